@@ -1,0 +1,57 @@
+# Everything runs in .venv, which the first target that needs it makes. Nothing but Python 3.11 or later, pip and make is assumed.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+WORKERS ?= 2
+# One thread a process: the tests and the demo start several processes on few cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test slow ci-slow check bench clean
+
+help:
+	@echo "make demo    plan GPT-2 for 8 ranks, run it on this machine, compare with one device"
+	@echo "make test    the tests that take seconds      make slow    the others"
+	@echo "make check   ruff, mypy --strict, doctests"
+	@echo "make bench   the benchmarks, quick"
+	@echo "make clean   remove .venv and build"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# What the demo needs; `pip` looks again only when a requirement changes.
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[torch]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[torch,test,dev]'
+	@touch $@ $(VENV)/.run
+
+demo: $(VENV)/.run
+	@mkdir -p build
+	$(BIN)/python examples/gpt2_onnx.py build/gpt2.onnx
+	$(BIN)/autopar plan build/gpt2.onnx --cluster local-cpu --devices 8 --batch 8 --dim sequence=64 -o build/gpt2.plan.json
+	$(BIN)/autopar run build/gpt2.plan.json --model build/gpt2.onnx --nproc 8 --steps 1 --check
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) -q
+
+slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow -q
+
+ci-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "slow and ci" -q --hypothesis-seed=0
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --doctest-modules -q autopar
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/planning.py --quick
+
+clean:
+	rm -rf $(VENV) build

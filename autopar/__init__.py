@@ -1,0 +1,43 @@
+"""autopar finds the cheapest way to split a neural network over many devices, and runs it.
+
+Importing it is cheap: what is named below loads on first use.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+__version__ = "0.1.0"
+
+_LAZY = {"Plan": "autopar.plan", "parallelize": "autopar.api"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY, "plan"})
+
+
+class _Package(ModuleType):
+    """Keeps `autopar.plan` the function of `autopar/api.py`, whether or not the module `autopar/plan.py` has been imported."""
+
+    @property
+    def plan(self) -> Callable[..., Any]:
+        """The function that plans a model; its module's namesake is reached by `from autopar.plan import ...`."""
+        function: Callable[..., Any] = import_module("autopar.api").plan
+        return function
+
+    @plan.setter
+    def plan(self, module: ModuleType) -> None:
+        """The import system binds a loaded submodule here; the function stays."""
+
+
+sys.modules[__name__].__class__ = _Package

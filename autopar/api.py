@@ -1,0 +1,249 @@
+"""The Python interface: `autopar.plan`, `autopar.parallelize`; the command line is a thin face of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from autopar.costmodel import Cluster, default_cluster, load_cluster, parse_span, presets
+from autopar.search import NoAssignment
+
+from .errors import PlanError, UsageError, unknown
+from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
+from .model import LoadedModel
+from .pins import Pins, Restriction, parse_pin, reuse, scheme_named, together
+from .plan import Plan
+from .planner import Progress, Request, meshes, name_axes, search_plan
+from .sharding.analysis import Analysis, analyse
+from .sharding.mesh import Mesh
+from .tables import Limits
+
+if TYPE_CHECKING:
+    from autopar.runtime.planned import PlannedModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan with what it was made from, and sentences worth telling the user."""
+
+    plan: Plan
+    model: LoadedModel
+    cluster: Cluster
+    notes: tuple[str, ...]
+
+
+def choose_cluster(cluster: str | Path | Cluster | None, devices: int | None) -> tuple[Cluster, str]:
+    """The cluster to plan for, sized to `devices`, and a sentence that says which one is assumed."""
+    if devices is not None and devices < 1:
+        raise UsageError(f"--devices is {devices}; it must be at least 1")
+    if cluster is None:
+        found, sentence = default_cluster()
+    else:
+        found = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+        sentence = f"cluster {found.name}"
+    return (found.sized(devices) if devices is not None else found), sentence
+
+
+def plan(
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    devices: int | None = None,
+    cluster: str | Path | Cluster | None = None,
+    mode: str = "train",
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    search: str = "dynamic_programming",
+    memory: float | None = None,
+    pins: Sequence[str] | Pins = (),
+    scheme: str | None = None,
+    mesh: Mesh | Sequence[int] | None = None,
+    load: str | Path | Plan | None = None,
+    reuse_from: str | Path | Plan | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Find the cheapest way to run `model` on `devices` devices of `cluster`.
+
+    `model`: a path (`.onnx`, `.pt2`), `package.module:function`, an `onnx.ModelProto`, or a `torch.nn.Module` with
+    `example_inputs` (a tuple, or a dict of keyword arguments). `memory`: bytes per device. `pins`: texts such as
+    `"OP=AXIS:FACTOR"`. `load`: a strategy checkpoint of this very model, used as it is; `reuse_from`: one of which the
+    matching part is kept. Raises the errors of `autopar.errors`.
+    """
+    options = ModelOptions(dims=dims or {}, shapes=shapes or {}, batch=batch, dtype=dtype, loss=loss, train=_is_training(mode))
+    loaded = load_model(model, options, example_inputs)
+    return plan_loaded(
+        loaded, devices=devices, cluster=cluster, mode=mode, optimizer=optimizer, search=search, memory=memory, pins=pins, scheme=scheme,
+        mesh=mesh, load=load, reuse_from=reuse_from, progress=progress,
+    ).plan  # fmt: skip
+
+
+def _is_training(mode: str) -> bool:
+    if mode not in ("train", "infer"):
+        raise UsageError(f"mode {mode!r} is none of train, infer")
+    return mode == "train"
+
+
+def plan_loaded(
+    model: LoadedModel,
+    *,
+    devices: int | None = None,
+    cluster: str | Path | Cluster | None = None,
+    mode: str = "train",
+    optimizer: str = "adamw",
+    search: str = "dynamic_programming",
+    memory: float | None = None,
+    pins: Sequence[str] | Pins = (),
+    scheme: str | None = None,
+    mesh: Mesh | Sequence[int] | None = None,
+    load: str | Path | Plan | None = None,
+    reuse_from: str | Path | Plan | None = None,
+    progress: Progress | None = None,
+) -> Planned:
+    """`plan` for a model that is loaded already, with notes."""
+    chosen, sentence = choose_cluster(cluster, devices)
+    notes = [sentence]
+    if load is not None:
+        old = _loaded_plan(load, model, chosen, devices, cluster)
+        used = cluster_of_plan(old, cluster)
+        return Planned(plan=old, model=model, cluster=used, notes=(f"the plan is loaded, for cluster {used.name}",))
+    train = _is_training(mode)
+    restrictions: list[Restriction] = []
+    fixed = _mesh(mesh, chosen)
+    if pins:
+        wanted = pins if isinstance(pins, Pins) else Pins(operators=dict(map(parse_pin, pins)))
+        restrictions.append(_where_axes_exist(wanted, [fixed] if fixed else meshes(chosen)))
+    if scheme is not None:
+        restrictions.append(scheme_named(scheme))
+    if reuse_from is not None:
+        old = reuse_from if isinstance(reuse_from, Plan) else Plan.load(reuse_from)
+        if old.devices != chosen.devices:
+            raise PlanError(f"the plan to reuse is for {old.devices} devices, not {chosen.devices}")
+        found, kept = reuse(old, analyse(model.graph, train=train))
+        fixed = old.mesh_
+        restrictions.append(found)
+        notes.append(f"kept {kept} of the {len(old.operators)} strategies of the loaded plan")
+    request = Request(
+        cluster=chosen, train=train, optimizer=optimizer if train else "none", method=search, memory=memory, mesh=fixed,
+        limits=together(*restrictions) if restrictions else None,
+    )  # fmt: skip
+    return Planned(plan=search_plan(model.graph, request, progress=progress), model=model, cluster=chosen, notes=tuple(notes))
+
+
+def _where_axes_exist(pins: Pins, candidates: Sequence[Mesh]) -> Restriction:
+    """The pins on the meshes that have all axes they name; an axis that no candidate has is an error."""
+    named = {axis for wanted in pins.operators.values() for axis in wanted}
+    offered = dict.fromkeys(axis.name for mesh in candidates for axis in mesh.axes)
+    for axis in sorted(named - set(offered)):
+        raise UsageError(unknown("mesh axis", axis, offered))
+
+    def restriction(analysis: Analysis, mesh: Mesh) -> Limits:
+        if not named <= {axis.name for axis in mesh.axes}:
+            raise NoAssignment
+        return pins(analysis, mesh)
+
+    return restriction
+
+
+def _mesh(mesh: Mesh | Sequence[int] | None, cluster: Cluster) -> Mesh | None:
+    if mesh is None or isinstance(mesh, Mesh):
+        return mesh
+    from autopar.costmodel import bind_axes
+
+    sizes = tuple(int(size) for size in mesh)
+    levels = bind_axes(cluster, sizes)
+    if levels is None:
+        raise UsageError(f"a mesh of {' x '.join(map(str, sizes))} does not have {cluster.devices} devices")
+    return name_axes(cluster, sizes, levels)
+
+
+def _loaded_plan(load: str | Path | Plan, model: LoadedModel, cluster: Cluster, devices: int | None, named: object) -> Plan:
+    """A strategy checkpoint used as it is: it must be for this model and these devices."""
+    old = load if isinstance(load, Plan) else Plan.load(load)
+    if (devices is not None or named is not None) and old.devices != cluster.devices:
+        raise PlanError(f"the plan is for {old.devices} devices, not {cluster.devices}")
+    old.require_match(model.graph)
+    old.program(analyse(model.graph, train=old.model.mode == "train"))
+    return old
+
+
+def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> Cluster:
+    """The cluster that a plan was made for, or `cluster` in its place, sized to the plan's devices; it must have the mesh's levels."""
+    if cluster is None and plan.cluster not in presets():
+        raise UsageError(f"the plan's cluster {plan.cluster!r} is no preset: give its file with --cluster")
+    found = cluster if isinstance(cluster, Cluster) else load_cluster(cluster or plan.cluster)
+    sized = found.sized(plan.devices)
+    for axis in plan.mesh:
+        if axis.level != "device":
+            parse_span(sized, axis.level, axis.size)
+    return sized
+
+
+def model_of_plan(model: Any, plan: Plan, example_inputs: Any = None, *, loss: str | Callable[..., Any] | None = None) -> LoadedModel:
+    """Load the model that a plan is for, with the plan's input sizes and dtype, and require that it matches."""
+    options = ModelOptions(train=plan.model.mode == "train", loss=loss)
+    if isinstance(model, LoadedModel):
+        loaded = model
+    elif hasattr(model, "named_parameters") and example_inputs is None:
+        loaded = load_model(model, options, _example_inputs(plan, model))
+    elif _is_onnx(model):
+        shapes = {name: spec.shape for name, spec in plan.model.inputs.items()}
+        loaded = load_model(model, replace(options, shapes=shapes, dtype=_dtype_of(plan)))
+    else:
+        fixed = str(model).endswith(".pt2")
+        dtype = _dtype_of(plan) if isinstance(model, (str, Path)) else None
+        loaded = load_model(model, options if fixed else replace(options, batch=_batch_of(plan), dtype=dtype), example_inputs)
+    plan.require_match(loaded.graph)
+    return loaded
+
+
+def _is_onnx(model: Any) -> bool:
+    return type(model).__name__ == "ModelProto" or (isinstance(model, (str, Path)) and str(model).endswith(ONNX_ENDINGS))
+
+
+def _example_inputs(plan: Plan, module: Any) -> Any:
+    """Zeros of the planned shapes, by name where all names are arguments of the module, else as positional arguments."""
+    import torch
+
+    zeros = {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in plan.model.inputs.items()}
+    return zeros if set(zeros) <= set(inspect.signature(module.forward).parameters) else tuple(zeros.values())
+
+
+def _batch_of(plan: Plan) -> int | None:
+    sizes = [spec.shape[0] for spec in plan.model.inputs.values() if spec.shape]
+    return sizes[0] if sizes else None
+
+
+def _dtype_of(plan: Plan) -> str | None:
+    """The one floating-point type of the planned parameters."""
+    found = {p.dtype for p in plan.parameters.values() if p.dtype.startswith(("float", "bfloat"))}
+    return found.pop() if len(found) == 1 else None
+
+
+def parallelize(
+    model: Any,
+    plan: Plan | str | Path,
+    example_inputs: Any = None,
+    *,
+    loss: str | Callable[..., Any] | None = None,
+    backend: str | None = None,
+    outputs: Literal["whole", "split"] | None = None,
+) -> PlannedModule:
+    """The model as an `nn.Module` that runs the plan on this rank; call it on every rank of an initialised process group.
+
+    Without a process group, one is initialised from the environment of `torchrun`. Parameters are DTensors, the
+    arithmetic is local. `example_inputs` and `loss`: as they were given to `plan`; example inputs may be left out where all
+    arguments of the model are tensors. `outputs`: "whole" gives plain tensors, whole on every rank, "split" gives DTensors where the
+    plan leaves them split; by default they are whole, except beside a loss that the plan has of its own. A plan that does not
+    fit the model or the world is refused on every rank, with the reason.
+    """
+    from autopar.runtime.parallelize import parallelize as build
+
+    found = plan if isinstance(plan, Plan) else Plan.load(plan)
+    return build(model_of_plan(model, found, example_inputs, loss=loss), found, backend=backend, outputs=outputs)

@@ -1,0 +1,234 @@
+"""The command line `autopar`: parses arguments, calls the Python interface, prints; what is heavy is imported where it is used."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import AutoparError, PlanError, RunError, UsageError, unknown
+from .report.arguments import build_parser, pair_of, size_of, sizes_of
+
+if TYPE_CHECKING:
+    from autopar.costmodel import Cluster
+
+    from .api import Planned
+    from .model import LoadedModel
+    from .plan import Plan
+    from .report.explained import Explained
+
+BROKEN_PIPE = 128 + 13
+
+
+def main() -> None:
+    """The entry point: one line on stderr and an exit code for whatever the user can cause."""
+    # A plan is made of very many small objects that live to the end: collecting cycles among them only costs time.
+    gc.set_threshold(200_000, 20, 100)
+    try:
+        status = run(sys.argv[1:])
+        sys.stdout.flush()
+    except AutoparError as error:
+        print(f"autopar: error: {error}", file=sys.stderr)
+        status = error.exit_code
+    except KeyboardInterrupt:
+        print("autopar: interrupted", file=sys.stderr)
+        status = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = BROKEN_PIPE
+    sys.exit(status)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command; raises the errors of `autopar.errors`. With --help or --version, `SystemExit(0)`."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        names = [name for action in args.parser._actions for name in action.option_strings if name.startswith("--")]
+        stray = rest[0].partition("=")[0]
+        unexpected = f"unexpected argument {stray!r} (see {args.parser.prog} --help)"
+        raise UsageError(unknown("option", stray, names) if stray.startswith("-") else unexpected)
+    try:
+        COMMANDS[args.command](args)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UsageError("this needs PyTorch, which is not installed: pip install 'autopar[torch]'") from error
+    return 0
+
+
+# --- plan ---
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from .report.progress import ProgressBar
+
+    if args.output:
+        _check_output(Path(args.output))
+    with contextlib.redirect_stdout(sys.stderr), ProgressBar(wanted=not args.quiet) as bar:  # a user's module may print
+        planned = _planned(args, bar)
+    if args.output:
+        planned.plan.save(args.output)
+    if args.quiet and not args.json:
+        return
+    from .report.planned import planned_json, planned_parts
+    from .report.tables import show
+
+    memory = _memory(args)
+    if args.json:
+        _print_json(planned_json(planned, compare=args.compare, memory=memory, saved=args.output))
+    else:
+        show(planned_parts(planned, compare=args.compare, memory=memory, saved=args.output))
+
+
+def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> Planned:
+    from .api import choose_cluster, plan_loaded
+
+    if args.cluster:
+        choose_cluster(args.cluster, args.devices)  # a bad name is told before the model is read
+    model = _load(args)
+    mesh = sizes_of(args.mesh, "--mesh") if args.mesh else None
+    return plan_loaded(
+        model, devices=args.devices, cluster=args.cluster, mode=args.mode, optimizer=args.optimizer, search=args.search,
+        memory=_memory(args), pins=args.pin, scheme=args.scheme, mesh=mesh, load=args.strategy_load, reuse_from=args.reuse, progress=bar,
+    )  # fmt: skip
+
+
+def _load(args: argparse.Namespace) -> LoadedModel:
+    """The model with the sizes asked for; where a plan is loaded and no size is given, those of the plan."""
+    from .frontends.load import ModelOptions, load_model
+
+    for name in ("batch", "devices"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    if args.strategy_load and not (args.batch or args.dim or args.shape or args.dtype):
+        from .api import model_of_plan
+        from .plan import Plan
+
+        return model_of_plan(args.model, Plan.load(args.strategy_load), loss=args.loss)
+    dims = {name: size_of(size, f"--dim {name}") for name, size in (pair_of(text, "--dim", "NAME=SIZE") for text in args.dim)}
+    shapes = {name: sizes_of(size, f"--shape {name}") for name, size in (pair_of(text, "--shape", "INPUT=1x30") for text in args.shape)}
+    options = ModelOptions(dims=dims, shapes=shapes, batch=args.batch, dtype=args.dtype, loss=args.loss, train=args.mode == "train")
+    return load_model(args.model, options)
+
+
+def _check_output(path: Path) -> None:
+    """Refuse at once what could not be written after the search."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"{path}: cannot be written: " + ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}"))
+
+
+def _memory(args: argparse.Namespace) -> float | None:
+    from .report.units import parse_bytes
+
+    return parse_bytes(args.memory, "--memory") if args.memory else None
+
+
+# --- run ---
+
+
+def _run(args: argparse.Namespace) -> None:
+    from .plan import Plan
+
+    for name in ("nproc", "steps"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    plan = Plan.load(args.plan)
+    if args.nproc not in (None, plan.devices):
+        remedy = f"give --nproc {plan.devices}, or plan again with --devices {args.nproc}"
+        raise PlanError(f"the plan is for {plan.devices} ranks, not {args.nproc}: {remedy}")
+    with contextlib.redirect_stdout(sys.stderr):
+        from autopar.runtime.run import run_plan
+
+        from .api import model_of_plan
+
+        model = model_of_plan(args.model, plan, loss=args.loss)
+        report = run_plan(model, plan, steps=args.steps, check=args.check, backend=args.backend, seed=args.seed)
+    from .report.fields import report_json, report_lines
+
+    if args.json:
+        _print_json(report_json(report))
+    elif os.environ.get("RANK", "0") == "0":  # under torchrun, one rank speaks for all
+        print("\n".join(report_lines(report)))
+    if not report.ok:
+        raise RunError(f"the run does not agree with one device: {report.check}")
+
+
+# --- explain ---
+
+
+def _explain(args: argparse.Namespace) -> None:
+    from .plan import Plan
+    from .report.tables import show
+
+    plan = Plan.load(args.plan)
+    if args.alternatives and not (args.operator and args.model):
+        raise UsageError("--alternatives needs one OP and --model")
+    with contextlib.redirect_stdout(sys.stderr):
+        found = _explained(plan, args)
+    if args.json:
+        _print_json(found.json())
+    else:
+        show(found.parts())
+
+
+def _explained(plan: Plan, args: argparse.Namespace) -> Explained:
+    from .report.explained import Explained
+
+    if args.model is None:
+        return Explained.of_file(plan, args.operator)
+    from .api import cluster_of_plan, model_of_plan
+
+    model = model_of_plan(args.model, plan)
+    return Explained.of_model(plan, model.graph, cluster_of_plan(plan, args.cluster), args.operator, rivals=args.alternatives)
+
+
+# --- cluster ---
+
+
+def _cluster(args: argparse.Namespace) -> None:
+    (_cluster_list if args.cluster_command == "list" else _cluster_show)(args)
+
+
+def _cluster_list(args: argparse.Namespace) -> None:
+    from autopar.costmodel import load_cluster, presets
+
+    from .report.clusters import list_json, list_table
+    from .report.tables import show
+
+    found: list[Cluster] = [load_cluster(name) for name in presets()]
+    if args.json:
+        _print_json(list_json(found))
+    else:
+        show([list_table(found)])
+
+
+def _cluster_show(args: argparse.Namespace) -> None:
+    from autopar.costmodel import dump
+
+    from .api import choose_cluster
+    from .report.clusters import show_parts
+    from .report.tables import show
+
+    cluster, _ = choose_cluster(args.name, args.devices)
+    if args.json:
+        _print_json(json.loads(dump(cluster)))
+    else:
+        show(show_parts(cluster))
+
+
+def _print_json(found: dict[str, Any]) -> None:
+    print(json.dumps(found, indent=1))
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {"plan": _plan, "run": _run, "explain": _explain, "cluster": _cluster}
+
+
+if __name__ == "__main__":
+    main()

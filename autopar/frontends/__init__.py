@@ -1,0 +1,1 @@
+"""Frontends: a model, as its framework wrote it, becomes a `Graph`."""

@@ -1,0 +1,178 @@
+"""Finds out what a user's MODEL is (ONNX file, `torch.export` archive, module or function) and imports it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError, UsageError, unknown
+from ..ir import Graph, with_loss
+from ..ir.dtype import FLOATS, cast_graph
+from ..model import LoadedModel
+
+ONNX_ENDINGS = (".onnx", ".onnxtxt", ".textproto")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """How to read a model: sizes of its symbolic dims, its batch, its floating-point type, and its loss."""
+
+    dims: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    batch: int | None = None
+    dtype: str | None = None
+    loss: str | Callable[..., Any] | None = None
+    train: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in FLOATS:
+            raise UsageError(unknown("dtype", self.dtype, FLOATS))
+        if self.batch is not None and self.batch < 1:
+            raise UsageError(f"--batch is {self.batch}; it must be at least 1")
+
+
+def load_model(model: Any, options: ModelOptions, example_inputs: Any = None) -> LoadedModel:
+    """Import `model`: a path, a `package.module:function` text, an `onnx.ModelProto` or a `torch.nn.Module`."""
+    if isinstance(model, (str, Path)):
+        text = str(model)
+        if text.endswith(ONNX_ENDINGS):
+            return _onnx(text, options)
+        if text.endswith(".pt2"):
+            return _archive(text, options)
+        if ":" in text:
+            module, example_inputs = _call(text)
+            return _module(module, example_inputs, options)
+        raise UsageError(f"{text!r} is no model: give FILE.onnx, FILE.pt2 or package.module:function")
+    if type(model).__name__ == "ModelProto":
+        return _onnx(model, options)
+    if hasattr(model, "named_parameters"):
+        if example_inputs is None:
+            raise UsageError("a torch module needs example inputs: autopar.plan(module, (input, ...), ...)")
+        return _module(model, example_inputs, options)
+    raise UsageError(f"a model is a path, an onnx.ModelProto or a torch.nn.Module, not {type(model).__name__}")
+
+
+def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
+    from .onnx import import_onnx
+
+    if options.loss is not None:
+        raise UsageError("--loss applies to PyTorch models; an ONNX model's loss is its scalar output, or the mean square of its outputs")
+    from .onnx_weights import has_weights, load_weights
+
+    graph = import_onnx(model, dims=options.dims, batch=options.batch, shapes=options.shapes)
+    graph = cast_graph(graph, options.dtype) if options.dtype else graph
+    return LoadedModel(
+        graph=_finish(graph, options), source=graph, weights=lambda: load_weights(model) if has_weights(model) else iter(())
+    )
+
+
+def _finish(graph: Graph, options: ModelOptions) -> Graph:
+    return with_loss(graph, _trained_outputs(graph)) if options.train else graph
+
+
+def _trained_outputs(graph: Graph) -> list[str]:
+    """Outputs that depend on a trainable parameter."""
+    warm = {tensor.name for tensor in graph.parameters if tensor.trainable}
+    for op in graph.operators:
+        if any(name in warm for name in op.inputs):
+            warm.update(op.outputs)
+    return [name for name in graph.outputs if name in warm]
+
+
+def _function(text: str) -> Any:
+    name, _, attribute = text.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"{text!r} cannot be imported: {error}") from error
+    return found
+
+
+def _call(text: str) -> tuple[Any, Any]:
+    result = _function(text)()
+    if not (isinstance(result, tuple) and len(result) == 2 and hasattr(result[0], "named_parameters")):
+        raise ModelError(f"{text!r} must return (module, example_inputs)")
+    return result
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, Sequence):
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
+
+
+def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedModel:
+    import torch
+
+    from .torch import import_torch
+
+    if options.dims or options.shapes:
+        raise UsageError("--dim and --shape apply to ONNX models; a PyTorch model takes its sizes from the example inputs (and --batch)")
+    args, kwargs = _arguments(example_inputs)
+    if options.dtype:
+        dtype = getattr(torch, options.dtype)
+        module = module.to(dtype)
+
+        def cast(value: torch.Tensor) -> torch.Tensor:
+            return value.to(dtype) if value.is_floating_point() else value
+
+        args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, cast, (args, kwargs))
+    if options.batch is not None:
+        args, kwargs = _rebatch(args, kwargs, options.batch)
+    loss = _function(options.loss) if isinstance(options.loss, str) else options.loss
+    found = import_torch(module, args, kwargs, loss=loss if options.train else None)
+    inputs = tuple(leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    return LoadedModel(
+        graph=_finish(found.graph, options),
+        source=found.graph,
+        module=module,
+        torch=found,
+        inputs=inputs,
+        call=(args, kwargs),
+        loss=loss if options.train else None,
+    )
+
+
+def _rebatch(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Repeat or cut the example inputs along dim 0, the global batch, where they share its size."""
+    import torch
+
+    tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()]
+    if not tensors:
+        raise UsageError("--batch: the example inputs have no batch dim")
+    old = tensors[0].shape[0]
+
+    def fit(value: torch.Tensor) -> torch.Tensor:
+        if value.dim() == 0 or value.shape[0] != old or old == batch:
+            return value
+        return torch.cat([value] * -(-batch // old))[:batch].clone() if old else value.new_zeros((batch, *value.shape[1:]))
+
+    return torch.utils._pytree.tree_map_only(torch.Tensor, fit, (args, kwargs))  # type: ignore[no-any-return]
+
+
+def _archive(text: str, options: ModelOptions) -> LoadedModel:
+    import torch
+
+    from .torch import read_exported
+
+    if options.batch is not None or options.dims or options.shapes:
+        raise UsageError(f"{text}: an exported archive has fixed sizes; export it again with the batch you want")
+    if not Path(text).is_file():
+        raise ModelError(f"{text}: no such file")
+    try:
+        exported = torch.export.load(text)
+    except Exception as error:
+        raise ModelError(f"{text}: not a torch.export archive: {type(error).__name__}: {error}") from error
+    module = exported.module()
+    found = read_exported(exported, module=None, name=Path(text).stem)
+    return LoadedModel(graph=_finish(found.graph, options), source=found.graph, module=module, torch=found)

@@ -1,0 +1,164 @@
+"""Imports an ONNX model as a `Graph`, without its weights and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+
+from autopar.errors import AutoparError, ModelError
+from autopar.frontends.onnx_build import Builder, Record
+from autopar.frontends.onnx_dims import Binding, Dim, bind_dims
+from autopar.frontends.onnx_model import inline_functions, opset_versions, read_model, refuse_unknown_operators
+from autopar.frontends.onnx_rebatch import Rebatch
+from autopar.frontends.onnx_values import FOLD_LIMIT, Val, dtype_name, is_float_code
+from autopar.frontends.onnx_weights import read_tensor
+from autopar.ir.graph import Graph, Operator, Ref, Role, Tensor, Value
+
+
+def import_onnx(
+    model: str | Path | ModelProto,
+    *,
+    dims: Mapping[str, int] | None = None,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    name: str | None = None,
+) -> Graph:
+    """The graph of an ONNX model: constants folded, every shape known, weights left in the file.
+
+    `dims` gives sizes to symbolic dims, `shapes` whole shapes to inputs, `batch` a new size to the inputs' leading dims.
+    """
+    label = Path(model).name if isinstance(model, str | Path) else "in memory"
+    try:
+        proto, folder = read_model(model)
+        versions = opset_versions(proto)
+        proto = inline_functions(proto)
+        refuse_unknown_operators(proto, versions)
+        inputs = _real_inputs(proto.graph)
+        binding = bind_dims({item.name: _written_shape(item) for item in inputs}, dims=dims or {}, batch=batch, shapes=shapes or {})
+        builder = _walk(proto.graph, versions, inputs, binding, folder)
+        title = name or proto.graph.name or Path(label).stem
+        return _finish(builder, title, [builder.env[item.name] for item in inputs])
+    except AutoparError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
+        raise ModelError(f"the model {label} is not well formed: {type(error).__name__}: {error}") from error
+
+
+def _real_inputs(graph: GraphProto) -> list[ValueInfoProto]:
+    """The inputs that a user feeds: old files list the initializers among them."""
+    stored = {tensor.name for tensor in graph.initializer}
+    found = [item for item in graph.input if item.name not in stored]
+    for item in found:
+        if not item.type.HasField("tensor_type"):
+            raise ModelError(f"the input {item.name!r} is a {item.type.WhichOneof('value') or 'value without a type'}, not a tensor")
+    return found
+
+
+def _written_shape(item: ValueInfoProto) -> tuple[Dim, ...] | None:
+    kind = item.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    return tuple(dim.dim_value if dim.HasField("dim_value") else (dim.dim_param.strip() or None) for dim in kind.shape.dim)
+
+
+def _walk(graph: GraphProto, versions: Mapping[str, int], inputs: list[ValueInfoProto], binding: Binding, folder: Path | None) -> Builder:
+    """One walk, or two where the file's own batch must be told from the new one."""
+
+    def read(tensor: TensorProto) -> np.ndarray:
+        return read_tensor(tensor, folder)
+
+    def walk(shapes: Mapping[str, tuple[int, ...]], rebatch: Rebatch | None) -> Builder:
+        builder = Builder(graph, versions, read=read, rebatch=rebatch)
+        for item in inputs:
+            builder.add_input(item.name, item.type.tensor_type.elem_type, shapes[item.name])
+        builder.add_initializers(graph)
+        builder.walk(list(graph.node))
+        return builder
+
+    if binding.old_batch is None:
+        return walk(binding.shapes, None)
+    before = {key: val.shape for key, val in walk(binding.written, None).env.items() if isinstance(val, Val)}
+    new = next(binding.shapes[key][0] for key, shape in binding.written.items() if shape and shape[0] != binding.shapes[key][0])
+    return walk(binding.shapes, Rebatch(before, binding.old_batch, new))
+
+
+def _finish(builder: Builder, title: str, inputs: list[object]) -> Graph:
+    """Drops dead operators and declares the tensors that are left."""
+    outputs: list[Val] = []
+    for item in builder.graph.output:
+        entry = builder.env.get(item.name)
+        if not isinstance(entry, Val):
+            raise ModelError(f"the output {item.name!r} is never made" if entry is None else f"the output {item.name!r} is a sequence")
+        outputs.append(entry)
+    records = _alive(builder.records, outputs)
+    vals = {id(val): val for val in inputs if isinstance(val, Val)}
+    read = [val for record in records for val in record.tensors()] + outputs
+    stored = {id(val): val for val in read if val.role in (Role.PARAMETER, Role.CONSTANT)}
+    order = {name: position for position, name in enumerate(builder.env)}
+    vals.update(sorted(stored.items(), key=lambda item: order.get(item[1].name, len(order))))
+    vals.update((id(val), val) for record in records for val in record.outputs)
+    return Graph(
+        name=title,
+        tensors={val.name: _tensor(val) for val in vals.values()},
+        operators=_operators(records),
+        inputs=tuple(val.name for val in inputs if isinstance(val, Val)),
+        outputs=tuple(val.name for val in outputs),
+        constants={val.name: array for val in vals.values() if (array := _small_constant(val)) is not None},
+    )
+
+
+def _alive(records: list[Record], outputs: list[Val]) -> list[Record]:
+    needed = {id(val) for val in outputs}
+    kept = []
+    for record in reversed(records):
+        if any(id(val) in needed for val in record.outputs):
+            needed.update(id(val) for val in record.tensors())
+            kept.append(record)
+    return kept[::-1]
+
+
+def _tensor(val: Val) -> Tensor:
+    return Tensor(
+        name=val.name,
+        shape=val.shape,
+        dtype=dtype_name(val.dtype, f"the tensor {val.name!r}"),
+        role=val.role,
+        trainable=val.role is Role.PARAMETER and is_float_code(val.dtype),
+    )
+
+
+def _small_constant(val: Val) -> np.ndarray | None:
+    if val.role is Role.CONSTANT and val.size <= FOLD_LIMIT and val.payload is not None:
+        return val.decode() if val.foldable else None
+    return val.array if val.role in (Role.CONSTANT, Role.PARAMETER) else None
+
+
+def _operators(records: list[Record]) -> tuple[Operator, ...]:
+    names: set[str] = set()
+    found = []
+    for record in records:
+        name, count = record.name, 0
+        while name in names:
+            count += 1
+            name = f"{record.name}_{count}"
+        names.add(name)
+        inputs: list[str] = []
+        attributes = {key: _value(argument, inputs) for key, argument in record.arguments.items()}
+        outputs = tuple(val.name for val in record.outputs)
+        found.append(Operator(name=name, kind=record.kind, inputs=tuple(inputs), outputs=outputs, attributes=attributes))
+    return tuple(found)
+
+
+def _value(argument: object, inputs: list[str]) -> Value:
+    """An argument as an attribute's value; tensors are appended to `inputs`."""
+    if isinstance(argument, Val):
+        inputs.append(argument.name)
+        return Ref(len(inputs) - 1)
+    if isinstance(argument, tuple):
+        return tuple(_value(item, inputs) for item in argument)
+    if argument is None or isinstance(argument, int | float | bool | str):
+        return argument
+    raise ModelError(f"an argument of type {type(argument).__name__} cannot be kept")

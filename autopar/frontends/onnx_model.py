@@ -1,0 +1,131 @@
+"""Reads an ONNX file without its weights, and refuses what lies outside its folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.text_format import ParseError  # type: ignore[import-untyped]
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx.defs import SchemaError
+
+from autopar.errors import ModelError, UnsupportedOperators
+
+OLDEST_OPSET = 7
+
+
+def read_model(source: str | Path | ModelProto) -> tuple[ModelProto, Path | None]:
+    """The model's protobuf, with the folder that its external data is relative to (none for a model in memory)."""
+    if isinstance(source, ModelProto):
+        model, folder, label = source, None, "the model"
+    else:
+        path = Path(source)
+        if not path.is_file():
+            raise ModelError(f"there is no model file {str(source)!r}" + (": it is a folder" if path.is_dir() else ""))
+        label, folder = f"the file {str(source)!r}", path.parent
+        try:
+            model = onnx.load(path, load_external_data=False)
+        except (DecodeError, ParseError, UnicodeDecodeError, ValueError, OSError) as error:
+            raise ModelError(f"{label} is not an ONNX model, or is truncated: {error}") from error
+    if not model.opset_import or not model.HasField("graph") or not model.graph.output:
+        raise ModelError(f"{label} is not an ONNX model: it has no graph, no output or no opset")
+    for tensor in stored_tensors(model.graph):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            external_path(folder, tensor)
+    return model, folder
+
+
+def stored_tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    """Every tensor in a graph and its subgraphs: initializers and the values of Constant nodes (under the output's name)."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            elif attribute.type == AttributeProto.GRAPH:
+                yield from stored_tensors(attribute.g)
+
+
+def external_entries(tensor: TensorProto) -> dict[str, str]:
+    """The `location`, `offset` and `length` of a tensor's external data."""
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
+def external_path(folder: Path | None, tensor: TensorProto) -> Path:
+    """Where a tensor's external data lies: always inside the model's folder."""
+    location = external_entries(tensor).get("location", "")
+    windows, posix = PureWindowsPath(location), PurePosixPath(location)
+    escapes = windows.drive or windows.root or posix.is_absolute() or ".." in windows.parts or ".." in posix.parts
+    if not location or escapes:
+        raise ModelError(f"tensor {tensor.name!r} keeps its data in {location!r}, which is not a file inside the model's folder")
+    path = (folder or Path()) / location
+    if folder is not None and not path.resolve().is_relative_to(folder.resolve()):
+        raise ModelError(f"tensor {tensor.name!r} keeps its data in {location!r}, a link that leads outside the model's folder")
+    return path
+
+
+def domain_of(node: NodeProto) -> str:
+    """The node's operator set; "ai.onnx" is the default one."""
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def kind_of(node: NodeProto) -> str:
+    """How a graph spells the node's operator."""
+    return f"{domain_of(node) or 'onnx'}.{node.op_type}"
+
+
+def opset_versions(model: ModelProto) -> dict[str, int]:
+    """Version of each operator set that the model imports."""
+    found = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
+    if found.get("", OLDEST_OPSET) < OLDEST_OPSET:
+        raise ModelError(f"the model uses opset {found['']}, the oldest read here is {OLDEST_OPSET}: convert it by onnx.version_converter")
+    return found
+
+
+def inline_functions(model: ModelProto) -> ModelProto:
+    """The same model with its local functions replaced by their bodies."""
+    if not model.functions:
+        return model
+    import onnx.inliner
+
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except (RuntimeError, ValueError, DecodeError) as error:
+        raise ModelError(f"the model's local functions cannot be inlined: {error}") from error
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _nodes(attribute.g)
+
+
+def refuse_unknown_operators(model: ModelProto, versions: dict[str, int]) -> None:
+    """Raises one error that names every operator without a schema, subgraphs included."""
+    counts: Counter[str] = Counter()
+    checked: dict[tuple[str, str], bool] = {}
+    for node in _nodes(model.graph):
+        key = (domain_of(node), node.op_type)
+        if key not in checked:
+            checked[key] = has_schema(*key, versions)
+        if not checked[key]:
+            counts[kind_of(node)] += 1
+    if counts:
+        known = [f"{schema.domain or 'onnx'}.{schema.name}" for schema in onnx.defs.get_all_schemas()]
+        raise UnsupportedOperators(dict(counts), known)
+
+
+def has_schema(domain: str, name: str, versions: dict[str, int]) -> bool:
+    """Whether this version of onnx defines the operator at the version that the model imports."""
+    if domain not in versions:
+        return False
+    try:
+        onnx.defs.get_schema(name, versions[domain], domain)
+    except SchemaError:
+        return False
+    return True

@@ -1,0 +1,342 @@
+"""PyTorch model → `Graph`: `torch.export` under fake tensors, so that no weight is ever allocated or computed on."""
+
+from __future__ import annotations
+
+import operator as python_operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from ..errors import ModelError
+from ..ir import Graph, Operator, Ref, Role, Tensor, Value
+from ..model import TorchModel
+from .torch_losses import split_means
+
+# Arguments that say where or how memory lies; the runtime decides both.
+_PLACEMENT_ARGUMENTS = frozenset({"device", "layout", "memory_format", "pin_memory", "non_blocking"})
+_DROPPED = frozenset(
+    {"aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten._assert_scalar.default", "aten.sym_constrain_range.default"}
+)
+_IN_PLACE_BUFFERS = "it changes its buffer {name!r} in the forward pass; put the model in eval() mode or keep that state outside"
+
+
+def import_torch(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[..., torch.Tensor] | None = None,
+    name: str | None = None,
+) -> TorchModel:
+    """Export `module` on (fake copies of) its example inputs and read the graph.
+
+    With `loss`, the graph also computes `loss(outputs, *args, **kwargs)`, a scalar, and names it as its loss.
+    """
+    forward = module.forward
+    if loss is not None:
+        module.forward = lambda *a, **k: _with_loss(forward, loss, a, k)
+    try:
+        exported = _export(module, tuple(args), dict(kwargs or {}))
+    finally:
+        if loss is not None:
+            del module.forward
+    found = read_exported(exported, module=module, name=name or type(module).__name__)
+    if loss is None:
+        return found
+    last = found.output_names[-1]
+    if last is None or found.graph.tensors[last].shape != ():
+        raise ModelError("the loss function must return a scalar tensor")
+    return replace(found, graph=replace(found.graph, loss=last))
+
+
+def _with_loss(forward: Callable[..., Any], loss: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    outputs = forward(*args, **kwargs)
+    return outputs, loss(outputs, *args, **kwargs)
+
+
+def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    """`torch.export` on fake tensors: real weights stay where they are, meta weights become fake cpu ones."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.device.type == "meta":
+            with mode:
+                empty = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+                return torch.nn.Parameter(empty, value.requires_grad) if isinstance(value, torch.nn.Parameter) else empty
+        return mode.from_tensor(value, static_shapes=True)
+
+    state = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    originals = {id(value): value for value in state.values()}
+    replaced = {key: fake(value) for key, value in originals.items()}
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    first = {id(leaf): i for i, leaf in reversed(list(enumerate(leaves)))}
+    # A tensor given for two inputs stands for two tensors.
+    apart = [leaf.clone() if isinstance(leaf, torch.Tensor) and first[id(leaf)] != i else leaf for i, leaf in enumerate(leaves)]
+    inputs, keyword_inputs = pytree.tree_unflatten([fake(leaf) for leaf in apart], spec)
+    try:
+        with torch.nn.utils.stateless._reparametrize_module(module, {path: replaced[id(value)] for path, value in state.items()}):
+            return torch.export.export(module, inputs, keyword_inputs, strict=False)
+    except Exception as error:
+        text = str(error).strip().split("\n")[0]
+        raise ModelError(f"torch.export cannot capture {type(module).__name__}: {type(error).__name__}: {text}") from error
+
+
+def read_exported(exported: torch.export.ExportedProgram, *, module: torch.nn.Module | None, name: str) -> TorchModel:
+    """Read an exported program; `module` (where there is one) tells which parameters are trainable and tied."""
+    return _Reader(exported, module, name).read()
+
+
+class _Reader:
+    """Walks an fx graph once, inlining `no_grad` regions, and collects tensors and operators under stable names."""
+
+    def __init__(self, exported: torch.export.ExportedProgram, module: torch.nn.Module | None, name: str) -> None:
+        self.exported = exported
+        self.name = name
+        self.tensors: dict[str, Tensor] = {}
+        self.operators: list[Operator] = []
+        self.names: set[str] = set()
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.memory: dict[torch.fx.Node, torch.fx.Node] = {}  # a node → the first of those that may share its memory
+        self.constants: dict[str, torch.Tensor] = {}
+        self.buffers: list[str] = []
+        self.inputs: list[str] = []
+        self.problems: list[str] = []
+        parameters = dict(module.named_parameters(remove_duplicate=False)) if module is not None else dict(exported.named_parameters())
+        self.frozen = {path for path, value in parameters.items() if not value.requires_grad}
+        first: dict[int, str] = {}
+        for path, value in parameters.items():
+            first.setdefault(id(value), path)
+        self.aliases = {path: first[id(value)] for path, value in parameters.items() if first[id(value)] != path}
+
+    def read(self) -> TorchModel:
+        for spec in self.exported.graph_signature.input_specs:
+            self._placeholder(spec)
+        outputs = self._walk(self.exported.graph_module)
+        mutated = [*self.exported.graph_signature.buffers_to_mutate.values(), *self.exported.graph_signature.user_inputs_to_mutate.values()]
+        self.problems += [_IN_PLACE_BUFFERS.format(name=buffer) for buffer in mutated]
+        if self.problems:
+            raise ModelError(f"{self.name}: " + "; ".join(dict.fromkeys(self.problems)))
+        kinds = [str(spec.kind.name) for spec in self.exported.graph_signature.output_specs]
+        given = next(node for node in self.exported.graph.nodes if node.op == "output").args[0]
+        fixed = [None if isinstance(argument, torch.fx.Node) else argument for argument in given]
+        wanted = [i for i, kind in enumerate(kinds) if kind in ("USER_OUTPUT", "LOSS_OUTPUT")]
+        outputs, values = [outputs[i] if fixed[i] is None else None for i in wanted], tuple(fixed[i] for i in wanted)
+        graph = Graph(
+            name=self.name,
+            tensors=self.tensors,
+            operators=_alive(self.operators, [o for o in outputs if isinstance(o, str)]),
+            inputs=tuple(self.inputs),
+            outputs=tuple(dict.fromkeys(o for o in outputs if isinstance(o, str))),
+        )
+        spec = self.exported.call_spec
+        assert spec.in_spec is not None and spec.out_spec is not None
+        return TorchModel(
+            graph=split_means(graph), constants=self.constants, buffers=tuple(self.buffers), aliases=self.aliases, in_spec=spec.in_spec,
+            out_spec=spec.out_spec, output_names=tuple(o if isinstance(o, str) else None for o in outputs),
+            output_values=values,
+        )  # fmt: skip
+
+    def _placeholder(self, spec: Any) -> None:
+        node = next(n for n in self.exported.graph.nodes if n.op == "placeholder" and n.name == getattr(spec.arg, "name", None))
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            self.values[node] = value
+            return
+        role, name = Role.INPUT, node.name
+        if spec.kind is InputKind.PARAMETER:
+            role, name = Role.PARAMETER, self.aliases.get(spec.target, spec.target)
+        elif spec.kind is not InputKind.USER_INPUT:
+            role, name = Role.CONSTANT, spec.target
+            if spec.kind is InputKind.BUFFER:
+                self.buffers.append(name)
+            else:
+                self.constants[name] = self.exported.constants[name]
+        self.values[node] = name
+        if name not in self.tensors:
+            self._declare(name, value, role, trainable=role is Role.PARAMETER and value.is_floating_point() and name not in self.frozen)
+            if role is Role.INPUT:
+                self.inputs.append(name)
+
+    def _declare(self, name: str, value: torch.Tensor, role: Role = Role.ACTIVATION, *, trainable: bool = False) -> None:
+        shape = tuple(int(size) if isinstance(size, int) else self._dynamic(name) for size in value.shape)
+        self.tensors[name] = Tensor(name=name, shape=shape, dtype=str(value.dtype).removeprefix("torch."), role=role, trainable=trainable)
+
+    def _dynamic(self, name: str) -> int:
+        self.problems.append(f"tensor {name!r} has a size that depends on data")
+        return 0
+
+    def _walk(self, graph_module: torch.fx.GraphModule) -> list[Any]:
+        for node in graph_module.graph.nodes:
+            if node.op == "call_function":
+                self._call(node, graph_module)
+            elif node.op == "get_attr":
+                self.values[node] = getattr(graph_module, str(node.target), None)
+                if isinstance(self.values[node], torch.Tensor):
+                    self._attribute_constant(node)
+            elif node.op == "output":
+                return [self.values[a] if isinstance(a, torch.fx.Node) else a for a in node.args[0]]
+        return []
+
+    def _attribute_constant(self, node: torch.fx.Node) -> None:
+        value, name = self.values[node], str(node.target)
+        self.values[node] = name
+        if name not in self.tensors:
+            self.constants[name] = value
+            self._declare(name, value, Role.CONSTANT)
+
+    def _call(self, node: torch.fx.Node, graph_module: torch.fx.GraphModule) -> None:
+        target = node.target
+        if target is python_operator.getitem:
+            self.values[node] = self.values[node.args[0]][node.args[1]]  # type: ignore[index]
+            shared = self.memory.get(node.args[0], node)  # type: ignore[arg-type]
+            self.memory[node] = node if shared is node.args[0] else shared  # fresh results do not share memory
+        elif isinstance(target, torch._ops.HigherOrderOperator):
+            self._region(node, graph_module)
+        elif not isinstance(target, torch._ops.OpOverload):
+            self.problems.append(f"{node.name!r} calls {target}, which is no tensor operator")
+        elif str(target) not in _DROPPED:
+            self._operator(node, target)
+
+    def _region(self, node: torch.fx.Node, graph_module: torch.fx.GraphModule) -> None:
+        """Inline `no_grad` and autocast regions; refuse control flow by name."""
+        kind = str(node.target)
+        if kind not in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
+            self.problems.append(f"{node.name!r} is a {kind} region; control flow inside a model cannot be split")
+            self.values[node] = self._results(node, node.name)
+            return
+        arguments = [a for a in node.args if isinstance(a, torch.fx.Node)]
+        body = self.values[arguments[0]]
+        placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
+        for inner, outer in zip(placeholders, arguments[1:], strict=True):
+            self.values[inner] = self.values[outer]
+        results = self._walk(body)
+        stops = kind == "wrap_with_set_grad_enabled" and node.args[0] is False
+        self.values[node] = [self._detached(value) for value in results] if stops else results
+
+    def _detached(self, name: Any) -> Any:
+        """The result of a `no_grad` region: where it depends on a trainable parameter, no gradient passes it."""
+        warm = {tensor.name for tensor in self.tensors.values() if tensor.trainable}
+        for op in self.operators:
+            if warm.intersection(op.inputs):
+                warm.update(op.outputs)
+        if name not in warm or not self.tensors[name].is_float:
+            return name
+        called = self._unique(f"{name.rpartition(':')[0] or name}.detach")
+        out = f"{called}:0"
+        self.tensors[out] = replace(self.tensors[name], name=out, role=Role.ACTIVATION, trainable=False)
+        attributes: dict[str, Value] = {"self": Ref(0)}
+        self.operators.append(Operator(name=called, kind="aten.detach.default", inputs=(name,), outputs=(out,), attributes=attributes))
+        return out
+
+    def _operator(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> None:
+        shared = next((a for a in node.args if isinstance(a, torch.fx.Node) and any(r.alias_info for r in target._schema.returns)), node)
+        self.memory[node] = self.memory.get(shared, shared)
+        target = self._out_of_place(node, target)
+        inputs: list[str] = []
+        attributes: dict[str, Value] = {}
+        given = dict(zip([a.name for a in target._schema.arguments], node.args, strict=False)) | node.kwargs
+        if target._schema.name == "aten::squeeze":
+            target, given = torch.ops.aten.squeeze.dims, {"self": given["self"], "dim": _dims_of_one(given)}
+        for argument in target._schema.arguments:
+            if argument.name in given and argument.name not in _PLACEMENT_ARGUMENTS:
+                attributes[argument.name] = self._value(given[argument.name], inputs)
+        if node.meta.get("val") is None:
+            return
+        name = self._operator_name(node)
+        made = self._results(node, name)
+        outputs = (made,) if isinstance(made, str) else tuple(made)
+        self.operators.append(Operator(name=name, kind=str(target), inputs=tuple(inputs), outputs=outputs, attributes=attributes))
+        self.values[node] = made
+
+    def _results(self, node: torch.fx.Node, name: str) -> str | list[str]:
+        """Declare what a node makes: one tensor, or several."""
+        results: Any = node.meta.get("val")
+        many = isinstance(results, (tuple, list))
+        outputs = [f"{name}:{i}" for i in range(len(results))] if many else [f"{name}:0"]
+        for output, value in zip(outputs, results if many else [results], strict=True):
+            if isinstance(value, torch.Tensor):
+                self._declare(output, value)
+            else:
+                self.problems.append(f"{node.name!r} ({node.target}) gives a number, not a tensor")
+        return outputs if many else outputs[0]
+
+    def _out_of_place(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> torch._ops.OpOverload:
+        """Turn `x.relu_()` into `relu(x)`: later readers of `x` are made to read the result."""
+        mutable = [a for a in target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        if not mutable:
+            return target
+        namespace, name = target._schema.name.split("::")
+        base = node.args[0] if node.args else None
+        plain = getattr(getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None), target._overloadname or "default", None)
+        source = self.tensors.get(str(self.values.get(base))) if isinstance(base, torch.fx.Node) else None
+        if plain is None or not name.endswith("_") or source is None:
+            self.problems.append(f"{node.name!r} ({target}) changes a tensor in place and has no plain form")
+            return target
+        if source.role is not Role.ACTIVATION:
+            self.problems.append(_IN_PLACE_BUFFERS.format(name=source.name))
+        assert isinstance(base, torch.fx.Node) and isinstance(plain, torch._ops.OpOverload)
+        self._rename_after(base, node)
+        family = [other for other, first in self.memory.items() if first is self.memory[node] and other is not node]
+        if any(user > node for other in (*family, self.memory[node]) if other is not node for user in other.users):
+            self.problems.append(f"{node.name!r} ({target}) changes a tensor in place of which a view is read later; write it out of place")
+        return plain
+
+    def _rename_after(self, base: torch.fx.Node, node: torch.fx.Node) -> None:
+        base.replace_all_uses_with(node, delete_user_cb=lambda user: user > node)
+
+    def _value(self, value: Any, inputs: list[str]) -> Value:
+        if isinstance(value, torch.fx.Node):
+            known = self.values[value]
+            if not isinstance(known, str):
+                return self._value(known, inputs)
+            inputs.append(known)
+            return Ref(len(inputs) - 1)
+        if isinstance(value, (list, tuple)):
+            return tuple(self._value(v, inputs) for v in value)
+        if isinstance(value, torch.dtype):
+            return str(value).removeprefix("torch.")
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        self.problems.append(f"an argument of type {type(value).__name__} cannot be read")
+        return None
+
+    def _operator_name(self, node: torch.fx.Node) -> str:
+        """`module.path/op`, numbered within its module, so that other layers do not change it."""
+        stack = node.meta.get("nn_module_stack") or {}
+        path = next((entry[0] for entry in reversed(list(stack.values())) if entry[0]), "") if stack else ""
+        path = path.removeprefix("L['self'].").removeprefix("L['self']")
+        base = str(node.target).split(".")[1] if "." in str(node.target) else node.name
+        return self._unique(f"{path}/{base}" if path else base)
+
+    def _unique(self, wanted: str) -> str:
+        name, count = wanted, 1
+        while name in self.names:
+            name, count = f"{wanted}.{count}", count + 1
+        self.names.add(name)
+        return name
+
+
+def _dims_of_one(given: Mapping[str, Any]) -> tuple[int, ...]:
+    """The dims that `squeeze` takes away, all of size 1: a shard may have more dims of size 1 than the whole."""
+    shape = given["self"].meta["val"].shape
+    wanted = given.get("dim", range(len(shape)))
+    dims = {dim % max(len(shape), 1) for dim in ((wanted,) if isinstance(wanted, int) else wanted)}
+    return tuple(dim for dim in sorted(dims) if dim < len(shape) and shape[dim] == 1)
+
+
+def _alive(operators: Sequence[Operator], outputs: Sequence[str]) -> tuple[Operator, ...]:
+    """Drop operators whose results nobody reads."""
+    needed = set(outputs)
+    kept = []
+    for operator in reversed(operators):
+        if needed.intersection(operator.outputs):
+            needed.update(operator.inputs)
+            kept.append(operator)
+    return tuple(reversed(kept))

@@ -1,0 +1,158 @@
+"""`Graph`, `Operator` and `Tensor`: what both frontends produce and everything after them reads."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+import numpy as np
+
+# Bytes per element of every dtype that a tensor may have (names as in torch, without the prefix).
+DTYPE_BYTES: Mapping[str, int] = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
+    "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
+class Role(StrEnum):
+    """What a tensor is to the model."""
+
+    INPUT = "input"
+    PARAMETER = "parameter"
+    CONSTANT = "constant"
+    ACTIVATION = "activation"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Inside an operator's attributes: the tensor `inputs[index]` stands here."""
+
+    index: int
+
+
+Scalar = int | float | bool | str | None
+Value: TypeAlias = "Scalar | Ref | tuple[Value, ...]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A value of the graph: `shape` in elements, `dtype` one of `DTYPE_BYTES`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role = Role.ACTIVATION
+    trainable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"tensor {self.name!r}: unknown dtype {self.dtype!r}; valid are {', '.join(DTYPE_BYTES)}")
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"tensor {self.name!r}: negative size in shape {self.shape}")
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes."""
+        return self.size * DTYPE_BYTES[self.dtype]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the dtype can carry a gradient."""
+        return self.dtype.startswith(("float", "bfloat", "complex"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One call: `kind` is the spelling of its source (`aten.linear.default`, `onnx.MatMul`, `autopar.mean_square`).
+
+    `attributes` holds every other argument by its formal name; where a tensor goes stands a `Ref` into `inputs`.
+    ONNX inputs that are constants needed to know shapes (`shape`, `axes`, ...) are folded into attributes too.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A model: operators in topological order over named tensors.
+
+    `constants` holds the values of small folded constants; parameters and large constants stay in the model file or
+    module. `loss` names the scalar output to differentiate, where the model is to be trained.
+    """
+
+    name: str
+    tensors: Mapping[str, Tensor]
+    operators: tuple[Operator, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    loss: str | None = None
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise ValueError(f"graph {self.name!r} is not well formed: " + "; ".join(problems[:10]))
+
+    def _problems(self) -> list[str]:
+        known = {name for name, tensor in self.tensors.items() if tensor.role is not Role.ACTIVATION}
+        names: set[str] = set()
+        out = [f"input {name!r} is unknown" for name in self.inputs if name not in self.tensors]
+        for operator in self.operators:
+            if operator.name in names:
+                out.append(f"two operators are called {operator.name!r}")
+            names.add(operator.name)
+            out += [f"{operator.name!r} reads {name!r} before it is made" for name in operator.inputs if name not in known]
+            out += [f"{operator.name!r} makes {name!r} a second time" for name in operator.outputs if name in known]
+            out += [f"{operator.name!r} makes the undeclared {name!r}" for name in operator.outputs if name not in self.tensors]
+            known.update(operator.outputs)
+        wanted = (*self.outputs, self.loss) if self.loss else self.outputs
+        return out + [f"output {name!r} is never made" for name in wanted if name not in known]
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Trainable and frozen parameters, in the order of declaration."""
+        return tuple(tensor for tensor in self.tensors.values() if tensor.role is Role.PARAMETER)
+
+    def consumers(self) -> dict[str, list[tuple[int, int]]]:
+        """For every tensor that is read: the (operator index, input index) pairs that read it, in order."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for index, operator in enumerate(self.operators):
+            for position, name in enumerate(operator.inputs):
+                found.setdefault(name, []).append((index, position))
+        return found
+
+    def producers(self) -> dict[str, tuple[int, int]]:
+        """For every tensor that an operator makes: its (operator index, output index)."""
+        return {name: (i, o) for i, operator in enumerate(self.operators) for o, name in enumerate(operator.outputs)}
+
+    def operator_fingerprint(self, operator: Operator) -> str:
+        """Hash of an operator's kind, attributes and the shapes and dtypes around it (not of any name)."""
+        around = [(self.tensors[n].shape, self.tensors[n].dtype, str(self.tensors[n].role)) for n in (*operator.inputs, *operator.outputs)]
+        text = repr((operator.kind, sorted(operator.attributes.items(), key=lambda item: item[0]), around))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def fingerprint(self) -> str:
+        """Hash of the whole model: its operators, their names and how they are joined, parameters and inputs."""
+        digest = hashlib.sha256()
+        for name in self.inputs:
+            digest.update(repr((name, self.tensors[name].shape, self.tensors[name].dtype)).encode())
+        for tensor in self.parameters:
+            digest.update(repr((tensor.name, tensor.shape, tensor.dtype, tensor.trainable)).encode())
+        for operator in self.operators:
+            digest.update(repr((operator.name, operator.inputs, operator.outputs, self.operator_fingerprint(operator))).encode())
+        digest.update(repr((self.outputs, self.loss)).encode())
+        return digest.hexdigest()[:32]

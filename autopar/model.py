@@ -1,0 +1,48 @@
+"""`LoadedModel` and `TorchModel`: an imported model on its way from a frontend to the planner and the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .ir import Graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchModel:
+    """An imported module: its graph, and how its calls and state map to the graph's tensors.
+
+    `constants`: values of lifted constants; `buffers` and `parameters`: graph name → attribute path in the module;
+    `aliases`: further paths of tied parameters → the path that names them; `out_spec`: structure of the outputs;
+    `output_names`: their tensors, None for those that are numbers or texts, which stand in `output_values`.
+    """
+
+    graph: Graph
+    constants: Mapping[str, Any]
+    buffers: tuple[str, ...]
+    aliases: Mapping[str, str]
+    in_spec: Any
+    out_spec: Any
+    output_names: tuple[str | None, ...]
+    output_values: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A graph ready to plan, and where its weights come from.
+
+    An ONNX model has `weights`, which reads them one at a time (none when the file holds none); a PyTorch model has its
+    `module` and the `torch` record of its import.
+    `source` is the graph as imported, without an added loss; `inputs` the example inputs' tensors in the graph's order, and
+    `call` the arguments that hold them; `loss` the function that was given for it.
+    """
+
+    graph: Graph
+    source: Graph
+    inputs: tuple[Any, ...] | None = None
+    call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    loss: Callable[..., Any] | None = None
+    weights: Callable[[], Iterator[tuple[str, Any]]] | None = None
+    module: Any = None
+    torch: TorchModel | None = None

@@ -1,0 +1,297 @@
+"""`Plan`: the strategy checkpoint, its file, and how it is matched with a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from .errors import PlanError, UsageError
+from .ir import Graph
+from .sharding.analysis import Analysis
+from .sharding.candidates import is_storable
+from .sharding.layout import Kind, Layout, R, format_layout, is_valid, parse_layout
+from .sharding.mesh import Axis, Mesh
+from .sharding.program import Assignment, Decision, Program, build_program
+from .sharding.rules import preamble
+
+SCHEMA = "autopar-plan"
+VERSION = 1
+MAX_FILE_BYTES = 256 * 2**20
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class InputSpec(_Part):
+    """Shape (of the global batch) and dtype of one model input."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class ModelSpec(_Part):
+    """Which model the plan is for, and how it is run."""
+
+    name: str
+    fingerprint: str
+    mode: Literal["train", "infer"]
+    optimizer: str
+    loss: str | None = None
+    inputs: dict[str, InputSpec]
+
+
+class AxisSpec(_Part):
+    """One mesh axis."""
+
+    name: str
+    size: int = Field(ge=1)
+    level: str
+
+
+class OperatorPlan(_Part):
+    """An operator's strategy: one factor (or R, B, P) for each mesh axis.
+
+    `inputs` and `outputs` pair its tensors with the layouts that follow, for those who read the plan without the model.
+    """
+
+    kind: str
+    fingerprint: str
+    strategy: tuple[str, ...]
+    inputs: tuple[tuple[str, str], ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+
+
+class ParameterPlan(_Part):
+    """A parameter's storage layout."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    storage: str
+
+
+class CollectivePlan(_Part):
+    """One collective of a step, as priced: its phase, kind, mesh axis, bytes and seconds, and the tensor that it moves."""
+
+    phase: str
+    kind: str
+    axis: str
+    nbytes: int
+    seconds: float
+    tensor: str
+
+
+class Predicted(_Part):
+    """Seconds of one step and bytes of one device, by part."""
+
+    step: float
+    forward: float
+    backward: float
+    update: float
+    communication: float
+    memory: float
+    memory_parts: dict[str, float]
+
+
+class Provenance(_Part):
+    """Who made the plan: version of autopar, search method, seed, and the optimality gap that it certifies."""
+
+    autopar: str
+    method: str
+    seed: int = 0
+    objective: float
+    lower_bound: float
+    gap: float
+
+
+class Plan(_Part):
+    """All strategies of a model on a mesh, with the predicted costs.
+
+    `redistributions`: for every tensor the chains of layouts that bring it to its readers. `stages`, `micro_batches` and
+    `recompute` describe the schedule (one stage and one micro-batch: no pipeline).
+    """
+
+    schema_: Literal["autopar-plan"] = Field(default="autopar-plan", alias="schema")
+    version: Literal[1] = 1
+    model: ModelSpec
+    cluster: str
+    mesh: tuple[AxisSpec, ...]
+    operators: dict[str, OperatorPlan]
+    parameters: dict[str, ParameterPlan]
+    outputs: dict[str, str]
+    redistributions: dict[str, tuple[tuple[str, ...], ...]]
+    collectives: tuple[CollectivePlan, ...] = ()
+    stages: Literal[1] = 1
+    micro_batches: Literal[1] = 1
+    recompute: Literal["none"] = "none"
+    predicted: Predicted
+    provenance: Provenance
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    @field_validator("mesh")
+    @classmethod
+    def _axes_are_distinct(cls, mesh: tuple[AxisSpec, ...]) -> tuple[AxisSpec, ...]:
+        _mesh(mesh)
+        return mesh
+
+    @property
+    def devices(self) -> int:
+        """Number of devices (ranks)."""
+        return self.mesh_.devices
+
+    @property
+    def mesh_(self) -> Mesh:
+        """The mesh."""
+        return _mesh(self.mesh)
+
+    def to_json(self) -> str:
+        """The plan as the text of its file; equal plans give equal text."""
+        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the strategy checkpoint, whole or not at all."""
+        write_whole(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a strategy checkpoint; a file that is none is a `PlanError` that says what is wrong with it."""
+        path = Path(path)
+        try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise PlanError(f"{path}: larger than {MAX_FILE_BYTES // 2**20} MiB, so it is no strategy checkpoint")
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise PlanError(f"{path}: not a strategy checkpoint: {error}") from error
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise PlanError(f"{path}: not a strategy checkpoint: it holds no 'schema': '{SCHEMA}'")
+        if data.get("version") != VERSION:
+            raise PlanError(f"{path}: version {data.get('version')!r} of the plan file; this autopar reads version {VERSION}")
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise PlanError(f"{path}: not a valid plan: {where}: {first['msg']} ({error.error_count()} problems in all)") from error
+
+    def differences(self, graph: Graph) -> list[str]:
+        """What keeps the plan from matching a model, in words; empty where it matches."""
+        return _differences(self, graph)
+
+    def require_match(self, graph: Graph) -> None:
+        """Raise a `PlanError` that lists what differs, unless the plan is for this very model."""
+        found = self.differences(graph)
+        if found:
+            shown = "\n  ".join(found[:20]) + (f"\n  and {len(found) - 20} more" if len(found) > 20 else "")
+            raise PlanError(f"the plan (for {self.model.name}) does not match the model (--reuse keeps what matches):\n  {shown}")
+
+    def assignment(self, analysis: Analysis) -> Assignment:
+        """The plan's decisions for a matching model."""
+        mesh = self.mesh_
+        whole: Layout = (R,) * len(mesh.axes)
+        decisions = {}
+        for op in analysis.graph.operators:
+            if op.name in analysis.cold:
+                decisions[op.name] = Decision(options=(), rule=None, inputs=(whole,) * len(op.inputs), outputs=(whole,) * len(op.outputs))
+            else:
+                decisions[op.name] = self._decision(op.name, analysis, mesh)
+        try:
+            storage = {name: parse_layout(parameter.storage) for name, parameter in self.parameters.items()}
+            outputs = {name: parse_layout(text) for name, text in self.outputs.items()}
+            chains = {name: tuple(tuple(map(parse_layout, chain)) for chain in found) for name, found in self.redistributions.items()}
+        except ValueError as error:
+            raise PlanError(f"the plan holds a bad layout: {error}") from error
+        missing = [name for name in (*analysis.outputs, *(t.name for t in analysis.graph.parameters)) if name not in {**outputs, **storage}]
+        if missing:
+            raise PlanError(f"the plan gives no layout for {', '.join(map(repr, missing[:10]))}")
+        for name, layout in (*storage.items(), *outputs.items()):
+            if name not in analysis.graph.tensors or not is_valid(layout, analysis.graph.tensors[name].shape, mesh.shape):
+                raise PlanError(f"the plan stores {name!r} as [{format_layout(layout)}], which does not fit its shape")
+            if any(p != R and p.kind is not Kind.SPLIT for p in layout) or not is_storable(layout, mesh.shape):
+                raise PlanError(f"the plan stores {name!r} as [{format_layout(layout)}]; what is stored is whole or split on each axis")
+        return Assignment(mesh=mesh, decisions=decisions, storage=storage, outputs=outputs, chains=chains, gradients=analysis.gradients)
+
+    def _decision(self, name: str, analysis: Analysis, mesh: Mesh) -> Decision:
+        if name not in self.operators:
+            raise PlanError(f"the plan has no strategy for the operator {name!r}")
+        offer = analysis.offers[name]
+        names = self.operators[name].strategy
+        known = {option.name: option for option in offer.options}
+        options = tuple(known[n] for n in names if n in known)
+        if len(options) != len(mesh.axes) or len(names) != len(mesh.axes):
+            raise PlanError(f"the plan's strategy of {name!r} is {' '.join(names)}; valid on each axis are {', '.join(known)}")
+        inputs = tuple(tuple(o.inputs[i] for o in options) for i in range(len(offer.call.inputs)))
+        outputs = tuple(tuple(o.outputs[i] for o in options) for i in range(len(offer.call.outputs)))
+        pairs = zip((*offer.call.inputs, *offer.call.outputs), (*inputs, *outputs), strict=True)
+        if not all(is_valid(layout, tensor.shape, mesh.shape) for tensor, layout in pairs):
+            raise PlanError(f"the plan's strategy of {name!r} ({' '.join(names)}) does not divide its sizes")
+        return Decision(options=options, rule=offer.rule, inputs=inputs, outputs=outputs)
+
+    def program(self, analysis: Analysis) -> Program:
+        """The local program that executes the plan."""
+        return build_program(analysis.graph, self.assignment(analysis))
+
+
+def _mesh(axes: tuple[AxisSpec, ...]) -> Mesh:
+    return Mesh(axes=tuple(Axis(name=axis.name, size=axis.size, level=axis.level) for axis in axes))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file through a temporary one beside it, so that a reader never sees half of it."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _differences(plan: Plan, graph: Graph) -> list[str]:
+    found: list[str] = []
+    mine = {op.name: graph.operator_fingerprint(op) for op in graph.operators}
+    kinds = {op.name: op.kind for op in graph.operators}
+    for name, operator in plan.operators.items():
+        if name not in mine:
+            found.append(f"operator {name!r} ({operator.kind}) is not in the model")
+        elif mine[name] != operator.fingerprint:
+            found.append(f"operator {name!r} is {kinds[name]} with other shapes or attributes than when it was planned ({operator.kind})")
+    parameters = {tensor.name: tensor for tensor in graph.parameters}
+    for name, parameter in plan.parameters.items():
+        if name not in parameters:
+            found.append(f"parameter {name!r} is not in the model")
+        elif (parameters[name].shape, parameters[name].dtype) != (parameter.shape, parameter.dtype):
+            mine_text = f"{parameters[name].dtype} {list(parameters[name].shape)}"
+            found.append(f"parameter {name!r} is {mine_text}, planned as {parameter.dtype} {list(parameter.shape)}")
+    found += [f"parameter {name!r} is not in the plan" for name in parameters if name not in plan.parameters]
+    cold = preamble(graph)
+    missing = [op for op in graph.operators if op.name not in plan.operators and op.name not in cold]
+    found += [f"operator {op.name!r} ({op.kind}) is not in the plan" for op in missing]
+    if not found and plan.model.fingerprint != graph.fingerprint():
+        found.append("the model is joined differently than when it was planned")
+    return found
+
+
+def as_text(layouts: Mapping[str, Layout]) -> dict[str, str]:
+    """Layouts as they stand in the file."""
+    return {name: format_layout(layout) for name, layout in layouts.items()}
+
+
+def plan_schema() -> dict[str, Any]:
+    """The JSON Schema of the plan file."""
+    return Plan.model_json_schema(by_alias=True)

@@ -1,0 +1,1 @@
+"""What the user reads: plans in words and in tables."""

@@ -1,0 +1,120 @@
+"""What a plan's program does, operator by operator: every redistribution and collective belongs to exactly one of them.
+
+A redistribution of a partial sum belongs to the operator that left the partial sum; any other to its first reader.
+The gradients that are reduced in buckets belong to no operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from autopar.costmodel import Cluster
+from autopar.costmodel.pricing import MeshPrices
+
+from ..ir import Graph, Operator
+from ..plan import Plan
+from ..sharding.analysis import Analysis
+from ..sharding.layout import Kind, Layout
+from ..sharding.program import Bucket, Collective, Compute, Decision, Redistribute, chain_collectives
+from ..sharding.redistribution import changed_axis
+from .words import Meanings, read_meanings
+
+Seconds = Callable[[Collective], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A redistribution that the program executes, with its priced collectives; on the axes `reduced_later`, buckets sum its gradient."""
+
+    tensor: str
+    chain: tuple[Layout, ...]
+    collectives: tuple[tuple[Collective, float], ...]
+    reduced_later: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class OperatorAccount:
+    """One operator: its decision, and the redistributions that feed it and leave it."""
+
+    operator: Operator
+    decision: Decision
+    before: list[Move] = field(default_factory=list)
+    after: list[Move] = field(default_factory=list)
+
+    @property
+    def collectives(self) -> list[tuple[Collective, float]]:
+        """The collectives of one step that belong to this operator, with their seconds."""
+        return [pair for move in (*self.before, *self.after) for pair in move.collectives]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """All operators of a plan in order, and the gradient buckets with the seconds of each of their collectives."""
+
+    plan: Plan
+    analysis: Analysis
+    meanings: Meanings
+    operators: tuple[OperatorAccount, ...]
+    buckets: tuple[tuple[Bucket, tuple[float, ...]], ...]
+
+    @property
+    def communication(self) -> float:
+        """Seconds of all collectives of one step."""
+        parts = [seconds for account in self.operators for _, seconds in account.collectives]
+        return math.fsum([*parts, *(seconds for _, each in self.buckets for seconds in each)])
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the mesh axes."""
+        return tuple(axis.name for axis in self.plan.mesh)
+
+
+def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
+    """Walk the program of `plan` and give every collective to its operator, priced on `cluster`."""
+    program = plan.program(analysis)
+    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
+
+    def seconds(collective: Collective) -> float:
+        return prices.seconds(collective.kind, collective.axis, collective.nbytes)
+
+    accounts: dict[str, OperatorAccount] = {}
+    makers: dict[str, str] = {}
+    waiting: dict[tuple[str, Layout], Move] = {}
+    for step in program.steps:
+        if isinstance(step, Compute):
+            _compute(step, accounts, makers, waiting)
+            continue
+        move = _move(step, program.graph, plan.mesh_.shape, seconds)
+        maker = makers.get(step.tensor)
+        if maker is not None and any(placement.kind is Kind.PARTIAL for placement in step.chain[0]):
+            accounts[maker].after.append(move)
+        else:
+            waiting[step.tensor, step.chain[-1]] = move
+    for move in waiting.values():  # what leaves the model
+        if move.tensor in makers:
+            accounts[makers[move.tensor]].after.append(move)
+    buckets = [(bucket, tuple(prices.seconds("all_reduce", axis, bucket.nbytes) for axis in bucket.axes)) for bucket in program.buckets]
+    shown = tuple(accounts[op.name] for op in analysis.warm)
+    return Account(plan=plan, analysis=analysis, meanings=read_meanings(analysis), operators=shown, buckets=tuple(buckets))
+
+
+def _compute(step: Compute, accounts: dict[str, OperatorAccount], makers: dict[str, str], waiting: dict[tuple[str, Layout], Move]) -> None:
+    """Open the account of an operator and give it the redistributions that wait for it, with those that they start from."""
+    found = OperatorAccount(operator=step.operator, decision=step.decision)
+    for name, layout in zip(step.operator.inputs, step.decision.inputs, strict=True):
+        chain = []
+        while (name, layout) in waiting:
+            chain.append(waiting.pop((name, layout)))
+            layout = chain[-1].chain[0]
+        found.before += reversed(chain)
+    accounts[step.operator.name] = found
+    makers.update(dict.fromkeys(step.operator.outputs, step.operator.name))
+
+
+def _move(step: Redistribute, graph: Graph, mesh: Sequence[int], seconds: Seconds) -> Move:
+    forward, backward = chain_collectives(graph, step, mesh)
+    priced = tuple((collective, seconds(collective)) for collective in (*forward, *backward))
+    bucketed = zip(step.chain[: step.bucketed], step.chain[1:], strict=False)
+    return Move(tensor=step.tensor, chain=step.chain, collectives=priced, reduced_later=tuple(changed_axis(b, a) for b, a in bucketed))

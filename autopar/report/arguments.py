@@ -1,0 +1,122 @@
+"""The commands and options of the command line, and how the texts of their values are read."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from .. import __version__
+from ..errors import UsageError
+
+OPTIMIZERS = ("adamw", "sgd", "none")
+SEARCHES = ("dynamic_programming", "recursive_programming", "exhaustive")
+SCHEMES = ("data", "zero3", "tensor", "megatron", "megatron-sp")
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises a `UsageError` where argparse would print the usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def build_parser() -> Parser:
+    """The commands and their options."""
+    description = "Finds the cheapest way to split a neural network over many devices, and runs it."
+    parser = Parser(prog="autopar", description=description, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"autopar {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    _plan_options(_command(commands, "plan", "find the cheapest plan for a model on a cluster"))
+    _run_options(_command(commands, "run", "run a plan on ranks of this machine"))
+    _explain_options(_command(commands, "explain", "tell how the operators of a plan are sharded, and why"))
+    cluster = _command(commands, "cluster", "the clusters that autopar knows")
+    kinds = cluster.add_subparsers(dest="cluster_command", metavar="list|show", required=True, parser_class=Parser)
+    _json_option(_command(kinds, "list", "list the presets"))
+    show = _command(kinds, "show", "show a preset or a cluster file")
+    show.add_argument("name", metavar="NAME", help="a preset or a .json, .yaml file")
+    show.add_argument("--devices", type=int, metavar="N", help="size it to N devices")
+    _json_option(show)
+    return parser
+
+
+def _command(commands: Any, name: str, text: str) -> Parser:
+    made: Parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+    made.set_defaults(parser=made)
+    return made
+
+
+def _json_option(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else")
+
+
+def _plan_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="file.onnx, file.pt2, or package.module:function returning (module, example_inputs)")
+    add("-o", "--output", "--strategy-save", metavar="FILE", help="write the plan (the strategy checkpoint) to FILE")
+    add("--devices", type=int, metavar="N", help="number of devices, any from 1 up (default: all of the cluster)")
+    add("--cluster", metavar="NAME|FILE", help="a preset (autopar cluster list) or a file (default: this machine's GPUs, else dgx-h100)")
+    add("--mode", choices=("train", "infer"), default="train", help="plan a training step or an inference (default: train)")
+    add("--batch", type=int, metavar="N", help="the global batch")
+    add("--dim", action="append", default=[], metavar="NAME=SIZE", help="size of a named dim of an ONNX model; repeatable")
+    add("--shape", action="append", default=[], metavar="INPUT=1x30", help="shape of an input of an ONNX model; repeatable")
+    add("--dtype", choices=DTYPES, help="floating-point type of weights and activations (default: the model's)")
+    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="optimizer of the training step (default: adamw)")
+    add("--search", choices=SEARCHES, default="dynamic_programming", help="search method (default: dynamic_programming, exact)")
+    add(
+        "--memory", metavar="80GiB", help="memory limit per device, in bytes or with a unit: MB, MiB, GB, GiB, ... (default: the cluster's)"
+    )
+    add("--mesh", metavar="2x4", help="plan on this mesh only, outermost axis first (default: the best mesh)")
+    add("--scheme", choices=SCHEMES, help="restrict the plan to a known scheme")
+    add("--pin", action="append", default=[], metavar="OP=AXIS:FACTOR,...", help="fix an operator (or a pattern) on mesh axes; repeatable")
+    add("--strategy-load", metavar="FILE", help="use this plan as it is; it must match the model")
+    add("--reuse", metavar="FILE", help="keep the strategies of this plan that match the model, and search the rest")
+    add(
+        "--loss",
+        metavar="MODULE:FUNCTION",
+        help="loss(outputs, *inputs) of a PyTorch model (default: its scalar output, else mean squares)",
+    )
+    add("--no-compare", dest="compare", action="store_false", help="do not price the known schemes beside the plan")
+    add("--quiet", action="store_true", help="print nothing but errors")
+    _json_option(parser)
+
+
+def _run_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("plan", metavar="PLAN", help="a plan file")
+    add("--model", required=True, metavar="MODEL", help="the model that it was made for")
+    add("--nproc", type=int, metavar="N", help="number of ranks (default, and only choice: the plan's devices)")
+    add("--loss", metavar="MODULE:FUNCTION", help="the loss that was given to plan")
+    add("--steps", type=int, default=1, metavar="K", help="training steps to run (default: 1)")
+    add("--check", action="store_true", help="compare outputs, gradients and updated weights with one device")
+    add("--backend", choices=("gloo", "nccl"), help="communication library (default: what fits this machine)")
+    add("--seed", type=int, default=0, metavar="S", help="seed of inputs and of absent weights (default: 0)")
+    _json_option(parser)
+
+
+def _explain_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("plan", metavar="PLAN", help="a plan file")
+    add("operator", metavar="OP", nargs="?", help="an operator, a module path or a pattern such as '*attn*' (default: all, folded)")
+    add("--model", metavar="MODEL", help="the model of the plan: adds layouts, collectives, bytes and times to what the plan file holds")
+    add("--cluster", metavar="NAME|FILE", help="price on this cluster (default: the plan's)")
+    add("--alternatives", action="store_true", help="with one OP and --model: the best plans in which it is split otherwise")
+    _json_option(parser)
+
+
+def pair_of(text: str, option: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.rpartition("=")
+    if not equals or not name:
+        raise UsageError(f"{option} {text!r} is not of the form {form}")
+    return name, value
+
+
+def size_of(text: str, option: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"{option}: {text!r} is no size; give a whole number")
+    return int(text)
+
+
+def sizes_of(text: str, option: str) -> tuple[int, ...]:
+    """Sizes joined by x: 2x4."""
+    return tuple(size_of(part, option) for part in text.split("x")) if text else ()

@@ -1,0 +1,167 @@
+"""Answers how an operator is sharded: its strategy, its layouts, the redistributions around it and what they cost."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..errors import UsageError
+from ..ir import Tensor
+from ..plan import Plan
+from ..sharding.layout import Kind, Layout, Placement, format_layout, local_shape, parse_layout
+from .account import Account, Move, OperatorAccount
+from .grouping import module_of
+from .tables import Table
+from .units import bytes_text, seconds_text
+from .words import COLLECTIVES, gathered, strategy_words
+
+_BARE = {"R": "replicated", "B": "replicated, gradients as shares", "P": "partial sum passed on"}
+
+
+def find_operators(names: Sequence[str], wanted: str) -> list[str]:
+    """The operators that `wanted` means: a name, a module path, or a glob pattern.
+
+    >>> find_operators(["/h.0/attn/MatMul", "/h.0/attn/Add", "/h.1/attn/MatMul"], "h.0/attn")
+    ['/h.0/attn/MatMul', '/h.0/attn/Add']
+    """
+    if wanted in names:
+        return [wanted]
+    short = wanted.strip("/")
+    found = [n for n in names if short in (n.strip("/"), module_of(n)[0]) or fnmatch.fnmatchcase(n.strip("/"), short)]
+    if not found:
+        near = difflib.get_close_matches(short, [name.strip("/") for name in names], n=5, cutoff=0.3)
+        hint = f"nearest are {', '.join(near)}" if near else "none is alike"
+        also = f"the plan holds {len(names)}; a module path or a pattern such as '*attn*' works too"
+        raise UsageError(f"unknown operator {wanted!r}: {hint} ({also})")
+    return found
+
+
+def layout_words(layout: Layout, axes: Sequence[str]) -> str:
+    """A layout with its axes named."""
+    return ", ".join(f"{_placement_words(placement)} over {axis}" for placement, axis in zip(layout, axes, strict=True))
+
+
+def _placement_words(placement: Placement) -> str:
+    if placement.kind is Kind.SPLIT:
+        return f"dim {placement.dim} split" + (f" in each of {placement.parts} parts" if placement.parts > 1 else "")
+    words = {Kind.REPLICATED: "whole", Kind.BROADCAST: "whole (gradient partial)", Kind.PARTIAL: f"partial {placement.reduction}"}
+    return words[placement.kind]
+
+
+def operator_lines(account: OperatorAccount, whole: Account) -> list[str]:
+    """Everything about one operator, as text."""
+    op, axes, mesh = account.operator, whole.axes, whole.plan.mesh_.shape
+    tensors = whole.analysis.graph.tensors
+    lines = [f"{op.name} ({op.kind})"]
+    for axis, option, words in zip(axes, account.decision.options, strategy_words(account, whole), strict=True):
+        lines.append(f"  on {axis}: {words} [{option.name}]")
+    if account.decision.rule is not None:
+        sizes = ", ".join(f"{f.name}={f.size}" + ("!" if f.whole else "") for f in account.decision.rule.factors)
+        lines.append(f"  rule: {account.decision.rule.text}   ({sizes}; ! is never split)")
+    places = [("in", n, place) for n, place in zip(op.inputs, account.decision.inputs, strict=True)]
+    places += [("out", n, place) for n, place in zip(op.outputs, account.decision.outputs, strict=True)]
+    for word, name, layout in places:
+        lines.append(f"  {word:3} {_tensor_text(tensors[name], layout, mesh)}: {format_layout(layout)} ({layout_words(layout, axes)})")
+        if word == "in" and name in whole.plan.parameters:
+            lines.append(f"      stored as {whole.plan.parameters[name].storage}")
+    for title, moves in (("before", account.before), ("after", account.after)):
+        for move in moves:
+            lines += _move_lines(title, move, whole)
+    return lines
+
+
+def _tensor_text(tensor: Tensor, layout: Layout, mesh: Sequence[int]) -> str:
+    shape, local = (" x ".join(map(str, s)) or "scalar" for s in (tensor.shape, local_shape(layout, tensor.shape, mesh)))
+    return f"{tensor.name} {tensor.dtype} {shape}" + (f", per device {local}" if local != shape else "")
+
+
+def _move_lines(title: str, move: Move, whole: Account) -> list[str]:
+    chain = " -> ".join(map(format_layout, move.chain))
+    lines = [f"  {title} {move.tensor}: {chain}"]
+    for collective, seconds in move.collectives:
+        amount = f"{bytes_text(collective.nbytes)}, {seconds_text(seconds)}"
+        lines.append(f"      {collective.phase} {COLLECTIVES[collective.kind]} over {whole.axes[collective.axis]}: {amount}")
+    if move.reduced_later:
+        axes = ", ".join(whole.axes[axis] for axis in move.reduced_later)
+        lines.append(f"      its gradient is summed over {axes} in a bucket, with those of other parameters")
+    elif not move.collectives:
+        lines.append("      no communication")
+    if gathered(move, whole):
+        lines.append(f"      gathered before use: ZeRO-3 storage over {', '.join(whole.axes[axis] for axis in gathered(move, whole))}")
+    return lines
+
+
+def operator_json(account: OperatorAccount, whole: Account) -> dict[str, Any]:
+    """The same as an object: seconds and bytes."""
+    op, tensors = account.operator, whole.analysis.graph.tensors
+
+    def places(names: Iterable[str], layouts: Iterable[Layout]) -> list[dict[str, Any]]:
+        pairs = zip(names, layouts, strict=True)
+        return [{"tensor": n, "shape": list(tensors[n].shape), "dtype": tensors[n].dtype, "layout": format_layout(at)} for n, at in pairs]
+
+    return {
+        "name": op.name,
+        "kind": op.kind,
+        "strategy": {axis: option.name for axis, option in zip(whole.axes, account.decision.options, strict=True)},
+        "words": dict(zip(whole.axes, strategy_words(account, whole), strict=True)),
+        "inputs": places(op.inputs, account.decision.inputs),
+        "outputs": places(op.outputs, account.decision.outputs),
+        "storage": {name: whole.plan.parameters[name].storage for name in op.inputs if name in whole.plan.parameters},
+        "before": [_move_json(move, whole) for move in account.before],
+        "after": [_move_json(move, whole) for move in account.after],
+    }
+
+
+def _move_json(move: Move, whole: Account) -> dict[str, Any]:
+    collectives = [
+        {"phase": c.phase, "kind": c.kind, "axis": whole.axes[c.axis], "bytes": c.nbytes, "seconds": seconds}
+        for c, seconds in move.collectives
+    ]
+    return {
+        "tensor": move.tensor,
+        "chain": [format_layout(layout) for layout in move.chain],
+        "collectives": collectives,
+        "reduced_in_bucket": [whole.axes[axis] for axis in move.reduced_later],
+    }
+
+
+def bare_table(plan: Plan, names: Iterable[str]) -> Table:
+    """Operators as the plan file alone tells them: the factor that each axis splits."""
+    axes = [axis.name for axis in plan.mesh]
+    rows = tuple((name, plan.operators[name].kind, *plan.operators[name].strategy) for name in names)
+    title = "Operators: the factor that each axis splits (R, B: none; P: a partial sum passes)"
+    return Table(title=title, columns=("operator", "kind", *axes), rows=rows)
+
+
+def bare_lines(plan: Plan, name: str) -> list[str]:
+    """One operator as the plan file alone tells it: strategy, and the layouts of the tensors and parameters that bear its name."""
+    axes = [axis.name for axis in plan.mesh]
+    lines = [f"{name} ({plan.operators[name].kind})"]
+    for axis, option in zip(axes, plan.operators[name].strategy, strict=True):
+        lines.append(f"  on {axis}: {_BARE.get(option, f'splits {option}')} [{option}]")
+    for word, places in (("in", plan.operators[name].inputs), ("out", plan.operators[name].outputs)):
+        for tensor, layout in places:
+            lines.append(f"  {word:3} {tensor}: {layout} ({layout_words(parse_layout(layout), axes)})")
+            if tensor in plan.parameters:
+                held = plan.parameters[tensor]
+                lines.append(f"      a parameter, {held.dtype} {' x '.join(map(str, held.shape))}, stored as {held.storage}")
+            lines += _bare_chains(plan, tensor)
+    return lines
+
+
+def _bare_chains(plan: Plan, tensor: str) -> list[str]:
+    """All redistributions of a tensor, for whichever reader, and their collectives."""
+    lines = [f"      redistributed {' -> '.join(chain)}" for chain in plan.redistributions.get(tensor, ())]
+    for c in plan.collectives:
+        if c.tensor == tensor:
+            lines.append(f"      {c.phase} {COLLECTIVES[c.kind]} over {c.axis}: {bytes_text(c.nbytes)}, {seconds_text(c.seconds)}")
+    return lines
+
+
+def storage_table(plan: Plan) -> Table:
+    """Parameters as the plan file tells them."""
+    rows = tuple((name, p.dtype, " x ".join(map(str, p.shape)), p.storage) for name, p in plan.parameters.items())
+    axes = " ".join(axis.name for axis in plan.mesh)
+    return Table(title=f"Parameters: storage layout on {axes}", columns=("parameter", "dtype", "shape", "storage"), rows=rows)

@@ -1,0 +1,87 @@
+"""What `autopar plan` prints: the cluster assumed, the figures, the operators by layer, and the known schemes beside the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..api import Planned
+from ..sharding.analysis import Analysis, analyse
+from .account import Account, account_of
+from .compare import MAX_OPERATORS, rivals
+from .grouping import Group, groups_of
+from .tables import Rival, Table, comparison_table, operators_table, summary_lines
+from .words import idle_axes, scheme_words
+
+
+def _account(planned: Planned) -> tuple[Account, Analysis]:
+    analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
+    return account_of(planned.plan, analysis, planned.cluster), analysis
+
+
+def _rivals(planned: Planned, analysis: Analysis, *, compare: bool, memory: float | None) -> list[Rival]:
+    if not compare or planned.plan.devices == 1 or len(analysis.warm) > MAX_OPERATORS:
+        return []
+    return rivals(planned.plan, analysis, planned.cluster, memory=memory)
+
+
+def cluster_sentence(planned: Planned) -> str:
+    """Which cluster the plan assumes."""
+    return f"{planned.notes[0]}; {planned.cluster.devices} x {planned.cluster.device.name}"
+
+
+def planned_parts(planned: Planned, *, compare: bool, memory: float | None, saved: str | None) -> list[str | Table]:
+    """Sentences and tables, in the order of printing."""
+    account, analysis = _account(planned)
+    parts: list[str | Table] = [*summary_lines(planned.plan, cluster_sentence(planned), account), *planned.notes[1:]]
+    parts += [f"nothing is split on axis {axis}: its devices repeat each other's work" for axis in idle_axes(account)]
+    parts.append(operators_table(groups_of(account), account))
+    found = _rivals(planned, analysis, compare=compare, memory=memory)
+    if found:
+        parts.append(comparison_table(planned.plan, found))
+        parts += [_faster(rival) for rival in found if rival.fits and rival.step < planned.plan.predicted.step]
+    elif compare and len(analysis.warm) > MAX_OPERATORS:
+        parts.append(f"the known schemes are not priced beside a model of more than {MAX_OPERATORS} operators")
+    parts.append("\n" + (f"saved to {saved}" if saved else "not saved: give -o FILE to keep the plan"))
+    return parts
+
+
+def _faster(rival: Rival) -> str:
+    return f"{rival.name} is predicted to be faster than the plan found: --scheme {rival.scheme} plans it"
+
+
+def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved: str | None) -> dict[str, Any]:
+    """The same as one object: seconds and bytes."""
+    account, analysis = _account(planned)
+    plan = planned.plan
+    return {
+        "summary": {
+            "cluster": planned.cluster.name,
+            "assumed": cluster_sentence(planned),
+            "notes": list(planned.notes[1:]),
+            "devices": plan.devices,
+            "mesh": {axis.name: axis.size for axis in plan.mesh},
+            "schemes": scheme_words(account),
+            "idle": idle_axes(account),
+            "step": plan.predicted.step,
+            "communication": plan.predicted.communication,
+            "memory": plan.predicted.memory,
+            "gap": plan.provenance.gap,
+            "operators": [group_json(group) for group in groups_of(account)],
+            "rivals": [dataclasses.asdict(rival) for rival in _rivals(planned, analysis, compare=compare, memory=memory)],
+            "saved": saved,
+        },
+        "plan": plan.model_dump(mode="json", by_alias=True),
+    }
+
+
+def group_json(group: Group) -> dict[str, Any]:
+    """A row of the table of operators."""
+    return {
+        "name": group.name,
+        "operators": group.operators,
+        "strategy": group.strategy,
+        "collectives": dict(sorted(group.collectives.items())),
+        "bytes": group.nbytes,
+        "seconds": group.seconds,
+    }

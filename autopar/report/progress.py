@@ -1,0 +1,43 @@
+"""A progress bar on the terminal for work that takes more than a second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+PATIENCE = 1.0
+"""Seconds of work before a bar appears."""
+
+
+class ProgressBar:
+    """Called as (done, of, what); draws on stderr, where that is a terminal and `wanted`."""
+
+    def __init__(self, *, wanted: bool = True) -> None:
+        self.wanted = wanted and sys.stderr.isatty()
+        self.start = time.monotonic()
+        self.bar: tuple[Progress, TaskID] | None = None
+
+    def __call__(self, done: int, of: int, what: str) -> None:
+        """Note how far the work is."""
+        if self.bar is None and self.wanted and time.monotonic() - self.start > PATIENCE:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            drawn = Progress(console=Console(stderr=True), transient=True)
+            drawn.start()
+            self.bar = drawn, drawn.add_task("planning", total=of)
+        if self.bar is not None:
+            drawn, task = self.bar
+            drawn.update(task, completed=done, total=of, description=f"planning {what}")
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.bar is not None:
+            self.bar[0].stop()

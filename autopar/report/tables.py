@@ -1,0 +1,159 @@
+"""Renders plans as text: tables with aligned columns where the output is a file or a pipe, and with rich on a terminal."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from ..plan import Plan
+from .account import Account
+from .grouping import Group
+from .units import bytes_text, seconds_text
+from .words import COLLECTIVES, scheme_words
+
+WIDEST = 60
+"""Characters of a cell before it goes on in the next line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of text under `columns`; those whose name starts with ">" are aligned on the right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def plain(table: Table) -> str:
+    """The table as plain text.
+
+    >>> print(plain(Table(title="clusters", columns=("name", ">devices"), rows=(("p5", "8"), ("dgx-h100", "128")))))
+    clusters
+      name      devices
+      p5              8
+      dgx-h100      128
+    """
+    right = [name.startswith(">") for name in table.columns]
+    lines = [cells for row in (tuple(name.removeprefix(">") for name in table.columns), *table.rows) for cells in _wrapped(row)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
+    cells = [[cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)] for line in lines]
+    return "\n".join([table.title, *("  " + "  ".join(line).rstrip() for line in cells)])
+
+
+def _wrapped(row: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
+    """The lines that a row takes; its numbers, being short, stand on the first."""
+    cells = [textwrap.wrap(cell, WIDEST, break_long_words=False, break_on_hyphens=False) for cell in row]
+    return itertools.zip_longest(*cells, fillvalue="") if any(cells) else [row]
+
+
+def show(parts: Iterable[str | Table], stream: TextIO | None = None) -> None:
+    """Print sentences and tables, an empty line before each table."""
+    out = stream or sys.stdout
+    pretty = out.isatty()
+    for part in parts:
+        if isinstance(part, str):
+            print(part, file=out)
+        elif pretty:
+            _rich(part, out)
+        else:
+            print("\n" + plain(part), file=out)
+
+
+def _rich(table: Table, out: TextIO) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(title=Text(table.title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in table.columns:
+        drawn.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*map(Text, row))
+    Console(file=out).print(drawn)
+
+
+def summary_lines(plan: Plan, sentence: str, whole: Account | None = None) -> list[str]:
+    """What a plan comes to: the cluster first, then mesh, time, memory and gap."""
+    found = plan.predicted
+    mesh = " x ".join(f"{axis.name}={axis.size} ({axis.level})" for axis in plan.mesh)
+    parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in found.memory_parts.items() if size)
+    made = plan.provenance
+    step = "step" if plan.model.mode == "train" else "inference"
+    times = (("forward", found.forward), ("backward", found.backward), ("update", found.update), ("communication", found.communication))
+    lines = [
+        sentence,
+        f"model {plan.model.name}, {plan.model.mode}" + (f" with {plan.model.optimizer}" if plan.model.mode == "train" else ""),
+        f"mesh {mesh}: {plan.devices} device" + ("s" if plan.devices > 1 else ""),
+        f"{step} {seconds_text(found.step)}: " + ", ".join(f"{name} {seconds_text(value)}" for name, value in times if value),
+        f"memory {bytes_text(found.memory)} per device: {parts}",
+        f"search {made.method}: at most {made.gap:.2%} above the best that it can prove",
+    ]
+    if whole is not None:
+        lines += [f"axis {axis}: {words}" for axis, words in scheme_words(whole).items()]
+    return lines
+
+
+def _collective_text(counts: Counter[str]) -> str:
+    return " + ".join(f"{count} {COLLECTIVES.get(kind, kind)}" for kind, count in sorted(counts.items())) or "-"
+
+
+def _amounts(nbytes: int, seconds: float) -> tuple[str, str]:
+    return (bytes_text(nbytes), seconds_text(seconds)) if nbytes or seconds else ("-", "-")
+
+
+def operators_table(groups: Sequence[Group], whole: Account) -> Table:
+    """Operators by row of equal strategy, each with the collectives of one step that belong to it."""
+    rows = [(g.name, str(len(g.operators)), g.strategy, _collective_text(g.collectives), *_amounts(g.nbytes, g.seconds)) for g in groups]
+    kinds = Counter({"all_reduce": sum(len(seconds) for _, seconds in whole.buckets)})
+    if whole.buckets:
+        names = sum(len(bucket.parameters) for bucket, _ in whole.buckets)
+        axes = sorted({axis for bucket, _ in whole.buckets for axis in bucket.axes})
+        nbytes = sum(bucket.nbytes * len(bucket.axes) for bucket, _ in whole.buckets)
+        seconds = sum(sum(each) for _, each in whole.buckets)
+        count = f"{len(whole.buckets)} bucket" + ("s" if len(whole.buckets) > 1 else "")
+        words = f"gradients of {names} parameters summed over {', '.join(whole.axes[axis] for axis in axes)} in {count}"
+        rows.append(("(gradients)", "", words, _collective_text(kinds), *_amounts(nbytes, seconds)))
+    total = sum(g.nbytes for g in groups) + sum(bucket.nbytes * len(bucket.axes) for bucket, _ in whole.buckets)
+    rows.append(("total", str(len(whole.operators)), "", "", *_amounts(total, whole.communication)))
+    columns = ("operators", ">ops", "strategy", "collectives per step", ">bytes", ">time")
+    return Table(title="Operators", columns=columns, rows=tuple(rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A plan restricted to a known scheme: its predicted seconds and bytes, and whether it fits the memory."""
+
+    scheme: str
+    mesh: str
+    step: float
+    communication: float
+    memory: float
+    fits: bool
+
+    @property
+    def name(self) -> str:
+        """How the row is called."""
+        return f"{self.scheme} parallel" if self.scheme else "plan found"
+
+
+def comparison_table(plan: Plan, rivals: Sequence[Rival]) -> Table:
+    """The plan found beside the known schemes."""
+    found = plan.predicted
+    mesh, moved = str(plan.mesh_), found.communication
+    first = Rival(scheme="", mesh=mesh, step=found.step, communication=moved, memory=found.memory, fits=True)
+    rows = tuple(
+        (r.name, r.mesh, seconds_text(r.step), f"{r.step / found.step:.2f}x", seconds_text(r.communication), bytes_text(r.memory), _fit(r))
+        for r in (first, *rivals)
+    )
+    columns = ("scheme", "mesh", ">step", ">ratio", ">communication", ">memory", "")
+    return Table(title="Beside known schemes", columns=columns, rows=rows)
+
+
+def _fit(rival: Rival) -> str:
+    return "" if rival.fits else "does not fit"

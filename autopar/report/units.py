@@ -1,0 +1,74 @@
+"""Seconds and bytes as people write them; inside, both are plain numbers."""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import UsageError
+
+BYTE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str, option: str) -> float:
+    """Read an amount of memory; without a unit it is bytes.
+
+    >>> parse_bytes("80GiB", "--memory"), parse_bytes("1.5 gb", "--memory"), parse_bytes("4096", "--memory")
+    (85899345920.0, 1500000000.0, 4096.0)
+    """
+    match = _AMOUNT.fullmatch(text)
+    units = {name.lower(): factor for name, factor in BYTE_UNITS.items()}
+    if match is None or (match[2] or "B").lower() not in units:
+        raise UsageError(f"{option} {text!r} is no amount of memory: give bytes, or a number and one of {', '.join(BYTE_UNITS)}")
+    found = float(match[1]) * units[(match[2] or "B").lower()]
+    if not 0 < found < float("inf"):
+        raise UsageError(f"{option} {text!r} must be above 0")
+    return found
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds with a unit and three digits.
+
+    >>> seconds_text(0.0077539), seconds_text(2.5e-5), seconds_text(12.0), seconds_text(0.0)
+    ('7.75 ms', '25.0 us', '12.0 s', '0')
+    """
+    if seconds == 0:
+        return "0"
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")):
+        if seconds >= factor * 0.9995:
+            return f"{_three_digits(seconds / factor)} {unit}"
+    return f"{seconds:.2g} s"
+
+
+def bytes_text(nbytes: float) -> str:
+    """Bytes with a binary unit and three digits.
+
+    >>> bytes_text(889807924), bytes_text(80 * 2**30), bytes_text(12)
+    ('849 MiB', '80.0 GiB', '12 B')
+    """
+    for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if nbytes >= factor * 0.9995:
+            return f"{_three_digits(nbytes / factor)} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def rate_text(rate: float, unit: str) -> str:
+    """A rate with a decimal prefix, as data sheets give it.
+
+    >>> rate_text(989.4e12, "FLOP/s"), rate_text(4.5e11, "B/s")
+    ('989 TFLOP/s', '450 GB/s')
+    """
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if rate >= factor * 0.9995:
+            return f"{_three_digits(rate / factor)} {prefix}{unit}"
+    return f"{_three_digits(rate)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    """Three digits, without an exponent.
+
+    >>> _three_digits(7.754), _three_digits(77.54), _three_digits(1234.5)
+    ('7.75', '77.5', '1234')
+    """
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f}"

@@ -1,0 +1,136 @@
+"""What a model offers to the search, whatever the mesh: rules, options, storage splits, and the kinds of every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..ir import Graph, Operator, Role
+from .candidates import Option, options_of
+from .classes import FactorClass, factor_classes
+from .hints import keep_useful_factors, split_variants
+from .layout import B, Placement, R, S
+from .notation import Rule
+from .rules import Call, check_supported, preamble, rule_of, tensors_with_gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One operator's rule and options; operators of equal signature share one offer."""
+
+    call: Call
+    rule: Rule
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """A graph with everything that does not depend on a mesh.
+
+    `classes`: for every operator what its factors run over.
+
+    `cold`: operators that depend on no parameter and are computed whole on every device. `offers`: the others.
+    `kinds`: the placements that a tensor may take on one axis. `readers`: for every tensor that the warm operators read
+    or that leaves the model, (operator index, input index), with (-1, output index) for leaving.
+    """
+
+    graph: Graph
+    train: bool
+    gradients: frozenset[str]
+    cold: frozenset[str]
+    offers: Mapping[str, Offer]
+    classes: Mapping[str, tuple[FactorClass, ...]]
+    kinds: Mapping[str, tuple[Placement, ...]]
+    readers: Mapping[str, tuple[tuple[int, int], ...]]
+    outputs: tuple[str, ...]
+
+    @property
+    def warm(self) -> tuple[Operator, ...]:
+        """Operators that the search decides on, in order."""
+        return tuple(op for op in self.graph.operators if op.name not in self.cold)
+
+
+def analyse(graph: Graph, *, train: bool) -> Analysis:
+    """Look up every operator's rule (all unknown ones are named at once) and list its options."""
+    check_supported(graph)
+    gradients = tensors_with_gradient(graph, train=train)
+    cold = preamble(graph)
+    warm = [op for op in graph.operators if op.name not in cold]
+    bound = _rules(graph, warm)
+    classes = factor_classes(graph, bound)
+    rules = keep_useful_factors(graph, bound, classes)
+    factors, parts = split_variants(graph, rules)
+    offers = _offers(graph, warm, rules, gradients, factors)
+    outputs = tuple(dict.fromkeys((*graph.outputs, *((graph.loss,) if graph.loss and train else ()))))
+    return Analysis(
+        graph=graph, train=train, gradients=gradients, cold=cold, offers=offers, classes=classes, outputs=outputs,
+        kinds=_kinds(graph, warm, offers, parts, gradients, outputs), readers=_readers(graph, cold, outputs),
+    )  # fmt: skip
+
+
+def _rules(graph: Graph, warm: list[Operator]) -> dict[str, Rule]:
+    known: dict[str, Rule] = {}
+    rules = {}
+    for op in warm:
+        key = graph.operator_fingerprint(op)
+        if key not in known:
+            known[key] = rule_of(Call.of(graph, op))
+        rules[op.name] = known[key]
+    return rules
+
+
+def _offers(
+    graph: Graph,
+    warm: list[Operator],
+    rules: Mapping[str, Rule],
+    gradients: frozenset[str],
+    factors: Mapping[str, Mapping[int, tuple[int, ...]]],
+) -> dict[str, Offer]:
+    known: dict[object, Offer] = {}
+    offers = {}
+    for op in warm:
+        mask = tuple(name in gradients for name in (*op.inputs, *op.outputs))
+        key = (graph.operator_fingerprint(op), mask, tuple(sorted(factors[op.name].items())), rules[op.name].factors)
+        if key not in known:
+            call = Call.of(graph, op)
+            known[key] = Offer(call=call, rule=rules[op.name], options=options_of(call, rules[op.name], gradients, factors[op.name]))
+        offers[op.name] = known[key]
+    return offers
+
+
+def _kinds(
+    graph: Graph,
+    warm: list[Operator],
+    offers: Mapping[str, Offer],
+    parts: Mapping[str, Mapping[int, tuple[int, ...]]],
+    gradients: frozenset[str],
+    outputs: tuple[str, ...],
+) -> dict[str, tuple[Placement, ...]]:
+    found: dict[str, set[Placement]] = {}
+    for op in warm:
+        for option in offers[op.name].options:
+            for name, placement in zip((*op.inputs, *op.outputs), (*option.inputs, *option.outputs), strict=True):
+                found.setdefault(name, set()).add(placement)
+    for tensor in graph.tensors.values():
+        if tensor.role is Role.PARAMETER or tensor.name in outputs:
+            splits = {
+                S(dim, q) for dim in range(len(tensor.shape)) if tensor.shape[dim] > 1 for q in parts.get(tensor.name, {}).get(dim, (1,))
+            }
+            found.setdefault(tensor.name, set()).update(splits)
+    order = {R: 0, B: 1}
+    kinds = {}
+    for name, placements in found.items():
+        always = {R, B} if name in gradients else {R}
+        kinds[name] = tuple(sorted(placements | always, key=lambda p: (order.get(p, 2), p.kind.value, p.dim, p.parts)))
+    return kinds
+
+
+def _readers(graph: Graph, cold: frozenset[str], outputs: tuple[str, ...]) -> dict[str, tuple[tuple[int, int], ...]]:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for index, op in enumerate(graph.operators):
+        if op.name not in cold:
+            for position, name in enumerate(op.inputs):
+                found.setdefault(name, []).append((index, position))
+    for position, name in enumerate(outputs):
+        found.setdefault(name, []).append((-1, position))
+    return {name: tuple(pairs) for name, pairs in found.items()}

@@ -1,0 +1,183 @@
+"""Candidate strategies: for every mesh axis a factor of the rule, or none, and the layouts that follow from it.
+
+On one axis an operator chooses one *option*:
+
+    f      split factor f: tensors with f are S, inputs without it B, outputs that lost it P, addends P
+    f/q    the same, within each of q equal parts of f
+    R      none, computed redundantly: everything R
+    B      none, gradients as shares: everything B
+    P      a partial sum passes through an operator that is linear in the inputs that carry it
+
+What an option makes of each tensor does not depend on the other axes, so a strategy is one option an axis.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ir import Tensor
+from .layout import B, Kind, Layout, P, Placement, R, S, is_valid
+from .notation import Dims, Rule
+from .rules import RULES, Call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What an operator may do on one axis: `factor` (index, or -1), `parts`, and the placement of each tensor."""
+
+    name: str
+    factor: int
+    parts: int
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+
+
+def parts_of(dims: Dims, factor: int, parts: int, sizes: Sequence[int]) -> Placement | None:
+    """Placement of a tensor when `factor` is split within `parts` parts: the terms outside it multiply the parts."""
+    for index, dim in enumerate(dims):
+        if factor in dim:
+            return S(index, parts * math.prod(sizes[f] for f in dim[: dim.index(factor)]))
+    return None
+
+
+def options_of(call: Call, rule: Rule, gradients: frozenset[str], variants: Mapping[int, Sequence[int]]) -> tuple[Option, ...]:
+    """All options of an operator on one axis, `R` first; `variants` gives the parts in which a factor may be split."""
+    sizes = [factor.size for factor in rule.factors]
+    found: list[Option] = []
+    for index, factor in enumerate(rule.factors):
+        if factor.whole or factor.size <= 1:
+            continue
+        for parts in variants.get(index, (1,)):
+            option = _split(call, rule, index, parts, sizes)
+            if option is not None:
+                found.append(option)
+    none = Option(name="R", factor=-1, parts=1, inputs=(R,) * len(call.inputs), outputs=(R,) * len(call.outputs))
+    share = Option(name="B", factor=-1, parts=1, inputs=(B,) * len(call.inputs), outputs=(B,) * len(call.outputs))
+    options = [none, share, *found, *_partial(call, rule)]
+    return _normalised(options, call, gradients)
+
+
+def _split(call: Call, rule: Rule, index: int, parts: int, sizes: Sequence[int]) -> Option | None:
+    factor = rule.factors[index]
+    outputs: list[Placement] = []
+    for dims, tensor in zip(rule.outputs, call.outputs, strict=True):
+        placement = parts_of(dims, index, parts, sizes)
+        if placement is None:
+            if factor.reduction not in ("sum", "mean") or not tensor.is_float:
+                return None
+            placement = P
+        outputs.append(placement)
+    reduced = any(placement == P for placement in outputs)
+    inputs = tuple(
+        parts_of(dims, index, parts, sizes) or (P if reduced and position in rule.addends else B)
+        for position, dims in enumerate(rule.inputs)
+    )
+    name = factor.name if parts == 1 else f"{factor.name}/{parts}"
+    return Option(name=name, factor=index, parts=parts, inputs=inputs, outputs=tuple(outputs))
+
+
+def _partial(call: Call, rule: Rule) -> list[Option]:
+    """Options in which a partial sum passes through: linear in these inputs together (addends come once), the others as shares."""
+    found = []
+    for group in RULES[call.operator.kind].linear:
+        carriers = {*group, *rule.addends}
+        if all(i < len(call.inputs) for i in carriers) and all(t.is_float for t in (*(call.inputs[i] for i in carriers), *call.outputs)):
+            inputs = tuple(P if i in carriers else B for i in range(len(call.inputs)))
+            name = "P" if group == RULES[call.operator.kind].linear[0] else "P" + "".join(map(str, group))
+            found.append(Option(name=name, factor=-1, parts=1, inputs=inputs, outputs=(P,) * len(call.outputs)))
+    return found
+
+
+def _normalised(options: Sequence[Option], call: Call, gradients: frozenset[str]) -> tuple[Option, ...]:
+    """Where a tensor carries no gradient R and B are one; options that thereby become equal are dropped."""
+
+    def plain(placement: Placement, tensor: Tensor) -> Placement:
+        return R if placement == B and tensor.name not in gradients else placement
+
+    kept: dict[tuple[tuple[Placement, ...], tuple[Placement, ...]], Option] = {}
+    for option in options:
+        inputs = tuple(map(plain, option.inputs, call.inputs))
+        outputs = tuple(map(plain, option.outputs, call.outputs))
+        fresh = Option(name=option.name, factor=option.factor, parts=option.parts, inputs=inputs, outputs=outputs)
+        kept.setdefault((inputs, outputs), fresh)
+    return tuple(kept.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategies:
+    """All strategies of one operator on a mesh: `choices[i, a]` is the option that strategy i takes on axis a."""
+
+    rule: Rule
+    options: tuple[Option, ...]
+    choices: NDArray[np.int64]
+
+    def names(self, index: int) -> tuple[str, ...]:
+        """The option names of strategy `index`, one an axis."""
+        return tuple(self.options[o].name for o in self.choices[index])
+
+    def layouts(self, index: int) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+        """Layouts of the inputs and of the outputs under strategy `index`."""
+        options = [self.options[o] for o in self.choices[index]]
+        count = len(options[0].inputs) if options else len(self.rule.inputs)
+        inputs = tuple(tuple(o.inputs[t] for o in options) for t in range(count))
+        outputs = tuple(tuple(o.outputs[t] for o in options) for t in range(len(self.rule.outputs)))
+        return inputs, outputs
+
+    def degrees(self, mesh: Sequence[int]) -> NDArray[np.int64]:
+        """Into how many shares strategy i splits factor f: array [strategies, factors]."""
+        return factor_degrees(self.options, self.choices, mesh, len(self.rule.factors))
+
+
+def factor_degrees(options: Sequence[Option], choices: NDArray[np.int64], mesh: Sequence[int], factors: int) -> NDArray[np.int64]:
+    """Product of the axis sizes on which each strategy splits each factor: array [strategies, factors]."""
+    factor = np.array([option.factor for option in options])
+    degrees = np.ones((len(choices), factors), dtype=np.int64)
+    for axis, size in enumerate(mesh):
+        chosen = factor[choices[:, axis]]
+        rows = np.nonzero(chosen >= 0)[0]
+        degrees[rows, chosen[rows]] *= size
+    return degrees
+
+
+def strategies_of(rule: Rule, options: Sequence[Option], mesh: Sequence[int]) -> Strategies:
+    """Every combination of one option an axis in which all shards are equal in size."""
+    grids = np.indices((len(options),) * len(mesh)).reshape(len(mesh), -1).T if mesh else np.zeros((1, 0), dtype=np.int64)
+    valid = np.ones(len(grids), dtype=bool)
+    by_factor: dict[int, list[int]] = {}
+    for index, option in enumerate(options):
+        if option.factor >= 0:
+            by_factor.setdefault(option.factor, []).append(index)
+    for factor, members in by_factor.items():
+        done = np.ones(len(grids), dtype=np.int64)
+        for index in sorted(members, key=lambda i: options[i].parts):
+            degree = np.ones(len(grids), dtype=np.int64)
+            for axis, size in enumerate(mesh):
+                degree[grids[:, axis] == index] *= size
+            used = degree > 1
+            parts = options[index].parts
+            valid &= ~used | ((parts % done == 0) & (rule.factors[factor].size % (parts * degree) == 0))
+            done = np.where(used, parts * degree, done)
+    return Strategies(rule=rule, options=tuple(options), choices=np.ascontiguousarray(grids[valid]))
+
+
+def storage_layouts(shape: Sequence[int], mesh: Sequence[int], parts: Mapping[int, Sequence[int]]) -> tuple[Layout, ...]:
+    """Layouts in which a parameter may be stored: on each axis whole, or split on a dim (in `parts[dim]` parts)."""
+    kinds = [R, *(S(dim, q) for dim in range(len(shape)) if shape[dim] > 1 for q in parts.get(dim, (1,)))]
+    layouts = itertools.product(kinds, repeat=len(mesh))
+    return tuple(layout for layout in layouts if is_valid(layout, shape, mesh) and is_storable(layout, mesh))
+
+
+def is_storable(layout: Layout, mesh: Sequence[int]) -> bool:
+    """Whether torch's DTensor can describe the layout: a dim that is split within parts may be split on one axis only.
+
+    >>> is_storable((S(0, 3), R), (2, 2)), is_storable((S(0, 3), S(0, 3)), (2, 2))
+    (True, False)
+    """
+    splits = [placement for placement, size in zip(layout, mesh, strict=True) if placement.kind is Kind.SPLIT and size > 1]
+    return all(p.parts == 1 or sum(q.dim == p.dim for q in splits) == 1 for p in splits)

@@ -1,0 +1,84 @@
+"""Sorts factors into rows (batch, sequence), the hidden dim that joins the layers, and inner dims (heads, feed-forward, vocabulary).
+
+Two dims are of one class when some operator gives them the same factor, closed over the whole graph (union-find). A class
+that holds no dim of a weight matrix or look-up table is one of rows; of the others, those that a normalisation reduces are
+the hidden dim, and the rest are inner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from ..ir import Graph
+from .notation import Rule
+from .rules import RULES
+
+Node = tuple[str, int, int]
+
+
+class FactorClass(StrEnum):
+    """What a factor runs over."""
+
+    ROW = "row"
+    HIDDEN = "hidden"
+    INNER = "inner"
+
+
+def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[FactorClass, ...]]:
+    """For every operator the classes of its factors."""
+    parent: dict[Node, Node] = {}
+
+    def find(node: Node) -> Node:
+        root = node
+        while parent.setdefault(root, root) != root:
+            root = parent[root]
+        while parent[node] != root:
+            parent[node], node = root, parent[node]
+        return root
+
+    weights: list[Node] = []
+    stored = {tensor.name for tensor in graph.parameters if len(tensor.shape) > 1}
+    for op in graph.operators:
+        if op.name not in rules:
+            continue
+        entry = RULES[op.kind]
+        if stored.issuperset(op.inputs):
+            stored.update(op.outputs)
+        for name, dims in zip((*op.inputs, *op.outputs), (*rules[op.name].inputs, *rules[op.name].outputs), strict=True):
+            for index, dim in enumerate(dims):
+                for factor in dim:
+                    parent[find((op.name, -1, factor))] = find((name, index, dim.index(factor)))
+        if entry.products or any(f.special == "masked" for f in rules[op.name].factors):
+            weights += [
+                (op.name, -1, factor)
+                for name, dims in zip(op.inputs, rules[op.name].inputs, strict=True)
+                if name in stored
+                for dim in dims
+                for factor in dim
+            ]
+    owned = {find(node) for node in weights}
+    compounds = {
+        frozenset(find((op.name, -1, factor)) for factor in dim)
+        for op in graph.operators
+        if op.name in rules
+        for dims in (*rules[op.name].inputs, *rules[op.name].outputs)
+        for dim in dims
+        if len(dim) > 1
+    }
+    # All parts of a dim that holds heads are of the weights, the width of a head too.
+    while more := {root for roots in compounds if roots & owned for root in roots - owned}:
+        owned |= more
+    normal = {
+        find((op.name, -1, i))
+        for op in graph.operators
+        if op.name in rules and not RULES[op.kind].products
+        for i, factor in enumerate(rules[op.name].factors)
+        if factor.reduction == "mean" or (factor.whole and "Norm" in op.kind.replace("_norm", "Norm"))
+    }
+
+    def class_of(node: Node) -> FactorClass:
+        root = find(node)
+        return FactorClass.ROW if root not in owned else FactorClass.HIDDEN if root in normal else FactorClass.INNER
+
+    return {name: tuple(class_of((name, -1, i)) for i in range(len(rule.factors))) for name, rule in rules.items()}

@@ -1,0 +1,120 @@
+"""Which dims want a split within equal parts: fused projections and flattened batches say so to their neighbours.
+
+A `split` into three, or a view `(b s) h -> b s h`, can pass on a split of an inner factor only if the tensor is split
+within the parts of the outer one. Each such rule leaves a hint (dim, parts) on its tensors; hints travel through
+every rule in which the dim is a factor, up to the parameters, until nothing changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..ir import Graph
+from .classes import FactorClass
+from .notation import Dims, Rule
+from .rules import RULES
+
+MAX_VARIANTS = 3
+MAX_PARTS = 4
+"""Weight dims are split within at most so many parts: fused projections have two to four."""
+
+
+def keep_useful_factors(graph: Graph, rules: Mapping[str, Rule], classes: Mapping[str, tuple[FactorClass, ...]]) -> dict[str, Rule]:
+    """Keep whole every factor of a memory-bound operator whose split all consumers would have to undo, and parts of heads.
+
+    A dim is useful if it leaves the model or some consumer can stay split on it; computed from the outputs backwards.
+    """
+    useful = {(name, dim) for name in graph.outputs for dim in range(len(graph.tensors[name].shape))}
+    kept = dict(rules)
+    for operator in reversed([op for op in graph.operators if op.name in rules]):
+        rule = rules[operator.name]
+        places = {
+            factor: [
+                (name, d) for name, dims in zip(operator.outputs, rule.outputs, strict=True) for d, dim in enumerate(dims) if factor in dim
+            ]
+            for factor in range(len(rule.factors))
+        }
+        heavy = bool(RULES[operator.kind].products)
+        dead = {f for f, where in places.items() if where and not heavy and not any(place in useful for place in where)}
+        dead |= set() if heavy else _inside(rule, classes[operator.name])
+        factors = tuple(replace(f, whole=True) if i in dead else f for i, f in enumerate(rule.factors))
+        kept[operator.name] = replace(rule, factors=factors)
+        for name, dims in zip(operator.inputs, rule.inputs, strict=True):
+            useful |= {(name, d) for d, dim in enumerate(dims) if any(not factors[f].whole for f in dim)}
+    return kept
+
+
+def _inside(rule: Rule, classes: Sequence[FactorClass]) -> set[int]:
+    """Factors of weight dims that lie inside many parts, as the width of each head does: nobody splits those."""
+    found = set()
+    for dim in (dim for dims in (*rule.inputs, *rule.outputs) for dim in dims):
+        for position, factor in enumerate(dim):
+            outer = math.prod(rule.factors[f].size for f in dim[:position])
+            if outer > MAX_PARTS and classes[factor] is not FactorClass.ROW:
+                found.add(factor)
+    return found
+
+
+def split_variants(
+    graph: Graph, rules: Mapping[str, Rule]
+) -> tuple[dict[str, dict[int, tuple[int, ...]]], dict[str, dict[int, tuple[int, ...]]]]:
+    """For every operator: factor → parts to offer; for every tensor: dim → parts (both always hold 1)."""
+    tensors: dict[str, set[tuple[int, int]]] = {}
+    factors: dict[str, set[tuple[int, int]]] = {name: set() for name in rules}
+    users: dict[str, list[str]] = {}
+    operators = {op.name: op for op in graph.operators if op.name in rules}
+    for op in operators.values():
+        for name in (*op.inputs, *op.outputs):
+            users.setdefault(name, []).append(op.name)
+    work = dict.fromkeys(operators)
+    while work:
+        name = next(iter(work))
+        del work[name]
+        op, rule = operators[name], rules[name]
+        sizes = [factor.size for factor in rule.factors]
+        pairs = list(zip((*op.inputs, *op.outputs), (*rule.inputs, *rule.outputs), strict=True))
+        for tensor, dims in pairs:
+            factors[name] |= {hit for hint in tensors.get(tensor, ()) if (hit := _to_factor(hint, dims, rule))}
+        for tensor, dims in pairs:
+            fresh = _to_hints(factors[name], dims, rule, sizes) - tensors.get(tensor, set())
+            if fresh:
+                tensors.setdefault(tensor, set()).update(fresh)
+                work.update(dict.fromkeys(users[tensor]))
+    return (
+        {name: _collect(pairs) for name, pairs in factors.items()},
+        {name: _collect(pairs) for name, pairs in tensors.items()},
+    )
+
+
+def _to_factor(hint: tuple[int, int], dims: Dims, rule: Rule) -> tuple[int, int] | None:
+    """The (factor, parts) that a hint on a tensor dim means: the innermost term whose outer terms divide the parts."""
+    dim, parts = hint
+    outer = 1
+    for factor in dims[dim]:
+        size = rule.factors[factor].size
+        if parts % outer == 0 and 1 < parts // outer < size and size % (parts // outer) == 0 and not rule.factors[factor].whole:
+            return factor, parts // outer
+        outer *= size
+    return None
+
+
+def _to_hints(found: set[tuple[int, int]], dims: Dims, rule: Rule, sizes: Sequence[int]) -> set[tuple[int, int]]:
+    """The hints that a rule leaves on a tensor: parts of its compounds, and the parts found for its factors."""
+    out = set()
+    for index, dim in enumerate(dims):
+        for position, factor in enumerate(dim):
+            outer = math.prod(sizes[f] for f in dim[:position])
+            if rule.factors[factor].whole or sizes[factor] == 1:
+                continue
+            out |= {(index, outer * parts) for parts in (1, *(q for f, q in found if f == factor)) if outer * parts > 1}
+    return out
+
+
+def _collect(pairs: set[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
+    """Parts by dim or factor, 1 first, at most `MAX_VARIANTS` of them (the smallest: the outermost parts)."""
+    found: dict[int, set[int]] = {}
+    for index, parts in pairs:
+        found.setdefault(index, {1}).add(parts)
+    return {index: tuple(sorted(parts)[:MAX_VARIANTS]) for index, parts in sorted(found.items())}

@@ -1,0 +1,98 @@
+"""`Mesh`: named axes over the devices, each bound to a level of the cluster."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of a mesh: `size` devices that differ in this coordinate only, joined by the cluster's `level`."""
+
+    name: str
+    size: int
+    level: str = "device"
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UsageError(f"mesh axis {self.name!r} has size {self.size}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Axes from the outermost (slowest link) to the innermost; ranks are numbered in row-major order.
+
+    >>> mesh = Mesh.of(node=2, gpu=4)
+    >>> mesh.devices, mesh.groups(0)[:2], mesh.groups(1)
+    (8, ((0, 4), (1, 5)), ((0, 1, 2, 3), (4, 5, 6, 7)))
+    """
+
+    axes: tuple[Axis, ...]
+
+    def __post_init__(self) -> None:
+        names = [axis.name for axis in self.axes]
+        if len(set(names)) != len(names):
+            raise UsageError(f"mesh axes need distinct names, not {', '.join(names)}")
+
+    @classmethod
+    def of(cls, **sizes: int) -> Mesh:
+        """A mesh from axis names and sizes, outermost first."""
+        return cls(axes=tuple(Axis(name=name, size=size) for name, size in sizes.items()))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return math.prod(self.shape)
+
+    def index(self, name: str) -> int:
+        """Position of the axis called `name`."""
+        for position, axis in enumerate(self.axes):
+            if axis.name == name:
+                return position
+        raise UsageError(f"the mesh has no axis {name!r}; its axes are {', '.join(axis.name for axis in self.axes)}")
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Position of `rank` on every axis."""
+        out: list[int] = []
+        for size in reversed(self.shape):
+            rank, digit = divmod(rank, size)
+            out.append(digit)
+        return tuple(reversed(out))
+
+    def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
+        """Groups of ranks that differ in coordinate `axis` only, each in the order of that coordinate."""
+        stride = math.prod(self.shape[axis + 1 :])
+        size = self.shape[axis]
+        starts = [rank for rank in range(self.devices) if (rank // stride) % size == 0]
+        return tuple(tuple(start + i * stride for i in range(size)) for start in starts)
+
+    def __str__(self) -> str:
+        return " x ".join(f"{axis.name}={axis.size}" for axis in self.axes) or "one device"
+
+
+def factorisations(devices: int, max_axes: int = 3) -> Iterator[tuple[int, ...]]:
+    """Every ordered way to write `devices` as a product of one to `max_axes` factors above 1 (`(1,)` for one device).
+
+    >>> list(factorisations(8))
+    [(8,), (2, 4), (4, 2), (2, 2, 2)]
+    """
+    if devices == 1:
+        yield (1,)
+        return
+    small = [d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0]
+    divisors = sorted({*small, *(devices // d for d in small)} - {1})
+    for length in range(1, max_axes + 1):
+        for head in itertools.product(divisors, repeat=length - 1):
+            product = math.prod(head)
+            if devices % product == 0 and devices // product > 1:
+                yield (*head, devices // product)

@@ -1,0 +1,258 @@
+"""The local program of a plan, free of any framework: what is computed and what is redistributed, in order.
+
+The cost model prices this program and the runtime executes it, so that what is priced is what is issued. Values are
+addressed by (tensor, layout); a redistribution makes one more layout of a tensor available, once for all its readers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..errors import PlanError
+from ..ir import Graph, Operator, Role
+from .candidates import Option
+from .layout import Kind, Layout, format_layout, is_valid, replicated
+from .mesh import Mesh
+from .notation import Rule
+from .redistribution import changed_axis, is_step, local_bytes, transfers
+
+BUCKET_BYTES = 25 * 2**20
+"""Largest bucket of gradient reductions: 25 MiB, as torch's DistributedDataParallel (its `bucket_cap_mb`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective of a step: `phase` is forward, backward or update; `nbytes` by the collective's convention."""
+
+    phase: str
+    kind: str
+    axis: int
+    nbytes: int
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a plan decides for one operator: its options by axis, and the layouts that follow."""
+
+    options: tuple[Option, ...]
+    rule: Rule | None
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redistribute:
+    """Bring `tensor` along `chain`; `gradient`: whether the loss's backward pass runs through it.
+
+    `differentiable`: whether a gradient may come back at all, be it from a loss that the caller makes of the outputs.
+    The first `bucketed` steps (R → B of a parameter) are not executed one by one: their backward all-reduce is part of a
+    gradient bucket.
+    """
+
+    tensor: str
+    chain: tuple[Layout, ...]
+    gradient: bool
+    differentiable: bool = False
+    bucketed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """Run `operator` on the local shards."""
+
+    operator: Operator
+    decision: Decision
+
+
+Step = Redistribute | Compute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients of `parameters` that are summed together over `axes` (one all-reduce an axis) after their backward."""
+
+    parameters: tuple[str, ...]
+    axes: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """All that a plan decides inside one stage; chains are listed for every redistribution that it executes."""
+
+    mesh: Mesh
+    decisions: Mapping[str, Decision]
+    storage: Mapping[str, Layout]
+    outputs: Mapping[str, Layout]
+    chains: Mapping[str, tuple[tuple[Layout, ...], ...]]
+    gradients: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Steps in execution order, gradient buckets in the order of their reduction, and where every value lies."""
+
+    graph: Graph
+    assignment: Assignment
+    steps: tuple[Step, ...]
+    buckets: tuple[Bucket, ...]
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """Every collective of one training step (or one inference), forward first, in the order of issue."""
+        mesh = self.assignment.mesh.shape
+        forward: list[Collective] = []
+        backward: list[Collective] = []
+        for step in self.steps:
+            if isinstance(step, Redistribute):
+                ahead, back = chain_collectives(self.graph, step, mesh)
+                forward += ahead
+                backward += back
+        backward.reverse()
+        for bucket in self.buckets:
+            name = bucket.parameters[0]
+            backward += [
+                Collective(phase="backward", kind="all_reduce", axis=axis, nbytes=bucket.nbytes, tensor=name) for axis in bucket.axes
+            ]
+        return (*forward, *backward)
+
+
+def chain_collectives(graph: Graph, step: Redistribute, mesh: Sequence[int]) -> tuple[list[Collective], list[Collective]]:
+    """The collectives of one redistribution in forward order: (forward ones, backward ones)."""
+    nbytes = graph.tensors[step.tensor].bytes
+    forward: list[Collective] = []
+    backward: list[Collective] = []
+    for index, (before, after) in enumerate(itertools.pairwise(step.chain)):
+        axis = changed_axis(before, after)
+        size = local_bytes(before, nbytes, mesh)
+        ahead, back = transfers(before[axis], after[axis], mesh[axis])
+        if ahead:
+            forward.append(Collective(phase="forward", kind=ahead.collective, axis=axis, nbytes=ahead.scale * size, tensor=step.tensor))
+        if back and step.gradient and index >= step.bucketed:
+            backward.append(Collective(phase="backward", kind=back.collective, axis=axis, nbytes=back.scale * size, tensor=step.tensor))
+    return forward, backward
+
+
+def build_program(graph: Graph, assignment: Assignment) -> Program:
+    """Order the redistributions before their first readers; an error names any that the assignment lacks."""
+    builder = _Builder(graph, assignment)
+    for operator in graph.operators:
+        decision = assignment.decisions[operator.name]
+        for name, layout in zip(operator.inputs, decision.inputs, strict=True):
+            builder.bring(name, layout)
+        builder.steps.append(Compute(operator=operator, decision=decision))
+        for name, layout in zip(operator.outputs, decision.outputs, strict=True):
+            builder.available[name] = {layout}
+    for name, layout in assignment.outputs.items():
+        builder.bring(name, layout)
+    steps = _mark_bucketed(graph, assignment, _mark_gradients(graph, assignment, builder.steps))
+    return Program(graph=graph, assignment=assignment, steps=steps, buckets=_buckets(graph, assignment, steps))
+
+
+class _Builder:
+    """Keeps which layouts of every tensor exist at the current point of the program."""
+
+    def __init__(self, graph: Graph, assignment: Assignment) -> None:
+        self.graph = graph
+        self.assignment = assignment
+        self.steps: list[Step] = []
+        whole = replicated(len(assignment.mesh.axes))
+        self.available = {
+            tensor.name: {assignment.storage.get(tensor.name, whole)}
+            for tensor in graph.tensors.values()
+            if tensor.role is not Role.ACTIVATION
+        }
+        self.chains = {name: {chain[-1]: chain for chain in chains if chain} for name, chains in assignment.chains.items()}
+
+    def bring(self, name: str, layout: Layout) -> None:
+        """Make `layout` of tensor `name` available, and before it what its chain starts from."""
+        if layout in self.available[name]:
+            return
+        chain = self.chains.get(name, {}).pop(layout, None)
+        if chain is None:
+            raise PlanError(f"the plan has no redistribution of {name!r} to [{format_layout(layout)}]")
+        self.bring(name, chain[0])
+        shape, mesh = self.graph.tensors[name].shape, self.assignment.mesh.shape
+        for before, after in itertools.pairwise(chain):
+            if not is_valid(after, shape, mesh) or before == after or not is_step(before, after, changed_axis(before, after)):
+                raise PlanError(
+                    f"the plan moves {name!r} from [{format_layout(before)}] to [{format_layout(after)}], which is no single step"
+                )
+        self.available[name].add(layout)
+        self.steps.append(Redistribute(tensor=name, chain=chain, gradient=False, differentiable=name in self.assignment.gradients))
+
+
+def _mark_gradients(graph: Graph, assignment: Assignment, steps: Sequence[Step]) -> list[Step]:
+    """Mark the redistributions whose result reaches an operator on the way to the loss, from the last step backwards."""
+    needed: set[tuple[str, Layout]] = set()
+    if graph.loss is not None and graph.loss in assignment.outputs:
+        needed.add((graph.loss, assignment.outputs[graph.loss]))
+    marked: list[Step] = []
+    for step in reversed(steps):
+        if isinstance(step, Compute):
+            if any(name in assignment.gradients for name in step.operator.outputs):
+                needed.update(zip(step.operator.inputs, step.decision.inputs, strict=True))
+        elif step.differentiable and (step.tensor, step.chain[-1]) in needed:
+            needed.add((step.tensor, step.chain[0]))
+            step = replace(step, gradient=True)
+        marked.append(step)
+    return marked[::-1]
+
+
+def _leading(chain: tuple[Layout, ...]) -> tuple[int, ...]:
+    """Axes of the leading R → B steps of a chain."""
+    axes = []
+    for before, after in itertools.pairwise(chain):
+        axis = changed_axis(before, after)
+        if (before[axis].kind, after[axis].kind) != (Kind.REPLICATED, Kind.BROADCAST):
+            break
+        axes.append(axis)
+    return tuple(axes)
+
+
+def _mark_bucketed(graph: Graph, assignment: Assignment, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Mark the leading R → B steps of parameters that all their uses share: those gradients are reduced in buckets."""
+    leading: dict[str, tuple[int, ...]] = {}
+    for step in steps:
+        if isinstance(step, Redistribute) and step.gradient and graph.tensors[step.tensor].role is Role.PARAMETER:
+            if step.chain[0] == assignment.storage[step.tensor]:
+                axes = _leading(step.chain)
+                leading[step.tensor] = axes if leading.get(step.tensor, axes) == axes else ()
+        elif isinstance(step, Compute) and any(name in assignment.gradients for name in step.operator.outputs):
+            for name, layout in zip(step.operator.inputs, step.decision.inputs, strict=True):
+                if layout == assignment.storage.get(name):
+                    leading[name] = ()
+    return tuple(
+        replace(step, bucketed=len(leading[step.tensor]))
+        if isinstance(step, Redistribute)
+        and step.gradient
+        and leading.get(step.tensor)
+        and step.chain[0] == assignment.storage[step.tensor]
+        else step
+        for step in steps
+    )
+
+
+def _buckets(graph: Graph, assignment: Assignment, steps: Sequence[Step]) -> tuple[Bucket, ...]:
+    """Group the parameters whose gradients are partial at their storage: same axes and dtype, last used first."""
+    mesh = assignment.mesh.shape
+    partial = {step.tensor: step.chain[: step.bucketed + 1] for step in steps if isinstance(step, Redistribute) and step.bucketed}
+    groups: dict[tuple[tuple[int, ...], str], list[tuple[str, int]]] = {}
+    for name in reversed(partial):
+        tensor = graph.tensors[name]
+        size = local_bytes(assignment.storage[name], tensor.bytes, mesh)
+        groups.setdefault((_leading(partial[name]), tensor.dtype), []).append((name, size))
+    buckets: list[Bucket] = []
+    for (axes, _), members in groups.items():
+        current: list[str] = []
+        total = 0
+        for name, size in members:
+            if current and total + size > BUCKET_BYTES:
+                buckets.append(Bucket(parameters=tuple(current), axes=axes, nbytes=total))
+                current, total = [], 0
+            current.append(name)
+            total += size
+        buckets.append(Bucket(parameters=tuple(current), axes=axes, nbytes=total))
+    return tuple(buckets)

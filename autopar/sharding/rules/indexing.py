@@ -1,0 +1,68 @@
+"""Rules of look-ups and of the loss functions that index classes."""
+
+from __future__ import annotations
+
+from .registry import Call, register
+from .selection import all_whole
+from .shape import letters
+
+
+def _onnx_gather(call: Call) -> str:
+    """`Gather` along an axis; along the first dim of a matrix it is an embedding and its rows can be split."""
+    data, indices = call.inputs[0].shape, call.inputs[1].shape
+    axis = call.integer("axis") % len(data)
+    names = letters(len(data))
+    index = [f"i{i}" for i in range(len(indices))]
+    rows = "v" if axis == 0 and call.inputs[0].is_float else "!v"
+    out = [*names[:axis], *index, *names[axis + 1 :]]
+    left = [rows if i == axis else n for i, n in enumerate(names)]
+    return f"{' '.join(left)}, {' '.join(index)} -> {' '.join(out)}" + (" | v: sum; v: masked" if rows == "v" else "")
+
+
+register("aten.embedding.default", "v h, * -> * h | v: sum; v: masked")
+register("onnx.Gather", _onnx_gather)
+register("aten.index.Tensor", all_whole)
+
+
+MEAN, SUM = 1, 2
+"""How torch numbers the reductions of a loss; 0 is none."""
+
+
+def _class_loss(call: Call) -> str:
+    """Cross entropy with the classes in dim 1: rows may be split where they are summed or kept; a mean over counted rows is whole."""
+    shape = call.inputs[0].shape
+    reduction = call.integer("reduction", default=MEAN)
+    names = [f"{'!' if reduction == MEAN else ''}{name}" for name in letters(len(shape))]
+    place = 1 if len(shape) > 1 else 0
+    classes = f"!{letters(len(shape))[place]}"
+    rows = [name for i, name in enumerate(names) if i != place]
+    scores = [*names[:place], classes, *names[place + 1 :]]
+    inputs = []
+    for position, tensor in enumerate(call.inputs):
+        weight = position == call.position("weight")
+        inputs.append([classes] if weight else scores if tensor.shape == shape else rows)
+    text = f"{', '.join(' '.join(dims) for dims in inputs)} -> {' '.join(rows) if reduction == 0 else ''}"
+    return text + (f" | {', '.join(rows)}: sum" if reduction == SUM and rows else "")
+
+
+def _element_loss(call: Call) -> str:
+    """A loss of each element, its mean or its sum; operands are broadcast."""
+    shape = call.inputs[0].shape
+    names = letters(len(shape))
+    inputs = []
+    for tensor in call.inputs:
+        missing = len(shape) - len(tensor.shape)
+        pairs = zip(names[missing:], tensor.shape, shape[missing:], strict=True)
+        inputs.append(" ".join("1" if size == 1 != full else name for name, size, full in pairs))
+    reduction = call.integer("reduction", default=MEAN)
+    word = {MEAN: "mean", SUM: "sum"}.get(reduction, "")
+    tail = f" | {', '.join(names)}: {word}" if word and names else ""
+    return f"{', '.join(inputs)} -> {'' if word else ' '.join(names)}{tail}"
+
+
+register("aten.cross_entropy_loss.default aten.nll_loss_nd.default aten.nll_loss.default", _class_loss)
+register(
+    "aten.mse_loss.default aten.l1_loss.default aten.smooth_l1_loss.default aten.huber_loss.default "
+    "aten.binary_cross_entropy.default aten.binary_cross_entropy_with_logits.default aten.kl_div.default",
+    _element_loss,
+)

@@ -1,0 +1,154 @@
+"""The table of sharding rules: operator kind → rule text, or a function of the call that writes the text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ...errors import RuleError, UnsupportedOperators
+from ...ir import Graph, Operator, Ref, Role, Tensor, Value
+from ..notation import Rule, bind, parse_rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """An operator with its tensors, as a rule sees it."""
+
+    operator: Operator
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, operator: Operator) -> Call:
+        """The call that `operator` makes in `graph`."""
+        return cls(
+            operator=operator,
+            inputs=tuple(graph.tensors[name] for name in operator.inputs),
+            outputs=tuple(graph.tensors[name] for name in operator.outputs),
+        )
+
+    def get(self, *names: str, default: Value = None) -> Value:
+        """The first of the attributes `names` that the operator has."""
+        for name in names:
+            if name in self.operator.attributes:
+                return self.operator.attributes[name]
+        return default
+
+    def integer(self, *names: str, default: int = 0) -> int:
+        """An integer attribute."""
+        value = self.get(*names, default=default)
+        if not isinstance(value, int):
+            raise RuleError(f"{self.operator.name!r}: attribute {names[0]!r} is {value!r}, not an integer")
+        return value
+
+    def dims(self, rank: int, *names: str) -> tuple[int, ...]:
+        """Dims named by an integer or tuple attribute, counted from the front; all dims where it is absent or empty."""
+        value = self.get(*names)
+        if value is None or value == ():
+            return tuple(range(rank))
+        values = value if isinstance(value, tuple) else (value,)
+        return tuple(sorted(int(v) % max(rank, 1) for v in values if isinstance(v, int)))
+
+    def position(self, name: str) -> int | None:
+        """Index among the inputs of the tensor argument `name`, or None where it is absent."""
+        value = self.operator.attributes.get(name)
+        return value.index if isinstance(value, Ref) else None
+
+
+RuleText = str | Callable[[Call], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A row of the table.
+
+    `linear`: sets of inputs in which the operator is jointly linear, so that partial values pass through it.
+    `products`: the products of factor sizes that count multiply-adds, each given as the letter of the factors that it leaves
+    out (`""`: it takes all factors); empty for memory-bound operators.
+    `differentiable`: whether the output can carry a gradient.
+    `saves`: which tensors autograd keeps for the backward pass: "inputs", "output" or "" for none.
+    `view`: whether the output is the input's memory seen otherwise, which costs nothing.
+    """
+
+    rule: RuleText
+    linear: tuple[tuple[int, ...], ...] = ()
+    products: tuple[str, ...] = ()
+    differentiable: bool = True
+    saves: str = "inputs"
+    view: bool = False
+
+
+RULES: dict[str, Entry] = {}
+
+
+def register(
+    kinds: str | Iterable[str],
+    rule: RuleText,
+    *,
+    linear: tuple[tuple[int, ...], ...] = (),
+    products: tuple[str, ...] = (),
+    differentiable: bool = True,
+    saves: str = "inputs",
+    view: bool = False,
+) -> None:
+    """Give the operator `kinds` (a name, or names separated by spaces) a rule; a kind can be registered only once."""
+    entry = Entry(rule=rule, linear=linear, products=products, differentiable=differentiable, saves="" if view else saves, view=view)
+    if isinstance(rule, str):
+        parse_rule(rule)
+    for kind in kinds.split() if isinstance(kinds, str) else kinds:
+        if kind in RULES:
+            raise RuleError(f"operator {kind!r} already has a sharding rule")
+        RULES[kind] = entry
+
+
+def rule_of(call: Call) -> Rule:
+    """The rule of a call, bound to its shapes."""
+    entry = RULES.get(call.operator.kind)
+    if entry is None:
+        raise UnsupportedOperators({call.operator.kind: 1}, known=RULES)
+    text = entry.rule if isinstance(entry.rule, str) else entry.rule(call)
+    try:
+        return bind(parse_rule(text), [t.shape for t in call.inputs], [t.shape for t in call.outputs])
+    except RuleError as error:
+        raise RuleError(f"operator {call.operator.name!r} ({call.operator.kind}): {error}") from error
+
+
+def preamble(graph: Graph) -> frozenset[str]:
+    """Names of the operators that depend on no parameter: masks, positions, tables.
+
+    Every device computes them whole, which needs no rule and no communication: any consumer slices for free.
+    """
+    warm = {tensor.name for tensor in graph.parameters}
+    cold: set[str] = set()
+    for operator in graph.operators:
+        if any(name in warm for name in operator.inputs):
+            warm.update(operator.outputs)
+        else:
+            cold.add(operator.name)
+    return frozenset(cold)
+
+
+def check_supported(graph: Graph, extra: Mapping[str, Entry] | None = None) -> None:
+    """Raise one error that names every operator kind without a rule, with how often it occurs."""
+    cold = preamble(graph)
+    known = {**RULES, **(extra or {})}
+    missing = Counter(op.kind for op in graph.operators if op.kind not in known and op.name not in cold)
+    if missing:
+        raise UnsupportedOperators(dict(missing), known=known)
+
+
+def tensors_with_gradient(graph: Graph, *, train: bool) -> frozenset[str]:
+    """Tensors on a way from a trainable parameter to the loss through differentiable operators (none when not training)."""
+    if not train or graph.loss is None:
+        return frozenset()
+    ahead = {t.name for t in graph.tensors.values() if t.role is Role.PARAMETER and t.trainable}
+    smooth = [op for op in graph.operators if op.kind in RULES and RULES[op.kind].differentiable]
+    for operator in smooth:
+        if any(name in ahead for name in operator.inputs):
+            ahead.update(name for name in operator.outputs if graph.tensors[name].is_float)
+    back = {graph.loss}
+    for operator in reversed(smooth):
+        if any(name in back for name in operator.outputs):
+            back.update(name for name in operator.inputs if graph.tensors[name].is_float)
+    return frozenset(ahead & back)

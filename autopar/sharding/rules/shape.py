@@ -1,0 +1,215 @@
+"""Rules of operators that move elements: only the whole dims of a compound, or its outer part, can be split."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from .registry import Call, register
+
+
+def reshape_rule(before: Sequence[int], after: Sequence[int]) -> str:
+    """The rule of a reshape: both shapes are cut at every boundary that they can share; dims without one stay whole.
+
+    >>> reshape_rule((2, 16, 12), (2, 16, 3, 4))
+    'a b (c d) -> a b c d'
+    >>> reshape_rule((6, 4), (4, 6))
+    '!u0 !u1 -> !v0 !v1'
+    """
+    if math.prod(before) == 0:
+        return _whole(before) + " -> " + _whole(after, "v")
+    groups = [_cuts(before), _cuts(after)]
+    shared = sorted(set(groups[0]) & set(groups[1]))
+    bounds: list[int] = []
+    for low, high in zip([1, *shared], shared, strict=False):
+        inside = sorted({c for cut in groups for c in cut if low <= c <= high})
+        if all(b % a == 0 for a, b in itertools.pairwise(inside)):
+            bounds += [c for c in inside if c not in bounds]
+        else:
+            bounds.append(-high)
+    names = {bound: "abcdefghijklmnopqrstuvwxyz"[i] for i, bound in enumerate(b for b in bounds if b > 0)}
+    return _spell(before, names, "u") + " -> " + _spell(after, names, "v")
+
+
+def _cuts(shape: Sequence[int]) -> list[int]:
+    out, product = [], 1
+    for size in shape:
+        product *= size
+        if size > 1:
+            out.append(product)
+    return out
+
+
+def _spell(shape: Sequence[int], names: dict[int, str], own: str) -> str:
+    """Dims by the factors whose bounds (cumulative sizes from the front) lie inside them, else a whole factor of their own."""
+    out, product = [], 1
+    for index, size in enumerate(shape):
+        low, product = product, product * size
+        inside = [names[bound] for bound in sorted(names) if low < bound <= product]
+        known = product in names and (low == 1 or low in names or not inside)
+        out.append(
+            "1" if size == 1 else f"!{own}{index}" if not (inside and known) else inside[0] if len(inside) == 1 else f"({' '.join(inside)})"
+        )
+    return " ".join(out)
+
+
+def _whole(shape: Sequence[int], name: str = "w") -> str:
+    return " ".join(f"!{name}{i}" for i in range(len(shape)))
+
+
+def _reshape(call: Call) -> str:
+    """A second input (`view_as`) has the output's shape and is split like it."""
+    before, arrow, after = reshape_rule(call.inputs[0].shape, call.outputs[0].shape).partition(" -> ")
+    return ", ".join([before, *(after for _ in call.inputs[1:])]) + arrow + after
+
+
+def letters(rank: int) -> list[str]:
+    """Factor names of a tensor's dims."""
+    return [f"d{i}" for i in range(rank)]
+
+
+def _permute(call: Call) -> str:
+    rank = len(call.inputs[0].shape)
+    names = letters(rank)
+    kind = call.operator.kind
+    if kind == "aten.transpose.int":
+        order = list(range(rank))
+        i, j = call.integer("dim0") % max(rank, 1), call.integer("dim1") % max(rank, 1)
+        order[i], order[j] = order[j], order[i]
+    elif kind in ("aten.t.default", "aten.mT.default", "aten.adjoint.default"):
+        order = [*range(max(rank - 2, 0)), *reversed(range(max(rank - 2, 0), rank))]
+    else:
+        value = call.get("dims", "perm")
+        order = [int(v) % rank for v in value if isinstance(v, int)] if isinstance(value, tuple) else list(reversed(range(rank)))
+    return " ".join(names) + " -> " + " ".join(names[i] for i in order)
+
+
+def _expand(call: Call) -> str:
+    """Dims of size 1 (or absent) broadcast: the split output factor is one that the input lacks."""
+    return "*, * -> *" if len(call.inputs) == 2 else "* -> *"
+
+
+def changed_dims_whole(call: Call) -> str:
+    """Slice, pad, flip, roll and their like: the dims whose extent or order changes stay whole."""
+    before, after = call.inputs[0].shape, call.outputs[0].shape
+    touched = set(_touched(call, len(before)))
+    names = [("!" if before[i] != after[i] or i in touched else "") + f"d{i}" for i in range(len(before))]
+    outs = [name if before[i] == after[i] else f"!e{i}" for i, name in enumerate(names)]
+    rest = "".join(f", {_whole(t.shape)}" for t in call.inputs[1:])
+    return " ".join(names) + rest + " -> " + " ".join(outs)
+
+
+def _touched(call: Call, rank: int) -> tuple[int, ...]:
+    """Dims that keep their size but not their order."""
+    if call.operator.kind in ("aten.flip.default", "aten.roll.default", "aten.cumsum.default", "onnx.CumSum", "onnx.Trilu"):
+        return tuple(range(rank - 2, rank)) if "Trilu" in call.operator.kind else call.dims(rank, "dims", "dim", "axis")
+    if call.operator.kind in ("aten.tril.default", "aten.triu.default"):
+        return tuple(range(rank - 2, rank))
+    if call.operator.kind in ("aten.slice.Tensor", "onnx.Slice"):
+        step = call.get("step", "steps", default=1)
+        if any(s != 1 for s in (step if isinstance(step, tuple) else (step,))):
+            return call.dims(rank, "dim", "axes")
+    return ()
+
+
+def _select(call: Call) -> str:
+    rank = len(call.inputs[0].shape)
+    dim = call.integer("dim") % rank
+    names = letters(rank)
+    return " ".join("!" + n if i == dim else n for i, n in enumerate(names)) + " -> " + " ".join(n for i, n in enumerate(names) if i != dim)
+
+
+def _split(call: Call) -> str:
+    """Equal chunks: the dim is `(parts n)`, and `n` can be split within every part; unequal ones stay whole."""
+    shape = call.inputs[0].shape
+    dim = call.integer("dim", "axis") % len(shape)
+    names = letters(len(shape))
+    sizes = [out.shape[dim] for out in call.outputs]
+    equal = len(set(sizes)) == 1 and sum(sizes) == shape[dim]
+    if len(sizes) == 1 and equal:
+        return " ".join(names) + " -> " + " ".join(names)
+    left = [(f"({len(sizes)} n)" if equal else "!w") if i == dim else n for i, n in enumerate(names)]
+    outs = [" ".join(("n" if equal else f"!w{j}") if i == dim else n for i, n in enumerate(names)) for j in range(len(sizes))]
+    return " ".join(left) + " -> " + ", ".join(outs)
+
+
+def _concat(call: Call) -> str:
+    """The reverse of a split."""
+    tensors = call.inputs
+    rank = len(call.outputs[0].shape)
+    dim = call.integer("dim", "axis") % rank
+    names = letters(rank)
+    sizes = [t.shape[dim] if len(t.shape) == rank else 0 for t in tensors]
+    equal = len(set(sizes)) == 1 and len(sizes) > 1
+    ins = [" ".join(("n" if equal else f"!w{j}") if i == dim else n for i, n in enumerate(names)) for j in range(len(sizes))]
+    out = [(f"({len(sizes)} n)" if equal else "!w") if i == dim else n for i, n in enumerate(names)]
+    return ", ".join(ins) + " -> " + " ".join(out)
+
+
+def _broadcast_together(call: Call) -> str:
+    """Each tensor is broadcast to the shape of all."""
+    full = call.outputs[0].shape
+    names = letters(len(full))
+    inputs = []
+    for tensor in call.inputs:
+        missing = len(full) - len(tensor.shape)
+        pairs = zip(names[missing:], tensor.shape, full[missing:], strict=True)
+        inputs.append(" ".join("1" if size == 1 != whole else name for name, size, whole in pairs))
+    return f"{', '.join(inputs)} -> {', '.join([' '.join(names)] * len(inputs))}"
+
+
+def _stack(call: Call) -> str:
+    rank = len(call.inputs[0].shape)
+    dim = call.integer("dim") % (rank + 1)
+    names = letters(rank)
+    return ", ".join(" ".join(names) for _ in call.inputs) + " -> " + " ".join([*names[:dim], "!w", *names[dim:]])
+
+
+def _unbind(call: Call) -> str:
+    rank = len(call.inputs[0].shape)
+    dim = call.integer("dim") % rank
+    names = letters(rank)
+    out = " ".join(n for i, n in enumerate(names) if i != dim)
+    return " ".join("!" + n if i == dim else n for i, n in enumerate(names)) + " -> " + ", ".join(out for _ in call.outputs)
+
+
+def _repeat(call: Call) -> str:
+    """Dims that repeat once keep their factor; the others are kept whole."""
+    before, after = call.inputs[0].shape, call.outputs[0].shape
+    lead = len(after) - len(before)
+    ins = [f"d{i}" if before[i] == after[i + lead] else f"!w{i}" for i in range(len(before))]
+    outs = [f"!e{i}" for i in range(lead)] + [f"d{i}" if before[i] == after[i + lead] else f"!v{i}" for i in range(len(before))]
+    return " ".join(ins) + " -> " + " ".join(outs)
+
+
+register(
+    """aten.view.default aten.reshape.default aten._unsafe_view.default aten.unsqueeze.default aten.squeeze.dims aten.flatten.using_ints
+    aten.unflatten.int aten.view_as.default aten.reshape_as.default aten.ravel.default""",
+    _reshape,
+    linear=((0,),),
+    view=True,
+)
+register("onnx.Reshape onnx.Flatten onnx.Squeeze onnx.Unsqueeze", _reshape, linear=((0,),), view=True)
+register(
+    "aten.transpose.int aten.permute.default aten.t.default aten.mT.default aten.numpy_T.default aten.adjoint.default onnx.Transpose",
+    _permute,
+    linear=((0,),),
+    view=True,
+)
+register("aten.expand.default aten.expand_as.default aten.broadcast_to.default onnx.Expand", _expand, linear=((0,),), view=True)
+register(
+    """aten.slice.Tensor aten.constant_pad_nd.default aten.pad.default aten.flip.default aten.roll.default aten.narrow.default
+    aten.tril.default aten.triu.default onnx.Slice onnx.Pad onnx.Trilu aten.cumsum.default onnx.CumSum""",
+    changed_dims_whole,
+    saves="",
+)
+register("aten.select.int", _select, linear=((0,),), view=True)
+register(
+    "aten.split.Tensor aten.chunk.default aten.split_with_sizes.default aten.split.sizes onnx.Split", _split, linear=((0,),), view=True
+)
+register("aten.cat.default aten.concat.default aten.concatenate.default onnx.Concat", _concat, saves="")
+register("aten.stack.default", _stack, saves="")
+register("aten.broadcast_tensors.default", _broadcast_together, saves="")
+register("aten.unbind.int", _unbind, linear=((0,),), view=True)
+register("aten.repeat.default aten.tile.default onnx.Tile", _repeat)

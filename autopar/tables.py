@@ -1,0 +1,312 @@
+"""From an analysed model and a mesh to the priced tables of a cost graph.
+
+Variables: a strategy for every operator that the search decides on, a storage layout for every parameter, the one layout
+to which a tensor with several readers is brought (a fan-out), and the layout of every output. Edges: redistributions.
+Tables are built once for each distinct signature and shared, so that equal layers are recognised by the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.costmodel.distances import Distances, LayoutSpace
+from autopar.costmodel.kept import kept_values
+from autopar.costmodel.pricing import MeshPrices, local_elements, operator_seconds, storage_bytes, update_seconds
+from autopar.search import CostGraph
+
+from .ir import DTYPE_BYTES, Graph, Operator, Tensor
+from .sharding.analysis import Analysis, Offer
+from .sharding.candidates import Strategies, is_storable, strategies_of
+from .sharding.layout import Kind, Layout, Placement, R
+from .sharding.rules import RULES
+
+T = TypeVar("T")
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+THRIFTY_AXES = 3
+"""Meshes of as many axes leave out matrix products that some axis repeats: the meshes of fewer axes hold those plans."""
+BATCH_TIE = 1e-12
+"""Seconds by which an earlier factor (the batch comes first) is preferred among strategies of equal price."""
+
+Choices = tuple[Ints, Floats, Floats, Ints]
+"""Rows, seconds, bytes and digits of a variable's choices."""
+
+Allow = Callable[[str, Offer, Strategies], NDArray[np.bool_]]
+"""Which strategies of the operator of that name may be chosen."""
+AllowLayouts = Callable[[Tensor, tuple[Layout, ...]], NDArray[np.bool_]]
+"""Which storage layouts of a parameter may be chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What pins, a scheme or a loaded plan leave to choose from; everything by default."""
+
+    strategies: Allow | None = None
+    storage: AllowLayouts | None = None
+    outputs: Mapping[str, Layout] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A variable of the cost graph: `what` is operator, parameter, fan-out or output; `name` of the operator or tensor.
+
+    `rows`: for an operator the strategy indices; for the others the codes of the layouts to choose from.
+    """
+
+    what: str
+    name: str
+    rows: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """A cost graph with what its variables stand for."""
+
+    analysis: Analysis
+    prices: MeshPrices
+    optimizer: str
+    graph: CostGraph
+    variables: tuple[Variable, ...]
+    strategies: Mapping[str, Strategies]
+    spaces: Mapping[str, LayoutSpace]
+
+
+def build_tables(analysis: Analysis, prices: MeshPrices, *, optimizer: str, limits: Limits | None = None) -> Tables:
+    """Price every strategy, storage layout and redistribution of a model on one mesh."""
+    return _Builder(analysis, prices, optimizer, limits or Limits()).build()
+
+
+class _Builder:
+    def __init__(self, analysis: Analysis, prices: MeshPrices, optimizer: str, limits: Limits) -> None:
+        self.analysis, self.prices, self.optimizer, self.limits = analysis, prices, optimizer, limits
+        self.graph: Graph = analysis.graph
+        self.mesh = prices.mesh.shape
+        self.variables: list[Variable] = []
+        self.unary: list[Floats] = []
+        self.memory: list[Floats] = []
+        self.digits: list[Ints] = []
+        self.edges: dict[tuple[int, int], Floats] = {}
+        self.strategies: dict[str, Strategies] = {}
+        self.source_codes: dict[tuple[int, str], Ints] = {}
+        self.spaces: dict[str, LayoutSpace] = {}
+        self.cache: dict[object, Any] = {}
+        self.keep: list[object] = []
+        self.kept = kept_values(analysis)
+
+    def build(self) -> Tables:
+        at: dict[str, int] = {}
+        for name in self.analysis.kinds:
+            self.spaces[name] = self._space(self.analysis.kinds[name])
+        for tensor in self.graph.parameters:
+            if tensor.name in self.analysis.readers:
+                self._parameter(tensor)
+                self._spread(tensor.name, len(self.variables) - 1, self.variables[-1].rows, at)
+        for index, op in enumerate(self.graph.operators):
+            if op.name not in self.analysis.cold:
+                self._operator(index, op, at)
+        graph = CostGraph(
+            sizes=tuple(len(v.rows) for v in self.variables), unary=tuple(self.unary), edges=self.edges, memory=tuple(self.memory),
+            digits=tuple(self.digits), names=tuple(f"{v.what} {v.name}" for v in self.variables),
+        )  # fmt: skip
+        return Tables(
+            analysis=self.analysis, prices=self.prices, optimizer=self.optimizer, graph=graph, variables=tuple(self.variables),
+            strategies=self.strategies, spaces=self.spaces,
+        )  # fmt: skip
+
+    def _space(self, kinds: tuple[Placement, ...]) -> LayoutSpace:
+        return self._once(("space", kinds), lambda: LayoutSpace(kinds=kinds, mesh=self.mesh))
+
+    def _storable(self, space: LayoutSpace, codes: Ints) -> Ints:
+        """Those of the layouts that a DTensor can have."""
+        return codes[[is_storable(space.layout(int(code)), self.mesh) for code in codes]]
+
+    def _once(self, key: object, make: Callable[[], T]) -> T:
+        """What `make` gives, made once for each key."""
+        if key not in self.cache:
+            self.cache[key] = make()
+        return cast(T, self.cache[key])
+
+    def _content(self, codes: Ints) -> int:
+        """A number for the content of an array that stays alive; each array is looked at once."""
+        return self._once(("content of", id(codes)), lambda: self._once(("content", codes.tobytes()), lambda: len(self.cache)))
+
+    def _add(self, what: str, name: str, rows: Ints, unary: Floats, memory: Floats, digits: Ints) -> int:
+        self.variables.append(Variable(what=what, name=name, rows=rows))
+        self.unary.append(unary)
+        self.memory.append(memory)
+        self.digits.append(digits)
+        return len(self.variables) - 1
+
+    def _parameter(self, tensor: Tensor) -> None:
+        space = self.spaces[tensor.name]
+        splits = tuple(i for i, kind in enumerate(space.kinds) if kind == R or kind.kind is Kind.SPLIT)
+        kept = tensor.name in self.kept.weights
+        key = ("parameter", id(space), tensor.shape, tensor.dtype, tensor.trainable, kept)
+
+        def make() -> tuple[Ints, Floats, Floats, Ints]:
+            digits = space.digits()
+            rows = self._storable(space, np.nonzero(space.valid(tensor.shape) & np.isin(digits, splits).all(axis=1))[0])
+            shards = space.divisors()[rows]
+            seconds = update_seconds(tensor, shards, self.optimizer, self.prices.cluster) if self.analysis.train else np.zeros(len(rows))
+            memory = storage_bytes(tensor, shards, self.optimizer, train=self.analysis.train)
+            # Its operators count the weight as they use it: the stored shard itself, or a gathered copy beside it.
+            return rows, seconds, memory - tensor.bytes / shards if kept else memory, digits[rows]
+
+        rows, unary, memory, digits = self._once(key, make)
+        if self.limits.storage is not None:
+            allowed = self.limits.storage(tensor, tuple(space.layout(int(code)) for code in rows))
+            rows, unary, memory, digits = self._masked(key, allowed, rows, unary, memory, digits)
+        self._add("parameter", tensor.name, rows, unary, memory, digits)
+
+    def _masked(self, key: object, allowed: NDArray[np.bool_], rows: Ints, unary: Floats, memory: Floats, digits: Ints) -> Choices:
+        return self._once((key, allowed.tobytes()), lambda: (rows[allowed], unary[allowed], memory[allowed], digits[allowed]))
+
+    def _operator(self, index: int, op: Operator, at: dict[str, int]) -> None:
+        offer = self.analysis.offers[op.name]
+        key = ("operator", id(offer), self.kept.shares.get(op.name, ()))
+
+        def make() -> tuple[Strategies, Ints, Floats, Floats, Ints]:
+            strategies = self._once(("strategies", id(offer)), lambda: self._strategies(offer))
+            unary, memory = self._price(op, offer, strategies)
+            return strategies, np.arange(len(unary)), unary, memory, strategies.choices
+
+        strategies, rows, unary, memory, digits = self._once(key, make)
+        if self.limits.strategies is not None:
+            allowed = self.limits.strategies(op.name, offer, strategies)
+            rows, unary, memory, digits = self._masked(key, allowed, rows, unary, memory, digits)
+        self.strategies[op.name] = strategies
+        variable = self._add("operator", op.name, rows, unary, memory, digits)
+        for position, name in enumerate(op.inputs):
+            if name in at:
+                self._edge(name, at[name], variable, self._codes(op, strategies, rows, position, False))
+        for position, name in enumerate(op.outputs):
+            self._spread(name, variable, self._codes(op, strategies, rows, position, True), at)
+
+    def _strategies(self, offer: Offer) -> Strategies:
+        """All strategies; on a large mesh, unless something is pinned, a matrix product splits every axis if it can."""
+        found = strategies_of(offer.rule, offer.options, self.mesh)
+        if len(self.mesh) < THRIFTY_AXES or self.limits.strategies is not None or not RULES[offer.call.operator.kind].products:
+            return found
+        splits = np.array([option.factor >= 0 for option in offer.options])[found.choices].all(axis=1)
+        return replace(found, choices=np.ascontiguousarray(found.choices[splits])) if splits.any() else found
+
+    def _price(self, op: Operator, offer: Offer, strategies: Strategies) -> tuple[Floats, Floats]:
+        forward, backward = operator_seconds(offer.call, strategies, self.mesh, self.prices.cluster, self._call_gradients(op, offer))
+        sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
+        local = sizes / strategies.degrees(self.mesh)
+        memory = np.zeros(len(local))
+        for share in self.kept.shares.get(op.name, ()):
+            names, dims = (op.outputs, strategies.rule.outputs) if share.output else (op.inputs, strategies.rule.inputs)
+            itemsize = DTYPE_BYTES[self.graph.tensors[names[share.position]].dtype]
+            memory += local_elements(dims[share.position], local) * itemsize * share.fraction
+        return forward + backward + BATCH_TIE * strategies.choices.sum(axis=1), memory
+
+    def _call_gradients(self, op: Operator, offer: Offer) -> frozenset[str]:
+        """The gradients of `op`, in the tensor names of the (possibly other) operator that its offer was made from."""
+        mine, theirs = (*op.inputs, *op.outputs), (*offer.call.operator.inputs, *offer.call.operator.outputs)
+        return frozenset(other for name, other in zip(mine, theirs, strict=True) if name in self.analysis.gradients)
+
+    def _codes(self, op: Operator, strategies: Strategies, rows: Ints, position: int, output: bool) -> Ints:
+        """Layout codes of one tensor of an operator, for the strategies in `rows`."""
+        name = op.outputs[position] if output else op.inputs[position]
+        space = self.spaces[name]
+
+        def make() -> Ints:
+            lut = np.array([space.kinds.index((o.outputs if output else o.inputs)[position]) for o in strategies.options])
+            codes = space.codes(lut[strategies.choices[rows]])
+            self.keep.append(codes)
+            return codes
+
+        self.keep.append(rows)
+        return self._once(("codes", id(strategies), id(rows), position, output, id(space)), make)
+
+    def _spread(self, name: str, source: int, codes: Ints, at: dict[str, int]) -> None:
+        """Join a made tensor to a fan-out (when it has several readers) and to the output variable (when it leaves)."""
+        readers = self.analysis.readers.get(name, ())
+        space = self.spaces.get(name)
+        if space is None or not readers:
+            return
+        at[name] = source
+        self.source_codes[source, name] = codes
+        if len(readers) > 1:
+            fan = self._fan_out(name, codes, readers)
+            self._edge(name, source, fan, self.variables[fan].rows)
+            at[name] = fan
+            self.source_codes[fan, name] = self.variables[fan].rows
+        for operator, _ in readers:
+            if operator < 0:
+                out = self._output(name)
+                self._edge(name, at[name], out, self.variables[out].rows)
+
+    def _fan_out(self, name: str, codes: Ints, readers: tuple[tuple[int, int], ...]) -> int:
+        space = self.spaces[name]
+        kinds: set[int] = set()
+        for operator, position in readers:
+            if operator >= 0:
+                op = self.graph.operators[operator]
+                kinds |= {space.kinds.index(o.inputs[position]) for o in self.analysis.offers[op.name].options}
+        tensor = self.graph.tensors[name]
+        key = ("fan-out", id(space), tensor.shape, self._content(codes), tuple(sorted(kinds)))
+
+        def make() -> tuple[Ints, Floats, Ints]:
+            digits = space.digits()
+            wanted = space.valid(tensor.shape) & np.isin(digits, sorted(kinds)).all(axis=1)
+            wanted[np.unique(codes)] = True
+            rows = np.nonzero(wanted)[0]
+            return rows, np.zeros(len(rows)), digits[rows]
+
+        rows, zero, digits = self._once(key, make)
+        return self._add("fan-out", name, rows, zero, zero, digits)
+
+    def _output(self, name: str) -> int:
+        space, tensor = self.spaces[name], self.graph.tensors[name]
+        pinned = R if name == self.graph.loss else None
+        splits = tuple(i for i, kind in enumerate(space.kinds) if kind == R or (kind.kind is Kind.SPLIT and pinned is None))
+        key = ("output", id(space), tensor.shape, splits, self.limits.outputs.get(name))
+
+        def make() -> tuple[Ints, Floats, Ints]:
+            digits = space.digits()
+            rows = self._storable(space, np.nonzero(space.valid(tensor.shape) & np.isin(digits, splits).all(axis=1))[0])
+            if name in self.limits.outputs:
+                rows = np.array([space.code(self.limits.outputs[name])])
+            return rows, np.zeros(len(rows)), digits[rows]
+
+        rows, zero, digits = self._once(key, make)
+        return self._add("output", name, rows, zero, zero, digits)
+
+    def _edge(self, name: str, source: int, target: int, target_codes: Ints) -> None:
+        source_codes = self.source_codes[source, name]
+        tensor, space = self.graph.tensors[name], self.spaces[name]
+        from_storage = self.variables[source].what == "parameter" and name in self.analysis.gradients
+        matrix_key = ("distances", id(space), tensor.shape, tensor.dtype, name in self.analysis.gradients, from_storage)
+
+        def table() -> Floats:
+            prices = self._once(matrix_key, lambda: self._distances(tensor, space))
+            if from_storage:
+                rows = prices.rows_from_storage(source_codes, self.prices.bucket_share, tensor.bytes)
+            else:
+                rows = prices.rows(source_codes)
+            return np.ascontiguousarray(rows[:, target_codes])
+
+        self.keep += [source_codes, target_codes]
+        value = self._once((matrix_key, id(source_codes), id(target_codes)), table)
+        pair = (source, target)
+        if pair in self.edges:
+            before = self.edges[pair]
+            self.keep.append(before)
+            value = self._once(("sum", id(before), id(value)), lambda: before + value)
+        self.edges[pair] = value
+
+    def _distances(self, tensor: Tensor, space: LayoutSpace) -> Distances:
+        """Tensors of equal bytes for which the same layouts are valid share them."""
+        gradient = tensor.name in self.analysis.gradients
+        def make() -> Distances:
+            return Distances(space, tensor.shape, tensor.bytes, self.prices.lines, gradient=gradient)
+
+        return self._once(("reach", id(space), tensor.bytes, gradient, space.valid(tensor.shape).tobytes()), make)
+

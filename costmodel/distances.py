@@ -1,0 +1,230 @@
+"""Prices of all redistributions of a tensor at once: shortest paths over every layout of the mesh.
+
+    D[s, t] = min over axes a, kinds x of D[s, t with x on a] + step(x → t[a])        (Bellman, relaxed axis by axis)
+
+A step's price is linear in the bytes of the shard; `autopar.sharding.redistribution.cheapest_chain` is the scalar
+reference, used for the chains of the chosen plan.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.sharding.layout import Kind, Layout, Placement
+from autopar.sharding.redistribution import STEP_PENALTY, Transfer, transfers
+
+LinePrices = Callable[[str, int], tuple[tuple[float, float], ...]]
+"""The lines (seconds, seconds per byte) whose minimum is a collective's time, given its name and its mesh axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutSpace:
+    """Every combination of `kinds` over the axes of a mesh, numbered in mixed radix (the last axis runs fastest)."""
+
+    kinds: tuple[Placement, ...]
+    mesh: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of layouts."""
+        return int(len(self.kinds) ** len(self.mesh))
+
+    def digits(self) -> NDArray[np.int64]:
+        """Kind index of every layout on every axis: array [layouts, axes]."""
+        return self._digits
+
+    @functools.cached_property
+    def _digits(self) -> NDArray[np.int64]:
+        count = len(self.mesh)
+        return np.indices((len(self.kinds),) * count).reshape(count, -1).T if count else np.zeros((1, 0), dtype=np.int64)
+
+    @functools.cached_property
+    def shard_counts(self) -> NDArray[np.int64]:
+        """The different numbers of shards into which the layouts split the tensor, in ascending order."""
+        return np.unique(self.divisors())
+
+    @functools.cached_property
+    def patterns(self) -> tuple[_Pattern, ...]:
+        """For each axis, the steps on it."""
+        return tuple(_pattern(self, axis) for axis in range(len(self.mesh)))
+
+    def codes(self, digits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers of the layouts whose kind indices are given: [n, axes] → [n]."""
+        code = np.zeros(len(digits), dtype=np.int64)
+        for axis in range(len(self.mesh)):
+            code = code * len(self.kinds) + digits[:, axis]
+        return code
+
+    def layout(self, code: int) -> Layout:
+        """The layout numbered `code`."""
+        digits = []
+        for _ in self.mesh:
+            code, digit = divmod(code, len(self.kinds))
+            digits.append(digit)
+        return tuple(self.kinds[d] for d in reversed(digits))
+
+    def code(self, layout: Layout) -> int:
+        """The number of a layout."""
+        value = 0
+        for placement in layout:
+            value = value * len(self.kinds) + self.kinds.index(placement)
+        return value
+
+    def valid(self, shape: Sequence[int]) -> NDArray[np.bool_]:
+        """Which layouts give a tensor of `shape` shards of equal size."""
+        digits = self.digits()
+        ok = np.ones(len(digits), dtype=bool)
+        for dim in {kind.dim for kind in self.kinds if kind.kind is Kind.SPLIT}:
+            done = np.ones(len(digits), dtype=np.int64)
+            levels = sorted((kind.parts, i) for i, kind in enumerate(self.kinds) if kind.kind is Kind.SPLIT and kind.dim == dim)
+            for parts, index in levels:
+                degree = np.ones(len(digits), dtype=np.int64)
+                for axis, size in enumerate(self.mesh):
+                    degree[digits[:, axis] == index] *= size
+                ok &= (degree == 1) | ((parts % done == 0) & (shape[dim] % (parts * degree) == 0))
+                done = np.where(degree > 1, parts * degree, done)
+        return ok
+
+    def divisors(self) -> NDArray[np.int64]:
+        """Into how many shards every layout splits the tensor."""
+        digits = self.digits()
+        split = np.array([kind.kind is Kind.SPLIT for kind in self.kinds])
+        out = np.ones(len(digits), dtype=np.int64)
+        for axis, size in enumerate(self.mesh):
+            out[split[digits[:, axis]]] *= size
+        return out
+
+
+def distances(
+    space: LayoutSpace, shape: Sequence[int], nbytes: int, price: LinePrices, *, gradient: bool, sources: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Seconds of the cheapest redistribution from each of `sources` to every layout: array [sources, layouts]."""
+    return Distances(space, shape, nbytes, price, gradient=gradient).rows(sources)
+
+
+class Distances:
+    """Prices of all redistributions of a tensor, worked out for a source when it is first asked for."""
+
+    def __init__(self, space: LayoutSpace, shape: Sequence[int], nbytes: int, price: LinePrices, *, gradient: bool) -> None:
+        self.space, self.valid = space, space.valid(shape)
+        self.steps = [_axis_costs(space, axis, nbytes, self.valid, price, gradient) for axis in range(len(space.mesh))]
+        self.known = np.zeros(space.size, dtype=bool)
+        self.prices = np.empty((space.size, space.size))
+
+    def rows(self, sources: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds from each of `sources` to every layout."""
+        fresh = np.unique(sources)
+        fresh = fresh[~self.known[fresh]]
+        if len(fresh):
+            self.prices[fresh] = self._reach(fresh).T
+            self.known[fresh] = True
+        return self.prices[sources]
+
+    def rows_from_storage(self, sources: NDArray[np.int64], share: LinePrices, nbytes: int) -> NDArray[np.float64]:
+        """The same from a parameter's storage: leading R → B steps bear only their `share` of a gradient bucket."""
+        names = [kind.kind for kind in self.space.kinds]
+        prices = self.rows(sources).copy()
+        if Kind.BROADCAST not in names:
+            return prices
+        whole, part = names.index(Kind.REPLICATED), names.index(Kind.BROADCAST)
+        digits, shards = self.space.digits()[sources], self.space.divisors()[sources]
+        axes = range(len(self.space.mesh))
+        for lead in (lead for count in axes for lead in itertools.combinations(axes, count + 1)):
+            chosen = np.nonzero((digits[:, lead] == whole).all(axis=1))[0]
+            after = digits[chosen].copy()
+            after[:, lead] = part
+            cost = np.zeros(len(chosen))
+            for axis in lead:
+                (alpha, beta) = share("all_reduce", axis)[-1]
+                cost += alpha + beta * nbytes / shards[chosen] + STEP_PENALTY
+            prices[chosen] = np.minimum(prices[chosen], cost[:, None] + self.rows(self.space.codes(after)))
+        return prices
+
+    def _reach(self, sources: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Array [layouts, sources]: relaxed axis by axis until no axis changes anything."""
+        size, axes = len(self.space.kinds), len(self.space.mesh)
+        reach = np.full((self.space.size, len(sources)), math.inf)
+        reach[sources, np.arange(len(sources))] = 0.0
+        reach[~self.valid] = math.inf
+        # No chain makes a whole value partial only to sum it again.
+        partial = [i for i, kind in enumerate(self.space.kinds) if kind.kind is Kind.PARTIAL]
+        closed = [np.where(np.isin(self.space.digits()[sources, a], partial), 0.0, math.inf) for a in range(axes)]
+        scratch = np.empty((size ** max(axes - 1, 0), len(sources)))
+        axis, settled = 0, 0
+        while settled < axes:
+            before = reach.copy()
+            grid = reach.reshape(size**axis, size, size ** (axes - axis - 1), len(sources))
+            fresh = scratch.reshape(grid[:, 0].shape)
+            for x, y, cost in self.steps[axis]:
+                np.add(grid[:, x], cost, out=fresh)
+                if x in partial:
+                    fresh += closed[axis]
+                np.minimum(grid[:, y], fresh, out=grid[:, y])
+            settled = settled + 1 if np.array_equal(before, reach) else 0
+            axis = (axis + 1) % axes
+        return reach
+
+
+Step = tuple[int, int, NDArray[np.float64]]
+"""A change of kind x to y on an axis, and its price by the kinds on the other axes: array [outer, inner, 1]."""
+
+
+def _axis_costs(space: LayoutSpace, axis: int, nbytes: int, valid: NDArray[np.bool_], price: LinePrices, gradient: bool) -> list[Step]:
+    """The steps that some layout may take on `axis` (infinite where this one may not)."""
+    pattern = space.patterns[axis]
+    sizes = [nbytes / int(divisor) for divisor in space.shard_counts]
+    known: dict[Transfer | None, NDArray[np.float64]] = {None: np.zeros(len(sizes))}
+
+    def seconds(transfer: Transfer | None) -> NDArray[np.float64]:
+        if transfer not in known and transfer is not None:
+            moved = transfer.scale * np.array(sizes)
+            known[transfer] = functools.reduce(np.minimum, [alpha + beta * moved for alpha, beta in price(transfer.collective, axis)])
+        return known[transfer]
+
+    found = []
+    allowed = np.where(valid.reshape(pattern.shape), 0.0, math.inf)
+    for x, y, ahead, back, blocked in pattern.pairs:
+        by_count = STEP_PENALTY + seconds(ahead) + seconds(back if gradient else None)
+        cost = by_count[pattern.counts[:, x]] + allowed[:, y] + blocked
+        if cost.min() < math.inf:
+            found.append((x, y, cost[:, :, None]))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Pattern:
+    """What the steps on one axis have in common for all tensors.
+
+    `pairs`: kinds x and y, the collectives ahead and back, and where nesting forbids the step (infinite); `counts`: the number
+    of shards of every layout, as an index into `LayoutSpace.shard_counts`; both laid out as [outer, kind, inner].
+    """
+
+    shape: tuple[int, int, int]
+    counts: NDArray[np.int64]
+    pairs: tuple[tuple[int, int, Transfer | None, Transfer | None, NDArray[np.float64]], ...]
+
+
+def _pattern(space: LayoutSpace, axis: int) -> _Pattern:
+    size, axes = len(space.kinds), len(space.mesh)
+    shape = (size**axis, size, size ** (axes - axis - 1))
+    inner = space.digits()[:, axis + 1 :].reshape(*shape, -1)
+    pairs = []
+    for x, before in enumerate(space.kinds):
+        for y, after in enumerate(space.kinds):
+            same_dim = before.kind is Kind.SPLIT and after.kind is Kind.SPLIT and before.dim == after.dim
+            if x == y or same_dim or (after.kind is Kind.PARTIAL and after.reduction != "sum"):
+                continue
+            blocked = np.zeros((shape[0], shape[2]))
+            for index, kind in ((x, before), (y, after)):
+                if kind.kind is Kind.SPLIT and axis + 1 < axes:
+                    blocked[(inner[:, x] == index).any(axis=-1)] = math.inf
+            pairs.append((x, y, *transfers(before, after, space.mesh[axis]), blocked))
+    counts = np.searchsorted(space.shard_counts, space.divisors()).reshape(shape)
+    return _Pattern(shape=shape, counts=counts, pairs=tuple(pairs))

@@ -1,0 +1,50 @@
+"""The cluster that is assumed when none is named: the GPUs of this machine, asked without torch, or else one DGX H100."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+from .cluster import Cluster
+from .cluster_file import load_cluster
+
+DEFAULT = "dgx-h100"
+# A word in the GPU's name, the least memory in bytes, and the preset; the first row that fits is taken.
+_PRESETS = (
+    ("B200", 0.0, "dgx-b200"),
+    ("H200", 0.0, "hgx-h200"),
+    ("H100", 0.0, "dgx-h100"),
+    ("A100", 60e9, "dgx-a100-80g"),
+    ("A100", 0.0, "dgx-a100"),
+    ("V100", 0.0, "p3.16xlarge"),
+    ("RTX 4090", 0.0, "rtx4090"),
+)
+_QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+_TIMEOUT_S = 5.0
+
+
+def local_gpus() -> tuple[tuple[str, float], ...]:
+    """Name and memory (bytes) of each GPU of this machine; none where there is no driver, or it does not answer within 5 s."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    try:
+        done = subprocess.run([tool, *_QUERY], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    rows = (line.rpartition(",") for line in done.stdout.splitlines())
+    return tuple((name.strip(), float(mebibytes) * 2**20) for name, _, mebibytes in rows if mebibytes.strip().isdecimal())
+
+
+def default_cluster() -> tuple[Cluster, str]:
+    """The cluster to assume, and the sentence that says which it is and why."""
+    gpus = local_gpus()
+    if not gpus:
+        cluster = load_cluster(DEFAULT)
+        return cluster, f"no GPU was found on this machine: the cluster is assumed to be {DEFAULT} ({cluster.device.name})"
+    name, memory = gpus[0]
+    found = f"this machine's {len(gpus)} x {name}"
+    for word, least, preset in _PRESETS:
+        if word in name and memory >= least:
+            return load_cluster(preset).sized(len(gpus)), f"the cluster is assumed to be {found} (preset {preset})"
+    return load_cluster(DEFAULT).sized(len(gpus)), f"no preset describes {found}: {DEFAULT} is assumed in its place"

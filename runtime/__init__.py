@@ -1,0 +1,1 @@
+"""The runtime: a plan becomes the local program of every rank, and runs."""

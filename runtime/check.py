@@ -1,0 +1,231 @@
+"""The check: a plan on its ranks against one device, by outputs, losses, gradients and updated weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from autopar.errors import RunError, unknown
+from autopar.ir import Graph
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.program import Assignment, Decision, Program, build_program
+
+from .collective_log import CollectiveLog
+from .collectives import DeviceGroups
+from .differences import LEARNING_RATES, Entry, Observation, Report, differences
+from .functions import mean_square
+from .launch import run_ranks
+from .module import ParallelModule, Values
+
+__all__ = [
+    "CollectiveLog", "Entry", "Loss", "Observation", "Report", "compare", "differences", "observe", "observe_model", "one_device",
+    "optimizer_of",
+]  # fmt: skip
+
+Loss = Callable[[tuple[Tensor, ...]], Tensor]
+
+
+def one_device(graph: Graph, gradients: frozenset[str] = frozenset()) -> Program:
+    """The program that runs the whole graph on one device."""
+    decisions = {
+        op.name: Decision(options=(), rule=None, inputs=((),) * len(op.inputs), outputs=((),) * len(op.outputs)) for op in graph.operators
+    }
+    outputs = dict.fromkeys((*graph.outputs, *((graph.loss,) if graph.loss else ())), ())
+    storage = {tensor.name: () for tensor in graph.parameters}
+    assignment = Assignment(mesh=Mesh(axes=()), decisions=decisions, storage=storage, outputs=outputs, chains={}, gradients=gradients)
+    return build_program(graph, assignment)
+
+
+def observe(
+    module: ParallelModule, inputs: Sequence[Tensor], *, optimizer: str = "adamw", steps: int = 3, seed: int = 0, keep: bool = True
+) -> Observation:
+    """Run a planned model: outputs, gradients and weights, gathered whole (collective: every rank calls it).
+
+    Only rank 0 holds what is gathered. Without `keep` nothing is gathered and only the losses are told.
+    """
+    hold = not dist.is_initialized() or dist.get_rank() == 0
+    names = [name for name, _ in module.local_program.outputs]
+    index = module.loss_index
+
+    def forward() -> tuple[tuple[Tensor, ...], Tensor | None]:
+        outputs = module(*inputs)
+        return outputs, None if index is None else outputs[index]
+
+    def whole(outputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        full = module.full_outputs(outputs)
+        return {name: value.detach().cpu() for i, (name, value) in enumerate(zip(names, full, strict=True)) if i != index and hold}
+
+    def value_of(name: str, value: Tensor) -> Tensor | None:
+        gathered = module.full_value(name, value)
+        return gathered if hold else None
+
+    return _observe(
+        forward,
+        whole,
+        module.graph_parameters(),
+        value_of,
+        optimizer=optimizer,
+        steps=steps,
+        seed=seed,
+        keep=keep,
+        trains=index is not None,
+    )
+
+
+def observe_model(
+    model: nn.Module,
+    graph: Graph,
+    inputs: Sequence[Tensor],
+    *,
+    parameters: Mapping[str, nn.Parameter] | None = None,
+    loss: Loss | None = None,
+    optimizer: str = "adamw",
+    steps: int = 3,
+    seed: int = 0,
+) -> Observation:
+    """Run the original model on one device; without a `loss` it is the graph's own, or the mean square of the float outputs.
+
+    `parameters` gives them by their names in the graph, where the model's own names differ.
+    """
+    place = graph.outputs.index(graph.loss) if graph.loss in graph.outputs else None
+
+    def forward() -> tuple[tuple[Tensor, ...], Tensor | None]:
+        outputs = tuple(leaf for leaf in tree_leaves(model(*inputs)) if isinstance(leaf, Tensor))
+        if len(outputs) != len(graph.outputs):
+            raise RunError(f"the model gives {len(outputs)} outputs, its graph has {len(graph.outputs)}")
+        if graph.loss is None:
+            return outputs, None
+        if loss is not None:
+            return outputs, loss(outputs)
+        if place is not None:
+            return outputs, outputs[place]
+        squares = [mean_square(value, value.numel()) for value in outputs if value.is_floating_point()]
+        return outputs, torch.stack(squares).sum()
+
+    def whole(outputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        return {name: value.detach().cpu() for i, (name, value) in enumerate(zip(graph.outputs, outputs, strict=True)) if i != place}
+
+    known = {tensor.name for tensor in graph.parameters}
+    found = dict(model.named_parameters()) if parameters is None else parameters
+    named = {name: value for name, value in found.items() if name in known}
+    return _observe(
+        forward, whole, named, lambda _, value: value, optimizer=optimizer, steps=steps, seed=seed, keep=True, trains=graph.loss is not None
+    )
+
+
+def _observe(
+    forward: Callable[[], tuple[tuple[Tensor, ...], Tensor | None]],
+    whole: Callable[[tuple[Tensor, ...]], dict[str, Tensor]],
+    parameters: Mapping[str, nn.Parameter],
+    full: Callable[[str, Tensor], Tensor | None],
+    *,
+    optimizer: str,
+    steps: int,
+    seed: int,
+    keep: bool,
+    trains: bool,
+) -> Observation:
+    def copies(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The values whole, on the CPU, as far as this process holds them."""
+        found = ((name, full(name, value)) for name, value in values.items())
+        return {name: value.detach().cpu().clone() for name, value in found if value is not None}
+
+    torch.manual_seed(seed)
+    stepper = optimizer_of(optimizer, [p for p in parameters.values() if p.requires_grad])
+    outputs: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
+    smallest: dict[str, Tensor] = {}
+    largest: dict[str, Tensor] = {}
+    losses: list[float] = []
+    for number in range(max(steps, 1)):
+        with torch.set_grad_enabled(trains):
+            values, loss = forward()
+        if number == 0 and keep:
+            outputs = whole(values)
+        if loss is None:
+            continue
+        losses.append(float(loss.detach()))
+        loss.backward()  # type: ignore[no-untyped-call]
+        found = copies({name: p.grad for name, p in parameters.items() if p.grad is not None and keep})
+        gradients = gradients or found
+        smallest = {name: torch.minimum(smallest[name], g.abs()) if name in smallest else g.abs() for name, g in found.items()}
+        largest = {name: torch.maximum(largest[name], g.abs()) if name in largest else g.abs() for name, g in found.items()}
+        if stepper is not None:
+            stepper.step()
+        for parameter in parameters.values():
+            parameter.grad = None
+    weights = copies(parameters) if losses and keep and stepper is not None else {}
+    return Observation(outputs=outputs, losses=tuple(losses), gradients=gradients, smallest=smallest, largest=largest, weights=weights)
+
+
+def optimizer_of(name: str, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer | None:
+    """The optimizer that a plan names, with the learning rate of the check; None for `none`."""
+    if name not in ("adamw", "sgd", "none"):
+        raise RunError(unknown("optimizer", name, ["adamw", "none", "sgd"]))
+    if name == "none" or not parameters:
+        return None
+    rate = LEARNING_RATES[name]
+    return torch.optim.AdamW(parameters, lr=rate) if name == "adamw" else torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+
+
+def compare(
+    program: Program,
+    values: Values,
+    inputs: Sequence[Tensor],
+    *,
+    optimizer: str = "adamw",
+    steps: int = 3,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    timeout: float = 600.0,
+) -> Report:
+    """Run the plan on its ranks and the model on one device, and compare outputs, losses, gradients and updated weights.
+
+    Inside a process group of the plan's size this is a collective call; elsewhere it forks Gloo ranks. The reference is
+    the original `model` (its parameters named as in the graph; it is trained in place), or else the graph on one device.
+    """
+
+    def ours() -> Observation:
+        groups = DeviceGroups.create(program.assignment.mesh)
+        return observe(ParallelModule(program, groups, values, device=device), inputs, optimizer=optimizer, steps=steps, seed=seed)
+
+    def report(observed: Observation) -> Report:
+        reference = _reference(program, values, inputs, model, loss, device, optimizer, steps, seed)
+        return differences(reference, observed, graph=program.graph, optimizer=optimizer)
+
+    if dist.is_initialized():
+        observed = ours()
+        answer: list[Any] = [report(observed) if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(answer, src=0, device=torch.device(device))
+        result: Report = answer[0]
+        return result
+
+    def on_rank() -> Observation | None:
+        observed = ours()
+        return observed if dist.get_rank() == 0 else None
+
+    return report(run_ranks(on_rank, program.assignment.mesh.devices, timeout=timeout)[0])
+
+
+def _reference(
+    program: Program,
+    values: Values,
+    inputs: Sequence[Tensor],
+    model: nn.Module | None,
+    loss: Loss | None,
+    device: torch.device | str,
+    optimizer: str,
+    steps: int,
+    seed: int,
+) -> Observation:
+    if model is not None:
+        return observe_model(model, program.graph, inputs, loss=loss, optimizer=optimizer, steps=steps, seed=seed)
+    alone = ParallelModule(one_device(program.graph, program.assignment.gradients), DeviceGroups.single(), values, device=device)
+    return observe(alone, inputs, optimizer=optimizer, steps=steps, seed=seed)

@@ -1,0 +1,176 @@
+"""How far a run may differ from the reference: tolerances, and which elements rounding noise makes incomparable."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autopar.errors import RunError
+from autopar.ir import Graph
+from autopar.sharding.rules import preamble
+
+TOLERANCES: Mapping[torch.dtype, float] = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""Largest error, as a fraction of the largest magnitude in the tensor."""
+
+NOISE = 64
+"""Rounding noise of a gradient in units of the machine precision, as a fraction of the largest magnitude."""
+
+LEARNING_RATES: Mapping[str, float] = {"adamw": 1e-3, "sgd": 1e-2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What a run shows, whole and on the CPU: gradients of the first step, weights after the last.
+
+    `smallest` and `largest` are, for each element of each gradient, its least and its greatest magnitude in any step.
+    """
+
+    outputs: Mapping[str, Tensor]
+    losses: tuple[float, ...]
+    gradients: Mapping[str, Tensor]
+    smallest: Mapping[str, Tensor]
+    largest: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One comparison: `error` and `tolerance` as fractions of the largest magnitude; `excluded` elements did not count."""
+
+    what: str
+    tensor: str
+    error: float
+    tolerance: float
+    elements: int
+    excluded: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within the tolerance (a NaN is not)."""
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Every comparison of a check."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether all comparisons are within their tolerances."""
+        return all(entry.passed for entry in self.entries)
+
+    @property
+    def worst(self) -> Entry | None:
+        """The comparison with the largest error in units of its tolerance."""
+        return max(self.entries, key=lambda e: e.error / e.tolerance if e.error == e.error else float("inf"), default=None)
+
+    @property
+    def excluded(self) -> int:
+        """Elements of weights that were left out because their gradient is rounding noise."""
+        return sum(entry.excluded for entry in self.entries)
+
+    def raise_for_failure(self) -> None:
+        """Raise a `RunError` that names the comparisons that failed."""
+        failed = [e for e in self.entries if not e.passed]
+        if failed:
+            lines = [f"  {e.what} {e.tensor}: error {e.error:.3g}, tolerance {e.tolerance:.3g}" for e in failed[:10]]
+            raise RunError(f"{len(failed)} of {len(self.entries)} comparisons with one device failed:\n" + "\n".join(lines))
+
+    def __str__(self) -> str:
+        counts = Counter(entry.what for entry in self.entries)
+        text = ", ".join(f"{n} {what}" + ("s" if n != 1 else "") for what, n in counts.items())
+        worst = self.worst
+        where = f"; worst error {worst.error:.2e} ({worst.what} {worst.tensor}, tolerance {worst.tolerance:.0e})" if worst else ""
+        left = f"; {self.excluded} weight elements left out (their gradients are rounding noise)" if self.excluded else ""
+        return f"{'equal to' if self.passed else 'DIFFERS from'} one device: {text}{where}{left}"
+
+
+def differences(reference: Observation, observed: Observation, *, graph: Graph | None = None, optimizer: str = "adamw") -> Report:
+    """Compare a run with the reference; gradients and weights that exist on one side only are errors without bound.
+
+    The tolerance is that of the tensor's dtype, or of the coarsest float dtype through which the `graph` takes what depends on
+    a parameter.
+    """
+    dtypes = _dtypes(graph) if graph else {v.dtype for v in reference.gradients.values()}
+    coarsest = max((d for d in dtypes if d in TOLERANCES), key=lambda d: TOLERANCES[d], default=torch.float64)
+    floor, precision = TOLERANCES[coarsest], torch.finfo(coarsest).eps
+    entries = [_entry("output", name, value, observed.outputs.get(name), floor) for name, value in reference.outputs.items()]
+    for number, (ours, theirs) in enumerate(zip(observed.losses, reference.losses, strict=True)):
+        error = abs(ours - theirs) / (abs(theirs) or 1.0)
+        entries.append(Entry(what="loss", tensor=f"step {number + 1}", error=error, tolerance=floor, elements=1))
+    scale = max((_largest(g) for g in reference.gradients.values()), default=0.0)
+    for name in sorted({*reference.gradients, *observed.gradients}):
+        gradient = reference.gradients.get(name)
+        noise = NOISE * precision * scale
+        entries.append(_entry("gradient", name, gradient, observed.gradients.get(name), floor, absolute=noise))
+    for name, weight in reference.weights.items():
+        keep = _kept(name, reference, observed, scale, optimizer, precision)
+        entries.append(_entry("weight", name, weight, observed.weights.get(name), floor, keep=keep))
+    return Report(entries=tuple(entries))
+
+
+def _dtypes(graph: Graph) -> set[torch.dtype]:
+    """Dtypes of what the operators that depend on a parameter make."""
+    cold = preamble(graph)
+    names = {name for op in graph.operators if op.name not in cold for name in op.outputs}
+    return {getattr(torch, graph.tensors[name].dtype) for name in names}
+
+
+def _largest(value: Tensor) -> float:
+    return float(value.abs().max()) if value.numel() else 0.0
+
+
+def _entry(
+    what: str,
+    name: str,
+    reference: Tensor | None,
+    observed: Tensor | None,
+    floor: float,
+    *,
+    absolute: float = 0.0,
+    keep: Tensor | None = None,
+) -> Entry:
+    """The largest difference over the largest magnitude; `absolute` is allowed on top, `keep` marks the elements that count."""
+    given = reference if reference is not None else observed
+    assert given is not None
+    # Integers and booleans must be equal.
+    tolerance = max(TOLERANCES[given.dtype], floor) if given.dtype in TOLERANCES else 1e-300
+    if reference is None or observed is None or reference.shape != observed.shape:
+        return Entry(what=what, tensor=name, error=float("inf"), tolerance=tolerance, elements=given.numel())
+    wide = torch.float64 if reference.is_floating_point() else torch.int64
+    reference, observed = reference.to(wide), observed.to(wide)
+    # Infinities stand in masks: equal ones are no difference.
+    difference = torch.where(reference == observed, torch.zeros((), dtype=wide), (reference - observed).abs())
+    finite = reference[torch.isfinite(reference)] if reference.is_floating_point() else reference
+    size = _largest(finite) + absolute / tolerance
+    if keep is not None:
+        difference = difference[keep]
+    largest = float(difference.max()) if difference.numel() else 0.0
+    error = largest / size if size else (0.0 if largest == 0 else float("inf"))
+    excluded = reference.numel() - difference.numel()
+    return Entry(what=what, tensor=name, error=error, tolerance=tolerance, elements=reference.numel(), excluded=excluded)
+
+
+def _kept(name: str, reference: Observation, observed: Observation, scale: float, optimizer: str, precision: float) -> Tensor | None:
+    """Elements of a weight that a check can hold to the tolerance.
+
+    AdamW divides a gradient by its own magnitude: noise of size n moves an element by about rate * n / |gradient|. Where
+    that exceeds the tolerance the element is left out; an exactly zero gradient does not move it and stays in.
+    """
+    if optimizer != "adamw" or name not in reference.smallest or name not in observed.smallest:
+        return None
+    smallest, weight = reference.smallest[name], reference.weights[name]
+    precision = max(precision, torch.finfo(smallest.dtype).eps)
+    largest = _largest(reference.gradients[name])
+    zero = (reference.largest[name] == 0) & (observed.largest[name] == 0)
+    if largest <= NOISE * precision * scale:
+        return zero
+    allowed = max(TOLERANCES[d] for d in TOLERANCES if torch.finfo(d).eps <= precision) * max(_largest(weight), 1e-30)
+    threshold = LEARNING_RATES[optimizer] * NOISE * precision * largest / allowed
+    return zero | (smallest >= threshold)

@@ -1,0 +1,158 @@
+"""Runs the graph of an ONNX model on one device: an `nn.Module` that interprets it operator by operator."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+
+from autopar.errors import ModelError, UnsupportedOperators
+from autopar.ir.graph import Graph, Operator, Ref, Role, Tensor, Value
+
+from .onnx_ops import ONNX_FUNCTIONS
+
+_NORMALIZATIONS = frozenset(
+    f"onnx.{name}Normalization" for name in ("Layer", "RMS", "Batch", "Instance", "Group")
+)
+_RAW: Mapping[str, tuple[type[np.generic], torch.dtype]] = {
+    "bfloat16": (np.uint16, torch.bfloat16), "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn), "float8_e5m2": (np.uint8, torch.float8_e5m2),
+}  # fmt: skip
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    """A copy of a numpy array, bfloat16 and float8 included."""
+    if array.dtype.name in _RAW:
+        raw, dtype = _RAW[array.dtype.name]
+        return torch.from_numpy(np.array(array).view(raw)).view(dtype)
+    return torch.from_numpy(np.array(array))
+
+
+def fresh_tensor(tensor: Tensor, seed: int, *, scale: bool = False, statistic: str = "") -> torch.Tensor:
+    """Initial values drawn for one stored tensor: the same for the same seed and name, wherever they are drawn.
+
+    Matrices and kernels are normal with a deviation scaled by the fan-in, scales of norms lie near 1, variances are positive.
+    """
+    generator = torch.Generator().manual_seed(zlib.crc32(tensor.name.encode(), seed & 0xFFFFFFFF))
+    dtype = getattr(torch, tensor.dtype)
+    if not tensor.is_float:
+        return torch.zeros(tensor.shape, dtype=dtype)
+    values = torch.randn(tensor.shape, generator=generator)
+    fan_in = math.prod(tensor.shape[1:]) if len(tensor.shape) >= 3 else min(tensor.shape) if len(tensor.shape) == 2 else 0
+    values = values / math.sqrt(fan_in) if fan_in else values * 0.02
+    if statistic == "input_var":
+        values = 1 + values.abs()
+    elif scale:
+        values = 1 + values
+    return values.to(dtype)
+
+
+def _uses(graph: Graph) -> dict[str, tuple[str, str]]:
+    """For every tensor that a normalisation takes as scale, mean or variance: the kind and the formal name."""
+    found: dict[str, tuple[str, str]] = {}
+    for operator in graph.operators:
+        if operator.kind in _NORMALIZATIONS:
+            for formal, value in operator.attributes.items():
+                if isinstance(value, Ref):
+                    found.setdefault(operator.inputs[value.index], (operator.kind, formal))
+    return found
+
+
+def fresh_weights(graph: Graph, seed: int = 0) -> Iterable[tuple[str, torch.Tensor]]:
+    """Initial values for every stored tensor of the graph whose value the graph does not hold."""
+    uses = _uses(graph)
+    for tensor in graph.tensors.values():
+        if tensor.role in (Role.PARAMETER, Role.CONSTANT) and tensor.name not in graph.constants:
+            _, formal = uses.get(tensor.name, ("", ""))
+            yield tensor.name, fresh_tensor(tensor, seed, scale=formal.lower() == "scale", statistic=formal)
+
+
+def bound_arguments(operator: Operator, tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
+    """The keyword arguments of an operator's function: its attributes with tensors in the place of references."""
+
+    def bind(value: Value) -> object:
+        if isinstance(value, Ref):
+            return tensors[operator.inputs[value.index]]
+        return tuple(bind(item) for item in value) if isinstance(value, tuple) else value
+
+    return {name: bind(value) for name, value in operator.attributes.items()}
+
+
+class OnnxModule(torch.nn.Module):
+    """The model of an imported ONNX graph; its parameters carry the names of the initializers."""
+
+    def __init__(self, graph: Graph, weights: Iterable[tuple[str, np.ndarray | torch.Tensor]] | None = None, *, seed: int = 0) -> None:
+        super().__init__()
+        self.graph = graph
+        unknown: dict[str, int] = {}
+        for operator in graph.operators:
+            if operator.kind not in ONNX_FUNCTIONS:
+                unknown[operator.kind] = unknown.get(operator.kind, 0) + 1
+        if unknown:
+            raise UnsupportedOperators(unknown, ONNX_FUNCTIONS)
+        self._keys: dict[str, str] = {}
+        self._last_use = self._find_last_uses()
+        for name, array in graph.constants.items():
+            self._store(name, to_torch(array))
+        for name, value in fresh_weights(graph, seed) if weights is None else weights:
+            if name in graph.tensors and name not in graph.constants:
+                self._store(name, value if isinstance(value, torch.Tensor) else to_torch(value))
+        stored = [t.name for t in graph.tensors.values() if t.role in (Role.PARAMETER, Role.CONSTANT)]
+        missing = [name for name in stored if name not in self._keys]
+        if missing:
+            raise ModelError(f"no values are given for {len(missing)} tensors: {', '.join(missing[:10])}")
+
+    def _store(self, name: str, value: torch.Tensor) -> None:
+        tensor = self.graph.tensors[name]
+        if tuple(value.shape) != tensor.shape:
+            raise ModelError(f"the tensor {name!r} has the shape {tuple(value.shape)}, the graph says {tensor.shape}")
+        key, count = name.replace(".", "/"), 0
+        while key in self._keys.values() or hasattr(self, key):
+            count += 1
+            key = f"{name.replace('.', '/')}#{count}"
+        self._keys[name] = key
+        if tensor.trainable:
+            self.register_parameter(key, torch.nn.Parameter(value))
+        else:
+            self.register_buffer(key, value)
+
+    def _find_last_uses(self) -> list[list[str]]:
+        """For every operator the activations that nothing reads after it."""
+        last: dict[str, int] = {}
+        for index, operator in enumerate(self.graph.operators):
+            last.update(dict.fromkeys((*operator.inputs, *operator.outputs), index))
+        keep = {name for name, tensor in self.graph.tensors.items() if tensor.role in (Role.PARAMETER, Role.CONSTANT)}
+        keep.update(self.graph.outputs)
+        found: list[list[str]] = [[] for _ in self.graph.operators]
+        for name, index in last.items():
+            if name not in keep:
+                found[index].append(name)
+        return found
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by their names in the graph."""
+        return {name: getattr(self, key) for name, key in self._keys.items()}
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The model's outputs, in the order of the file."""
+        if len(inputs) != len(self.graph.inputs):
+            raise ModelError(f"the model takes {len(self.graph.inputs)} inputs ({', '.join(self.graph.inputs)}), not {len(inputs)}")
+        tensors = self.named_tensors()
+        device = next((value.device for value in (*inputs, *tensors.values())), torch.device("cpu"))
+        for name, value in zip(self.graph.inputs, inputs, strict=True):
+            if tuple(value.shape) != self.graph.tensors[name].shape:
+                raise ModelError(f"the input {name!r} has the shape {tuple(value.shape)}, the graph says {self.graph.tensors[name].shape}")
+            tensors[name] = value
+        for operator, done in zip(self.graph.operators, self._last_use, strict=True):
+            if operator.inputs:
+                result = ONNX_FUNCTIONS[operator.kind](**bound_arguments(operator, tensors))
+            else:
+                with torch.device(device):
+                    result = ONNX_FUNCTIONS[operator.kind](**bound_arguments(operator, tensors))
+            results = result if isinstance(result, tuple) else (result,)
+            tensors.update(zip(operator.outputs, results, strict=False))
+            for name in done:
+                tensors.pop(name, None)
+        return tuple(tensors[name] for name in self.graph.outputs)

@@ -1,0 +1,45 @@
+"""What every ONNX operator computes, as a torch function called with the operator's attributes by their formal names.
+
+Shapes come from the tensors given, which may be local shards, or from attributes that the caller has made local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from . import (
+    attention,
+    contraction,
+    elementwise,
+    indexing,
+    losses,
+    normalization,
+    quantization,
+    recurrent,
+    reduction,
+    shape,
+    signal,
+    windows,
+)
+
+Function = Callable[..., "torch.Tensor | tuple[torch.Tensor, ...]"]
+
+_FAMILIES = (
+    attention, contraction, elementwise, indexing, losses, normalization, quantization, recurrent, reduction, shape, signal, windows,
+)  # fmt: skip
+
+
+def _table() -> dict[str, Function]:
+    found: dict[str, Function] = {}
+    for family in _FAMILIES:
+        for name, function in family.FUNCTIONS.items():
+            kind = f"onnx.{name}"
+            if kind in found:
+                raise ValueError(f"two functions are registered for {kind}")
+            found[kind] = function
+    return found
+
+
+ONNX_FUNCTIONS: Mapping[str, Function] = _table()

@@ -1,0 +1,130 @@
+"""Reductions, softmaxes, scans and sorting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+
+Tensor = torch.Tensor
+Reducer = Callable[[Tensor, tuple[int, ...], bool], Tensor]
+
+
+def _reduce(function: Reducer, alone: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A reduction over `axes`; over none of them each element is reduced `alone`."""
+
+    def call(*, data: Tensor, axes: tuple[int, ...], keepdims: int = 1) -> Tensor:
+        return function(data, axes, bool(keepdims)) if axes else alone(data)
+
+    return call
+
+
+def _sum(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    return torch.sum(x, dim=axes, keepdim=keep, dtype=x.dtype)
+
+
+def _mean(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    if x.is_floating_point():
+        return torch.mean(x, dim=axes, keepdim=keep)
+    count = math.prod(x.shape[axis] for axis in axes)
+    return torch.div(torch.sum(x, dim=axes, keepdim=keep), count, rounding_mode="trunc").to(x.dtype)
+
+
+def _extremum(function: Callable[..., Tensor], fill: float) -> Reducer:
+    def call(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+        if x.dtype == torch.bool:
+            return call(x.to(torch.uint8), axes, keep).bool()
+        if any(x.shape[axis] == 0 for axis in axes):
+            shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes]
+            limit = fill if x.is_floating_point() else (torch.iinfo(x.dtype).min if fill < 0 else torch.iinfo(x.dtype).max)
+            return torch.full(shape, limit, dtype=x.dtype, device=x.device)
+        result: Tensor = function(x, dim=axes, keepdim=keep)
+        return result
+
+    return call
+
+
+def _product(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    for axis in sorted(axes, reverse=True):
+        x = torch.prod(x, dim=axis, keepdim=keep, dtype=x.dtype)
+    return x
+
+
+def _norm1(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    return _sum(x.abs(), axes, keep)
+
+
+def _norm2(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    wide = x if x.is_floating_point() else x.to(torch.float64)
+    norm: Tensor = torch.linalg.vector_norm(wide, dim=axes, keepdim=keep)
+    return norm.to(x.dtype)
+
+
+def _log_sum(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    return torch.log(_sum(x, axes, keep))
+
+
+def _log_sum_exp(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    return torch.logsumexp(x, dim=axes, keepdim=keep)
+
+
+def _sum_square(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    return _sum(x * x, axes, keep)
+
+
+def _alone(x: Tensor) -> Tensor:
+    return x
+
+
+def _flattened(function: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    """Over one dim, or with `flatten` over all from `axis` on, as opsets before 13 had it."""
+
+    def call(*, input: Tensor, axis: int = -1, flatten: int = 0) -> Tensor:
+        if not flatten:
+            return function(input, axis)
+        outer = math.prod(input.shape[:axis])
+        return function(input.reshape(outer, math.prod(input.shape[axis:])), 1).reshape(input.shape)
+
+    return call
+
+
+def _hardmax(x: Tensor, axis: int) -> Tensor:
+    return torch.zeros_like(x).scatter(axis, x.argmax(axis, keepdim=True), 1.0)
+
+
+def _argument(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(*, data: Tensor, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+        found: Tensor = function(data.flip(axis) if select_last_index else data, dim=axis, keepdim=bool(keepdims))
+        return data.shape[axis] - 1 - found if select_last_index else found
+
+    return call
+
+
+def _scan(function: Callable[..., Tensor], neutral: float) -> Callable[..., Tensor]:
+    def call(*, x: Tensor, axis: int, exclusive: int = 0, reverse: int = 0) -> Tensor:
+        y = x.flip(axis) if reverse else x
+        y = function(y, dim=axis, dtype=x.dtype)
+        if exclusive:
+            first = torch.full_like(y.narrow(axis, 0, 1), neutral)
+            y = torch.cat((first, y.narrow(axis, 0, y.shape[axis] - 1)), dim=axis)
+        return y.flip(axis) if reverse else y
+
+    return call
+
+
+def top_k(*, X: Tensor, K: int, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:
+    """The K largest or smallest values along a dim, and where they stand; of equal values the first ones."""
+    values, indices = torch.sort(X, dim=axis, descending=bool(largest), stable=True)
+    return values.narrow(axis, 0, K), indices.narrow(axis, 0, K)
+
+
+FUNCTIONS: Mapping[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
+    "ReduceSum": _reduce(_sum, _alone), "ReduceMean": _reduce(_mean, _alone), "ReduceProd": _reduce(_product, _alone),
+    "ReduceMax": _reduce(_extremum(torch.amax, -math.inf), _alone), "ReduceMin": _reduce(_extremum(torch.amin, math.inf), _alone),
+    "ReduceL1": _reduce(_norm1, torch.abs), "ReduceL2": _reduce(_norm2, torch.abs), "ReduceLogSum": _reduce(_log_sum, torch.log),
+    "ReduceLogSumExp": _reduce(_log_sum_exp, _alone), "ReduceSumSquare": _reduce(_sum_square, torch.square),
+    "Softmax": _flattened(torch.softmax), "LogSoftmax": _flattened(torch.log_softmax), "Hardmax": _flattened(_hardmax),
+    "ArgMax": _argument(torch.argmax), "ArgMin": _argument(torch.argmin),
+    "CumSum": _scan(torch.cumsum, 0), "CumProd": _scan(torch.cumprod, 1), "TopK": top_k,
+}  # fmt: skip

@@ -1,0 +1,204 @@
+"""Runs of a plan on ranks: timed steps, or steps that are checked against one device."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autopar.errors import PlanError, RunError
+from autopar.model import LoadedModel
+from autopar.plan import Plan
+from autopar.sharding.analysis import analyse
+from autopar.sharding.program import Program
+
+from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, optimizer_of
+from .collectives import DeviceGroups
+from .inputs import example_values
+from .launch import require_cuda, run_ranks
+from .module import ParallelModule, Values
+from .onnx_module import OnnxModule
+from .parallelize import join_world, model_values
+
+TIMEOUT = 1800.0
+"""Seconds that a run on forked ranks may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """What a run did: `seconds` of a median step, the loss of every step, and the outcome of the check where one was made."""
+
+    ranks: int
+    mesh: str
+    backend: str
+    steps: int
+    seconds: float
+    losses: tuple[float, ...]
+    collectives: str
+    check: str
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What every rank is told."""
+
+    model: LoadedModel
+    plan: Plan
+    inputs: tuple[Tensor, ...]
+    steps: int
+    check: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    """What a rank reports; `observed` on rank 0 of a check."""
+
+    seconds: float
+    losses: tuple[float, ...]
+    issued: int
+    mismatch: str
+    observed: Observation | None
+
+
+def run_plan(
+    model: LoadedModel, plan: Plan, *, steps: int = 1, check: bool = False, backend: str | None = None, seed: int = 0
+) -> RunReport:
+    """Run a plan on ranks: those of `torchrun` where this process is one, else forked Gloo ranks on this machine.
+
+    With `check`, outputs, gradients and updated weights are compared with one device, and the collectives that every
+    rank issues with those that the plan prices.
+    """
+    if steps < 1:
+        raise RunError(f"a run has at least 1 step, not {steps}")
+    inputs = tuple(model.inputs) if model.inputs is not None else example_values(model.graph, seed)
+    job = _Job(model=model, plan=plan, inputs=inputs, steps=steps, check=check, seed=seed)
+    if "RANK" in os.environ:
+        return _on_launched_ranks(job, backend)
+    if backend == "nccl":
+        require_cuda()
+        raise RunError(
+            f"nccl ranks are started by torchrun: torchrun --nproc-per-node {plan.devices} -m autopar run PLAN --model MODEL --backend nccl"
+        )
+    values = model_values(model)
+    results = run_ranks(_run_rank, plan.devices, job, torch.device("cpu"), values, timeout=TIMEOUT)
+    return _report(job, results, "gloo", _compare(job, results[0]))
+
+
+def _on_launched_ranks(job: _Job, backend: str | None) -> RunReport:
+    """This process is one rank: take part, and learn the outcome that rank 0 finds."""
+    device = join_world(job.plan, backend)
+    mine = _run_rank(job, device, model_values(job.model))
+    results: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(results, replace(mine, observed=None))
+    outcome = [_report(job, results, dist.get_backend(), _compare(job, mine)) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(outcome, src=0)
+    assert outcome[0] is not None
+    return outcome[0]
+
+
+def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
+    """One rank: with a check the observed steps, else timed ones."""
+    if dist.get_world_size() != job.plan.devices:
+        raise PlanError(f"the plan is for {job.plan.devices} ranks, but {dist.get_world_size()} run")
+    program = job.plan.program(analyse(job.model.graph, train=job.plan.model.mode == "train"))
+    module = ParallelModule(program, DeviceGroups.create(program.assignment.mesh), values, device=device)
+    inputs = [value.to(device) for value in job.inputs]
+    if not job.check:
+        losses, seconds = _timed(module, inputs, job)
+        return _Result(seconds=seconds, losses=losses, issued=0, mismatch="", observed=None)
+    mismatch, issued = _collectives(module, program, inputs)
+    start = time.perf_counter()
+    observed = observe(module, inputs, optimizer=job.plan.model.optimizer, steps=job.steps, seed=job.seed)
+    seconds = (time.perf_counter() - start) / job.steps
+    kept = observed if dist.get_rank() == 0 else None
+    return _Result(seconds=seconds, losses=observed.losses, issued=issued, mismatch=mismatch, observed=kept)
+
+
+def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple[tuple[float, ...], float]:
+    """Losses of the steps, and the median seconds of one."""
+    torch.manual_seed(job.seed)
+    stepper = optimizer_of(job.plan.model.optimizer, [p for p in module.parameters() if p.requires_grad])
+    losses, times = [], []
+    for _ in range(job.steps):
+        start = time.perf_counter()
+        with torch.set_grad_enabled(module.loss_index is not None):
+            outputs = module(*inputs)
+        if module.loss_index is not None:
+            outputs[module.loss_index].backward()
+            losses.append(float(outputs[module.loss_index].detach()))
+            if stepper is not None:
+                stepper.step()
+            module.zero_grad()
+        times.append(time.perf_counter() - start)
+    return tuple(losses), statistics.median(times)
+
+
+def _collectives(module: ParallelModule, program: Program, inputs: Sequence[Tensor]) -> tuple[str, int]:
+    """Differences between the priced and the issued collectives of one step, in words, and how many were issued."""
+    with CollectiveLog() as log:
+        outputs = module(*inputs)
+        if module.loss_index is not None:
+            outputs[module.loss_index].backward()
+    module.zero_grad()
+    return log.mismatch(program, dist.get_rank()), len(log.issued)
+
+
+def _compare(job: _Job, result: _Result) -> Report | None:
+    """The same steps of the original model on one device, and the differences."""
+    if result.observed is None:
+        return None
+    reference = reference_observation(job.model, job.plan, job.inputs, steps=job.steps, seed=job.seed)
+    return differences(reference, result.observed, graph=job.model.graph, optimizer=job.plan.model.optimizer)
+
+
+def reference_observation(model: LoadedModel, plan: Plan, inputs: Sequence[Tensor], *, steps: int, seed: int) -> Observation:
+    """Outputs, gradients and weights of the original module (an ONNX model: the converted one) on one device."""
+    if model.torch is not None:
+        alone: nn.Module = _Original(model)
+        names = dict(model.module.named_parameters())
+    else:
+        values = model_values(model)
+        alone = OnnxModule(model.source, ((n, v if isinstance(v, Tensor) else v()) for n, v in values.items()))
+        names = {name: value for name, value in alone.named_tensors().items() if isinstance(value, nn.Parameter)}
+    return observe_model(alone, model.graph, inputs, parameters=names, optimizer=plan.model.optimizer, steps=steps, seed=seed)
+
+
+class _Original(nn.Module):
+    """The original module called as in its example, its loss function's value behind its outputs."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        super().__init__()
+        self.module: nn.Module = model.module
+        self._call = model.call
+        self._loss = model.loss
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The outputs; with a loss function, (outputs, loss)."""
+        args, kwargs = self._call if self._call is not None else (inputs, {})
+        outputs = self.module(*args, **kwargs)
+        return outputs if self._loss is None else (outputs, self._loss(outputs, *args, **kwargs))
+
+
+def _report(job: _Job, results: Sequence[_Result], backend: str, report: Report | None) -> RunReport:
+    mismatches = [f"rank {i}: {r.mismatch}" for i, r in enumerate(results) if r.mismatch]
+    collectives = "; ".join(mismatches[:2]) or f"{results[0].issued} in a step, as priced"
+    return RunReport(
+        ranks=job.plan.devices,
+        mesh=str(job.plan.mesh_),
+        backend=backend,
+        steps=job.steps,
+        seconds=statistics.median(r.seconds for r in results),
+        losses=results[0].losses,
+        collectives=collectives if job.check else "not compared",
+        check=str(report) if report else "not made",
+        ok=not mismatches and (report is None or report.passed),
+    )

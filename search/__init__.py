@@ -1,0 +1,20 @@
+"""The search: solvers over tables of costs; nothing here knows an operator, a layout or a cluster."""
+
+from .costgraph import CostGraph, Infeasible, NoAssignment, Solution
+from .dynamic_programming import dynamic_programming
+from .exhaustive import exhaustive
+from .methods import SEARCHES, Search, solve
+from .recursive_programming import recursive_programming
+
+__all__ = [
+    "SEARCHES",
+    "CostGraph",
+    "Infeasible",
+    "NoAssignment",
+    "Search",
+    "Solution",
+    "dynamic_programming",
+    "exhaustive",
+    "recursive_programming",
+    "solve",
+]

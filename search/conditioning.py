@@ -1,0 +1,151 @@
+"""Minimisation of cost + price * memory by elimination, with a way out where a graph is too wide for its tables.
+
+The variables of the schedule's `too_wide` are treated twice. For the bound, each gets one copy for each of its edges, its unary
+table shared out equally, and the copies may disagree: a relaxation, so its optimum is at most the true one. For the assignment,
+each is fixed to a choice, the rest is eliminated exactly, coordinate descent moves all, and so on until nothing improves.
+
+    sum_v unary_v + sum_uv edge_uv  >=  min over copies of  sum_v sum_{u ~ v} (unary_v[x_vu] / degree_v + ...)
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from .costgraph import CostGraph, Edge, NoAssignment, Table, shared_map
+from .elimination import MAX_ENTRIES, Schedule, schedule, typical_schedule
+from .local_search import descend
+from .pruning import Reduction, reduce
+
+ROUNDS = 4
+PRUNE_WORK = 6e8
+"""Additions of an elimination above which choices are pruned first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Minimum:
+    """Choices, and a certified lower bound of cost + price * memory; the tables when the minimum is exact."""
+
+    choices: list[int]
+    bound: float
+    tables: list[Table]
+
+
+class Minimiser:
+    """Solves one graph at any price of a byte; the order of elimination is planned once."""
+
+    def __init__(self, graph: CostGraph, *, max_entries: int = MAX_ENTRIES, plan: Schedule | None = None) -> None:
+        self.graph = graph
+        self.max_entries = max(max_entries, *graph.sizes, 1)
+        self.plan = plan or schedule(graph, max_entries=self.max_entries)
+        self.fixed: tuple[int, ...] = ()
+        while self.plan.too_wide:
+            self.fixed += self.plan.too_wide
+            self.plan = schedule(_split(graph, self.fixed), max_entries=self.max_entries)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the bound is the optimum (up to rounding)."""
+        return not self.fixed
+
+    def minimise(self, price: float = 0.0, known: Minimum | None = None) -> Minimum:
+        """The minimum of cost + `price` * memory; `known`, a minimum at another price, lends the tables that no price changes."""
+        tables = self.plan.evaluate(price, known.tables if known is not None else ())
+        bound = self.plan.optimum(tables)
+        if bound == math.inf:
+            raise NoAssignment
+        choices = self.plan.assignment(tables)[: len(self.graph.sizes)]
+        if self.exact:
+            return Minimum(choices=choices, bound=bound, tables=tables)
+        bound -= 1e-12 * abs(bound)
+        return Minimum(choices=self._improve(choices, price), bound=bound, tables=[])
+
+    def _improve(self, choices: list[int], price: float) -> list[int]:
+        soft = soften(self.graph)
+
+        def value(candidate: Sequence[int]) -> float:
+            return soft.cost(candidate) + price * soft.memory_of(candidate)
+
+        best = descend(soft, choices, price=price)
+        for _ in range(ROUNDS):
+            fixed = condition(soft, {v: best[v] for v in self.fixed})
+            rest = Minimiser(reduce(fixed, prune=False).graph, max_entries=self.max_entries).minimise(price).choices
+            merged = [best[v] if v in self.fixed else choice for v, choice in enumerate(rest)]
+            merged = descend(soft, merged, price=price)
+            if value(merged) >= value(best):
+                break
+            best = merged
+        return best
+
+
+def prepare(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True) -> tuple[Reduction, Minimiser]:
+    """`graph` made smaller, with its solver; choices are pruned where their elimination would cost more than the pruning."""
+    small = reduce(graph, prune=False, memory=memory)
+    plan = typical_schedule(small.graph)
+    if plan.work <= PRUNE_WORK and plan.widest <= max_entries:
+        return small, Minimiser(small.graph, max_entries=max_entries, plan=plan)
+    small = reduce(graph, memory=memory)
+    return small, Minimiser(small.graph, max_entries=max_entries)
+
+
+def soften(graph: CostGraph) -> CostGraph:
+    """The graph with a finite penalty, above any finite cost, in place of infinity, so that descent can leave forbidden ground."""
+    tables = [*graph.unary, *graph.edges.values()]
+    spread = shared_map(lambda table: np.abs(table[np.isfinite(table)]).max(initial=0.0, keepdims=True))
+    penalty = 1.0 + 2.0 * math.fsum(float(spread(table).max()) for table in tables)
+    fill = shared_map(lambda table: np.where(np.isinf(table), penalty, table) if np.isinf(table).any() else table)
+    return replace(graph, unary=tuple(fill(t) for t in graph.unary), edges={edge: fill(t) for edge, t in graph.edges.items()})
+
+
+def condition(graph: CostGraph, settled: Mapping[int, int]) -> CostGraph:
+    """The graph in which each settled variable has only its one choice left."""
+    picks = {v: slice(choice, choice + 1) for v, choice in settled.items()}
+    whole = slice(None)
+
+    def rows(tables: Sequence[Table]) -> tuple[Table, ...]:
+        return tuple(table[picks[v]] if v in picks else table for v, table in enumerate(tables))
+
+    edges = {
+        (u, v): table[picks.get(u, whole), picks.get(v, whole)] if u in picks or v in picks else table
+        for (u, v), table in graph.edges.items()
+    }
+    sizes = tuple(1 if v in picks else size for v, size in enumerate(graph.sizes))
+    return CostGraph(sizes=sizes, unary=rows(graph.unary), edges=edges, memory=None if graph.memory is None else rows(graph.memory))
+
+
+def _share(table: Table, parts: int) -> Table:
+    return table / parts
+
+
+def _split(graph: CostGraph, fixed: Sequence[int]) -> CostGraph:
+    """The relaxed graph: the first copy of a variable keeps its number, the others follow at the end."""
+    degree = dict.fromkeys(fixed, 0)
+    for edge in graph.edges:
+        for v in edge:
+            if v in degree:
+                degree[v] += 1
+    shares = {k: shared_map(partial(_share, parts=max(k, 1))) for k in set(degree.values())}
+    transposed = shared_map(lambda table: np.ascontiguousarray(table.T))
+    sizes, origins = list(graph.sizes), list(range(len(graph.sizes)))
+    used: set[int] = set()
+    edges: dict[Edge, Table] = {}
+    for edge in sorted(graph.edges):
+        ends = []
+        for v in edge:
+            if v in used:
+                ends.append(len(sizes))
+                sizes.append(graph.sizes[v])
+                origins.append(v)
+            else:
+                ends.append(v)
+                used.update({v} & degree.keys())
+        table = graph.edges[edge]
+        edges[min(ends), max(ends)] = table if ends[0] < ends[1] else transposed(table)
+
+    def rows(tables: Sequence[Table]) -> tuple[Table, ...]:
+        return tuple(shares[degree[v]](tables[v]) if v in degree else tables[v] for v in origins)
+
+    memory = None if graph.memory is None else rows(graph.memory)
+    return CostGraph(sizes=tuple(sizes), unary=rows(graph.unary), edges=edges, memory=memory)

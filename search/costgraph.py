@@ -1,0 +1,160 @@
+"""The cost graph: variables with a few choices each, unary and pairwise tables of costs, and the solutions of it."""
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Table = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Edge = tuple[int, int]
+
+
+class Infeasible(ValueError):
+    """No assignment of finite cost fits the memory limit; `minimum_memory` is the least that any of them needs."""
+
+    def __init__(self, minimum_memory: float, limit: float) -> None:
+        super().__init__(f"no assignment fits {limit:.6g} bytes: the smallest needs {minimum_memory:.6g}; raise the limit or add choices")
+        self.minimum_memory = minimum_memory
+        self.limit = limit
+
+
+class NoAssignment(ValueError):
+    """Every assignment is forbidden: it meets an infinite entry somewhere."""
+
+    def __init__(self) -> None:
+        super().__init__("every assignment costs infinity: the forbidden (infinite) entries leave no choice")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CostGraph:
+    """Minimise `sum unary[v][x_v] + sum edges[u, v][x_u, x_v]`; an infinite entry forbids.
+
+    `memory` adds up over the variables; `digits` gives each choice's component on each mesh axis (0: not split).
+
+    >>> graph = CostGraph(sizes=(2, 2), unary=(np.array([0.0, 1.0]), np.zeros(2)), edges={(0, 1): np.array([[3.0, 2.0], [0.0, 9.0]])})
+    >>> graph.cost((1, 0))
+    1.0
+    """
+
+    sizes: tuple[int, ...]
+    unary: tuple[Table, ...]
+    edges: Mapping[Edge, Table]
+    memory: tuple[Table, ...] | None = None
+    digits: tuple[NDArray[np.integer], ...] | None = None
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.sizes)
+        if any(size < 1 for size in self.sizes):
+            raise ValueError(f"every variable needs a choice, got sizes {self.sizes}")
+        if self.names and len(self.names) != count:
+            raise ValueError(f"{len(self.names)} names for {count} variables")
+        checked: set[int] = set()
+        self._check_rows("unary", self.unary, checked, forbidden=True)
+        if self.memory is not None:
+            self._check_rows("memory", self.memory, checked=set(), forbidden=False)
+        for (u, v), table in self.edges.items():
+            if not 0 <= u < v < count:
+                raise ValueError(f"edge ({u}, {v}) is not an ordered pair of the {count} variables")
+            _check_table(f"edge ({u}, {v})", table, (self.sizes[u], self.sizes[v]), checked)
+        if self.digits is not None:
+            self._check_digits(self.digits)
+
+    def _check_rows(self, what: str, tables: tuple[Table, ...], checked: set[int], *, forbidden: bool) -> None:
+        if len(tables) != len(self.sizes):
+            raise ValueError(f"{len(tables)} {what} tables for {len(self.sizes)} variables")
+        for v, table in enumerate(tables):
+            known = id(table) in checked
+            _check_table(f"{what} of variable {v}", table, (self.sizes[v],), checked)
+            if not forbidden and not known and not (table.min() >= 0.0 and table.max() < math.inf):
+                raise ValueError(f"{what} of variable {v} must be finite and not negative")
+
+    def _check_digits(self, digits: tuple[NDArray[np.integer], ...]) -> None:
+        if len(digits) != len(self.sizes):
+            raise ValueError(f"{len(digits)} digit tables for {len(self.sizes)} variables")
+        axes = {table.shape[1:] for table in digits}
+        if len(axes) > 1 or any(table.ndim != 2 for table in digits):
+            raise ValueError("every digit table needs the shape [size, axes] with the same axes")
+        for v, table in enumerate(digits):
+            if len(table) != self.sizes[v] or table.dtype.kind not in "iu":
+                raise ValueError(f"digits of variable {v} must be {self.sizes[v]} rows of integers, got {table.dtype} {table.shape}")
+
+    def cost(self, choices: Sequence[int]) -> float:
+        """Seconds of an assignment (one choice index for each variable)."""
+        self._check_choices(choices)
+        terms = [float(table[c]) for table, c in zip(self.unary, choices, strict=True)]
+        terms.extend(float(table[choices[u], choices[v]]) for (u, v), table in self.edges.items())
+        return math.fsum(terms)
+
+    def memory_of(self, choices: Sequence[int]) -> float:
+        """Bytes of an assignment; 0 when the graph has no memory tables."""
+        self._check_choices(choices)
+        if self.memory is None:
+            return 0.0
+        return math.fsum(float(table[c]) for table, c in zip(self.memory, choices, strict=True))
+
+    def _check_choices(self, choices: Sequence[int]) -> None:
+        if len(choices) != len(self.sizes) or any(not 0 <= c < size for c, size in zip(choices, self.sizes, strict=True)):
+            raise ValueError(f"{len(choices)} choices do not index the {len(self.sizes)} variables")
+
+
+def _check_table(what: str, table: Table, shape: tuple[int, ...], checked: set[int]) -> None:
+    if not isinstance(table, np.ndarray) or table.dtype != np.float64 or table.shape != shape:
+        got = f"{table.dtype} {table.shape}" if isinstance(table, np.ndarray) else type(table).__name__
+        raise ValueError(f"{what} must be a float64 array of shape {shape}, got {got}")
+    if id(table) not in checked:
+        checked.add(id(table))
+        if not table.min() > -math.inf:
+            raise ValueError(f"{what} holds a NaN or minus infinity")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """An assignment, its price, and a certified bound: no assignment (within the limit) costs less than `lower_bound`."""
+
+    choices: tuple[int, ...]
+    cost: float
+    memory: float
+    lower_bound: float
+    method: str
+
+    def __post_init__(self) -> None:
+        if not self.lower_bound <= self.cost:
+            raise ValueError(f"the bound {self.lower_bound} is above the cost {self.cost}")
+
+    @property
+    def gap(self) -> float:
+        """The relative distance to the bound; 0 when the solution is certainly optimal."""
+        return (self.cost - self.lower_bound) / max(abs(self.cost), sys.float_info.min)
+
+
+def solution(graph: CostGraph, choices: Sequence[int], *, lower_bound: float, method: str) -> Solution:
+    """Price `choices`; a bound that rounding lifted above the cost becomes the cost."""
+    cost = graph.cost(choices)
+    if cost - lower_bound <= 1e-12 * abs(cost):
+        lower_bound = cost
+    plain = tuple(int(choice) for choice in choices)
+    return Solution(choices=plain, cost=cost, memory=graph.memory_of(plain), lower_bound=lower_bound, method=method)
+
+
+def memory_tables(graph: CostGraph) -> tuple[Table, ...]:
+    """The memory tables, which a memory limit needs."""
+    if graph.memory is None:
+        raise ValueError("a memory limit needs a cost graph with memory tables")
+    return graph.memory
+
+
+def shared_map(function: Callable[[Table], Table]) -> Callable[[Table], Table]:
+    """`function` applied once to each distinct array object, so that shared tables stay shared."""
+    known: dict[int, tuple[Table, Table]] = {}
+
+    def apply(table: Table) -> Table:
+        if id(table) not in known:
+            known[id(table)] = (table, function(table))
+        return known[id(table)][1]
+
+    return apply

@@ -1,0 +1,194 @@
+"""Variable elimination: joins of the tables of a graph in the rounds of an order, each distinct join computed once.
+
+U. Bertele and F. Brioschi, Nonserial Dynamic Programming, 1972: to eliminate v, sum the tables that contain v and minimise over
+v; what is left is one table over v's neighbours. In reverse order each variable then takes its best choice given its neighbours.
+
+    m_v[x_N(v)] = min over x_v of  sum of the tables that contain v        x_v = the choice that attains m_v[x_N(v)]
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from .costgraph import CostGraph, Indices, Table
+from .minplus import Labels, eliminate
+from .orders import Order, Round, Structure, order
+
+MAX_ENTRIES = 1 << 24
+SECOND_ORDER_WORK = 1e8
+"""Work (additions) above which an order for the sizes (rounded up to powers of two, so that meshes share it) is tried as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """The minimum over label 0 of the sum of `inputs` (labels of the axes, number of the table)."""
+
+    inputs: tuple[tuple[Labels, int], ...]
+    size: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One eliminated variable: its neighbours then (in the order of the join's labels 1, 2, ...) and the join that did it."""
+
+    variable: int
+    neighbours: tuple[int, ...]
+    join: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """Joins over the tables 0, 1, ...: first the leaves (cost, and memory where it has one), then one for each join."""
+
+    costs: tuple[Table, ...]
+    memories: tuple[Table | None, ...]
+    joins: tuple[Join, ...]
+    rounds: tuple[tuple[Round, tuple[int, ...]], ...]
+    too_wide: tuple[int, ...] = ()
+
+    @property
+    def work(self) -> float:
+        """Additions of all distinct joins."""
+        return sum(float(join.size) * math.prod(join.shape) for join in self.joins)
+
+    @property
+    def widest(self) -> int:
+        """Entries of the largest table that a join leaves."""
+        return max((math.prod(join.shape) for join in self.joins), default=1)
+
+    @property
+    def steps(self) -> list[Step]:
+        """The rounds, variable by variable."""
+        return [
+            Step(variable=v, neighbours=tuple(around), join=join)
+            for step, joins in self.rounds
+            for v, around, join in zip(step.variables.tolist(), step.neighbours.tolist(), joins, strict=True)
+        ]
+
+    def evaluate(self, price: float = 0.0, known: Sequence[Table] = ()) -> list[Table]:
+        """All tables, where a byte of memory costs `price`; those without memory are taken from `known`, where it has them."""
+        leaves = list(zip(self.costs, self.memories, strict=True))
+        tables = [cost if memory is None else cost + price * memory for cost, memory in leaves]
+        priced = [memory is not None and bool(memory.any()) for _, memory in leaves]
+        for number, join in enumerate(self.joins, len(tables)):
+            priced.append(any(priced[table] for _, table in join.inputs))
+            if known and not priced[number]:
+                tables.append(known[number])
+            else:
+                tables.append(eliminate([(labels, tables[table]) for labels, table in join.inputs], join.shape))
+        return tables
+
+    def optimum(self, tables: Sequence[Table]) -> float:
+        """The least sum: the constants that the last variables of the components left."""
+        roots = [join for step, joins in self.rounds if not step.neighbours.shape[1] for join in joins]
+        return math.fsum(float(tables[len(self.costs) + join]) for join in roots)
+
+    def assignment(self, tables: Sequence[Table]) -> list[int]:
+        """Back-substitution, equal cases once."""
+        choices = np.zeros(sum(len(joins) for _, joins in self.rounds), dtype=np.int64)
+        known: dict[tuple[int, ...], int] = {}
+        for step, joins in reversed(self.rounds):
+            found = []
+            for join, chosen in zip(joins, choices[step.neighbours].tolist(), strict=True):
+                case = (join, *chosen)
+                if case not in known:
+                    known[case] = int(conditional(self.joins[join], tables, chosen).argmin())
+                found.append(known[case])
+            choices[step.variables] = found
+        return [int(choice) for choice in choices]
+
+
+def conditional(join: Join, tables: Sequence[Table], chosen: Sequence[int]) -> Table:
+    """The cost of each choice of the eliminated variable, its neighbours being `chosen`."""
+    total = np.zeros(join.size)
+    for labels, table in join.inputs:
+        total = total + tables[table][tuple(slice(None) if label == 0 else chosen[label - 1] for label in labels)]
+    return total
+
+
+def schedule(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> Schedule:
+    """A good order for `graph`; `too_wide` lists the variables to fix first for no table to exceed `max_entries`."""
+    leaves = _Leaves(graph)
+    plan = leaves.follow(order(leaves.structure()))
+    fits = plan.widest <= max_entries
+    if fits and plan.work < SECOND_ORDER_WORK:
+        return plan
+    if fits:
+        rounded = tuple(1 << (size - 1).bit_length() for size in graph.sizes)
+        second = leaves.follow(order(leaves.structure(rounded)))
+        return min((plan, second), key=lambda p: (p.widest > max_entries, p.work))
+    sized = leaves.structure(graph.sizes)
+    orders = (order(sized, max_entries=max_entries, by_fill=by_fill) for by_fill in (False, True))
+    return leaves.follow(min(orders, key=lambda o: (len(o.too_wide), o.work)))
+
+
+def typical_schedule(graph: CostGraph) -> Schedule:
+    """The schedule in the order that does not look at sizes."""
+    leaves = _Leaves(graph)
+    return leaves.follow(order(leaves.structure()))
+
+
+class _Leaves:
+    """The graph's tables, each distinct one (with its memory) once: `table[factor]` for the unary tables and then the edges."""
+
+    def __init__(self, graph: CostGraph) -> None:
+        self.graph = graph
+        self.edges = sorted(graph.edges)
+        self.costs: list[Table] = []
+        self.memories: list[Table | None] = []
+        numbers: dict[tuple[int, int], int] = {}
+        memories: Sequence[Table | None] = graph.memory or [None] * len(graph.sizes)
+        self.table = []
+        for cost, memory in [*zip(graph.unary, memories, strict=True), *((graph.edges[edge], None) for edge in self.edges)]:
+            leaf = numbers.setdefault((id(cost), id(memory)), len(numbers))
+            if leaf == len(self.costs):
+                self.costs.append(cost)
+                self.memories.append(memory)
+            self.table.append(leaf)
+
+    def structure(self, sizes: tuple[int, ...] = ()) -> Structure:
+        """The graph without its numbers; memory makes no difference, so that one order serves with and without a limit."""
+        objects: dict[int, int] = {}
+        costs = [objects.setdefault(id(cost), len(objects)) for cost in self.costs]
+        tables = np.array([costs[leaf] for leaf in self.table], dtype=np.int64)
+        ends = np.array(self.edges, dtype=np.int64)
+        return Structure(count=len(self.graph.sizes), ends=ends.tobytes(), tables=tables.tobytes(), sizes=sizes)
+
+    def follow(self, plan: Order) -> Schedule:
+        """The joins of these tables in the rounds of `plan` (none, where it found the graph too wide)."""
+        if plan.too_wide:
+            return Schedule(costs=(), memories=(), joins=(), rounds=(), too_wide=plan.too_wide)
+        sizes = np.array(self.graph.sizes, dtype=np.int64)
+        numbers = np.full(plan.factors, -1)
+        numbers[: len(self.table)] = self.table
+        known: dict[tuple[object, ...], int] = {}
+        joins: list[Join] = []
+        rounds = []
+        for step in plan.rounds:
+            rows = _sorted_blocks(numbers[step.inputs], step.labels)
+            found = []
+            for member, row in enumerate(rows.tolist()):
+                join = known.setdefault((step.labels, *row), len(joins))
+                if join == len(joins):
+                    shape = tuple(sizes[step.neighbours[member]].tolist())
+                    inputs = tuple(zip(step.labels, row, strict=True))
+                    joins.append(Join(inputs=inputs, size=int(sizes[step.variables[member]]), shape=shape))
+                found.append(join)
+            numbers[step.outputs] = len(self.costs) + np.array(found)
+            rounds.append((step, tuple(found)))
+        return Schedule(costs=tuple(self.costs), memories=tuple(self.memories), joins=tuple(joins), rounds=tuple(rounds))
+
+
+def _sorted_blocks(rows: Indices, labels: tuple[Labels, ...]) -> Indices:
+    """The rows with tables of equal labels in ascending order, so that equal joins look equal."""
+    start = 0
+    for _, group in groupby(labels):
+        stop = start + len(list(group))
+        if stop > start + 1:
+            rows[:, start:stop].sort(axis=1)
+        start = stop
+    return rows

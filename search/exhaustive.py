@@ -1,0 +1,53 @@
+"""The exhaustive search: every assignment is priced, in blocks; the reference of the tests.
+
+best = min over x of  sum_v unary[v][x_v] + sum_uv edges[u, v][x_u, x_v]   subject to  sum_v memory[v][x_v] <= limit
+"""
+
+import math
+
+import numpy as np
+
+from .costgraph import CostGraph, Indices, Infeasible, NoAssignment, Solution, Table, memory_tables, solution
+
+MAX_ASSIGNMENTS = 10**8
+BLOCK = 1 << 16
+
+
+def exhaustive(graph: CostGraph, *, memory_limit: float | None = None) -> Solution:
+    """The optimum (the first in lexicographic order), by looking at every assignment."""
+    total = math.prod(graph.sizes)
+    if total > MAX_ASSIGNMENTS:
+        count = f"about 10^{len(str(total)) - 1} assignments"
+        raise ValueError(f"{count} are too many to enumerate (at most {MAX_ASSIGNMENTS:.0e}); use dynamic_programming")
+    best, best_cost, least = 0, math.inf, math.inf
+    for start in range(0, total, BLOCK):
+        choices = _unravel(np.arange(start, min(start + BLOCK, total)), graph.sizes)
+        costs = _price(graph, choices)
+        if memory_limit is not None:
+            memory = np.asarray(sum((table[c] for table, c in zip(memory_tables(graph), choices, strict=True)), np.zeros(len(costs))))
+            least = min(least, float(memory[np.isfinite(costs)].min(initial=math.inf)))
+            costs[memory > memory_limit] = math.inf
+        first = int(costs.argmin())
+        if costs[first] < best_cost:
+            best, best_cost = start + first, float(costs[first])
+    if best_cost == math.inf:
+        raise NoAssignment if memory_limit is None or least == math.inf else Infeasible(least, memory_limit)
+    winner = [int(c[0]) for c in _unravel(np.array([best]), graph.sizes)]
+    return solution(graph, winner, lower_bound=graph.cost(winner), method="exhaustive")
+
+
+def _unravel(numbers: Indices, sizes: tuple[int, ...]) -> list[Indices]:
+    columns: list[Indices] = []
+    for size in reversed(sizes):
+        numbers, column = np.divmod(numbers, size)
+        columns.append(column)
+    return columns[::-1]
+
+
+def _price(graph: CostGraph, choices: list[Indices]) -> Table:
+    costs = np.zeros(len(choices[0]) if choices else 1)
+    for table, c in zip(graph.unary, choices, strict=True):
+        costs += table[c]
+    for (u, v), table in graph.edges.items():
+        costs += table[choices[u], choices[v]]
+    return costs

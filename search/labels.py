@@ -1,0 +1,151 @@
+"""The gap closer: every assignment whose priced cost is within the duality gap, enumerated by labels, dominated ones dropped.
+
+With the tables of an elimination at price p, walk its steps from the last ones outwards. Giving v the choice c raises the
+priced optimum by
+
+    excess(c) = (sum of the tables that v was eliminated from)[c, x_N(v)] - m_v[x_N(v)]  >=  0
+
+and an assignment within the limit that beats the best known one has a total excess below best - (L(p) - p * limit), the gap.
+Of two labels that agree on all variables still looked at, one that costs more and needs no less memory is dropped. If no label is
+dropped for want of room the search is exact; else the least excess dropped bounds what was missed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .costgraph import CostGraph, Indices, Table, memory_tables
+from .elimination import Schedule, Step
+
+PRESELECTED = 4
+MAX_CODE = 1 << 62
+ROOMS = (128, 1024)
+"""Labels kept in the passes: the first one's find narrows the gap for the next."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Frontier:
+    """The labels alive: the columns of the variables still looked at, excess and memory, and how each came about."""
+
+    columns: dict[int, Indices]
+    excess: Table
+    memory: Table
+    history: list[tuple[int, Indices, Indices]]
+    dropped: float = math.inf
+
+
+def label_search(
+    graph: CostGraph, plan: Schedule, tables: Sequence[Table], *, price: float, limit: float, gap: float, room: int
+) -> tuple[list[int] | None, float]:
+    """The best assignment whose excess is below `gap` (None: there is none), and a bound of all that was not looked at."""
+    memory = memory_tables(graph)
+    optimum = plan.optimum(tables)
+    allowed = gap * (1.0 + 1e-9) + 1e-12 * abs(optimum)
+    remaining = math.fsum(float(table.min()) for table in memory)
+    steps = _depth_first(plan)
+    last_use = {u: i for i, step in enumerate(steps) for u in step.neighbours}
+    front = _Frontier(columns={}, excess=np.zeros(1), memory=np.zeros(1), history=[])
+    for i, step in enumerate(steps):
+        own = memory[step.variable]
+        remaining -= float(own.min())
+        _extend(front, step, _excess(plan, tables, step, front), own, (allowed, limit - remaining))
+        for u in [u for u in front.columns if last_use.get(u, -1) <= i]:
+            del front.columns[u]
+        _limit(front, PRESELECTED * room)
+        _select(front, _undominated(front, graph.sizes, price))
+        _limit(front, room)
+    excluded = optimum + front.dropped - price * limit
+    fits = np.flatnonzero(front.memory <= limit)
+    if not len(fits):
+        return None, excluded
+    best = int(fits[(front.excess - price * front.memory)[fits].argmin()])
+    return _trace(front, best, len(graph.sizes)), excluded
+
+
+def _depth_first(plan: Schedule) -> list[Step]:
+    """The steps, each after those of its neighbours, one subtree of the elimination tree at a time: few columns are open at once."""
+    position = {step.variable: i for i, step in enumerate(plan.steps)}
+    children: list[list[int]] = [[] for _ in plan.steps]
+    stack: list[int] = []
+    for i, step in enumerate(plan.steps):
+        above = min((position[u] for u in step.neighbours), default=None)
+        (stack if above is None else children[above]).append(i)
+    order = []
+    while stack:
+        i = stack.pop()
+        order.append(plan.steps[i])
+        stack.extend(children[i])
+    return order
+
+
+def _excess(plan: Schedule, tables: Sequence[Table], step: Step, front: _Frontier) -> Table:
+    """What each choice (column) adds to each label (row)."""
+    join = plan.joins[step.join]
+    total = np.zeros((len(front.excess), join.size))
+    for labels, table in join.inputs:
+        others = [i for i, label in enumerate(labels) if label]
+        around = tuple(front.columns[step.neighbours[labels[i] - 1]] for i in others)
+        total += _rows(tables[table].transpose([*others, labels.index(0)]), around)
+    message = tables[len(plan.costs) + step.join][tuple(front.columns[u] for u in step.neighbours)]
+    return np.maximum(total - np.reshape(message, (-1, 1)), 0.0)
+
+
+def _rows(table: Table, around: tuple[Indices, ...]) -> Table:
+    """The rows of `table` (own choices last) at the labels' columns."""
+    return table[around] if around else table
+
+
+def _extend(front: _Frontier, step: Step, excess: Table, memory: Table, bounds: tuple[float, float]) -> None:
+    """Give `step.variable` every choice that the gap and the memory allow."""
+    excess = front.excess[:, None] + excess
+    used = front.memory[:, None] + memory
+    parents, choices = np.nonzero((excess <= bounds[0]) & (used <= bounds[1]))
+    front.history.append((step.variable, parents, choices))
+    front.columns = {u: column[parents] for u, column in front.columns.items()}
+    front.columns[step.variable] = choices
+    front.excess, front.memory = excess[parents, choices], used[parents, choices]
+
+
+def _select(front: _Frontier, chosen: Indices) -> None:
+    """Keep only the labels `chosen`."""
+    variable, parents, choices = front.history[-1]
+    front.history[-1] = (variable, parents[chosen], choices[chosen])
+    front.columns = {u: column[chosen] for u, column in front.columns.items()}
+    front.excess, front.memory = front.excess[chosen], front.memory[chosen]
+
+
+def _limit(front: _Frontier, room: int) -> None:
+    """Drop the labels of most excess when there are more than `room`."""
+    if len(front.excess) <= room:
+        return
+    ranking = np.argsort(front.excess, kind="stable")
+    front.dropped = min(front.dropped, float(front.excess[ranking[room]]))
+    _select(front, np.sort(ranking[:room]))
+
+
+def _undominated(front: _Frontier, sizes: Sequence[int], price: float) -> Indices:
+    """The labels for which no other of the same columns costs no more and needs no more memory, in their old order."""
+    count = len(front.excess)
+    if count == 1:
+        return np.zeros(1, dtype=np.int64)
+    group, groups = np.zeros(count, dtype=np.int64), 1
+    for u, column in front.columns.items():
+        if groups * sizes[u] > MAX_CODE:
+            group, groups = np.unique(group, return_inverse=True)[1].reshape(-1), count
+        group, groups = group * sizes[u] + column, groups * sizes[u]
+    group = np.unique(group, return_inverse=True)[1].reshape(-1)
+    rank = np.unique(front.excess - price * front.memory, return_inverse=True)[1].reshape(-1)
+    order = np.lexsort((rank, front.memory, group))
+    key = rank[order] - group[order] * (count + 1)
+    kept = np.ones(count, dtype=bool)
+    kept[1:] = key[1:] < np.minimum.accumulate(key)[:-1]
+    return np.sort(order[kept])
+
+
+def _trace(front: _Frontier, label: int, count: int) -> list[int]:
+    choices = [0] * count
+    for variable, parents, chosen in reversed(front.history):
+        choices[variable], label = int(chosen[label]), int(parents[label])
+    return choices

@@ -1,0 +1,47 @@
+"""Coordinate descent: each variable in turn takes its best choice given the others, until a sweep changes nothing.
+
+x_v <- argmin over c of  unary[v][c] + sum over neighbours u of edge[c, x_u]   (within the memory that the others leave)
+"""
+
+import math
+from collections.abc import Sequence
+
+from .costgraph import CostGraph, Table
+
+Incidence = list[list[tuple[int, Table]]]
+
+
+def incidence(graph: CostGraph) -> Incidence:
+    """For each variable its neighbours, each with the edge's table, the variable's own choices first."""
+    found: Incidence = [[] for _ in graph.sizes]
+    for (u, v), table in graph.edges.items():
+        found[u].append((v, table))
+        found[v].append((u, table.T))
+    return found
+
+
+def descend(graph: CostGraph, start: Sequence[int], *, price: float = 0.0, limit: float | None = None, sweeps: int = 4) -> list[int]:
+    """The end of the descent from `start`; a byte costs `price`, and with a `limit` no step leaves it."""
+    choices = list(start)
+    around = incidence(graph)
+    used = graph.memory_of(choices)
+    for _ in range(sweeps):
+        changed = False
+        for v, neighbours in enumerate(around):
+            if graph.sizes[v] == 1:
+                continue
+            local = graph.unary[v].copy()
+            for u, table in neighbours:
+                local += table[:, choices[u]]
+            old, memory = choices[v], graph.memory[v] if graph.memory is not None else None
+            if memory is not None:
+                local += price * memory
+                if limit is not None:
+                    local[(memory > memory[old]) & (used - memory[old] + memory > limit)] = math.inf
+            best = int(local.argmin())
+            if local[best] < local[old]:
+                used += float(memory[best] - memory[old]) if memory is not None else 0.0
+                choices[v], changed = best, True
+        if not changed:
+            break
+    return choices

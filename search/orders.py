@@ -1,0 +1,219 @@
+"""The elimination order, worked out on numbers of tables alone: which variables go together, and which tables each of them takes.
+
+    cost of a round = (sizes multiplied, of the variable and its neighbours  +  OVERHEAD) / variables that go
+
+A join is named by its inputs (which tables, with their axes relative to the variable's neighbours), so joins of equal layers have
+equal names. Each round takes all variables of one name that are not adjacent to one another, the cheapest name first: L equal
+layers shrink in step to one variable each, and then the chain of these halves in every round.
+
+An order is a pure function of its arguments. With `sizes` left out every variable counts as `TYPICAL` choices: the order then is
+the same for every mesh that a model is planned on, and the cache of a few orders answers all meshes but the first.
+"""
+
+import functools
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .costgraph import Indices
+from .minplus import Labels
+
+Name = tuple[tuple[Labels, int], ...]
+Score = tuple[bool, float, float]
+
+OVERHEAD = float(1 << 14)
+"""What one join costs beside its additions, in additions."""
+TYPICAL = 64
+"""Choices of a variable where sizes are left out."""
+ORDERS_KEPT = 16
+"""Orders in the cache: those of a model, with and without a memory limit, and of a few models more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Round:
+    """Variables that go together: one row of `neighbours` and of `inputs` (factors, with axes `labels`) for each; `outputs` its factor."""
+
+    variables: Indices
+    neighbours: Indices
+    labels: tuple[Labels, ...]
+    inputs: Indices
+    outputs: Indices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Order:
+    """Rounds over the factors 0, 1, ...: unary tables, edges, then one for each variable that went; `work` in additions."""
+
+    rounds: tuple[Round, ...]
+    factors: int
+    too_wide: tuple[int, ...]
+    work: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """What an order depends on: the number of variables, the edges' ends, and a number for each table (variables first, then edges)."""
+
+    count: int
+    ends: bytes
+    tables: bytes
+    sizes: tuple[int, ...] = ()
+
+
+@functools.lru_cache(maxsize=ORDERS_KEPT)
+def order(structure: Structure, *, max_entries: float = math.inf, by_fill: bool = False) -> Order:
+    """A good order; `too_wide` lists the variables to fix first for no table to exceed `max_entries`."""
+    return _Planner(structure, max_entries, by_fill=by_fill).run()
+
+
+def _rank(score: Score, members: int) -> Score:
+    """The order in which classes go: by work for each variable that goes, one join serving all members."""
+    wide, fill, work = score
+    return wide, fill, (work + OVERHEAD) / members
+
+
+class _Planner:
+    """The state of one symbolic elimination: which tables are left, over which variables."""
+
+    def __init__(self, structure: Structure, max_entries: float, *, by_fill: bool) -> None:
+        count = structure.count
+        self.sizes = structure.sizes or (TYPICAL,) * count
+        self.max_entries = max_entries
+        self.by_fill = by_fill
+        self.scopes: list[tuple[int, ...]] = []
+        self.tables: list[int] = []
+        self.buckets: list[set[int]] = [set() for _ in range(count)]
+        self.adjacent: list[set[int]] = [set() for _ in range(count)]
+        self.joins: dict[Name, int] = {}
+        self.work = 0.0
+        self.rounds: list[Round] = []
+        self.too_wide: list[int] = []
+        self.queue: list[tuple[Score, int, Score, Name]] = []
+        self.filed: dict[int, tuple[Score, Name]] = {}
+        self.classes: dict[tuple[Score, Name], set[int]] = {}
+        tables = np.frombuffer(structure.tables, dtype=np.int64).tolist()
+        ends = np.frombuffer(structure.ends, dtype=np.int64).reshape(-1, 2).tolist()
+        for table, scope in zip(tables, [*((v,) for v in range(count)), *map(tuple, ends)], strict=True):
+            self._add(table, scope)
+        self.fresh = max(tables, default=-1) + 1
+
+    def _add(self, table: int, scope: tuple[int, ...]) -> None:
+        for v in scope:
+            self.buckets[v].add(len(self.scopes))
+            self.adjacent[v].update(scope)
+            self.adjacent[v].discard(v)
+        self.scopes.append(scope)
+        self.tables.append(table)
+
+    def run(self) -> Order:
+        """Take rounds until no variable is left."""
+        for v in range(len(self.sizes)):
+            self._file(v)
+        while self.queue:
+            rank, _, score, name = heapq.heappop(self.queue)
+            members = sorted(self.classes.get((score, name), ()))
+            if not members:
+                continue
+            if rank < _rank(score, len(members)):
+                self._enqueue(members[0], score, name)
+            elif score[0]:
+                self._enqueue(members[0], score, name)
+                self._give_up()
+            else:
+                del self.classes[score, name]
+                self._round(members, score, name)
+        return Order(rounds=tuple(self.rounds), factors=len(self.scopes), too_wide=tuple(self.too_wide), work=self.work)
+
+    def _file(self, v: int) -> None:
+        """Put `v` into the class of its score and name."""
+        key = self._score(v)
+        self.filed[v] = key
+        members = self.classes.get(key)
+        if members is None:
+            members = self.classes[key] = set()
+        members.add(v)
+        heapq.heappush(self.queue, (_rank(key[0], len(members)), v, *key))
+
+    def _enqueue(self, v: int, score: Score, name: Name) -> None:
+        heapq.heappush(self.queue, (_rank(score, len(self.classes[score, name])), v, score, name))
+
+    def _unfile(self, v: int) -> None:
+        self.classes.get(self.filed.pop(v), set()).discard(v)
+
+    def _score(self, v: int) -> tuple[Score, Name]:
+        neighbours = sorted(self.adjacent[v])
+        entries = 1.0
+        for u in neighbours:
+            entries *= self.sizes[u]
+        if entries > self.max_entries:
+            return (True, 0.0, entries * self.sizes[v]), (((v,), -1),)
+        fill = 0.0
+        if self.by_fill:
+            pairs = ((a, b) for i, a in enumerate(neighbours) for b in neighbours[i + 1 :])
+            fill = float(sum(self.sizes[a] * self.sizes[b] for a, b in pairs if b not in self.adjacent[a]))
+        name = tuple([entry[:2] for entry in self._inputs(v, neighbours)])
+        return (False, fill, entries * self.sizes[v]), name
+
+    def _inputs(self, v: int, neighbours: Sequence[int]) -> list[tuple[Labels, int, int]]:
+        """The tables of `v`: labels of the axes, number of the table, factor."""
+        label = {u: i for i, u in enumerate(neighbours, 1)}
+        label[v] = 0
+        scopes, tables = self.scopes, self.tables
+        return sorted([(tuple([label[u] for u in scopes[f]]), tables[f], f) for f in self.buckets[v]])
+
+    def _round(self, members: Sequence[int], score: Score, name: Name) -> None:
+        """Eliminate the members of one class that are not adjacent to one another."""
+        near: set[int] = set()
+        gone, neighbours, inputs, first = [], [], [], len(self.scopes)
+        if name not in self.joins:
+            self.joins[name] = self.fresh + len(self.joins)
+            self.work += score[2]
+        for v in members:
+            if v not in near:
+                around = sorted(self.adjacent[v])
+                gone.append(v)
+                neighbours.append(around)
+                inputs.append([factor for _, _, factor in self._inputs(v, around)])
+                self._remove(v)
+                self._add(self.joins[name], tuple(around))
+                near.update(around)
+        shape = (len(gone), -1)
+        self.rounds.append(
+            Round(
+                variables=np.array(gone),
+                neighbours=np.array(neighbours, dtype=np.int64).reshape(len(gone), len(neighbours[0])),
+                labels=tuple(labels for labels, _ in name),
+                inputs=np.array(inputs).reshape(shape),
+                outputs=np.arange(first, len(self.scopes)),
+            )
+        )
+        for u in list(near) if self.by_fill else ():
+            near |= self.adjacent[u]
+        self._refile(near)
+
+    def _refile(self, near: set[int]) -> None:
+        for u in sorted(near):
+            self._unfile(u)
+        for u in sorted(near):
+            self._file(u)
+
+    def _remove(self, v: int) -> None:
+        self._unfile(v)
+        for u in self.adjacent[v]:
+            self.adjacent[u].discard(v)
+            self.buckets[u] -= self.buckets[v]
+
+    def _give_up(self) -> None:
+        """Every variable left is too wide: take the one of most neighbours out of the graph, to be fixed."""
+        victim = max(self.filed, key=lambda v: (len(self.adjacent[v]), self.sizes[v], -v))
+        self.too_wide.append(victim)
+        neighbours = set(self.adjacent[victim])
+        remaining = [tuple(u for u in self.scopes[f] if u != victim) for f in sorted(self.buckets[victim])]
+        self._remove(victim)
+        for scope in remaining:
+            if scope:
+                self._add(-len(self.scopes) - 2, scope)
+        self._refile(neighbours)

@@ -1,0 +1,201 @@
+"""The reduction before any search: equal tables made one object, hopeless choices dropped, settled variables folded away.
+
+Dead-end elimination (Desmet et al. 1992; the criterion of Goldstein 1994): choice c of v goes when another choice d is never worse,
+
+    unary[c] - unary[d] + sum over neighbours u of  min over x_u of (edge[c, x_u] - edge[d, x_u])  >=  0,   memory[d] <= memory[c]
+
+because d may then replace c in any assignment. The sum costs too much for all pairs: a bound of it at two telling x_u (where c is
+best, where d is worst) leaves few, and of those each c tries its most promising rivals. Equal surroundings are judged once, and every
+variable once: a second pass drops next to nothing.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .costgraph import CostGraph, Edge, Indices, NoAssignment, Table
+
+RIVALS = 2
+"""Rivals tried for each choice: on tables of redistributions, more drop next to nothing more and cost more than they save."""
+SAMPLES = 32
+"""Rows and columns of a table that its digest looks at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reduction:
+    """A smaller graph with the same optimum: `kept[v]` are the choices of the original that the reduced variable has."""
+
+    graph: CostGraph
+    kept: tuple[Indices, ...]
+
+    def restore(self, choices: Sequence[int]) -> list[int]:
+        """The original graph's choice indices."""
+        return [int(kept[choice]) for kept, choice in zip(self.kept, choices, strict=True)]
+
+
+class Interner:
+    """Numbers arrays so that equal arrays have equal numbers; one object is looked at once."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Table | Indices] = []
+        self._by_object: dict[int, tuple[Table | Indices, int]] = {}
+        self._by_digest: dict[tuple[tuple[int, ...], int], list[int]] = {}
+
+    def number(self, array: Table | Indices) -> int:
+        """The array's number."""
+        if id(array) not in self._by_object:
+            digest = (array.shape, zlib.crc32(_sample(array).data))
+            candidates = self._by_digest.setdefault(digest, [])
+            equal = next((n for n in candidates if np.array_equal(self.arrays[n], array)), None)
+            if equal is None:
+                equal = len(self.arrays)
+                candidates.append(equal)
+                self.arrays.append(array)
+            self._by_object[id(array)] = (array, equal)
+        return self._by_object[id(array)][1]
+
+
+def _sample(array: Table | Indices) -> NDArray[np.generic]:
+    """A few rows and columns, enough to tell most arrays apart."""
+    return np.ascontiguousarray(array[tuple(slice(None, None, max(1, size // SAMPLES)) for size in array.shape)])
+
+
+def reduce(graph: CostGraph, *, prune: bool = True, memory: bool = True) -> Reduction:
+    """Intern, prune and fold `graph` (without its memory, if told so); raises `NoAssignment` when a variable has no choice left."""
+    return _Reducer(graph, graph.memory if memory else None).run(prune)
+
+
+class _Reducer:
+    """The kept choices (as interned index arrays) while they shrink."""
+
+    def __init__(self, graph: CostGraph, memory: Sequence[Table] | None) -> None:
+        self.tables, self.keeps = Interner(), Interner()
+        self.unary = [self.tables.number(table) for table in graph.unary]
+        self.memory = None if memory is None else [self.tables.number(table) for table in memory]
+        self.edges = {edge: self.tables.number(table) for edge, table in graph.edges.items()}
+        full = {size: np.arange(size) for size in set(graph.sizes)}
+        self.keep = [self.keeps.number(full[size]) for size in graph.sizes]
+        self.incident: list[list[tuple[int, int, int]]] = [[] for _ in graph.sizes]
+        for (u, v), table in self.edges.items():
+            self.incident[u].append((table, 0, v))
+            self.incident[v].append((table, 1, u))
+        self.slices: dict[tuple[int, int, int], Table] = {}
+
+    def run(self, prune: bool) -> Reduction:
+        judged: dict[object, int] = {}
+        for v in range(len(self.keep) if prune else 0):
+            around = tuple(sorted((table, side, self.keep[u]) for table, side, u in self.incident[v]))
+            signature = (self.unary[v], self.memory[v] if self.memory else -1, self.keep[v], around)
+            if signature not in judged:
+                judged[signature] = self._judge(v, around)
+            self.keep[v] = judged[signature]
+        return self._fold()
+
+    def _kept(self, v: int) -> Indices:
+        return np.asarray(self.keeps.arrays[self.keep[v]], dtype=np.int64)
+
+    def _judge(self, v: int, around: Sequence[tuple[int, int, int]]) -> int:
+        mine = self.keep[v]
+        rows = [self._slice(table, mine, other) if side == 0 else self._slice(table, other, mine).T for table, side, other in around]
+        kept = self._kept(v)
+        unary = self._row(self.unary[v], v)
+        memory = self._row(self.memory[v], v) if self.memory else np.zeros(len(kept))
+        alive = undominated(unary, memory, rows)
+        return mine if len(alive) == len(kept) else self.keeps.number(kept[alive])
+
+    def _row(self, table: int, v: int) -> Table:
+        return np.asarray(self.tables.arrays[table][self._kept(v)])
+
+    def _slice(self, table: int, keep_u: int, keep_v: int) -> Table:
+        key = (table, keep_u, keep_v)
+        if key not in self.slices:
+            array, rows, columns = self.tables.arrays[table], self.keeps.arrays[keep_u], self.keeps.arrays[keep_v]
+            whole = array.shape == (len(rows), len(columns))
+            self.slices[key] = np.asarray(array if whole else array[np.ix_(rows, columns)], dtype=np.float64)
+        return self.slices[key]
+
+    def _fold(self) -> Reduction:
+        """The reduced graph; an edge with a settled end becomes part of the other end's unary table."""
+        sizes = tuple(len(self._kept(v)) for v in range(len(self.keep)))
+        edges: dict[Edge, Table] = {}
+        extra: list[list[tuple[int, int, int]]] = [[] for _ in sizes]
+        for (u, v), table in self.edges.items():
+            key = (table, self.keep[u], self.keep[v])
+            if sizes[u] > 1 and sizes[v] > 1:
+                edges[u, v] = self._slice(*key)
+            else:
+                extra[u if sizes[v] == 1 else v].append(key)
+        rows: dict[object, Table] = {}
+        unary = []
+        for v in range(len(sizes)):
+            signature = (self.unary[v], self.keep[v], tuple(sorted(extra[v])))
+            if signature not in rows:
+                rows[signature] = sum((self._slice(*key).reshape(-1) for key in sorted(extra[v])), self._row(self.unary[v], v))
+            unary.append(rows[signature])
+        memory = None if self.memory is None else tuple(self._memory_row(v, table, rows) for v, table in enumerate(self.memory))
+        small = CostGraph(sizes=sizes, unary=tuple(unary), edges=edges, memory=memory)
+        return Reduction(graph=small, kept=tuple(self._kept(v) for v in range(len(sizes))))
+
+    def _memory_row(self, v: int, table: int, rows: dict[object, Table]) -> Table:
+        signature = ("memory", table, self.keep[v])
+        if signature not in rows:
+            rows[signature] = self._row(table, v)
+        return rows[signature]
+
+
+def undominated(unary: Table, memory: Table, rows: Sequence[Table]) -> Indices:
+    """The choices that no other replaces, in order; `rows` are the edges' tables with this variable's choices first."""
+    possible = np.isfinite(unary)
+    for table in rows:
+        possible &= np.isfinite(table.min(axis=1))
+    alive = np.flatnonzero(possible)
+    if not len(alive):
+        raise NoAssignment
+    unary, memory, rows = unary[alive], memory[alive], [table[alive] for table in rows]
+    rivals, advantage = _rivals(unary, memory, rows)
+    for table in rows:
+        advantage += _least_differences(table, rivals)
+    lost, winner = np.nonzero(advantage >= 0.0)
+    replaced = np.zeros(len(alive), dtype=bool)
+    for c, d in zip(lost[::-1], rivals[lost, winner][::-1], strict=True):
+        replaced[c] |= not replaced[d]
+    return np.asarray(alive[~replaced])
+
+
+def _rivals(unary: Table, memory: Table, rows: Sequence[Table]) -> tuple[Indices, Table]:
+    """For each choice the numbers of its most promising rivals, and what their unary tables say (-inf: no rival)."""
+    size, every = len(unary), np.arange(len(unary))
+    saving = unary[:, None] - unary
+    promise = saving.copy()
+    for table in rows:
+        at_best = _difference(table.min(axis=1)[:, None], table[:, table.argmin(axis=1)].T)
+        at_worst = _difference(table[:, table.argmax(axis=1)], table.max(axis=1))
+        promise += np.minimum(at_best, at_worst)
+    promise[memory[:, None] < memory] = -np.inf
+    np.fill_diagonal(promise, -np.inf)
+    rivals = np.empty((size, min(RIVALS, size)), dtype=np.int64)
+    advantage = np.empty(rivals.shape)
+    for k in range(rivals.shape[1]):
+        best = promise.argmax(axis=1)
+        rivals[:, k] = best
+        advantage[:, k] = np.where(promise[every, best] >= 0.0, saving[every, best], -np.inf)
+        promise[every, best] = -np.inf
+    return rivals, advantage
+
+
+def _least_differences(table: Table, rivals: Indices) -> Table:
+    least = np.full(rivals.shape, np.inf)
+    for k in range(rivals.shape[1]):
+        least[:, k] = _difference(table, table[rivals[:, k]]).min(axis=1)
+    return least
+
+
+def _difference(ours: Table, theirs: Table) -> Table:
+    """`ours - theirs`, infinite where ours is forbidden anyway."""
+    if ours.max() < np.inf:
+        return np.asarray(ours - theirs)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isinf(ours), np.inf, ours - theirs)

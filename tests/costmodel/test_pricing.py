@@ -1,0 +1,91 @@
+"""Prices of operators, storage and updates, and the estimate of a program, from figures small enough to work out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from autopar.api import choose_cluster, plan_loaded
+from autopar.costmodel.compute import operator_time
+from autopar.costmodel.estimate import estimate
+from autopar.costmodel.pricing import MeshPrices, operator_seconds, optimizer_named, storage_bytes, update_seconds
+from autopar.errors import UsageError
+from autopar.frontends.load import LoadedModel, ModelOptions, load_model
+from autopar.ir import Role, Tensor
+from autopar.sharding.analysis import analyse
+from autopar.sharding.candidates import strategies_of
+
+ROWS, IN, OUT = 4096, 2048, 8192
+
+
+def linear(*, train: bool = True) -> LoadedModel:
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(IN, OUT, bias=False))
+    return load_model(module, ModelOptions(train=train), (torch.empty(ROWS, IN, device="meta"),))
+
+
+def weight(*shape: int, trainable: bool = True) -> Tensor:
+    return Tensor(name="w", shape=shape, dtype="float32", role=Role.PARAMETER, trainable=trainable)
+
+
+@pytest.mark.parametrize(
+    ("option", "flops", "nbytes", "smallest"),
+    [
+        ("R", 2 * ROWS * IN * OUT, 4 * (ROWS * IN + IN * OUT + ROWS * OUT), IN),
+        ("d0", 2 * ROWS * IN * OUT / 4, ROWS * IN + 4 * IN * OUT + ROWS * OUT, ROWS / 4),
+        ("n", 2 * ROWS * IN * OUT / 4, 4 * ROWS * IN + IN * OUT + ROWS * OUT, IN),
+        ("k", 2 * ROWS * IN * OUT / 4, ROWS * IN + IN * OUT + 4 * ROWS * OUT, IN / 4),
+    ],
+)
+def test_a_linear_layer_is_priced_on_its_local_shapes(option: str, flops: float, nbytes: float, smallest: float) -> None:
+    """Backward: one product (the input carries no gradient), and the traffic twice."""
+    analysis = analyse(linear().graph, train=True)
+    offer = analysis.offers["0/linear"]
+    cluster = choose_cluster("dgx-h100", 4)[0]
+    strategies = strategies_of(offer.rule, offer.options, (4,))
+    row = next(i for i in range(len(strategies.choices)) if strategies.names(i) == (option,))
+    forward, backward = operator_seconds(offer.call, strategies, (4,), cluster, analysis.gradients)
+    assert forward[row] == pytest.approx(float(operator_time(flops, nbytes, "float32", cluster.device, smallest=smallest)), rel=1e-12)
+    assert backward[row] == pytest.approx(float(operator_time(flops, 2 * nbytes, "float32", cluster.device, smallest=smallest)), rel=1e-12)
+
+
+@pytest.mark.parametrize(("optimizer", "copies", "traffic"), [("adamw", 4, 7), ("sgd", 2, 3), ("none", 2, 0)])
+def test_storage_and_update_of_a_parameter(optimizer: str, copies: int, traffic: int) -> None:
+    cluster = choose_cluster("dgx-h100", 4)[0]
+    shards = np.array([1, 4])
+    tensor = weight(1024, 1024)
+    assert storage_bytes(tensor, shards, optimizer, train=True).tolist() == [copies * tensor.bytes, copies * tensor.bytes / 4]
+    assert storage_bytes(tensor, shards, optimizer, train=False).tolist() == [tensor.bytes, tensor.bytes / 4]
+    assert storage_bytes(weight(8, trainable=False), shards, optimizer, train=True).tolist() == [32, 8]
+    rate = cluster.device.memory_bandwidth * cluster.device.memory_fraction
+    wanted = [traffic * tensor.bytes / s / rate + cluster.device.launch if traffic else 0.0 for s in (1, 4)]
+    assert update_seconds(tensor, shards, optimizer, cluster).tolist() == pytest.approx(wanted, rel=1e-12)
+    assert update_seconds(weight(8, trainable=False), shards, optimizer, cluster).tolist() == [0, 0]
+
+
+def test_an_unknown_optimizer_is_an_error_that_lists_the_valid_ones() -> None:
+    with pytest.raises(UsageError, match=r"valid are adamw, sgd, none\. Perhaps you meant 'adamw'"):
+        optimizer_named("adam")
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_step_is_the_sum_of_its_parts(train: bool) -> None:
+    model = linear(train=train)
+    cluster = choose_cluster("dgx-h100", 4)[0]
+    plan = plan_loaded(model, cluster="dgx-h100", devices=4, mesh=(4,), mode="train" if train else "infer", pins=["0/linear=gpu:d0"]).plan
+    analysis = analyse(model.graph, train=train)
+    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
+    program = plan.program(analysis)
+    found = estimate(program, analysis, prices, optimizer=plan.model.optimizer)
+    issued = [prices.seconds(c.kind, c.axis, c.nbytes) for c in program.collectives()]
+    assert found.communication == math.fsum(issued) == plan.predicted.communication
+    assert found.step == found.forward + found.backward + found.update + found.communication == plan.predicted.step
+    assert (found.backward > 0, found.update > 0, found.memory.gradients > 0, found.memory.optimizer > 0) == (train,) * 4
+    assert found.memory.total == plan.predicted.memory == sum(plan.predicted.memory_parts.values())
+    stored = 4 * IN * OUT / (4 if plan.parameters["0.weight"].storage != "R" else 1)
+    assert found.memory.parameters == stored + 4 * ROWS * IN, "the weight as stored, and the whole input"
+    assert found.memory.optimizer == (2 * stored if train else 0)

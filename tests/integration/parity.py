@@ -1,0 +1,113 @@
+"""Many plans of one model on one set of real ranks, each against one device and against its own list of collectives."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopar.model import LoadedModel
+from autopar.plan import Plan
+from autopar.planner import Request
+from autopar.runtime.check import CollectiveLog, Observation, differences, observe
+from autopar.runtime.collectives import DeviceGroups
+from autopar.runtime.inputs import example_values
+from autopar.runtime.launch import run_ranks
+from autopar.runtime.module import ParallelModule
+from autopar.runtime.parallelize import model_values
+from autopar.runtime.run import reference_observation
+from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.program import Program
+
+from .models import FLOAT32_INSIDE, load
+from .plans import plans, request
+
+STEPS = 3
+TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
+LEFT_OUT = {1e-9: 0.05, 1e-5: 0.6}
+"""By tolerance: the largest share of weight elements that may be left out: AdamW divides a gradient by its own size.
+
+In float32 that leaves out many (no gradient is left out); in float64 hardly any.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model with the figures of one device, ready to be compared with any plan."""
+
+    model: LoadedModel
+    train: bool
+    inputs: tuple[torch.Tensor, ...]
+    values: Mapping[str, Any]
+    reference: Observation
+    tolerance: float
+
+
+def subject(name: str, folder: Path, *, train: bool, dtype: str = "float64") -> Subject:
+    """Load a model and run it on one device: three steps in training, its outputs in inference."""
+    model = load(name, folder, train=train, dtype=dtype)
+    inputs = tuple(model.inputs) if model.inputs is not None else example_values(model.graph)
+    alone = replace(model, module=copy.deepcopy(model.module))
+    found = reference_observation(alone, _any_plan(model, train), inputs, steps=STEPS if train else 1, seed=0)
+    tolerance = TOLERANCE["float32" if name in FLOAT32_INSIDE else dtype]
+    return Subject(model=model, train=train, inputs=inputs, values=model_values(model), reference=found, tolerance=tolerance)
+
+
+def _any_plan(model: LoadedModel, train: bool) -> Plan:
+    return next(iter(plans(model, request((1,), train=train), randoms=0)))[1]
+
+
+def failures(subject: Subject, wanted: Request, named: Sequence[tuple[str, Plan]]) -> list[str]:
+    """What is wrong with these plans on real ranks of their mesh, in words; empty where all is right."""
+    assert wanted.mesh is not None
+    analysis = analyse(subject.model.graph, train=subject.train)
+    results = run_ranks(_on_rank, wanted.mesh.devices, subject, analysis, named, timeout=540.0)
+    found: list[str] = []
+    for number, (name, _) in enumerate(named):
+        where = f"{subject.model.graph.name} {'training' if subject.train else 'inference'} on {wanted.mesh.shape}, {name}"
+        wrong = [f"{where}: rank {rank}: {result[number][1]}" for rank, result in enumerate(results) if result[number][1]]
+        found += wrong[:1] or _unequal(subject, results[0][number][0], where)
+    return found
+
+
+def _unequal(subject: Subject, observed: Observation | None, where: str) -> list[str]:
+    assert observed is not None
+    graph = subject.model.graph
+    report = differences(subject.reference, observed, graph=graph, optimizer="adamw" if subject.train else "none")
+    kinds = {entry.what for entry in report.entries}
+    assert kinds == ({"output", "loss", "gradient", "weight"} if subject.train else {"output"}), kinds
+    assert {e.tolerance for e in report.entries} <= {subject.tolerance, 1e-300}, "the check is looser than the test asks for"
+    elements = sum(entry.elements for entry in report.entries if entry.what == "weight")
+    if report.excluded > LEFT_OUT[subject.tolerance] * elements:
+        return [f"{where}: {report.excluded} of {elements} elements of weights are left out"]
+    return [] if report.passed else [f"{where}: {report}"]
+
+
+def _on_rank(subject: Subject, analysis: Analysis, named: Sequence[tuple[str, Plan]]) -> list[tuple[Observation | None, str]]:
+    """On one rank: what rank 0 observes of every plan, and what is wrong with its collectives."""
+    groups = DeviceGroups.create(named[0][1].mesh_)
+    found = []
+    for name, plan in named:
+        try:
+            found.append(_observed(subject, plan.program(analysis), groups))
+        except Exception as error:
+            raise RuntimeError(f"plan {name}: {traceback.format_exc()}") from error
+    return found
+
+
+def _observed(subject: Subject, program: Program, groups: DeviceGroups) -> tuple[Observation | None, str]:
+    module = ParallelModule(program, groups, subject.values)
+    with CollectiveLog() as log, torch.set_grad_enabled(subject.train):
+        outputs = module(*subject.inputs)
+        if module.loss_index is not None:
+            outputs[module.loss_index].backward()
+    module.zero_grad()
+    optimizer, steps = ("adamw", STEPS) if subject.train else ("none", 1)
+    seen = observe(module, subject.inputs, optimizer=optimizer, steps=steps)
+    return seen if dist.get_rank() == 0 else None, log.mismatch(program, groups.rank)

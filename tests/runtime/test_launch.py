@@ -1,0 +1,112 @@
+"""Forked ranks: results in order, and every way to fail ends promptly with its reason."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from autopar.errors import RunError
+from autopar.runtime.launch import init_from_environment, run_ranks
+
+
+def test_results_come_in_order() -> None:
+    torch.randn(2000, 500) @ torch.randn(500, 2000)  # the parent's thread pool must not hang its children
+
+    def work(factor: int) -> tuple[int, float]:
+        total = torch.ones(1000) * dist.get_rank()
+        dist.all_reduce(total)
+        return factor * dist.get_rank(), float((torch.randn(300, 300) @ torch.randn(300, 300)).isfinite().sum() + total[0])
+
+    assert run_ranks(work, 3, 10) == [(0, 90003.0), (10, 90003.0), (20, 90003.0)]
+    assert not multiprocessing.active_children()
+
+
+def test_one_rank_uses_all_cores() -> None:
+    torch.randn(2000, 500) @ torch.randn(500, 2000)
+
+    def work() -> int:
+        torch.randn(2_000_000).exp().sum()
+        return torch.get_num_threads()
+
+    assert run_ranks(work, 1, timeout=30) == [os.cpu_count()]
+
+
+def _raises() -> None:
+    if dist.get_rank() == 1:
+        raise LookupError("the reason")
+    dist.all_reduce(torch.ones(1))
+
+
+def _dies() -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
+def _leaves() -> None:
+    if dist.get_rank() == 0:
+        os._exit(7)
+    dist.all_reduce(torch.ones(1))
+
+
+def _unpicklable() -> object:
+    return lambda: None
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_raises, "rank 1 failed:\nTraceback(.|\n)*LookupError: the reason"),
+        (_dies, "rank 1 was killed by SIGKILL"),
+        (_leaves, "rank 0 ended with exit code 7"),
+        (_unpicklable, "rank . failed:(.|\n)*pickle"),
+    ],
+)
+def test_failures_name_their_cause(function: object, message: str) -> None:
+    assert callable(function)
+    with pytest.raises(RunError, match=message):
+        run_ranks(function, 3, timeout=60)
+    assert not multiprocessing.active_children()
+
+
+def test_a_hung_rank_is_ended() -> None:
+    with pytest.raises(RunError, match=r"rank 0, 1 did not finish within 1 s"):
+        run_ranks(time.sleep, 2, 100, timeout=1)
+    assert not multiprocessing.active_children()
+
+
+def test_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(RunError, match="RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set: start this program with torchrun"):
+        init_from_environment("gloo")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunError, match="unknown backend 'mpi'"):
+        init_from_environment("mpi")
+    if not torch.cuda.is_available():
+        with pytest.raises(RunError, match="nccl needs CUDA"):
+            init_from_environment("nccl")
+
+
+def test_ranks_meet_by_their_environment() -> None:
+    """What torchrun sets, twice over: a restarted generation does not meet the dead one."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def work(generation: int) -> float:
+        rank = dist.get_rank()
+        dist.destroy_process_group()
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.port))
+        os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT=str(generation))
+        assert init_from_environment("gloo", timeout=30) == torch.device("cpu")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return float(total)
+
+    assert [run_ranks(work, 2, generation, timeout=60) for generation in range(2)] == [[2.0, 2.0]] * 2

@@ -1,0 +1,126 @@
+"""Operators whose local form knows where its shard lies: dropout equal to one device's, look-ups in split tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autopar.ir import Graph
+from autopar.runtime.check import differences, observe, one_device
+from autopar.runtime.collectives import DeviceGroups, cuts_of
+from autopar.runtime.functions import function_of
+from autopar.runtime.launch import run_ranks
+from autopar.runtime.lowering import lower
+from autopar.runtime.module import ParallelModule
+from autopar.runtime.special import attention, dropout, padding_row, shard_index
+from autopar.sharding.layout import parse_layout
+from autopar.sharding.program import Program
+
+from .graphs import mlp
+from .helpers import GraphBuilder, mesh_of, random_inputs, random_program, random_values
+
+
+@pytest.mark.parametrize("layout", ["S0 S0", "S0 R", "S0/3 S0/3", "S0 S0/6", "S0/6 S0"])
+def test_rows_of_a_split_table(layout: str) -> None:
+    """Over all ranks every row is found exactly where its shard holds it."""
+    mesh, size = mesh_of((2, 2)), 24
+    found = torch.zeros(size)
+    for rank in range(4):
+        cuts = cuts_of(parse_layout(layout), mesh.shape, mesh.coordinate(rank))
+        shard = torch.arange(size)
+        for cut in cuts:
+            shard = shard.reshape(cut.parts, cut.degree, -1)[:, cut.coordinate].flatten()
+        local, inside = shard_index(torch.arange(size), size, cuts)
+        assert torch.equal(shard[local[inside]], torch.arange(size)[inside])
+        found += inside
+        assert [padding_row(row, size, cuts) for row in range(size)] == torch.where(inside, local, -1).tolist()
+    assert found.unique().numel() == 1 and found[0] == (1 if "R" not in layout else 2)
+
+
+def test_dropout_is_that_of_torch() -> None:
+    x = torch.randn(8, 6)
+    torch.manual_seed(5)
+    expected = torch.nn.functional.dropout(x, 0.3, training=True)
+    torch.manual_seed(5)
+    assert torch.equal(dropout(x, 0.3, True, x.shape, ()), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_attention_without_dropping_is_that_of_torch(causal: bool, grouped: bool) -> None:
+    query, key, value = torch.randn(2, 4, 5, 8), *torch.randn(2, 2, 2 if grouped else 4, 5, 8)
+    mask = None if causal else torch.rand(5, 5) > 0.3
+    if mask is not None:
+        mask[:, 0] = True
+    got = attention(query, key, value, (2, 4, 5, 5), (), 0.0, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    torch.testing.assert_close(got, sdpa(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=grouped))
+
+
+def _dropping() -> Graph:
+    """Dropout of values, of channels and of attention weights, all in training mode."""
+    g = GraphBuilder()
+    x = g.input("x", 4, 4, 8, 4)
+    w = g.parameter("w", 4, 4)
+    h = g.one("aten.linear.default", (4, 4, 8, 4), input=x, weight=w, bias=None)
+    h = g.one("aten.dropout.default", (4, 4, 8, 4), input=h, p=0.5, train=True)
+    h = g.one("aten.scaled_dot_product_attention.default", (4, 4, 8, 4), query=h, key=h, value=h, dropout_p=0.25, is_causal=True)
+    h = g.one("onnx.Dropout", (4, 4, 8, 4), data=h, ratio=0.25, training_mode=True)
+    return g.finish("dropping", [h])
+
+
+def _gather() -> Graph:
+    """ONNX look-up with a split table, a reshape, a slice, a split and a mean."""
+    g = GraphBuilder()
+    ids = g.input("ids", 4, 8, dtype="int64")
+    table = g.parameter("table", 16, 8)
+    w = g.parameter("w", 8, 24)
+    h = g.one("onnx.Gather", (4, 8, 8), data=table, indices=ids, axis=0)
+    h = g.one("onnx.MatMul", (4, 8, 24), A=h, B=w)
+    a, b, c = g.call("onnx.Split", [(4, 8, 8)] * 3, input=h, split=(8, 8, 8), axis=-1)
+    a = g.one("onnx.Mul", (4, 8, 8), A=a, B=b)
+    a = g.one("onnx.Reshape", (4, 8, 4, 2), data=a, shape=(4, 8, 4, 2))
+    c = g.one("onnx.Reshape", (4, 8, 4, 2), data=c, shape=(0, 0, 4, -1))
+    a = g.one("onnx.Add", (4, 8, 4, 2), A=a, B=c)
+    a = g.one("onnx.Slice", (4, 8, 3, 2), data=a, starts=(0, 1), ends=(2**62, 4), axes=(1, 2), steps=(1, 1))
+    a = g.one("onnx.ReduceMean", (4, 1, 3, 2), data=a, axes=(1,), keepdims=1)
+    a = g.one("onnx.Expand", (4, 8, 3, 2), input=a, shape=(1, 8, 1, 1))
+    return g.finish("gather", [a])
+
+
+def _observe_all(programs: list[Program], values: dict[str, torch.Tensor], inputs: list[torch.Tensor]) -> list[object]:
+    groups = DeviceGroups.create(programs[0].assignment.mesh)
+    return [observe(ParallelModule(program, groups, values), inputs, optimizer="sgd", steps=2, seed=4) for program in programs]
+
+
+@pytest.mark.parametrize("build", [_dropping, _gather])
+def test_random_plans(build: object) -> None:
+    assert callable(build)
+    graph = build()
+    values, inputs = random_values(graph), random_inputs(graph)
+    if graph.name == "gather":
+        inputs[0] = torch.randint(-16, 16, (4, 8), generator=torch.Generator().manual_seed(2))
+    programs = [random_program(graph, mesh_of((2, 2)), seed) for seed in range(12)]
+    alone = ParallelModule(one_device(graph), DeviceGroups.single(), values)
+    reference = observe(alone, inputs, optimizer="sgd", steps=2, seed=4)
+    for observed in run_ranks(_observe_all, 4, programs, values, inputs)[0]:
+        differences(reference, observed, optimizer="sgd").raise_for_failure()
+
+
+def test_the_local_program_reads_well() -> None:
+    """Nodes carry the operators' names; the code of the graph is plain calls."""
+    graph = mlp()
+    local = lower(one_device(graph), DeviceGroups.single())
+    code = local.module.code
+    assert "linear_0 = torch.ops.aten.linear.default(input = x, weight = up_weight, bias = up_bias)" in code
+    assert local.parameters == ("up.weight", "up.bias", "down.weight", "down.bias") and local.inputs == ("x",)
+    assert local.loss == 2
+
+
+def test_functions_of_kinds() -> None:
+    assert function_of("aten.add.Tensor") is torch.ops.aten.add.Tensor
+    assert float(function_of("autopar.mean_square")(x=torch.tensor([3.0, 4.0]), count=5)) == 5.0
+    assert float(function_of("autopar.add")(a=torch.tensor(1.0), b=torch.tensor(2.0))) == 3.0
+    for kind in ("aten.nothing.default", "onnx.Nothing"):
+        with pytest.raises(ValueError, match="unsupported operator"):
+            function_of(kind)

@@ -1,0 +1,60 @@
+"""On 1,000 small random graphs, with and without memory limits, the searches agree with looking at every assignment."""
+
+import numpy as np
+import pytest
+from search_graphs import random_graph
+
+from autopar.search import CostGraph, Infeasible, NoAssignment, Solution, solve
+
+SLACK = 1e-9
+BLOCK = 100
+
+
+def attempt(graph: CostGraph, method: str, limit: float | None) -> Solution | Infeasible | NoAssignment:
+    try:
+        return solve(graph, method=method, memory_limit=limit)
+    except (Infeasible, NoAssignment) as error:
+        return error
+
+
+def some_limit(graph: CostGraph, seed: int) -> float:
+    assert graph.memory is not None
+    return float(np.random.default_rng(seed).integers(0, sum(table.max() for table in graph.memory) + 2))
+
+
+def check(graph: CostGraph, limit: float | None) -> None:
+    truth = attempt(graph, "exhaustive", limit)
+    for method in ("dynamic_programming", "recursive_programming"):
+        found = attempt(graph, method, limit)
+        assert type(found) is type(truth)
+        if isinstance(truth, Infeasible):
+            assert isinstance(found, Infeasible) and found.minimum_memory == truth.minimum_memory
+        if not isinstance(truth, Solution) or not isinstance(found, Solution):
+            continue
+        assert found.cost == graph.cost(found.choices) and found.memory == graph.memory_of(found.choices)
+        assert found.lower_bound - SLACK <= truth.cost <= found.cost + SLACK
+        assert limit is None or found.memory <= limit
+        if method == "dynamic_programming":
+            assert found.cost == pytest.approx(truth.cost, rel=SLACK, abs=SLACK)
+            assert found.gap < SLACK
+
+
+@pytest.mark.parametrize("start", range(0, 1000, BLOCK))
+def test_against_exhaustive(start: int) -> None:
+    for seed in range(start, start + BLOCK):
+        check(random_graph(seed), None)
+
+
+@pytest.mark.parametrize("start", range(0, 1000, BLOCK))
+def test_against_exhaustive_with_a_memory_limit(start: int) -> None:
+    for seed in range(start, start + BLOCK):
+        graph = random_graph(seed)
+        check(graph, some_limit(graph, seed))
+
+
+@pytest.mark.parametrize("method", ["dynamic_programming", "recursive_programming"])
+def test_same_graph_same_solution(method: str) -> None:
+    for seed in range(30):
+        first, second = random_graph(seed), random_graph(seed)
+        outcomes = [attempt(graph, method, some_limit(graph, seed)) for graph in (first, second)]
+        assert repr(outcomes[0]) == repr(outcomes[1])

@@ -1,0 +1,43 @@
+"""Too wide a graph is not refused: the search fixes some variables, and its bound is still a bound."""
+
+import pytest
+from search_graphs import clique, random_graph
+
+from autopar.search import Infeasible, NoAssignment, solve
+from autopar.search.dynamic_programming import eliminate_variables
+from autopar.search.elimination import schedule
+
+
+def test_no_table_exceeds_the_width() -> None:
+    graph = clique(count=8, size=3, seed=0)
+    assert not schedule(graph).too_wide
+    assert len(schedule(graph, max_entries=27).too_wide) == 4
+
+
+@pytest.mark.parametrize("forbidden", [0.0, 0.1])
+@pytest.mark.parametrize("seed", range(6))
+def test_bounds_of_a_clique(seed: int, forbidden: float) -> None:
+    graph = clique(count=8, size=3, seed=seed, forbidden=forbidden)
+    exact, bounded = solve(graph, method="exhaustive"), eliminate_variables(graph, memory_limit=None, max_entries=27)
+    assert bounded.lower_bound <= exact.cost <= bounded.cost
+    assert bounded.gap < 1.0
+    with pytest.raises(Infeasible) as caught:
+        eliminate_variables(graph, memory_limit=0.0, max_entries=27)
+    limit = max(0.9 * exact.memory, caught.value.minimum_memory)
+    within = solve(graph, method="exhaustive", memory_limit=limit)
+    bounded = eliminate_variables(graph, memory_limit=limit, max_entries=27)
+    assert bounded.lower_bound <= within.cost <= bounded.cost
+    assert bounded.memory <= limit
+
+
+def test_bounds_of_random_graphs() -> None:
+    for seed in range(200):
+        graph = random_graph(seed)
+        for limit in (None, 12.0):
+            try:
+                exact = solve(graph, method="exhaustive", memory_limit=limit)
+            except (Infeasible, NoAssignment):
+                continue
+            bounded = eliminate_variables(graph, memory_limit=limit, max_entries=3)
+            assert bounded.lower_bound - 1e-9 <= exact.cost <= bounded.cost + 1e-9
+            assert limit is None or bounded.memory <= limit

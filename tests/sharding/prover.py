@@ -1,0 +1,256 @@
+"""Executes one operator shard by shard, in one process, and compares values and gradients with the whole.
+
+Every option of the operator's rule is tried on every mesh: inputs are cut as the option's placements say, each rank runs
+its local form, and what the ranks hold is put together by the meaning of the four kinds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.ir import Graph, Operator, Ref, Role, Value
+from autopar.ir import Tensor as GraphTensor
+from autopar.runtime.functions import arguments_of, function_of, returns_sequence
+from autopar.runtime.localise import LocalCall, LocalOperator, localise
+from autopar.sharding.candidates import Strategies, options_of, strategies_of
+from autopar.sharding.hints import split_variants
+from autopar.sharding.layout import Kind, Layout, format_layout
+from autopar.sharding.program import Decision
+from autopar.sharding.rules import RULES, Call, rule_of
+
+CPU = torch.device("cpu")
+SEED = 7
+
+
+class Disproved(AssertionError):
+    """A rule says something of an operator that its execution contradicts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One call of an operator, with real values for its inputs."""
+
+    kind: str
+    graph: Graph
+    values: tuple[Tensor, ...]
+    note: str = ""
+
+    @property
+    def operator(self) -> Operator:
+        return self.graph.operators[0]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.note or 'x'.join(str(list(v.shape)) for v in self.values)}"
+
+
+@dataclass(kw_only=True)
+class _Recorder:
+    """Replaces tensors among the arguments by references."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+
+    def value(self, given: Any) -> Value:
+        if isinstance(given, Tensor):
+            self.inputs.append(given)
+            return Ref(len(self.inputs) - 1)
+        if isinstance(given, list | tuple):
+            return tuple(self.value(item) for item in given)
+        assert given is None or isinstance(given, int | float | str)
+        return given
+
+
+def sample(kind: str, note: str = "", /, **arguments: Any) -> Sample:
+    """A call of `kind` with these arguments by their formal names; dtypes are given as text."""
+    recorder = _Recorder()
+    attributes = {name: recorder.value(value) for name, value in arguments.items()}
+    function = function_of(kind)
+    draft = Operator(name="op", kind=kind, inputs=tuple(f"in{i}" for i in range(len(recorder.inputs))), outputs=(), attributes=attributes)
+    results = function(**arguments_of(function, attributes, recorder.inputs, CPU))
+    outputs = list(results) if returns_sequence(function, draft) else [results]
+    made = tuple(f"out{i}" for i in range(len(outputs)))
+    tensors: dict[str, GraphTensor] = {}
+    for name, value, role in (
+        *((n, v, Role.PARAMETER) for n, v in zip(draft.inputs, recorder.inputs, strict=True)),
+        *((n, v, Role.ACTIVATION) for n, v in zip(made, outputs, strict=True)),
+    ):
+        tensors[name] = GraphTensor(name=name, shape=tuple(value.shape), dtype=str(value.dtype).removeprefix("torch."), role=role)
+    operator = Operator(name="op", kind=kind, inputs=draft.inputs, outputs=made, attributes=attributes)
+    graph = Graph(name=kind, tensors=tensors, operators=(operator,), inputs=(), outputs=made)
+    return Sample(kind=kind, graph=graph, values=tuple(recorder.inputs), note=note)
+
+
+def strategies(case: Sample, mesh: Sequence[int]) -> Strategies:
+    """All strategies of the sample's operator on a mesh."""
+    call = Call.of(case.graph, case.operator)
+    rule = rule_of(call)
+    variants = split_variants(case.graph, {"op": rule})[0]["op"]
+    return strategies_of(rule, options_of(call, rule, with_gradient(case), variants), mesh)
+
+
+def with_gradient(case: Sample) -> frozenset[str]:
+    """The tensors of the sample that carry a gradient."""
+    floats = {name for name, tensor in case.graph.tensors.items() if tensor.is_float}
+    smooth = RULES[case.kind].differentiable and any(name in floats for name in case.operator.outputs)
+    statistics = (case.operator.attributes.get(name) for name in ("running_mean", "running_var"))
+    floats -= {case.operator.inputs[ref.index] for ref in statistics if isinstance(ref, Ref)}
+    return frozenset(floats) if smooth and any(name in floats for name in case.operator.inputs) else frozenset()
+
+
+def decisions(case: Sample, mesh: Sequence[int]) -> Iterator[Decision]:
+    """Every strategy as a decision."""
+    found = strategies(case, mesh)
+    for index in range(len(found.choices)):
+        inputs, outputs = found.layouts(index)
+        chosen = tuple(found.options[o] for o in found.choices[index])
+        yield Decision(options=chosen, rule=found.rule, inputs=inputs, outputs=outputs)
+
+
+def prove(case: Sample, mesh: tuple[int, ...]) -> int:
+    """Check every strategy of a sample on a mesh; how many they were."""
+    count = 0
+    whole = Execution(case)
+    for decision in decisions(case, mesh):
+        text = f"{case} on {mesh}: {' '.join(o.name for o in decision.options)}, {' | '.join(map(format_layout, decision.inputs))}"
+        try:
+            whole.check(decision, mesh)
+        except Exception as error:
+            raise Disproved(f"{text}: {error}") from error
+        count += 1
+    return count
+
+
+def shard(whole: Tensor, layout: Layout, mesh: tuple[int, ...], coordinate: tuple[int, ...]) -> Tensor:
+    """The shard at a coordinate of the mesh: splits nest by parts, then by axis."""
+    for dim in range(whole.dim()):
+        splits = [(p.parts, axis) for axis, p in enumerate(layout) if p.kind is Kind.SPLIT and p.dim == dim]
+        index = torch.arange(whole.shape[dim])
+        for parts, group in itertools.groupby(sorted(splits), key=lambda pair: pair[0]):
+            degree, position = 1, 0
+            for _, axis in group:
+                degree *= mesh[axis]
+                position = position * mesh[axis] + coordinate[axis]
+            span = whole.shape[dim] // parts
+            assert span % degree == 0, f"{layout} does not divide {list(whole.shape)}"
+            index = index[index % span // (span // degree) == position]
+        whole = whole.index_select(dim, index)
+    return whole
+
+
+def hold(whole: Tensor, layout: Layout, mesh: tuple[int, ...], *, gradient: bool, seed: int) -> list[Tensor]:
+    """What each rank holds: shards, where addends of a partial sum are random and depend on the partial axes alone."""
+    axes = _partial_axes(layout, gradient)
+    generator = torch.Generator().manual_seed(seed)
+    addends = [torch.rand(whole.shape, dtype=whole.dtype, generator=generator) for _ in range(math.prod(mesh[a] for a in axes) - 1)]
+    addends.append(whole - sum(addends) if addends else whole)
+    held = []
+    for coordinate in itertools.product(*map(range, mesh)):
+        position = 0
+        for axis in axes:
+            position = position * mesh[axis] + coordinate[axis]
+        held.append(shard(addends[position], layout, mesh, coordinate))
+    return held
+
+
+def assemble(held: list[Tensor], layout: Layout, mesh: tuple[int, ...], shape: tuple[int, ...], *, gradient: bool) -> Tensor:
+    """The whole value that the ranks hold; fails where replicas differ."""
+    partial = _partial_axes(layout, gradient)
+    replicas = [axis for axis, p in enumerate(layout) if p.kind is not Kind.SPLIT and axis not in partial]
+    total = torch.zeros(shape, dtype=held[0].dtype)
+    index = torch.arange(total.numel()).reshape(shape)
+    first: dict[tuple[int, ...], Tensor] = {}
+    for coordinate, value in zip(itertools.product(*map(range, mesh)), held, strict=True):
+        key = tuple(c for axis, c in enumerate(coordinate) if axis not in replicas)
+        if key in first:
+            torch.testing.assert_close(value, first[key], rtol=1e-9, atol=1e-9, msg=f"replicas of [{format_layout(layout)}] differ")
+            continue
+        first[key] = value
+        total.view(-1).index_add_(0, shard(index, layout, mesh, coordinate).reshape(-1), value.reshape(-1))
+    return total
+
+
+def _partial_axes(layout: Layout, gradient: bool) -> list[int]:
+    kind = Kind.BROADCAST if gradient else Kind.PARTIAL
+    return [axis for axis, placement in enumerate(layout) if placement.kind is kind]
+
+
+class Execution:
+    """The whole operator's outputs and gradients, and the comparison of a split one with them."""
+
+    def __init__(self, case: Sample) -> None:
+        self.case = case
+        self.gradients = with_gradient(case)
+        plain = LocalOperator(function=function_of(case.kind), attributes=case.operator.attributes)
+        leaves = self._leaves(case.values)
+        self.outputs = self._run(plain, leaves)
+        generator = torch.Generator().manual_seed(SEED + 1)
+        self.upstream = [torch.randn(o.shape, dtype=o.dtype, generator=generator) if o.is_floating_point() else o for o in self.outputs]
+        self.wanted = self._backward(self.outputs, self.upstream, leaves)
+
+    def _leaves(self, values: Sequence[Tensor]) -> list[Tensor]:
+        return [
+            v.detach().clone().requires_grad_(name in self.gradients)
+            for name, v in zip(self.case.operator.inputs, values, strict=True)
+        ]
+
+    def _run(self, local: LocalOperator, inputs: Sequence[Tensor]) -> list[Tensor]:
+        torch.manual_seed(SEED)
+        results = local.function(**arguments_of(local.function, local.attributes, inputs, CPU))
+        outputs = list(results) if isinstance(results, list | tuple) else [results]
+        return [value * local.scale if local.scale != 1.0 else value for value in outputs]
+
+    def _backward(self, outputs: Sequence[Tensor], upstream: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
+        """The gradient of every leaf; zeros where autograd finds no way."""
+        roots = [(o, g) for o, g in zip(outputs, upstream, strict=True) if o.requires_grad]
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        if not roots or not wanted:
+            return [None] * len(leaves)
+        found = iter(torch.autograd.grad([o for o, _ in roots], wanted, [g for _, g in roots], allow_unused=True))
+        grads = [next(found) if leaf.requires_grad else None for leaf in leaves]
+        return [torch.zeros_like(v) if v.requires_grad and g is None else g for v, g in zip(leaves, grads, strict=True)]
+
+    def check(self, decision: Decision, mesh: tuple[int, ...]) -> None:
+        """Run every rank and compare."""
+        operator, tensors = self.case.operator, self.case.graph.tensors
+        shards = self._cut(self.case.values, decision.inputs, mesh, gradient=False)
+        ahead = self._cut(self.upstream, decision.outputs, mesh, gradient=True)
+        outputs: list[list[Tensor]] = []
+        grads: list[list[Tensor | None]] = []
+        for rank, coordinate in enumerate(itertools.product(*map(range, mesh))):
+            call = LocalCall(
+                operator=operator,
+                decision=decision,
+                inputs=tuple(tensors[n] for n in operator.inputs),
+                outputs=tuple(tensors[n] for n in operator.outputs),
+                mesh=mesh,
+                coordinate=coordinate,
+            )
+            leaves = self._leaves([held[rank] for held in shards])
+            results = self._run(localise(call), leaves)
+            for index, value in enumerate(results):
+                assert value.shape == call.local_output(index), f"output {index} is {list(value.shape)}, planned {call.local_output(index)}"
+            outputs.append([value.detach() for value in results])
+            grads.append(self._backward(results, [held[rank] for held in ahead], leaves))
+        for index, (whole, layout) in enumerate(zip(self.outputs, decision.outputs, strict=True)):
+            self._compare(f"output {index}", [o[index] for o in outputs], whole.detach(), layout, mesh, gradient=False)
+        for index, (wanted, layout) in enumerate(zip(self.wanted, decision.inputs, strict=True)):
+            held = [g[index] for g in grads]
+            if wanted is not None:
+                self._compare(f"gradient {index}", [h for h in held if h is not None], wanted, layout, mesh, gradient=True)
+
+    @staticmethod
+    def _cut(values: Sequence[Tensor], layouts: Sequence[Layout], mesh: tuple[int, ...], *, gradient: bool) -> list[list[Tensor]]:
+        return [hold(v, layout, mesh, gradient=gradient, seed=i) for i, (v, layout) in enumerate(zip(values, layouts, strict=True))]
+
+    @staticmethod
+    def _compare(what: str, held: list[Tensor], whole: Tensor, layout: Layout, mesh: tuple[int, ...], *, gradient: bool) -> None:
+        if not whole.is_floating_point():
+            held, whole = [value.long() for value in held], whole.long()
+        found = assemble(held, layout, mesh, tuple(whole.shape), gradient=gradient)
+        torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-9, msg=lambda text: f"{what}: {text}")

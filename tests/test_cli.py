@@ -1,0 +1,344 @@
+"""The command line on small models: what it prints, what it writes, and its exit code for every bad input."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import autopar.cli
+from autopar.cli import main, run
+from autopar.errors import AutoparError, NoPlanFits, PlanError, RunError, UsageError
+from autopar.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = ("--batch", "8", "--dim", "sequence=16")
+FOUR = ("--cluster", "dgx-h100", "--devices", "4", "--mesh", "4")
+SMALL = (*SIZES, *FOUR)
+TORCH_MODULE = """
+import torch
+
+print("noise on stdout")
+
+def build():
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)]
+    return torch.nn.Sequential(*layers), (torch.randn(8, 16),)
+
+def loss(outputs, x):
+    return outputs.pow(2).mean()
+"""
+
+
+def _example() -> Callable[..., Path]:
+    """`write_gpt2` of the examples."""
+    spec = importlib.util.spec_from_file_location("gpt2_onnx", ROOT / "examples" / "gpt2_onnx.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpt2_onnx"] = module
+    spec.loader.exec_module(module)
+    writer: Callable[..., Path] = module.write_gpt2
+    return writer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two small language models, a plan of the first, and files that are none."""
+    path = tmp_path_factory.mktemp("cli")
+    write = _example()
+    for name, layers in (("two", 2), ("three", 3)):
+        write(path / f"{name}.onnx", layers=layers, hidden=64, heads=4, vocabulary=256, positions=64)
+    run(["plan", str(path / "two.onnx"), *SMALL, "--quiet", "-o", str(path / "two.json")])
+    (path / "truncated.onnx").write_bytes((path / "two.onnx").read_bytes()[:3000])
+    (path / "corrupt.json").write_text((path / "two.json").read_text()[:1000])
+    (path / "other.json").write_text('{"schema": "something-else"}')
+    changed = json.loads((path / "two.json").read_text())
+    changed["operators"]["/wte/Gather"]["strategy"] = ["nonsense"]
+    (path / "wrong.json").write_text(json.dumps(changed))
+    _unsupported(path / "unsupported.onnx")
+    return path
+
+
+def _unsupported(path: Path) -> None:
+    nodes = [helper.make_node("Foo", ["x", "w"], ["a"], domain="mine"), helper.make_node("Bar", ["a", "w"], ["y"], domain="mine")]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in ("x", "y")]
+    weight = helper.make_tensor("w", TensorProto.FLOAT, (4, 4), [0.0] * 16)
+    graph = helper.make_graph(nodes, "unsupported", infos[:1], infos[1:], [weight])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("mine", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+@pytest.fixture
+def torch_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A PyTorch model in a module of its own, which prints when it is imported."""
+    (tmp_path / "small_torch_model.py").write_text(TORCH_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "small_torch_model:build"
+
+
+def _files(folder: Path, words: Sequence[str]) -> list[str]:
+    """Words that name a file of the folder become its path."""
+    return [str(folder / word[1:]) if word.startswith("@") else word for word in words]
+
+
+def test_plan_is_printed_and_written(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "plan.json"
+    assert run(["plan", str(folder / "two.onnx"), *SMALL, "-o", str(saved)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "cluster dgx-h100; 4 x H100-SXM5-80GB"
+    assert any(line.startswith("mesh gpu=4 (nvlink): 4 devices") for line in lines)
+    assert any(line.strip().startswith("h.{0,1}/attn/c_attn ") for line in lines)
+    assert any(line.strip().startswith("data parallel ") for line in lines)
+    assert lines[-1] == f"saved to {saved}"
+    assert Plan.load(saved).devices == 4
+    assert saved.read_bytes() == (folder / "two.json").read_bytes()
+
+
+def test_json_is_one_object_and_nothing_else(torch_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", torch_model, *FOUR, "--json", "--loss", "small_torch_model:loss"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert "noise" not in out and "noise" in err
+    assert set(found) == {"summary", "plan"}
+    assert found["plan"]["schema"] == "autopar-plan"
+    assert [rival["scheme"] for rival in found["summary"]["rivals"]] == ["data", "tensor"]
+    assert found["summary"]["step"] == found["plan"]["predicted"]["step"]
+
+
+def test_quiet_prints_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(folder / "two.onnx"), *SMALL, "--quiet", "--no-compare"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_any_number_of_devices(folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    assert (
+        run(["plan", str(folder / "two.onnx"), *SIZES, "--devices", "7", "--cluster", "p5", "--quiet", "--strategy-save", str(saved)]) == 0
+    )
+    assert Plan.load(saved).devices == 7
+
+
+def test_a_loaded_plan_is_used_as_it_is(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "again.json"
+    run(["plan", str(folder / "two.onnx"), "--strategy-load", str(folder / "two.json"), "-o", str(saved)])
+    assert saved.read_bytes() == (folder / "two.json").read_bytes()
+    assert capsys.readouterr().out.startswith("the plan is loaded, for cluster dgx-h100; 4 x")
+
+
+def test_reuse_keeps_what_matches(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "more.json"
+    run(["plan", str(folder / "three.onnx"), *SMALL, "--reuse", str(folder / "two.json"), "-o", str(saved)])
+    old, new = Plan.load(folder / "two.json"), Plan.load(saved)
+    assert "kept 75 of the 75 strategies" in capsys.readouterr().out
+    assert {name: operator.strategy for name, operator in new.operators.items() if name in old.operators} == {
+        name: operator.strategy for name, operator in old.operators.items()
+    }
+
+
+def test_pins_choose_among_the_meshes_that_have_their_axes(folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "pinned.json"
+    run(["plan", str(folder / "two.onnx"), *SIZES, *FOUR[:4], "--pin", "*c_fc/MatMul=gpu1:n", "--quiet", "-o", str(saved)])
+    plan = Plan.load(saved)
+    assert [axis.name for axis in plan.mesh] == ["gpu0", "gpu1"]
+    assert plan.operators["/h.1/mlp/c_fc/MatMul"].strategy[1] == "n"
+
+
+BAD: dict[str, tuple[int, tuple[str, ...], str]] = {
+    "truncated model": (3, ("plan", "@truncated.onnx", *SMALL), "truncated"),
+    "unsupported operators, all named": (3, ("plan", "@unsupported.onnx", *FOUR), "mine.Bar .*mine.Foo "),
+    "missing model": (3, ("plan", "@missing.onnx", *SMALL), "missing.onnx"),
+    "missing function": (3, ("plan", "no_such_module:build", *FOUR), "cannot be imported"),
+    "no model": (2, ("plan", "two", *FOUR), "give FILE.onnx"),
+    "no devices": (2, ("plan", "@two.onnx", *SIZES, "--devices", "0"), "must be at least 1"),
+    "devices not a number": (2, ("plan", "@two.onnx", "--devices", "many"), "--devices.*many"),
+    "unknown preset": (2, ("plan", "@two.onnx", *SIZES, "--cluster", "dgx-h10"), "valid are .*dgx-h100.*Perhaps"),
+    "unknown option": (2, ("plan", "@two.onnx", "--device", "4"), "unknown option '--device': valid are .*--devices"),
+    "unknown command": (2, ("plane", "x"), "'plan', 'run', 'explain', 'cluster'"),
+    "no command": (2, (), "required: COMMAND"),
+    "one argument too many": (2, ("plan", "@two.onnx", "more", *SMALL), "unexpected argument 'more'"),
+    "unknown search": (2, ("plan", "@two.onnx", *SMALL, "--search", "magic"), "dynamic_programming"),
+    "unknown optimizer": (2, ("plan", "@two.onnx", *SMALL, "--optimizer", "adam"), "adamw"),
+    "unknown dim": (2, ("plan", "@two.onnx", *SMALL, "--dim", "length=3"), "valid are batch, sequence"),
+    "bad dim": (2, ("plan", "@two.onnx", *SMALL, "--dim", "sequence"), "NAME=SIZE"),
+    "bad size": (2, ("plan", "@two.onnx", *SMALL, "--dim", "sequence=x"), "no size"),
+    "bad shape": (2, ("plan", "@two.onnx", *SMALL, "--shape", "input_ids=2xx"), "no size"),
+    "bad batch": (2, ("plan", "@two.onnx", *SMALL, "--batch", "-1"), "--batch is -1"),
+    "bad memory": (2, ("plan", "@two.onnx", *SMALL, "--memory", "8 GIB of it"), "GiB"),
+    "bad mesh": (2, ("plan", "@two.onnx", *SIZES, "--devices", "4", "--cluster", "p5", "--mesh", "3x2"), "does not have 4 devices"),
+    "bad pin": (2, ("plan", "@two.onnx", *SMALL, "--pin", "c_fc"), "OP=AXIS:FACTOR"),
+    "pin on an unknown axis": (2, ("plan", "@two.onnx", *SMALL, "--pin", "*c_fc/*=node:n"), "valid are gpu"),
+    "pin to an unknown factor": (2, ("plan", "@two.onnx", *SMALL, "--pin", "*c_fc/MatMul=gpu:zz"), "valid are .*n"),
+    "no plan fits": (4, ("plan", "@two.onnx", *SMALL, "--memory", "1MB"), "the smallest that would do is "),
+    "plan of another model": (5, ("plan", "@three.onnx", *SMALL, "--strategy-load", "@two.json"), "h.2.* is not in the plan"),
+    "loaded plan for other devices": (
+        5,
+        ("plan", "@two.onnx", *SIZES, "--devices", "8", "--strategy-load", "@two.json"),
+        "4 devices, not 8",
+    ),
+    "reused plan for other devices": (5, ("plan", "@two.onnx", *SIZES, "--devices", "8", "--reuse", "@two.json"), "4 devices, not 8"),
+    "corrupt plan": (5, ("plan", "@two.onnx", *SMALL, "--strategy-load", "@corrupt.json"), "not a strategy checkpoint"),
+    "another kind of file": (5, ("explain", "@other.json"), "autopar-plan"),
+    "missing plan": (5, ("explain", "@missing.json"), "missing.json"),
+    "plan with a strategy that does not exist": (5, ("explain", "@wrong.json", "--model", "@two.onnx"), "nonsense"),
+    "plan run on another model": (5, ("run", "@two.json", "--model", "@three.onnx"), "h.2"),
+    "plan run on other ranks": (5, ("run", "@two.json", "--model", "@two.onnx", "--nproc", "8"), "for 4 ranks, not 8"),
+    "run on no ranks": (2, ("run", "@two.json", "--model", "@two.onnx", "--nproc", "0"), "at least 1"),
+    "run without a model": (2, ("run", "@two.json"), "--model"),
+    "output in no folder": (2, ("plan", "@two.onnx", *SMALL, "-o", "@no/such/plan.json"), "cannot be written"),
+    "output over a folder": (2, ("plan", "@two.onnx", *SMALL, "-o", "@."), "cannot be written"),
+    "unknown operator": (2, ("explain", "@two.json", "h.0/mlp/c_fcc"), "nearest are"),
+    "alternatives of nothing": (2, ("explain", "@two.json", "--alternatives"), "--model"),
+    "alternatives of several": (2, ("explain", "@two.json", "h.0/attn", "--model", "@two.onnx", "--alternatives"), "one operator"),
+    "unknown cluster to show": (2, ("cluster", "show", "p6"), "valid are .*p5"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name: str, folder: Path) -> None:
+    code, words, message = BAD[name]
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(AutoparError, match=f"(?s){message}") as raised:
+        run(_files(folder, words))
+    assert raised.value.exit_code == code
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_the_smallest_memory_would_do(folder: Path) -> None:
+    with pytest.raises(NoPlanFits) as raised:
+        run(["plan", str(folder / "two.onnx"), *SMALL, "--memory", "1MB", "--quiet"])
+    enough = str(int(raised.value.minimum) + 1)
+    assert run(["plan", str(folder / "two.onnx"), *SMALL, "--memory", enough, "--quiet"]) == 0
+
+
+def test_nothing_half_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = tmp_path / "plan.json"
+    saved.write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(UsageError, match="No space left"):
+        run(["plan", str(folder / "two.onnx"), *SMALL, "--quiet", "-o", str(saved)])
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"] and saved.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [(PlanError("no\nmatch"), 5, "autopar: error: no\nmatch\n"), (KeyboardInterrupt(), 130, "autopar: interrupted\n")],
+)
+def test_main_prints_the_error(
+    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: object) -> None:
+        raise error
+
+    monkeypatch.setitem(autopar.cli.COMMANDS, "cluster", fails)
+    monkeypatch.setattr("sys.argv", ["autopar", "cluster", "list"])
+    with pytest.raises(SystemExit) as raised:
+        main()
+    assert raised.value.code == code
+    assert capsys.readouterr() == ("", message)
+
+
+def test_a_missing_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UsageError, match=r"pip install 'autopar\[torch\]'"):
+        run(["plan", "model.pt2", *FOUR])
+
+
+def test_planning_an_onnx_file_imports_no_torch(folder: Path) -> None:
+    program = "import sys; from autopar.cli import run; run(sys.argv[1:]); assert not {'torch', 'rich', 'scipy'} & set(sys.modules)"
+    words = ["plan", str(folder / "two.onnx"), *SMALL]
+    done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    program = "import sys; from autopar.cli import main; sys.argv = ['autopar', 'cluster', 'list']; sys.stdin.read(); main()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, **pipes) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_explain_with_the_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", str(folder / "two.json"), "h.0/mlp/c_fc", "--model", str(folder / "two.onnx")]
+    assert run(words) == 0
+    assert "/h.0/mlp/c_fc/MatMul (onnx.MatMul)" in capsys.readouterr().out
+    assert run([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [operator["name"] for operator in found["operators"]] == ["/h.0/mlp/c_fc/MatMul", "/h.0/mlp/c_fc/Add"]
+    assert set(found["operators"][0]["storage"]) == {"h.0.mlp.c_fc.weight"}
+
+
+def test_explain_tells_alternatives(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", str(folder / "two.json"), "h.0/mlp/c_fc/MatMul", "--model", str(folder / "two.onnx"), "--alternatives"]
+    run([*words, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {"k", "n", "d0"} <= {other["option"] for other in found["alternatives"]} | set(found["operators"][0]["strategy"].values())
+    run(words)
+    assert "as planned" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", [True, False])
+def test_explain_all(folder: Path, model: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", str(folder / "two.json"), *(["--model", str(folder / "two.onnx")] if model else [])]
+    run([*words, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["operators"]) == 75 and (found["groups"] is not None) == model
+    run(words)
+    assert "h.0.attn.c_attn.weight" in capsys.readouterr().out
+
+
+def test_clusters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["cluster", "list", "--json"])
+    names = [cluster["name"] for cluster in json.loads(capsys.readouterr().out)["clusters"]]
+    run(["cluster", "list"])
+    assert all(name in capsys.readouterr().out for name in names[:1])
+    run(["cluster", "show", "p4d", "--devices", "16", "--json"])
+    saved = tmp_path / "mine.json"
+    saved.write_text(capsys.readouterr().out)
+    run(["cluster", "show", str(saved)])
+    assert "16 x A100-SXM4-40GB" in capsys.readouterr().out
+
+
+def test_run_and_check(torch_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = str(tmp_path / "plan.json")
+    run(["plan", torch_model, "--cluster", "local-cpu", "--devices", "2", "--quiet", "-o", saved])
+    assert run(["run", saved, "--model", torch_model, "--nproc", "2", "--check"]) == 0
+    assert "ok: yes" in capsys.readouterr().out.splitlines()
+    assert run(["run", saved, "--model", torch_model, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ranks"] == 2
+
+
+def test_a_failed_check_is_an_error(torch_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import autopar.runtime.run
+
+    saved = str(tmp_path / "plan.json")
+    run(["plan", torch_model, "--cluster", "local-cpu", "--devices", "2", "--quiet", "-o", saved])
+    fields = {
+        "ranks": 2,
+        "mesh": "",
+        "backend": "gloo",
+        "steps": 1,
+        "seconds": 0.0,
+        "losses": (),
+        "collectives": "",
+        "check": "differs",
+        "ok": False,
+    }
+    monkeypatch.setattr(autopar.runtime.run, "run_plan", lambda *_, **__: autopar.runtime.run.RunReport(**fields))
+    with pytest.raises(RunError, match="differs"):
+        run(["run", saved, "--model", torch_model, "--check"])
