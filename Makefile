@@ -43,7 +43,7 @@ slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow -q
 
 ci-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "slow and ci" -q --hypothesis-seed=0
+	$(BIN)/python -m pytest -m "slow and ci" -q
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

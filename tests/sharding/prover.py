@@ -129,7 +129,7 @@ def prove(case: Sample, mesh: tuple[int, ...]) -> int:
 def shard(whole: Tensor, layout: Layout, mesh: tuple[int, ...], coordinate: tuple[int, ...]) -> Tensor:
     """The shard at a coordinate of the mesh: splits nest by parts, then by axis."""
     for dim in range(whole.dim()):
-        splits = [(p.parts, axis) for axis, p in enumerate(layout) if p.kind is Kind.SPLIT and p.dim == dim]
+        splits = [(p.parts, axis) for axis, p in enumerate(layout) if p.kind is Kind.SPLIT and p.dim == dim and mesh[axis] > 1]
         index = torch.arange(whole.shape[dim])
         for parts, group in itertools.groupby(sorted(splits), key=lambda pair: pair[0]):
             degree, position = 1, 0
