@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.functions import function_of
+from autopar.runtime.proof import Sample, sample
 from autopar.sharding.rules import RULES
-
-from .prover import Sample, sample
 
 _SEED = iter(range(10**6))
 

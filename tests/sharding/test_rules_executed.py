@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from autopar.runtime.proof import Disproved, Sample, prove, sample
 from autopar.sharding.rules import RULES, Entry
 
-from .prover import Disproved, Sample, prove, sample
 from .samples import FAMILIES, exists, f, n
 
 MESHES = ((2,), (3,))
