@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from autopar.costmodel.distances import Distances, LayoutSpace
 from autopar.costmodel.kept import kept_values
-from autopar.costmodel.pricing import MeshPrices, local_elements, operator_seconds, storage_bytes, update_seconds
+from autopar.costmodel.pricing import MeshPrices, communication_seconds, operator_seconds, storage_bytes, update_seconds
 from autopar.search import CostGraph
 
 from .ir import DTYPE_BYTES, Graph, Operator, Tensor
 from .sharding.analysis import Analysis, Offer
 from .sharding.candidates import Strategies, is_storable, strategies_of
 from .sharding.layout import Kind, Layout, Placement, R
+from .sharding.notation import local_elements
 from .sharding.rules import RULES
 
 T = TypeVar("T")
@@ -196,7 +197,9 @@ class _Builder:
         return replace(found, choices=np.ascontiguousarray(found.choices[splits])) if splits.any() else found
 
     def _price(self, op: Operator, offer: Offer, strategies: Strategies) -> tuple[Floats, Floats]:
-        forward, backward = operator_seconds(offer.call, strategies, self.mesh, self.prices.cluster, self._call_gradients(op, offer))
+        gradients = self._call_gradients(op, offer)
+        forward, backward = operator_seconds(offer.call, strategies, self.mesh, self.prices.cluster, gradients)
+        inside = communication_seconds(offer.call, strategies, self.prices, gradients)
         sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
         local = sizes / strategies.degrees(self.mesh)
         memory = np.zeros(len(local))
@@ -204,7 +207,7 @@ class _Builder:
             names, dims = (op.outputs, strategies.rule.outputs) if share.output else (op.inputs, strategies.rule.inputs)
             itemsize = DTYPE_BYTES[self.graph.tensors[names[share.position]].dtype]
             memory += local_elements(dims[share.position], local) * itemsize * share.fraction
-        return forward + backward + BATCH_TIE * strategies.choices.sum(axis=1), memory
+        return forward + backward + inside + BATCH_TIE * strategies.choices.sum(axis=1), memory
 
     def _call_gradients(self, op: Operator, offer: Offer) -> frozenset[str]:
         """The gradients of `op`, in the tensor names of the (possibly other) operator that its offer was made from."""

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from autopar.errors import UsageError, unknown
 from autopar.ir import DTYPE_BYTES, Tensor
 from autopar.sharding.candidates import Strategies
+from autopar.sharding.communication import operator_traffic
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.notation import Dims
+from autopar.sharding.notation import local_elements
 from autopar.sharding.program import BUCKET_BYTES
 from autopar.sharding.rules import RULES, Call
 
@@ -100,21 +101,25 @@ def operator_seconds(
     return forward, operator_time(flops * products, 2 * nbytes, dtype, device, smallest=smallest)
 
 
+def communication_seconds(call: Call, strategies: Strategies, prices: MeshPrices, gradients: frozenset[str]) -> Floats:
+    """Seconds of the collectives that an operator issues inside itself, forward and backward: array [strategies]."""
+    seconds = np.zeros(len(strategies.choices))
+    mesh = prices.mesh.shape
+    if any(option.special is not None for option in strategies.options):
+        train = any(t.name in gradients for t in call.outputs)
+        for rows, axis, traffic in operator_traffic(call, strategies, mesh, train=train):
+            place = prices.mesh.axes[axis]
+            for move in traffic:
+                seconds[rows] += collective_time(move.kind, move.nbytes, place.size, level=place.level, cluster=prices.cluster)
+    return seconds
+
+
 def _traffic(call: Call, strategies: Strategies, local: Floats) -> Floats:
     """Bytes read and written: every input and output once, in its local shape."""
     total = np.zeros(len(local))
     for tensor, dims in zip((*call.inputs, *call.outputs), (*strategies.rule.inputs, *strategies.rule.outputs), strict=True):
         total += local_elements(dims, local) * DTYPE_BYTES[tensor.dtype]
     return total
-
-
-def local_elements(dims: Dims, local: Floats) -> Floats:
-    """Elements of a tensor's shard for every strategy, from the local factor sizes."""
-    out = np.ones(len(local))
-    for dim in dims:
-        for factor in dim:
-            out = out * local[:, factor]
-    return out
 
 
 def _flops(call: Call, strategies: Strategies, local: Floats) -> tuple[Floats, Floats | None]:

@@ -49,12 +49,15 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
         if namespace == "_c10d_functional" and name in _KINDS:
-            group = _resolve_process_group(args[-1])
             size = out if name == "all_gather_into_tensor" else args[0]
             phase = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
-            ranks = tuple(dist.get_process_group_ranks(group))
+            ranks = self.members(args[-1])
             self.issued.append(Issued(phase=phase, kind=_KINDS[name], ranks=ranks, nbytes=size.numel() * size.element_size()))
         return out
+
+    def members(self, name: Any) -> tuple[int, ...]:
+        """The ranks of a group."""
+        return tuple(dist.get_process_group_ranks(_resolve_process_group(name)))
 
     def against(self, program: Program, rank: int) -> tuple[Counter[Issued], Counter[Issued]]:
         """What the program prices but was not issued, and what was issued but is not priced (axes of size 1 are silent)."""

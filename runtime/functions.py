@@ -99,7 +99,7 @@ def arguments_of(function: Function, attributes: Mapping[str, Value], inputs: Se
 def _resolve(value: Value, inputs: Sequence[Any]) -> Any:
     if isinstance(value, Ref):
         return inputs[value.index]
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(_resolve(item, inputs) for item in value)
     return value
 

@@ -11,7 +11,8 @@ from autopar.ir import Operator, Ref, Tensor, Value
 from autopar.sharding.layout import Layout, local_shape
 from autopar.sharding.program import Decision
 
-from .collectives import Cut, cuts_of
+from .collectives import AxisGroup, Cut, cuts_of
+from .communicating import COMMUNICATING
 from .functions import Function, function_of
 from .special import SPECIAL_FUNCTIONS, padding_row
 
@@ -26,6 +27,7 @@ class LocalCall:
     outputs: tuple[Tensor, ...]
     mesh: tuple[int, ...]
     coordinate: tuple[int, ...]
+    groups: tuple[AxisGroup, ...] = ()
 
     def local_input(self, index: int) -> tuple[int, ...]:
         """Local shape of an input."""
@@ -75,6 +77,10 @@ def localise(call: LocalCall) -> LocalOperator:
     if kind in SPECIALS and (changes := SPECIALS[kind](call)) is not None:
         function = SPECIAL_FUNCTIONS[kind]
         attributes.update(changes)
+    for axis, option in enumerate(call.decision.options):
+        if option.special is not None and call.mesh[axis] > 1:
+            function, more = COMMUNICATING[option.special](call, call.groups[axis])
+            attributes.update(more)
     return LocalOperator(function=function, attributes=attributes, scale=1.0 / call.degree(reduction="mean"))
 
 

@@ -127,6 +127,7 @@ class _Lowering:
             outputs=tuple(tensors[name] for name in operator.outputs),
             mesh=self.mesh,
             coordinate=self.groups.coordinate,
+            groups=self.groups.axes,
         )
         local = localise(call)
         inputs = [self._value(name, layout) for name, layout in zip(operator.inputs, decision.inputs, strict=True)]

@@ -16,12 +16,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..ir import Tensor
+from .communication import COMMUNICATIONS
 from .layout import B, Kind, Layout, P, Placement, R, S, is_valid
 from .notation import Dims, Rule
 from .rules import RULES, Call
@@ -29,13 +30,20 @@ from .rules import RULES, Call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What an operator may do on one axis: `factor` (index, or -1), `parts`, and the placement of each tensor."""
+    """What an operator may do on one axis: `factor` (index, or -1), `parts`, and the placement of each tensor.
+
+    `limit`: into how many shards it can be split at most (0: any number). `special`: the communication that it needs
+    inside; such an option is taken on one axis only, and its `partners` are split along with the factor.
+    """
 
     name: str
     factor: int
     parts: int
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
+    partners: tuple[int, ...] = ()
+    special: str | None = None
+    limit: int = 0
 
 
 def parts_of(dims: Dims, factor: int, parts: int, sizes: Sequence[int]) -> Placement | None:
@@ -53,7 +61,7 @@ def options_of(call: Call, rule: Rule, gradients: frozenset[str], variants: Mapp
     for index, factor in enumerate(rule.factors):
         if factor.whole or factor.size <= 1:
             continue
-        for parts in variants.get(index, (1,)):
+        for parts in variants.get(index, (1,)) if factor.special not in COMMUNICATIONS else (1,):
             option = _split(call, rule, index, parts, sizes)
             if option is not None:
                 found.append(option)
@@ -65,6 +73,8 @@ def options_of(call: Call, rule: Rule, gradients: frozenset[str], variants: Mapp
 
 def _split(call: Call, rule: Rule, index: int, parts: int, sizes: Sequence[int]) -> Option | None:
     factor = rule.factors[index]
+    if factor.special in COMMUNICATIONS:
+        return _communicating(call, rule, index, sizes)
     outputs: list[Placement] = []
     for dims, tensor in zip(rule.outputs, call.outputs, strict=True):
         placement = parts_of(dims, index, parts, sizes)
@@ -80,6 +90,25 @@ def _split(call: Call, rule: Rule, index: int, parts: int, sizes: Sequence[int])
     )
     name = factor.name if parts == 1 else f"{factor.name}/{parts}"
     return Option(name=name, factor=index, parts=parts, inputs=inputs, outputs=tuple(outputs))
+
+
+def _communicating(call: Call, rule: Rule, index: int, sizes: Sequence[int]) -> Option | None:
+    """A split that communicates inside: outputs without the factor are complete on every rank."""
+    factor = rule.factors[index]
+    special = str(factor.special)
+    limit = COMMUNICATIONS[special].limit(call, rule, index)
+    if limit == 1:
+        return None
+
+    def placement(dims: Dims, other: Placement) -> Placement:
+        found = (parts_of(dims, member, 1, sizes) for member in (index, *factor.partners))
+        return next((place for place in found if place is not None), other)
+
+    inputs = tuple(placement(dims, B) for dims in rule.inputs)
+    outputs = tuple(placement(dims, R) for dims in rule.outputs)
+    return Option(
+        name=factor.name, factor=index, parts=1, inputs=inputs, outputs=outputs, partners=factor.partners, special=special, limit=limit
+    )
 
 
 def _partial(call: Call, rule: Rule) -> list[Option]:
@@ -104,7 +133,7 @@ def _normalised(options: Sequence[Option], call: Call, gradients: frozenset[str]
     for option in options:
         inputs = tuple(map(plain, option.inputs, call.inputs))
         outputs = tuple(map(plain, option.outputs, call.outputs))
-        fresh = Option(name=option.name, factor=option.factor, parts=option.parts, inputs=inputs, outputs=outputs)
+        fresh = replace(option, inputs=inputs, outputs=outputs)
         kept.setdefault((inputs, outputs), fresh)
     return tuple(kept.values())
 
@@ -136,12 +165,12 @@ class Strategies:
 
 def factor_degrees(options: Sequence[Option], choices: NDArray[np.int64], mesh: Sequence[int], factors: int) -> NDArray[np.int64]:
     """Product of the axis sizes on which each strategy splits each factor: array [strategies, factors]."""
-    factor = np.array([option.factor for option in options])
+    splits = np.zeros((len(options), factors), dtype=bool)
+    for index, option in enumerate(options):
+        splits[index, [f for f in (option.factor, *option.partners) if f >= 0]] = True
     degrees = np.ones((len(choices), factors), dtype=np.int64)
     for axis, size in enumerate(mesh):
-        chosen = factor[choices[:, axis]]
-        rows = np.nonzero(chosen >= 0)[0]
-        degrees[rows, chosen[rows]] *= size
+        degrees *= np.where(splits[choices[:, axis]], size, 1)
     return degrees
 
 
@@ -163,7 +192,25 @@ def strategies_of(rule: Rule, options: Sequence[Option], mesh: Sequence[int]) ->
             parts = options[index].parts
             valid &= ~used | ((parts % done == 0) & (rule.factors[factor].size % (parts * degree) == 0))
             done = np.where(used, parts * degree, done)
+    for index, option in enumerate(options):
+        if option.special is not None:
+            valid &= _on_one_axis(index, option, options, grids, mesh, rule)
     return Strategies(rule=rule, options=tuple(options), choices=np.ascontiguousarray(grids[valid]))
+
+
+def _on_one_axis(
+    index: int, option: Option, options: Sequence[Option], grids: NDArray[np.int64], mesh: Sequence[int], rule: Rule
+) -> NDArray[np.bool_]:
+    """Where an option that communicates inside is not taken, or on one axis within its limit, which alone splits its factors."""
+    members = {option.factor, *option.partners}
+    touching = np.array([not members.isdisjoint((other.factor, *other.partners)) for other in options])
+    sizes = np.array(mesh, dtype=np.int64)
+    active = (grids == index) & (sizes > 1)
+    degree = np.where(active, sizes, 1).max(axis=1, initial=1)
+    alone = (touching[grids] & (sizes > 1)).sum(axis=1) == 1
+    even = np.all([rule.factors[f].size % degree == 0 for f in sorted(members)], axis=0)
+    fits = np.asarray(degree <= option.limit if option.limit else even)
+    return np.asarray(~active.any(axis=1) | (alone & even & fits), dtype=np.bool_)
 
 
 def storage_layouts(shape: Sequence[int], mesh: Sequence[int], parts: Mapping[int, Sequence[int]]) -> tuple[Layout, ...]:

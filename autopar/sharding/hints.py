@@ -41,8 +41,9 @@ def keep_useful_factors(graph: Graph, rules: Mapping[str, Rule], classes: Mappin
         dead |= set() if heavy else _inside(rule, classes[operator.name])
         factors = tuple(replace(f, whole=True) if i in dead else f for i, f in enumerate(rule.factors))
         kept[operator.name] = replace(rule, factors=factors)
+        splittable = kept[operator.name].splittable()
         for name, dims in zip(operator.inputs, rule.inputs, strict=True):
-            useful |= {(name, d) for d, dim in enumerate(dims) if any(not factors[f].whole for f in dim)}
+            useful |= {(name, d) for d, dim in enumerate(dims) if not splittable.isdisjoint(dim)}
     return kept
 
 

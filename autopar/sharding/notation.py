@@ -5,7 +5,8 @@
     dim     = term | "(" {term} ")" | "1"
     term    = ["!"] name ["=" size] | size      "!": must stay whole; a bare size is an outer part that is never split
     "*"     = any number of leading dims, aligned on the right between tensors
-    clause  = names ":" reduction | names ":" special
+    clause  = name {"," name} ":" reduction | name {"+" name} {"," ...} ":" special
+              "y + x: halo": factor y is split together with its partner x, which is a loop over other elements
 
 A dim of size 1 that carries a larger factor is a broadcast dim: it does not hold the factor.
 """
@@ -18,24 +19,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import RuleError
 from .layout import REDUCTIONS
 
 REDUCERS = (*REDUCTIONS, "mean")
-SPECIALS = ("masked", "halo", "ring", "count")
+SPECIALS = ("masked", "halo", "ring", "vocabulary", "statistics", "prefix", "dispatch")
 
 _TERM = re.compile(r"(!?)([A-Za-z_]\w*)(?:=(\d+))?|(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """A loop of an operator: `reduction` is what splitting it leaves behind, `special` the communication it needs."""
+    """A loop of an operator: `reduction` is what splitting it leaves behind, `special` the local form or communication it needs.
+
+    `partners`: indices of the factors that are split along with it.
+    """
 
     name: str
     size: int
     whole: bool = False
     reduction: str | None = None
     special: str | None = None
+    partners: tuple[int, ...] = ()
 
 
 Dim = tuple[int, ...]
@@ -52,6 +60,11 @@ class Rule:
     outputs: tuple[Dims, ...]
     addends: frozenset[int]
 
+    def splittable(self) -> frozenset[int]:
+        """Factors that some option splits, alone or as a partner."""
+        alone = [i for i, factor in enumerate(self.factors) if not factor.whole]
+        return frozenset(alone) | {partner for i in alone for partner in self.factors[i].partners}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
@@ -62,7 +75,7 @@ class Pattern:
     outputs: tuple[tuple[tuple[str, ...], ...], ...]
     addends: frozenset[int]
     whole: frozenset[str]
-    clauses: tuple[tuple[str, str], ...]
+    clauses: tuple[tuple[tuple[str, ...], str], ...]
     sizes: tuple[tuple[str, int], ...]
 
 
@@ -115,13 +128,14 @@ def _parse_tensor(part: str, text: str, whole: set[str], known: dict[str, int]) 
     return tuple(dims)
 
 
-def _parse_clauses(tail: str, text: str) -> list[tuple[str, str]]:
-    clauses: list[tuple[str, str]] = []
+def _parse_clauses(tail: str, text: str) -> list[tuple[tuple[str, ...], str]]:
+    """Each clause as (factor and its partners, meaning)."""
+    clauses: list[tuple[tuple[str, ...], str]] = []
     for clause in filter(None, (part.strip() for part in tail.split(";"))):
         names, colon, meaning = (part.strip() for part in clause.partition(":"))
         if not colon or meaning not in (*REDUCERS, *SPECIALS):
             raise RuleError(f"rule {text!r}: clause {clause!r} must end in one of {', '.join((*REDUCERS, *SPECIALS))}")
-        clauses += [(name.strip(), meaning) for name in names.split(",")]
+        clauses += [(tuple(part.strip() for part in name.split("+")), meaning) for name in names.split(",")]
     return clauses
 
 
@@ -144,10 +158,11 @@ def bind(pattern: Pattern, inputs: Sequence[Sequence[int]], outputs: Sequence[Se
     factors = [Factor(name=n, size=sizes[n], whole=n in pattern.whole) for n in names]
     factors += [Factor(name=n, size=sizes[n], whole=True) for n in literals]
     position = {factor.name: i for i, factor in enumerate(factors)}
-    for name, meaning in pattern.clauses:
+    for (name, *others), meaning in pattern.clauses:
         if name in position:
-            old = factors[position[name]]
-            factors[position[name]] = replace(old, reduction=meaning) if meaning in REDUCERS else replace(old, special=meaning)
+            old, partners = factors[position[name]], tuple(position[other] for other in others)
+            changed = replace(old, reduction=meaning) if meaning in REDUCERS else replace(old, special=meaning, partners=partners)
+            factors[position[name]] = changed
     dims = [
         tuple(
             () if dim == () or (size == 1 and math.prod(sizes[n] for n in dim) > 1) else tuple(position[n] for n in dim)
@@ -162,6 +177,15 @@ def bind(pattern: Pattern, inputs: Sequence[Sequence[int]], outputs: Sequence[Se
         outputs=tuple(dims[len(inputs) :]),
         addends=frozenset(i for i in pattern.addends if i < len(inputs)),
     )
+
+
+def local_elements(dims: Dims, local: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Elements of a tensor's shard for each strategy: array [strategies], from the local factor sizes [strategies, factors]."""
+    out = np.ones(len(local))
+    for dim in dims:
+        for factor in dim:
+            out = out * local[:, factor]
+    return out
 
 
 def _expand_star(tensor: tuple[tuple[str, ...], ...], rank: int, depth: int, text: str) -> tuple[tuple[str, ...], ...]:

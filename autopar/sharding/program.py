@@ -10,13 +10,17 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ..errors import PlanError
 from ..ir import Graph, Operator, Role
-from .candidates import Option
+from .candidates import Option, Strategies
+from .communication import operator_traffic
 from .layout import Kind, Layout, format_layout, is_valid, replicated
 from .mesh import Mesh
 from .notation import Rule
 from .redistribution import changed_axis, is_step, local_bytes, transfers
+from .rules import Call
 
 BUCKET_BYTES = 25 * 2**20
 """Largest bucket of gradient reductions: 25 MiB, as torch's DistributedDataParallel (its `bucket_cap_mb`)."""
@@ -110,6 +114,10 @@ class Program:
                 ahead, back = chain_collectives(self.graph, step, mesh)
                 forward += ahead
                 backward += back
+            elif any(option.special is not None for option in step.decision.options):
+                inside = operator_collectives(self.graph, step, mesh, self.assignment.gradients)
+                forward += [c for c in inside if c.phase == "forward"]
+                backward += [c for c in inside if c.phase == "backward"][::-1]
         backward.reverse()
         for bucket in self.buckets:
             name = bucket.parameters[0]
@@ -117,6 +125,20 @@ class Program:
                 Collective(phase="backward", kind="all_reduce", axis=axis, nbytes=bucket.nbytes, tensor=name) for axis in bucket.axes
             ]
         return (*forward, *backward)
+
+
+def operator_collectives(graph: Graph, step: Compute, mesh: Sequence[int], gradients: frozenset[str]) -> list[Collective]:
+    """The collectives that an operator issues inside itself, those of each phase in order."""
+    operator, decision = step.operator, step.decision
+    assert decision.rule is not None
+    choice = np.arange(len(decision.options))[None, :]
+    strategies = Strategies(rule=decision.rule, options=decision.options, choices=choice)
+    train = any(name in gradients for name in operator.outputs)
+    return [
+        Collective(phase=move.phase, kind=move.kind, axis=axis, nbytes=round(float(move.nbytes[0])), tensor=operator.outputs[0])
+        for _, axis, moves in operator_traffic(Call.of(graph, operator), strategies, mesh, train=train)
+        for move in moves
+    ]
 
 
 def chain_collectives(graph: Graph, step: Redistribute, mesh: Sequence[int]) -> tuple[list[Collective], list[Collective]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -17,11 +18,13 @@ from autopar.ir import Ref
 from autopar.sharding.candidates import Strategies, options_of, strategies_of
 from autopar.sharding.hints import split_variants
 from autopar.sharding.layout import Kind, Layout, format_layout
-from autopar.sharding.program import Decision
+from autopar.sharding.program import Compute, Decision, operator_collectives
 from autopar.sharding.rules import RULES, Call, rule_of
 
+from ..collective_log import Issued
 from ..functions import arguments_of, function_of
 from ..localise import LocalCall, LocalOperator, localise
+from .ranks import AxisLog, axis_groups, in_threads
 from .sample import CPU, Sample
 
 SEED = 7
@@ -43,8 +46,9 @@ def with_gradient(case: Sample) -> frozenset[str]:
     """The tensors of the sample that carry a gradient."""
     floats = {name for name, tensor in case.graph.tensors.items() if tensor.is_float}
     smooth = RULES[case.kind].differentiable and any(name in floats for name in case.operator.outputs)
-    statistics = (case.operator.attributes.get(name) for name in ("running_mean", "running_var"))
-    floats -= {case.operator.inputs[ref.index] for ref in statistics if isinstance(ref, Ref)}
+    names = ("running_mean", "running_var", *(("weight",) if "cross_entropy" in case.kind or "nll_loss" in case.kind else ()))
+    constants = (case.operator.attributes.get(name) for name in names)
+    floats -= {case.operator.inputs[ref.index] for ref in constants if isinstance(ref, Ref)}
     return frozenset(floats) if smooth and any(name in floats for name in case.operator.inputs) else frozenset()
 
 
@@ -165,23 +169,33 @@ class Execution:
         operator, tensors = self.case.operator, self.case.graph.tensors
         shards = self._cut(self.case.values, decision.inputs, mesh, gradient=False)
         ahead = self._cut(self.upstream, decision.outputs, mesh, gradient=True)
-        outputs: list[list[Tensor]] = []
-        grads: list[list[Tensor | None]] = []
-        for rank, coordinate in enumerate(itertools.product(*map(range, mesh))):
+        coordinates = list(itertools.product(*map(range, mesh)))
+        talks = any(option.special is not None for option in decision.options)
+        groups = axis_groups(mesh) if talks else ((),) * len(coordinates)
+
+        def run(rank: int) -> tuple[list[Tensor], list[Tensor | None]]:
             call = LocalCall(
                 operator=operator,
                 decision=decision,
                 inputs=tuple(tensors[n] for n in operator.inputs),
                 outputs=tuple(tensors[n] for n in operator.outputs),
                 mesh=mesh,
-                coordinate=coordinate,
+                coordinate=coordinates[rank],
+                groups=groups[rank],
             )
             leaves = self._leaves([held[rank] for held in shards])
-            results = self._run(localise(call), leaves)
+            log = AxisLog()
+            with log if talks else nullcontext():
+                results = self._run(localise(call), leaves)
+                grads = self._backward(results, [held[rank] for held in ahead], leaves)
+            self._compare_issued(log, decision, mesh)
             for index, value in enumerate(results):
                 assert value.shape == call.local_output(index), f"output {index} is {list(value.shape)}, planned {call.local_output(index)}"
-            outputs.append([value.detach() for value in results])
-            grads.append(self._backward(results, [held[rank] for held in ahead], leaves))
+            return [value.detach() for value in results], grads
+
+        ranks = range(len(coordinates))
+        held_by = in_threads(len(ranks), run) if talks else [run(rank) for rank in ranks]
+        outputs, grads = [o for o, _ in held_by], [g for _, g in held_by]
         for index, (whole, layout) in enumerate(zip(self.outputs, decision.outputs, strict=True)):
             self._compare(f"output {index}", [o[index] for o in outputs], whole.detach(), layout, mesh, gradient=False)
         for index, (wanted, layout) in enumerate(zip(self.wanted, decision.inputs, strict=True)):
@@ -192,6 +206,13 @@ class Execution:
     @staticmethod
     def _cut(values: Sequence[Tensor], layouts: Sequence[Layout], mesh: tuple[int, ...], *, gradient: bool) -> list[list[Tensor]]:
         return [hold(v, layout, mesh, gradient=gradient, seed=i) for i, (v, layout) in enumerate(zip(values, layouts, strict=True))]
+
+    def _compare_issued(self, log: AxisLog, decision: Decision, mesh: tuple[int, ...]) -> None:
+        """What the operator issued inside itself is what it is priced at."""
+        step = Compute(operator=self.case.operator, decision=decision)
+        priced = operator_collectives(self.case.graph, step, mesh, self.gradients) if decision.rule is not None else []
+        wanted = [Issued(phase=c.phase, kind=c.kind, ranks=(c.axis,), nbytes=c.nbytes) for c in priced]
+        assert log.issued == wanted, f"issued {', '.join(map(str, log.issued))}; priced {', '.join(map(str, wanted))}"
 
     @staticmethod
     def _compare(what: str, held: list[Tensor], whole: Tensor, layout: Layout, mesh: tuple[int, ...], *, gradient: bool) -> None:

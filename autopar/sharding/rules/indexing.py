@@ -34,7 +34,8 @@ def _class_loss(call: Call) -> str:
     reduction = call.integer("reduction", default=MEAN)
     names = [f"{'!' if reduction == MEAN else ''}{name}" for name in letters(len(shape))]
     place = 1 if len(shape) > 1 else 0
-    classes = f"!{letters(len(shape))[place]}"
+    split = call.operator.kind == "aten.cross_entropy_loss.default" and not call.inputs[1].is_float
+    classes = letters(len(shape))[place] if split else f"!{letters(len(shape))[place]}"
     rows = [name for i, name in enumerate(names) if i != place]
     scores = [*names[:place], classes, *names[place + 1 :]]
     inputs = []
@@ -42,7 +43,9 @@ def _class_loss(call: Call) -> str:
         weight = position == call.position("weight")
         inputs.append([classes] if weight else scores if tensor.shape == shape else rows)
     text = f"{', '.join(' '.join(dims) for dims in inputs)} -> {' '.join(rows) if reduction == 0 else ''}"
-    return text + (f" | {', '.join(rows)}: sum" if reduction == SUM and rows else "")
+    clauses = [f"{', '.join(rows)}: sum"] if reduction == SUM and rows else []
+    clauses += [f"{classes}: vocabulary"] if split else []
+    return text + (f" | {'; '.join(clauses)}" if clauses else "")
 
 
 def _element_loss(call: Call) -> str:

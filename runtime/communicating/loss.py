@@ -1,0 +1,76 @@
+"""Cross entropy whose classes are split: each rank sees some columns of the scores, and every rank gets the whole loss.
+
+    loss_i = -w[y_i] log p_i[y_i],   log p_i[c] = s_ic - m_i - log sum_c exp(s_ic - m_i),   m_i = max_c s_ic
+
+The maximum and the sums over the classes are all-reduced, as in Megatron-LM's parallel cross entropy (arXiv:1909.08053, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from autopar.ir import Value
+
+from ..collectives import Action, AxisGroup, all_reduce, step
+
+if TYPE_CHECKING:
+    from ..localise import LocalCall
+
+NONE, MEAN, SUM = 0, 1, 2
+
+
+def sum_over(value: Tensor, group: AxisGroup) -> Tensor:
+    """The sum over the group; its gradient is the same on every rank and stays as it is."""
+    return step(value, Action("all_reduce"), Action("nothing"), group)
+
+
+def split_classes(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Mapping[str, Value]]:
+    """The local form of a cross entropy with class indices."""
+    return cross_entropy, {"group": group}
+
+
+def cross_entropy(
+    self: Tensor,
+    target: Tensor,
+    group: AxisGroup,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """As `torch.nn.functional.cross_entropy` on scores [rows, classes of this rank, ...] or [classes of this rank]."""
+    place = 1 if self.dim() > 1 else 0
+    scores = self.movedim(place, -1).to(torch.promote_types(self.dtype, torch.float32))
+    counted = target != ignore_index
+    own = scores.shape[-1]
+    column = target - group.coordinate * own
+    inside = (column >= 0) & (column < own) & counted
+    column = torch.where(inside, column, 0)
+    shifted = scores - all_reduce(scores.detach().amax(-1), group, "max").unsqueeze(-1)
+    score = torch.where(inside, shifted.gather(-1, column.unsqueeze(-1)).squeeze(-1), 0)
+    parts = [shifted.exp().sum(-1), score]
+    columns = None if weight is None else weight.to(scores.dtype)
+    if columns is not None:
+        parts.append(torch.where(inside, columns[column], 0))
+    if label_smoothing:
+        parts.append((shifted if columns is None else shifted * columns).sum(-1))
+        if columns is not None:
+            parts.append(columns.sum().expand(target.shape))
+    sums = list(sum_over(torch.stack(parts), group).unbind())
+    normal, score = sums[0].log(), sums[1]
+    share = torch.ones_like(score) if columns is None else sums[2]
+    loss = (normal - score) * share
+    if label_smoothing:
+        total = sums[-1] if columns is not None else torch.full_like(score, float(own * group.size))
+        smooth = total * normal - sums[-2 if columns is not None else -1]
+        loss = (1 - label_smoothing) * loss + label_smoothing / (own * group.size) * smooth
+    loss = torch.where(counted, loss, 0)
+    if reduction == MEAN:
+        loss = loss.sum() / torch.where(counted, share, 0).sum()
+    elif reduction == SUM:
+        loss = loss.sum()
+    return loss.to(self.dtype)
