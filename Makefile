@@ -9,12 +9,13 @@ WORKERS ?= 2
 # One thread a process: the tests and the demo start several processes on few cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow ci-slow check bench clean
+.PHONY: help demo test slow ci-slow check prove bench clean
 
 help:
 	@echo "make demo    plan GPT-2 for 8 ranks, run it on this machine, compare with one device"
 	@echo "make test    the tests that take seconds      make slow    the others"
 	@echo "make check   ruff, mypy --strict, doctests"
+	@echo "make prove   every sharding rule, executed"
 	@echo "make bench   the benchmarks, quick"
 	@echo "make clean   remove .venv and build"
 
@@ -49,6 +50,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --doctest-modules -q autopar
+
+# Executes every sharding rule of torch's operators on torch's own samples and on ours.
+prove: $(VENV)/.dev
+	$(BIN)/python -m tests.sharding.proof -o docs/proof-aten.json
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py --quick

@@ -13,7 +13,9 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_LAZY = {"Plan": "autopar.plan", "parallelize": "autopar.api"}
+_LAZY = {
+    "Plan": "autopar.plan", "parallelize": "autopar.api", "register_rule": "autopar.operators", "discover": "autopar.operators",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

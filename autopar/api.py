@@ -14,7 +14,8 @@ from autopar.search import NoAssignment
 from .errors import PlanError, UsageError, unknown
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
 from .model import LoadedModel
-from .pins import Pins, Restriction, parse_pin, reuse, scheme_named, together
+from .operators import bring_rules, provide_rules
+from .pins import Pins, Restriction, parse_pin, replicated, reuse, scheme_named, together
 from .plan import Plan
 from .planner import Progress, Request, meshes, name_axes, search_plan
 from .sharding.analysis import Analysis, analyse
@@ -58,6 +59,8 @@ def plan(
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     dtype: str | None = None,
+    frozen: Sequence[str] = (),
+    trained: Sequence[str] = (),
     optimizer: str = "adamw",
     search: str = "dynamic_programming",
     memory: float | None = None,
@@ -67,20 +70,26 @@ def plan(
     load: str | Path | Plan | None = None,
     reuse_from: str | Path | Plan | None = None,
     loss: str | Callable[..., Any] | None = None,
+    discover: bool = False,
+    replicate_unknown: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """Find the cheapest way to run `model` on `devices` devices of `cluster`.
 
     `model`: a path (`.onnx`, `.pt2`), `package.module:function`, an `onnx.ModelProto`, or a `torch.nn.Module` with
-    `example_inputs` (a tuple, or a dict of keyword arguments). `memory`: bytes per device. `pins`: texts such as
+    `example_inputs` (a tuple, or a dict of keyword arguments). `frozen`, `trained`: names or patterns of an ONNX file's stored
+    floats that are constants, or parameters, whatever they look like. `memory`: bytes per device. `pins`: texts such as
     `"OP=AXIS:FACTOR"`. `load`: a strategy checkpoint of this very model, used as it is; `reuse_from`: one of which the
-    matching part is kept. Raises the errors of `autopar.errors`.
+    matching part is kept. Of operators without a rule, `discover` finds one by executing them on small shards, and
+    `replicate_unknown` has every device compute all of what is left. Raises the errors of `autopar.errors`.
     """
-    options = ModelOptions(dims=dims or {}, shapes=shapes or {}, batch=batch, dtype=dtype, loss=loss, train=_is_training(mode))
+    options = ModelOptions(
+        dims=dims or {}, shapes=shapes or {}, batch=batch, dtype=dtype, loss=loss, train=_is_training(mode), frozen=frozen, trained=trained
+    )
     loaded = load_model(model, options, example_inputs)
     return plan_loaded(
         loaded, devices=devices, cluster=cluster, mode=mode, optimizer=optimizer, search=search, memory=memory, pins=pins, scheme=scheme,
-        mesh=mesh, load=load, reuse_from=reuse_from, progress=progress,
+        mesh=mesh, load=load, reuse_from=reuse_from, discover=discover, replicate_unknown=replicate_unknown, progress=progress,
     ).plan  # fmt: skip
 
 
@@ -104,17 +113,23 @@ def plan_loaded(
     mesh: Mesh | Sequence[int] | None = None,
     load: str | Path | Plan | None = None,
     reuse_from: str | Path | Plan | None = None,
+    discover: bool = False,
+    replicate_unknown: bool = False,
     progress: Progress | None = None,
 ) -> Planned:
     """`plan` for a model that is loaded already, with notes."""
     chosen, sentence = choose_cluster(cluster, devices)
     notes = [sentence]
     if load is not None:
-        old = _loaded_plan(load, model, chosen, devices, cluster)
+        old = load if isinstance(load, Plan) else Plan.load(load)
+        model = bring_rules(model, old)
+        _require_loaded(old, model, chosen, devices, cluster)
         used = cluster_of_plan(old, cluster)
         return Planned(plan=old, model=model, cluster=used, notes=(f"the plan is loaded, for cluster {used.name}",))
     train = _is_training(mode)
-    restrictions: list[Restriction] = []
+    model, said = provide_rules(model, discover=discover, replicate_unknown=replicate_unknown)
+    notes += said
+    restrictions: list[Restriction] = [replicated] if model.graph.replicated else []
     fixed = _mesh(mesh, chosen)
     if pins:
         wanted = pins if isinstance(pins, Pins) else Pins(operators=dict(map(parse_pin, pins)))
@@ -163,14 +178,12 @@ def _mesh(mesh: Mesh | Sequence[int] | None, cluster: Cluster) -> Mesh | None:
     return name_axes(cluster, sizes, levels)
 
 
-def _loaded_plan(load: str | Path | Plan, model: LoadedModel, cluster: Cluster, devices: int | None, named: object) -> Plan:
-    """A strategy checkpoint used as it is: it must be for this model and these devices."""
-    old = load if isinstance(load, Plan) else Plan.load(load)
+def _require_loaded(old: Plan, model: LoadedModel, cluster: Cluster, devices: int | None, named: object) -> None:
+    """A strategy checkpoint used as it is must be for this model and these devices."""
     if (devices is not None or named is not None) and old.devices != cluster.devices:
         raise PlanError(f"the plan is for {old.devices} devices, not {cluster.devices}")
     old.require_match(model.graph)
     old.program(analyse(model.graph, train=old.model.mode == "train"))
-    return old
 
 
 def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> Cluster:
@@ -194,13 +207,13 @@ def model_of_plan(model: Any, plan: Plan, example_inputs: Any = None, *, loss: s
         loaded = load_model(model, options, _example_inputs(plan, model))
     elif _is_onnx(model):
         shapes = {name: spec.shape for name, spec in plan.model.inputs.items()}
-        loaded = load_model(model, replace(options, shapes=shapes, dtype=_dtype_of(plan)))
+        loaded = load_model(model, replace(options, shapes=shapes, dtype=_dtype_of(plan), parameters=set(plan.parameters)))
     else:
         fixed = str(model).endswith(".pt2")
         dtype = _dtype_of(plan) if isinstance(model, (str, Path)) else None
         loaded = load_model(model, options if fixed else replace(options, batch=_batch_of(plan), dtype=dtype), example_inputs)
     plan.require_match(loaded.graph)
-    return loaded
+    return bring_rules(loaded, plan)
 
 
 def _is_onnx(model: Any) -> bool:

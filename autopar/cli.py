@@ -55,12 +55,21 @@ def run(argv: Sequence[str]) -> int:
         unexpected = f"unexpected argument {stray!r} (see {args.parser.prog} --help)"
         raise UsageError(unknown("option", stray, names) if stray.startswith("-") else unexpected)
     try:
+        if getattr(args, "rules", None):
+            _import_rules(args.rules)
         COMMANDS[args.command](args)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise UsageError("this needs PyTorch, which is not installed: pip install 'autopar[torch]'") from error
     return 0
+
+
+def _import_rules(modules: Sequence[str]) -> None:
+    from .operators import import_rules
+
+    with contextlib.redirect_stdout(sys.stderr):  # a user's module may print
+        import_rules(modules)
 
 
 # --- plan ---
@@ -73,6 +82,8 @@ def _plan(args: argparse.Namespace) -> None:
         _check_output(Path(args.output))
     with contextlib.redirect_stdout(sys.stderr), ProgressBar(wanted=not args.quiet) as bar:  # a user's module may print
         planned = _planned(args, bar)
+        if not args.quiet:
+            _warn_replicated(planned.plan)
     if args.output:
         planned.plan.save(args.output)
     if args.quiet and not args.json:
@@ -96,8 +107,14 @@ def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> 
     mesh = sizes_of(args.mesh, "--mesh") if args.mesh else None
     return plan_loaded(
         model, devices=args.devices, cluster=args.cluster, mode=args.mode, optimizer=args.optimizer, search=args.search,
-        memory=_memory(args), pins=args.pin, scheme=args.scheme, mesh=mesh, load=args.strategy_load, reuse_from=args.reuse, progress=bar,
+        memory=_memory(args), pins=args.pin, scheme=args.scheme, mesh=mesh, load=args.strategy_load, reuse_from=args.reuse,
+        discover=args.discover, replicate_unknown=args.replicate_unknown, progress=bar,
     )  # fmt: skip
+
+
+def _warn_replicated(plan: Plan) -> None:
+    if plan.replicated:
+        print(f"autopar: every device computes all of {', '.join(plan.replicated)}: no rule says how to split it", file=sys.stderr)
 
 
 def _load(args: argparse.Namespace) -> LoadedModel:
@@ -107,14 +124,17 @@ def _load(args: argparse.Namespace) -> LoadedModel:
     for name in ("batch", "devices"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
-    if args.strategy_load and not (args.batch or args.dim or args.shape or args.dtype):
+    if args.strategy_load and not (args.batch or args.dim or args.shape or args.dtype or args.frozen or args.trained):
         from .api import model_of_plan
         from .plan import Plan
 
         return model_of_plan(args.model, Plan.load(args.strategy_load), loss=args.loss)
     dims = {name: size_of(size, f"--dim {name}") for name, size in (pair_of(text, "--dim", "NAME=SIZE") for text in args.dim)}
     shapes = {name: sizes_of(size, f"--shape {name}") for name, size in (pair_of(text, "--shape", "INPUT=1x30") for text in args.shape)}
-    options = ModelOptions(dims=dims, shapes=shapes, batch=args.batch, dtype=args.dtype, loss=args.loss, train=args.mode == "train")
+    options = ModelOptions(
+        dims=dims, shapes=shapes, batch=args.batch, dtype=args.dtype, loss=args.loss, train=args.mode == "train",
+        frozen=args.frozen, trained=args.trained,
+    )  # fmt: skip
     return load_model(args.model, options)
 
 
@@ -149,6 +169,7 @@ def _run(args: argparse.Namespace) -> None:
         from .api import model_of_plan
 
         model = model_of_plan(args.model, plan, loss=args.loss)
+        _warn_replicated(plan)
         report = run_plan(model, plan, steps=args.steps, check=args.check, backend=args.backend, seed=args.seed)
     from .report.fields import report_json, report_lines
 
@@ -189,6 +210,25 @@ def _explained(plan: Plan, args: argparse.Namespace) -> Explained:
     return Explained.of_model(plan, model.graph, cluster_of_plan(plan, args.cluster), args.operator, rivals=args.alternatives)
 
 
+# --- discover ---
+
+
+def _discover(args: argparse.Namespace) -> None:
+    with contextlib.redirect_stdout(sys.stderr):
+        from autopar.runtime.discovery import discover_target, example_of_texts
+
+        if args.inputs is None and not args.set:
+            found = discover_target(args.target, (), {})
+        else:
+            found = discover_target(args.target, *example_of_texts(args.target, args.inputs, args.set))
+    if args.json:
+        _print_json(found.json())
+    else:
+        print(found.line)
+        print(f"# proven by executing {found.strategies} strategies on {', '.join('x'.join(map(str, mesh)) for mesh in found.meshes)}")
+        print("".join(f"# {note}\n" for note in found.notes), end="")
+
+
 # --- cluster ---
 
 
@@ -227,7 +267,9 @@ def _print_json(found: dict[str, Any]) -> None:
     print(json.dumps(found, indent=1))
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {"plan": _plan, "run": _run, "explain": _explain, "cluster": _cluster}
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "plan": _plan, "run": _run, "explain": _explain, "discover": _discover, "cluster": _cluster,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

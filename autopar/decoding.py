@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from .ir import DTYPE_BYTES, Operator, Role, Tensor
 from .sharding.layout import Layout, Placement, R
 from .sharding.program import Assignment, Decision
@@ -22,6 +24,7 @@ class _Decoder:
         self.chosen = {(v.what, v.name): int(v.rows[c]) for v, c in zip(tables.variables, choices, strict=True)}
         self.chains: dict[str, dict[Layout, tuple[Layout, ...]]] = {}
         self.known: dict[object, tuple[Layout, ...]] = {}
+        self.seconds = cache(tables.prices.seconds)
 
     def assignment(self) -> Assignment:
         tables, analysis = self.tables, self.tables.analysis
@@ -90,8 +93,8 @@ class _Decoder:
         mesh = prices.mesh.shape
 
         def find(start: Layout, end: Layout) -> tuple[tuple[Layout, ...], float]:
-            chain = cheapest_chain(start, end, tensor.shape, itemsize, mesh, prices.seconds, gradient=gradient, kinds=kinds)
-            return chain, chain_price(chain, tensor.bytes, mesh, prices.seconds, gradient=gradient)
+            chain = cheapest_chain(start, end, tensor.shape, itemsize, mesh, self.seconds, gradient=gradient, kinds=kinds)
+            return chain, chain_price(chain, tensor.bytes, mesh, self.seconds, gradient=gradient)
 
         if stored:
             return parameter_chain(source, target, find, prices.bucket_seconds, tensor.bytes, mesh)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class AutoparError(ValueError):
@@ -32,23 +32,33 @@ class ModelError(AutoparError):
     exit_code = 3
 
 
+NEAR = 0.7
+"""How alike two operator names must be for one to be shown for the other: 1 is equal."""
+
+
 class UnsupportedOperators(ModelError):
     """The model holds operators without a rule or importer; all of them are named at once (exit code 3).
+
+    `remedy`: a sentence on what to do next.
 
     >>> print(UnsupportedOperators({"onnx.Foo": 2}, known=["onnx.Floor"]))
     the model holds 1 unsupported operator kind: onnx.Foo (2 times; nearest known: onnx.Floor)
     """
 
-    def __init__(self, counts: dict[str, int], known: Iterable[str] = ()) -> None:
+    def __init__(self, counts: Mapping[str, int], known: Iterable[str] = (), *, remedy: str = "") -> None:
         self.counts = dict(counts)
-        known = sorted(known)
+        known = list(known)
         parts = []
         for kind in sorted(counts):
-            near = difflib.get_close_matches(kind, known, n=1)
-            times = f"{counts[kind]} time" + ("s" if counts[kind] != 1 else "")
-            parts.append(f"{kind} ({times}" + (f"; nearest known: {near[0]}" if near else "") + ")")
+            near = nearest_kinds(kind, known)
+            parts.append(f"{kind} ({times(counts[kind])}" + (f"; nearest known: {', '.join(near)}" if near else "") + ")")
         plural = "kind" if len(parts) == 1 else "kinds"
-        super().__init__(f"the model holds {len(parts)} unsupported operator {plural}: " + ", ".join(parts))
+        message = f"the model holds {len(parts)} unsupported operator {plural}: " + ", ".join(parts)
+        super().__init__(f"{message}. {remedy}" if remedy else message)
+
+
+class DiscoveryError(ModelError):
+    """The sharding rule of an operator cannot be found by executing it (exit code 3)."""
 
 
 class NoPlanFits(AutoparError):
@@ -72,6 +82,31 @@ class RunError(AutoparError):
     """A run on the ranks, or the check against one device, failed (exit code 6)."""
 
     exit_code = 6
+
+
+def nearest_kinds(kind: str, known: Iterable[str], count: int = 2) -> list[str]:
+    """The known operator kinds whose own names, without library and overload, are most like that of `kind`.
+
+    >>> nearest_kinds("mylib.Rellu", ["onnx.Relu", "aten.relu.default", "aten.mul.Tensor"])
+    ['aten.relu.default', 'onnx.Relu']
+    """
+
+    def bare(name: str) -> str:  # library.name.overload, or a domain (which may have dots) and a Name
+        parts = name.split(".")
+        return parts[1 if len(parts) == 3 and parts[1][:1].islower() else -1].lower()
+
+    scored = [(difflib.SequenceMatcher(None, bare(kind), bare(other)).ratio(), other) for other in known]
+    close = sorted((-score, other.split(".")[0] != kind.split(".")[0], other) for score, other in scored if score > NEAR)
+    return [other for _, _, other in close[:count]]
+
+
+def times(count: int) -> str:
+    """How often, in words.
+
+    >>> times(1), times(3)
+    ('1 time', '3 times')
+    """
+    return f"{count} time" + ("s" if count != 1 else "")
 
 
 def unknown(what: str, given: object, valid: Iterable[object]) -> str:

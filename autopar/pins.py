@@ -74,6 +74,17 @@ def _option_index(operator: str, name: str, options: Sequence[Option]) -> int:
     raise UsageError(f"operator {operator!r}: " + unknown("factor", name, [option.name for option in options]))
 
 
+def replicated(analysis: Analysis, mesh: Mesh) -> Limits:
+    """Operators that the graph names as replicated are computed redundantly on every axis."""
+
+    def strategies(name: str, offer: Offer, found: Strategies) -> Bools:
+        if offer.call.operator.kind not in analysis.graph.replicated:
+            return np.ones(len(found.choices), dtype=bool)
+        return np.asarray((found.choices == _option_index(name, "R", offer.options)).all(axis=1))
+
+    return Limits(strategies=strategies)
+
+
 def parse_pin(text: str) -> tuple[str, dict[str, str]]:
     """Read `OP=AXIS:FACTOR,AXIS:FACTOR`.
 

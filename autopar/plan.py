@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from .errors import PlanError, UsageError
+from .errors import PlanError, RuleError, UsageError
 from .ir import Graph
 from .sharding.analysis import Analysis
 from .sharding.candidates import is_storable
@@ -19,6 +19,7 @@ from .sharding.layout import Kind, Layout, R, format_layout, is_valid, parse_lay
 from .sharding.mesh import Axis, Mesh
 from .sharding.program import Assignment, Decision, Program, build_program
 from .sharding.rules import preamble
+from .sharding.rules.found import FoundRule, add_found, replicate
 
 SCHEMA = "autopar-plan"
 VERSION = 1
@@ -76,6 +77,18 @@ class ParameterPlan(_Part):
     storage: str
 
 
+class RulePlan(_Part):
+    """A sharding rule that was found by executing the operator, for its calls with one signature."""
+
+    kind: str
+    signature: str
+    rule: str
+    linear: tuple[tuple[int, ...], ...] = ()
+    products: tuple[str, ...] = ()
+    differentiable: bool = True
+    saves: Literal["inputs", "output", ""] = "inputs"
+
+
 class CollectivePlan(_Part):
     """One collective of a step, as priced: its phase, kind, mesh axis, bytes and seconds, and the tensor that it moves."""
 
@@ -114,7 +127,8 @@ class Plan(_Part):
     """All strategies of a model on a mesh, with the predicted costs.
 
     `redistributions`: for every tensor the chains of layouts that bring it to its readers. `stages`, `micro_batches` and
-    `recompute` describe the schedule (one stage and one micro-batch: no pipeline).
+    `recompute` describe the schedule (one stage and one micro-batch: no pipeline). `rules`: those that were found for this
+    model rather than taken from the table; `replicated`: the operator kinds without a rule, computed whole on every device.
     """
 
     schema_: Literal["autopar-plan"] = Field(default="autopar-plan", alias="schema")
@@ -127,6 +141,8 @@ class Plan(_Part):
     outputs: dict[str, str]
     redistributions: dict[str, tuple[tuple[str, ...], ...]]
     collectives: tuple[CollectivePlan, ...] = ()
+    rules: tuple[RulePlan, ...] = ()
+    replicated: tuple[str, ...] = ()
     stages: Literal[1] = 1
     micro_batches: Literal[1] = 1
     recompute: Literal["none"] = "none"
@@ -150,6 +166,14 @@ class Plan(_Part):
     def mesh_(self) -> Mesh:
         """The mesh."""
         return _mesh(self.mesh)
+
+    def bring_rules(self, graph: Graph) -> Graph:
+        """Put the plan's found rules into the table; the graph with the operators marked that are computed whole."""
+        try:
+            add_found(FoundRule(**rule.model_dump()) for rule in self.rules)
+        except RuleError as error:
+            raise PlanError(f"the plan holds a bad rule: {error}") from error
+        return replicate(graph, self.replicated)
 
     def to_json(self) -> str:
         """The plan as the text of its file; equal plans give equal text."""

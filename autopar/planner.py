@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from autopar.costmodel import Cluster, bind_axes
 from autopar.costmodel.estimate import Estimate, collective_seconds, estimate
@@ -15,11 +15,24 @@ from . import __version__
 from .decoding import decode
 from .errors import NoPlanFits, UsageError, unknown
 from .ir import Graph, Role
-from .plan import AxisSpec, CollectivePlan, InputSpec, ModelSpec, OperatorPlan, ParameterPlan, Plan, Predicted, Provenance, as_text
+from .plan import (
+    AxisSpec,
+    CollectivePlan,
+    InputSpec,
+    ModelSpec,
+    OperatorPlan,
+    ParameterPlan,
+    Plan,
+    Predicted,
+    Provenance,
+    RulePlan,
+    as_text,
+)
 from .sharding.analysis import Analysis, analyse
 from .sharding.layout import format_layout
 from .sharding.mesh import Axis, Mesh, factorisations
 from .sharding.program import Assignment, Program, build_program
+from .sharding.rules.found import found_in
 from .tables import Limits, Tables, build_tables
 
 MAX_AXES = 3
@@ -277,6 +290,8 @@ def as_plan(found: Found, request: Request, *, lower_bound: float) -> Plan:
         outputs=as_text(assignment.outputs),
         redistributions={name: tuple(tuple(map(format_layout, chain)) for chain in chains) for name, chains in assignment.chains.items()},
         collectives=tuple(_collectives(found)),
+        rules=tuple(RulePlan.model_validate(asdict(rule)) for rule in found_in(graph)),
+        replicated=tuple(sorted(graph.replicated)),
         predicted=Predicted(
             step=figures.step, forward=figures.forward, backward=figures.backward, update=figures.update,
             communication=figures.communication, memory=memory.total, memory_parts=parts,

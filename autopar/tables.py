@@ -268,7 +268,7 @@ class _Builder:
 
     def _output(self, name: str) -> int:
         space, tensor = self.spaces[name], self.graph.tensors[name]
-        pinned = R if name == self.graph.loss else None
+        pinned = R if name in (self.graph.loss, *self.graph.updates.values()) else None
         splits = tuple(i for i, kind in enumerate(space.kinds) if kind == R or (kind.kind is Kind.SPLIT and pinned is None))
         key = ("output", id(space), tensor.shape, splits, self.limits.outputs.get(name))
 

@@ -19,8 +19,7 @@ from autopar.ir import DTYPE_BYTES
 FAMILIES: Mapping[str, str] = {
     **{dtype: "int" for dtype in DTYPE_BYTES if "int" in dtype or dtype == "bool"},
     **{dtype: dtype for dtype in ("float64", "float32", "float16", "bfloat16")},
-    "float8_e4m3fn": "float8",
-    "float8_e5m2": "float8",
+    **{dtype: "float8" for dtype in DTYPE_BYTES if dtype.startswith("float8")},
     "complex64": "float32",
     "complex128": "float64",
 }

@@ -7,6 +7,7 @@ parameter  the optimizer's traffic over the stored shard
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from autopar.errors import UsageError, unknown
 from autopar.ir import DTYPE_BYTES, Tensor
 from autopar.sharding.candidates import Strategies
-from autopar.sharding.communication import operator_traffic
+from autopar.sharding.communication import operator_traffic, visited
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.notation import local_elements
 from autopar.sharding.program import BUCKET_BYTES
@@ -94,20 +95,20 @@ def operator_seconds(
         .replace("complex128", "float64")
     )
     device = cluster.device
-    forward = operator_time(flops, nbytes, dtype, device, smallest=smallest)
+    rounds = visited(strategies, mesh)
+    forward = rounds * operator_time(flops, nbytes, dtype, device, smallest=smallest)
     if not any(t.name in gradients for t in call.outputs):
         return forward, np.zeros(len(local))
     products = sum(t.name in gradients for t in call.inputs) or 1
-    return forward, operator_time(flops * products, 2 * nbytes, dtype, device, smallest=smallest)
+    return forward, rounds * operator_time(flops * products, 2 * nbytes, dtype, device, smallest=smallest)
 
 
 def communication_seconds(call: Call, strategies: Strategies, prices: MeshPrices, gradients: frozenset[str]) -> Floats:
     """Seconds of the collectives that an operator issues inside itself, forward and backward: array [strategies]."""
     seconds = np.zeros(len(strategies.choices))
     mesh = prices.mesh.shape
-    if any(option.special is not None for option in strategies.options):
-        train = any(t.name in gradients for t in call.outputs)
-        for rows, axis, traffic in operator_traffic(call, strategies, mesh, train=train):
+    if any(option.communication is not None for option in strategies.options):
+        for rows, axis, traffic in operator_traffic(call, strategies, mesh, gradients):
             place = prices.mesh.axes[axis]
             for move in traffic:
                 seconds[rows] += collective_time(move.kind, move.nbytes, place.size, level=place.level, cluster=prices.cluster)
@@ -128,8 +129,12 @@ def _flops(call: Call, strategies: Strategies, local: Floats) -> tuple[Floats, F
     products = RULES[call.operator.kind].products
     flops = np.zeros(len(local))
     for left_out in products:
-        members = [i for i, f in enumerate(rule.factors) if not (left_out and f.name.startswith(left_out))]
-        flops += 2 * np.prod(local[:, members], axis=1)
+        members = [i for i, f in enumerate(rule.factors) if not f.name.startswith(tuple(left_out))]
+        work = 2 * np.prod(local[:, members], axis=1)
+        if left_out.startswith("/"):
+            shared = [i for i, f in enumerate(rule.factors) if f.name.startswith(left_out[1:])]
+            work *= np.prod(local[:, shared], axis=1) / math.prod(rule.factors[i].size for i in shared)
+        flops += work
     if not products or len(rule.inputs) < 2:
         return flops, None
     tensors = [{f for dim in dims for f in dim} for dims in (*rule.inputs, rule.outputs[0])]

@@ -35,7 +35,7 @@ def one_device(graph: Graph, gradients: frozenset[str] = frozenset()) -> Program
     decisions = {
         op.name: Decision(options=(), rule=None, inputs=((),) * len(op.inputs), outputs=((),) * len(op.outputs)) for op in graph.operators
     }
-    outputs = dict.fromkeys((*graph.outputs, *((graph.loss,) if graph.loss else ())), ())
+    outputs = dict.fromkeys((*graph.outputs, *((graph.loss,) if graph.loss else ()), *graph.updates.values()), ())
     storage = {tensor.name: () for tensor in graph.parameters}
     assignment = Assignment(mesh=Mesh(axes=()), decisions=decisions, storage=storage, outputs=outputs, chains={}, gradients=gradients)
     return build_program(graph, assignment)

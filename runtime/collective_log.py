@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.sharding.program import Program
 
+from .collectives import PRICE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
@@ -52,7 +54,8 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             size = out if name == "all_gather_into_tensor" else args[0]
             phase = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
             ranks = self.members(args[-1])
-            self.issued.append(Issued(phase=phase, kind=_KINDS[name], ranks=ranks, nbytes=size.numel() * size.element_size()))
+            kind, nbytes = PRICE.stated or (_KINDS[name], size.numel() * size.element_size())
+            self.issued.append(Issued(phase=phase, kind=kind, ranks=ranks, nbytes=nbytes))
         return out
 
     def members(self, name: Any) -> tuple[int, ...]:

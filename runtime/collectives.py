@@ -14,6 +14,7 @@ A step between two kinds is a pair of actions, one on the value and one on the g
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -189,6 +190,64 @@ def all_to_all(value: Tensor, dim: int, parts: int, into_dim: int, into_parts: i
     pieces_shape = pieces.shape
     out = _moved(pieces, lambda x: _C10D.all_to_all_single(x, each, each, group.name))
     return _join(out.view(pieces_shape), dim, parts)
+
+
+class Price(threading.local):
+    """What the collective being issued is priced as, where its own sizes do not say so: (kind, bytes)."""
+
+    stated: tuple[str, int] | None = None
+
+
+PRICE = Price()
+
+
+def _uneven(value: Tensor, outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup, price: tuple[str, int]) -> Tensor:
+    """Rows of `value`, as many to (from) each rank as the lists say; to be waited for."""
+    before, PRICE.stated = PRICE.stated, price
+    try:
+        out: Tensor = _C10D.all_to_all_single(value.contiguous(), list(incoming), list(outgoing), group.name)
+    finally:
+        PRICE.stated = before
+    return out
+
+
+def set_off(value: Tensor, group: AxisGroup, *, by: int = 1) -> Tensor:
+    """Send `value` to the rank `by` places after (cyclic); gives what `arrived` waits for: what comes from `by` places before, flat."""
+    flat = value.contiguous().view(-1)
+    outgoing, incoming = [0] * group.size, [0] * group.size
+    outgoing[(group.coordinate + by) % group.size] = incoming[(group.coordinate - by) % group.size] = flat.numel()
+    return _uneven(flat, outgoing, incoming, group, ("send", flat.numel() * flat.element_size()))
+
+
+def arrived(coming: Tensor) -> Tensor:
+    """What `set_off` gave, once it is there."""
+    out: Tensor = _C10D.wait_tensor(coming)
+    return out
+
+
+def shift(value: Tensor, group: AxisGroup, *, by: int = 1) -> Tensor:
+    """What the rank `by` places before holds (cyclic); a send to the rank `by` places after, priced as such."""
+    return arrived(set_off(value, group, by=by)).view(value.shape)
+
+
+class _Rows(torch.autograd.Function):
+    """Rows to their owners, their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, outgoing: list[int], incoming: list[int], group: AxisGroup, nbytes: int) -> Tensor:
+        ctx.outgoing, ctx.incoming, ctx.group, ctx.nbytes = outgoing, incoming, group, nbytes
+        return arrived(_uneven(value, outgoing, incoming, group, ("all_to_all", nbytes)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        back = arrived(_uneven(gradients[0], ctx.incoming, ctx.outgoing, ctx.group, ("all_to_all", ctx.nbytes)))
+        return back, None, None, None, None
+
+
+def exchange_rows(value: Tensor, outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup, nbytes: int) -> Tensor:
+    """An all-to-all of whole rows whose numbers depend on data; `nbytes`: of each rank's input where all are served alike."""
+    out: Tensor = _Rows.apply(value, list(outgoing), list(incoming), group, nbytes)  # type: ignore[no-untyped-call]
+    return out
 
 
 def _act(value: Tensor, action: Action, group: AxisGroup) -> Tensor:

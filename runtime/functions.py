@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -31,18 +32,46 @@ def view(self: Tensor, size: Sequence[int]) -> Tensor:
     return self.reshape(tuple(size))
 
 
+def copy(self: Tensor, src: Tensor) -> Tensor:
+    """What `self` is once `src` is written over it; torch's own operator has no gradient."""
+    return src.to(self.dtype).expand_as(self).clone(memory_format=torch.contiguous_format)
+
+
 def contiguous(self: Tensor) -> Tensor:
     """The same values in the default layout of memory."""
     return self.contiguous()
 
 
-_OWN: Mapping[str, Function] = {
+_OWN: dict[str, Function] = {
     "autopar.add": add,
     "autopar.mean_square": mean_square,
     "aten.view.default": view,
     "aten._unsafe_view.default": view,
     "aten.contiguous.default": contiguous,
+    "aten.copy.default": copy,
 }
+
+
+@contextlib.contextmanager
+def known_as(kind: str, function: Function) -> Iterator[None]:
+    """For a while, `function` is what the operator kind `kind` computes."""
+    before = _OWN.get(kind)
+    _OWN[kind] = function
+    try:
+        yield
+    finally:
+        del _OWN[kind]
+        if before is not None:
+            _OWN[kind] = before
+
+
+def is_onnx(kind: str) -> bool:
+    """Whether an operator kind is one of ONNX, of the default domain or of another.
+
+    >>> is_onnx("onnx.Add"), is_onnx("ai.onnx.ml.Binarizer"), is_onnx("aten.add.Tensor")
+    (True, True, False)
+    """
+    return kind.startswith(("onnx.", "ai.onnx."))
 
 
 def function_of(kind: str) -> Function:
@@ -53,7 +82,7 @@ def function_of(kind: str) -> Function:
     """
     if kind in _OWN:
         return _OWN[kind]
-    if kind.startswith("onnx."):
+    if is_onnx(kind):
         table: Mapping[str, Function] = import_module("autopar.runtime.onnx_ops").ONNX_FUNCTIONS
         if kind not in table:
             raise UnsupportedOperators({kind: 1}, known=table)
@@ -76,6 +105,18 @@ def on_device(function: Function, device: torch.device) -> Function:
             return function(**arguments)
 
     return make
+
+
+def named(function: Function) -> Function:
+    """A function with a name, which a `torch.fx` graph needs; a partial one has none."""
+    if not isinstance(function, functools.partial):
+        return function
+
+    @functools.wraps(function.func)
+    def call(**arguments: Any) -> Any:
+        return function(**arguments)
+
+    return call
 
 
 def arguments_of(function: Function, attributes: Mapping[str, Value], inputs: Sequence[Any], device: torch.device) -> dict[str, Any]:

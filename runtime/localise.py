@@ -13,8 +13,11 @@ from autopar.sharding.program import Decision
 
 from .collectives import AxisGroup, Cut, cuts_of
 from .communicating import COMMUNICATING
+from .communicating.rows import shard_experts
 from .functions import Function, function_of
-from .special import SPECIAL_FUNCTIONS, padding_row
+from .onnx_local import LOCAL_FUNCTIONS, LOCAL_SPECIALS
+from .places import PLACED_FUNCTIONS
+from .special import LIKE, SPECIAL_FUNCTIONS, padding_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +77,13 @@ def localise(call: LocalCall) -> LocalOperator:
     if kind in REWRITES:
         attributes.update(REWRITES[kind](call))
     function = function_of(kind)
-    if kind in SPECIALS and (changes := SPECIALS[kind](call)) is not None:
-        function = SPECIAL_FUNCTIONS[kind]
+    talks = [(axis, o.communication) for axis, o in enumerate(call.decision.options) if o.communication and call.mesh[axis] > 1]
+    for axis, word in talks:
+        function, more = COMMUNICATING[word](call, call.groups[axis])
+        attributes.update(more)
+    if not talks and kind in SPECIALS and (changes := SPECIALS[kind](call)) is not None:
+        function = LOCAL_FUNCTIONS.get(kind) or PLACED_FUNCTIONS.get(kind) or SPECIAL_FUNCTIONS[kind]
         attributes.update(changes)
-    for axis, option in enumerate(call.decision.options):
-        if option.special is not None and call.mesh[axis] > 1:
-            function, more = COMMUNICATING[option.special](call, call.groups[axis])
-            attributes.update(more)
     return LocalOperator(function=function, attributes=attributes, scale=1.0 / call.degree(reduction="mean"))
 
 
@@ -127,6 +130,24 @@ def _narrow(call: LocalCall) -> Mapping[str, Value]:
     return {"start": 0, "length": call.local_output()[dim]} if call.split(0, dim) > 1 else {}
 
 
+def _repeated(call: LocalCall) -> Mapping[str, Value]:
+    """The size of the repeated dim, where it is given beside the count."""
+    given = isinstance(call.operator.attributes.get("output_size"), int)
+    return {"output_size": call.local_output()[_split_dim(call)]} if given else {}
+
+
+
+def _resampled(call: LocalCall) -> Mapping[str, Value]:
+    """The size of the space, where it is given."""
+    return {"output_size": call.local_output()[2:]} if call.operator.attributes.get("output_size") is not None else {}
+
+
+def _flat_group_norm(call: LocalCall) -> Mapping[str, Value]:
+    """`native_group_norm` is told all of its sizes."""
+    images, channels, *_ = call.local_input(0)
+    return {"N": images, "C": channels, "group": call.local_output(1)[1]}
+
+
 def _onnx_slice(call: LocalCall) -> Mapping[str, Value]:
     """As `_slice`, for several axes at once."""
     starts, ends, axes = (call.operator.attributes.get(name) for name in ("starts", "ends", "axes"))
@@ -166,6 +187,25 @@ def _three_dims(rewrite: Rewrite) -> Rewrite:
     return lambda call: rewrite(call) if len(call.inputs[0].shape) == 3 else {}
 
 
+def _grid(call: LocalCall) -> Mapping[str, Value]:
+    """`AffineGrid`: the size of the images, of which only the number is split."""
+    size = call.operator.attributes["size"]
+    assert isinstance(size, tuple)
+    return {"size": (call.local_output()[0], *size[1:])}
+
+
+def _cropped(call: LocalCall) -> Mapping[str, Value]:
+    """`CenterCropPad`: the sizes of the dims named by `axes`, or of all."""
+    shape, axes = call.local_output(), call.operator.attributes.get("axes")
+    return {"shape": tuple(shape[axis] for axis in axes if isinstance(axis, int)) if isinstance(axes, tuple) else shape}
+
+
+def _blocks(call: LocalCall) -> Mapping[str, Value]:
+    """An adaptive pool: the output sizes of the spatial dims."""
+    space = next(d for d in (1, 2, 3) if f"{d}d" in call.operator.kind)
+    return {"output_size": call.local_output()[-space:]}
+
+
 def _table(rows: Sequence[tuple[str, Rewrite]]) -> dict[str, Rewrite]:
     return {kind: rewrite for kinds, rewrite in rows for kind in kinds.split()}
 
@@ -174,11 +214,17 @@ REWRITES: Mapping[str, Rewrite] = _table([
     ("aten.view.default aten._unsafe_view.default aten.expand.default aten.broadcast_to.default", _shape_as("size")),
     ("aten.reshape.default onnx.Reshape onnx.Expand", _shape_as("shape")),
     ("aten.zeros.default aten.ones.default aten.full.default", _shape_as("size")),
-    ("aten.new_zeros.default aten.new_ones.default aten.new_full.default", _shape_as("size")),
+    ("aten.new_zeros.default aten.new_ones.default aten.new_full.default aten.new_empty.default", _shape_as("size")),
     ("onnx.Resize", _shape_as("sizes")),
+    ("aten.adaptive_avg_pool1d.default aten.adaptive_avg_pool2d.default aten.adaptive_avg_pool3d.default", _blocks),
     ("aten.unflatten.int", _sizes),
-    ("aten.split.Tensor", _split_size),
-    ("aten.split_with_sizes.default", _split_sizes("split_sizes")),
+    ("aten.split.Tensor aten.unsafe_split.Tensor", _split_size),
+    ("aten.split_with_sizes.default aten.unsafe_split_with_sizes.default", _split_sizes("split_sizes")),
+    ("aten.repeat_interleave.self_int", _repeated),
+    ("aten.affine_grid_generator.default", _grid),
+    (" ".join(f"aten.{name}{d}d.{form}" for name in ("upsample_nearest", "_upsample_nearest_exact") for d in (1, 2, 3)
+              for form in ("vec", "default")), _resampled),
+    ("aten.native_group_norm.default", _flat_group_norm),
     ("aten.split.sizes", _split_sizes("split_size")),
     ("onnx.Split", _split_sizes("split")),
     ("aten.slice.Tensor", _slice),
@@ -186,7 +232,15 @@ REWRITES: Mapping[str, Rewrite] = _table([
     ("onnx.Slice", _onnx_slice),
     ("aten.group_norm.default onnx.GroupNormalization", _count("num_groups", 0, 1)),
     ("aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv1d.padding aten.conv2d.padding", _count("groups", 1, 0)),
-    ("onnx.Conv", _count("group", 1, 0)),
+    ("aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input", _count("groups", 1, 0)),
+    ("aten.convolution.default aten._convolution.default", _count("groups", 1, 0)),
+    ("onnx.Conv onnx.ConvTranspose", _count("group", 1, 0)),
+    ("onnx.ConvInteger", _count("group", 1, 0)),
+    ("onnx.QLinearConv", _count("group", 3, 0)),
+    ("onnx.AffineGrid", _grid),
+    ("onnx.CenterCropPad", _cropped),
+    ("onnx.RotaryEmbedding", _three_dims(_count("num_heads", 0, -1))),
+    ("onnx.LinearAttention", _all(_count("q_num_heads", 0, -1), _count("kv_num_heads", 1, -1))),
     ("onnx.Attention", _three_dims(_all(_count("q_num_heads", 0, -1), _count("kv_num_heads", 1, -1)))),
 ])  # fmt: skip
 
@@ -225,6 +279,11 @@ def _dropout(training: str, rate: str, *, channels: bool = False) -> Special:
     return change
 
 
+def _drawn_like(call: LocalCall) -> Mapping[str, Value]:
+    """Random numbers in the shape of an input: drawn for the whole of it."""
+    return {"shape": call.inputs[0].shape, "cuts": tuple(tuple(cut) for cut in call.cuts(call.decision.inputs[0]))}
+
+
 def _attention_dropout(call: LocalCall) -> Mapping[str, Value] | None:
     """As `_dropout`, with the mask on [..., heads, queries, keys]."""
     if not call.operator.attributes.get("dropout_p"):
@@ -233,9 +292,29 @@ def _attention_dropout(call: LocalCall) -> Mapping[str, Value] | None:
     return {"shape": shape, "cuts": tuple(tuple(cut) for cut in call.cuts(call.decision.inputs[0]))}
 
 
+def _placed(call: LocalCall) -> Mapping[str, Value] | None:
+    """A read or write at places of split dims: which those are, and where this rank's shards lie."""
+    attributes = call.operator.attributes
+    rank, dim, indices = len(call.inputs[0].shape), attributes.get("dim"), attributes.get("indices")
+    given = [(i, index) for i, index in enumerate(indices) if isinstance(index, Ref)] if isinstance(indices, tuple) else []
+    if any(call.inputs[index.index].dtype in ("bool", "uint8") for _, index in given):
+        return None
+    named = [i for i, _ in given]
+    dims = [dim % rank] if isinstance(dim, int) and rank else named
+    cuts = call.cuts(call.decision.inputs[0])
+    held = {d: tuple(tuple(cut) for cut in cuts if cut.dim == d) for d in dims}
+    splits = tuple((d, call.inputs[0].shape[d], own) for d, own in held.items() if own)
+    return {"splits": splits} if splits else None
+
+
 SPECIALS: Mapping[str, Special] = {
+    "transformers.grouped_mm_fallback.default": shard_experts,
+    "aten._grouped_mm.default": shard_experts,
+    **dict.fromkeys(PLACED_FUNCTIONS, _placed),
+    **dict.fromkeys(LIKE, _drawn_like),
+    "aten.native_dropout.default": _dropout("train", "p"),
     "aten.embedding.default": _masked_rows("weight", "indices", "padding_idx"),
-    "onnx.Gather": _masked_rows("data", "indices", None),
+    **LOCAL_SPECIALS,
     "aten.dropout.default": _dropout("train", "p"),
     "aten.feature_dropout.default": _dropout("train", "p", channels=True),
     "onnx.Dropout": _dropout("training_mode", "ratio"),

@@ -17,7 +17,7 @@ from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.redistribution import changed_axis
 
 from .collectives import DeviceGroups, step, step_actions
-from .functions import arguments_of, on_device, only, returns_sequence
+from .functions import arguments_of, is_onnx, named, on_device, only, returns_sequence
 from .localise import LocalCall, localise
 
 
@@ -26,7 +26,8 @@ class LocalProgram:
     """What one rank runs: `module(*parameters, *constants, *inputs)` gives the local outputs as a tuple.
 
     Parameters come as local shards of their storage layouts, constants and inputs whole; `outputs` pairs every output
-    with its layout: the graph's outputs in order, then the loss where it is none of them.
+    with its layout: the graph's outputs in order, then the loss where it is none of them. Behind the outputs come the whole new
+    values of the constants `updates`.
     """
 
     module: fx.GraphModule
@@ -34,6 +35,7 @@ class LocalProgram:
     constants: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[tuple[str, Layout], ...]
+    updates: tuple[str, ...]
     loss: int | None
 
 
@@ -76,7 +78,8 @@ class _Lowering:
             else:
                 self._compute(item)
         outputs = self._outputs()
-        self.graph.output(tuple(self.values[pair] for pair in outputs))
+        fresh = [self._value(name, whole) for name in self.model.updates.values()]
+        self.graph.output((*(self.values[pair] for pair in outputs), *fresh))
         self.graph.lint()
         names = [name for name, _ in outputs]
         return LocalProgram(
@@ -85,6 +88,7 @@ class _Lowering:
             constants=constants,
             inputs=model.inputs,
             outputs=outputs,
+            updates=tuple(self.model.updates),
             loss=names.index(model.loss) if model.loss in names else None,
         )
 
@@ -132,7 +136,7 @@ class _Lowering:
         local = localise(call)
         inputs = [self._value(name, layout) for name, layout in zip(operator.inputs, decision.inputs, strict=True)]
         arguments = arguments_of(local.function, local.attributes, inputs, self.device)
-        function = on_device(local.function, self.device) if operator.kind.startswith("onnx.") and not inputs else local.function
+        function = on_device(local.function, self.device) if is_onnx(operator.kind) and not inputs else named(local.function)
         result = self.graph.create_node("call_function", function, (), arguments, name=_identifier(operator.name))
         results = self._unpack(result, operator, returns_sequence(local.function, operator))
         if local.scale != 1.0:
@@ -147,7 +151,7 @@ class _Lowering:
                 self.graph.create_node("call_function", python_operator.getitem, (result, i), name=_identifier(output))
                 for i, output in enumerate(operator.outputs)
             ]
-        if operator.kind.startswith("onnx."):
+        if is_onnx(operator.kind):
             return [self.graph.call_function(only, (result,))]
         return [result]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,15 +93,17 @@ class ParallelModule(nn.Module):
             self._places.append(_attach(self, name, parameter))
         for alias, name in (aliases or {}).items():
             _attach(self, alias, owned[name])
-        self._constants = [self._whole(name, values) for name in self._local.constants]
+        changed = set(self._local.updates)
+        self._constants = [self._whole(n, values).clone() if n in changed else self._whole(n, values) for n in self._local.constants]
         self._buckets = GradientBuckets(owned, program.buckets, groups.axes)
 
-    def attach_buffer(self, path: str, value: Tensor) -> None:
-        """Register a buffer; where it is a constant of the program, the program reads it there from now on."""
+    def attach_buffer(self, paths: Sequence[str], value: Tensor) -> None:
+        """Register a buffer under its names; where it is a constant of the program, the program reads it there from now on."""
         own = value.detach().to(self._device, copy=True)
-        _attach(self, path, own)
-        if path in self._local.constants:
-            self._constants[self._local.constants.index(path)] = own
+        for path in paths:
+            _attach(self, path, own)
+            if path in self._local.constants:
+                self._constants[self._local.constants.index(path)] = own
 
     def _whole(self, name: str, values: Values) -> Tensor:
         """A given value, checked against the graph."""
@@ -142,8 +144,15 @@ class ParallelModule(nn.Module):
         """Run this rank's share of the model on the whole inputs, given in order or by name."""
         values = self._inputs(inputs, named)
         parameters = [_local(getattr(module, name)) for module, name in self._places]
-        out: tuple[Tensor, ...] = self._local.module(*parameters, *self._constants, *values)
-        return out
+        changed = {name: self._local.constants.index(name) for name in self._local.updates}
+        # Autograd may keep what a constant was: it gets a copy of those that change.
+        constants = [c.clone() if i in changed.values() else c for i, c in enumerate(self._constants)]
+        out: tuple[Tensor, ...] = self._local.module(*parameters, *constants, *values)
+        count = len(self._local.outputs)
+        with torch.no_grad():
+            for place, value in zip(changed.values(), out[count:], strict=True):
+                self._constants[place].copy_(value)
+        return out[:count]
 
     def _inputs(self, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> list[Tensor]:
         names = self._local.inputs

@@ -18,12 +18,22 @@ _NORMALIZATIONS = frozenset(
     f"onnx.{name}Normalization" for name in ("Layer", "RMS", "Batch", "Instance", "Group")
 )
 _RAW: Mapping[str, tuple[type[np.generic], torch.dtype]] = {
-    "bfloat16": (np.uint16, torch.bfloat16), "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn), "float8_e5m2": (np.uint8, torch.float8_e5m2),
-}  # fmt: skip
+    "bfloat16": (np.uint16, torch.bfloat16),
+    **{
+        name: (np.uint8, getattr(torch, name))
+        for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+    },
+}
+# Where the values of the inputs decide the sizes of the outputs, the graph holds what the model file declares.
+_SIZED_BY_VALUES = frozenset({"onnx.NonZero", "onnx.Compress", "onnx.Unique", "onnx.NonMaxSuppression"})
+# Elements narrower than a byte, and what holds them.
+_NARROW = {"int4": torch.int8, "int2": torch.int8, "uint4": torch.uint8, "uint2": torch.uint8, "float4_e2m1fn": torch.float8_e4m3fn}
 
 
 def to_torch(array: np.ndarray) -> torch.Tensor:
-    """A copy of a numpy array, bfloat16 and float8 included."""
+    """A copy of a numpy array, bfloat16, float8 and elements narrower than a byte included."""
+    if array.dtype.name in _NARROW:
+        return torch.from_numpy(array.astype(np.float32)).to(_NARROW[array.dtype.name])
     if array.dtype.name in _RAW:
         raw, dtype = _RAW[array.dtype.name]
         return torch.from_numpy(np.array(array).view(raw)).view(dtype)
@@ -131,6 +141,13 @@ class OnnxModule(torch.nn.Module):
                 found[index].append(name)
         return found
 
+    def _check_sizes(self, operator: Operator, results: tuple[torch.Tensor, ...]) -> None:
+        for name, value in zip(operator.outputs, results, strict=False):
+            declared = self.graph.tensors[name].shape
+            if tuple(value.shape) != declared:
+                found = f"{operator.name!r} ({operator.kind}) makes {name!r} of the shape {tuple(value.shape)}"
+                raise ModelError(f"{found} from these inputs, the model declares {declared}")
+
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by their names in the graph."""
         return {name: getattr(self, key) for name, key in self._keys.items()}
@@ -152,6 +169,8 @@ class OnnxModule(torch.nn.Module):
                 with torch.device(device):
                     result = ONNX_FUNCTIONS[operator.kind](**bound_arguments(operator, tensors))
             results = result if isinstance(result, tuple) else (result,)
+            if operator.kind in _SIZED_BY_VALUES:
+                self._check_sizes(operator, results)
             tensors.update(zip(operator.outputs, results, strict=False))
             for name in done:
                 tensors.pop(name, None)

@@ -38,8 +38,8 @@ class PlannedModule(ParallelModule):
         self._whole_outputs = whole
         self._has_loss_function = model.loss is not None
         self._arguments = _Arguments.of(model)
-        for path, buffer in _saved_buffers(model.module) if model.torch is not None else ():
-            self.attach_buffer(path, buffer)
+        for paths, buffer in _saved_buffers(model.module) if model.torch is not None else ():
+            self.attach_buffer(paths, buffer)
 
     def local_outputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """This rank's outputs in their planned layouts, the loss last where it is not among them."""
@@ -79,14 +79,14 @@ class PlannedModule(ParallelModule):
         return DTensor.from_local(value, self._mesh, places, run_check=False, shape=torch.Size(tensor.shape), stride=stride)
 
 
-def _saved_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """The buffers that stand in the state dict."""
-    found = []
+def _saved_buffers(module: nn.Module) -> list[tuple[list[str], Tensor]]:
+    """The buffers that stand in the state dict, each with all its names."""
+    found: dict[int, tuple[list[str], Tensor]] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
         for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
             if name not in part._non_persistent_buffers_set:
-                found.append((f"{prefix}.{name}" if prefix else name, buffer))
-    return found
+                found.setdefault(id(buffer), ([], buffer))[0].append(f"{prefix}.{name}" if prefix else name)
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from .collectives import Cut, shard_of
+from .communicating.rows import local_experts
+from .functions import function_of
 
 Cuts = Sequence[Sequence[int]]
 
@@ -41,14 +44,6 @@ def embedding(
     return torch.where(inside.unsqueeze(-1), out, 0.0)
 
 
-def gather_rows(data: Tensor, indices: Tensor, rows: int, cuts: Cuts, axis: int = 0) -> Tensor:
-    """ONNX `Gather` along the split first dim: negative indices count from the end of the whole table."""
-    assert axis % data.dim() == 0
-    local, inside = shard_index(torch.where(indices < 0, indices + rows, indices).long(), rows, cuts)
-    out = data[local]
-    return torch.where(inside.reshape(*inside.shape, *(1,) * (out.dim() - inside.dim())), out, 0.0)
-
-
 def _mask(like: Tensor, p: float, shape: Sequence[int], cuts: Cuts) -> Tensor:
     """This rank's shard of a mask drawn for the whole tensor, the same on every rank that has the same seed."""
     whole = torch.empty(tuple(shape), dtype=like.dtype, device=like.device).bernoulli_(1 - p)
@@ -65,7 +60,8 @@ def onnx_dropout(
     data: Tensor, shape: Sequence[int], cuts: Cuts, ratio: float, training_mode: bool, seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """ONNX `Dropout` that equals one device's: the values, and the mask of what stays."""
-    assert training_mode
+    if not training_mode or not ratio:
+        return data, torch.ones_like(data, dtype=torch.bool)
     whole = torch.rand(tuple(shape), dtype=torch.float32, device=data.device) >= ratio
     mask = shard_of(whole, [Cut(*cut) for cut in cuts])
     return data * mask / (1 - ratio), mask
@@ -96,9 +92,33 @@ def attention(
     return dropout(torch.softmax(weights, -1), dropout_p, True, shape, cuts) @ value
 
 
+def native_dropout(input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cuts) -> tuple[Tensor, Tensor]:
+    """`native_dropout` that equals one device's: the values, and the mask of what stays."""
+    assert train
+    _, whole = torch.ops.aten.native_dropout.default(input.new_ones(tuple(shape)), p, True)
+    mask = shard_of(whole, [Cut(*cut) for cut in cuts])
+    return input * mask * (1 / (1 - p) if p < 1 else 0.0), mask
+
+
+def _drawn_like(kind: str, self: Tensor, shape: Sequence[int], cuts: Cuts, **arguments: Any) -> Tensor:
+    """This rank's shard of random numbers drawn for the whole tensor."""
+    whole = function_of(kind)(self.new_empty(tuple(shape)), **arguments)
+    return shard_of(whole, [Cut(*cut) for cut in cuts])
+
+
+LIKE = (
+    "aten.rand_like.default", "aten.randn_like.default", "aten.randint_like.default", "aten.randint_like.low_dtype", "aten.bernoulli.p",
+    "aten.uniform.default", "aten.exponential.default", "aten.normal_functional.default", "aten.geometric.default",
+    "aten.log_normal.default", "aten.cauchy.default", "aten.random.default", "aten.random.from", "aten.random.to",
+)  # fmt: skip
+"""Random numbers that take no more from a tensor than its shape and type."""
+
 SPECIAL_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{kind: functools.partial(_drawn_like, kind) for kind in LIKE},
+    "aten.native_dropout.default": native_dropout,
+    "transformers.grouped_mm_fallback.default": local_experts,
+    "aten._grouped_mm.default": local_experts,
     "aten.embedding.default": embedding,
-    "onnx.Gather": gather_rows,
     "aten.dropout.default": dropout,
     "aten.feature_dropout.default": dropout,
     "onnx.Dropout": onnx_dropout,

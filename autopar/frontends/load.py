@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ ONNX_ENDINGS = (".onnx", ".onnxtxt", ".textproto")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """How to read a model: sizes of its symbolic dims, its batch, its floating-point type, and its loss."""
+    """How to read a model: sizes of its symbolic dims, its batch, its floating-point type, and its loss.
+
+    Which stored floats of an ONNX model are parameters: `frozen` ones are not, `trained` ones are; or exactly `parameters`.
+    """
 
     dims: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -27,6 +30,9 @@ class ModelOptions:
     dtype: str | None = None
     loss: str | Callable[..., Any] | None = None
     train: bool = True
+    frozen: Sequence[str] = ()
+    trained: Sequence[str] = ()
+    parameters: Collection[str] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in FLOATS:
@@ -61,9 +67,11 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
 
     if options.loss is not None:
         raise UsageError("--loss applies to PyTorch models; an ONNX model's loss is its scalar output, or the mean square of its outputs")
+    from .onnx_untrained import Roles
     from .onnx_weights import has_weights, load_weights
 
-    graph = import_onnx(model, dims=options.dims, batch=options.batch, shapes=options.shapes)
+    roles = Roles(frozen=tuple(options.frozen), trained=tuple(options.trained), exactly=options.parameters)
+    graph = import_onnx(model, dims=options.dims, batch=options.batch, shapes=options.shapes, roles=roles)
     graph = cast_graph(graph, options.dtype) if options.dtype else graph
     return LoadedModel(
         graph=_finish(graph, options), source=graph, weights=lambda: load_weights(model) if has_weights(model) else iter(())
@@ -118,6 +126,8 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
 
     if options.dims or options.shapes:
         raise UsageError("--dim and --shape apply to ONNX models; a PyTorch model takes its sizes from the example inputs (and --batch)")
+    if options.frozen or options.trained:
+        raise UsageError("--frozen and --trained apply to ONNX models; a PyTorch parameter says it by requires_grad")
     args, kwargs = _arguments(example_inputs)
     if options.dtype:
         dtype = getattr(torch, options.dtype)
@@ -167,6 +177,8 @@ def _archive(text: str, options: ModelOptions) -> LoadedModel:
 
     if options.batch is not None or options.dims or options.shapes:
         raise UsageError(f"{text}: an exported archive has fixed sizes; export it again with the batch you want")
+    if options.frozen or options.trained:
+        raise UsageError("--frozen and --trained apply to ONNX models; an exported archive tells its parameters from its buffers")
     if not Path(text).is_file():
         raise ModelError(f"{text}: no such file")
     try:

@@ -13,6 +13,7 @@ from autopar.frontends.onnx_build import Builder, Record
 from autopar.frontends.onnx_dims import Binding, Dim, bind_dims
 from autopar.frontends.onnx_model import inline_functions, opset_versions, read_model, refuse_unknown_operators
 from autopar.frontends.onnx_rebatch import Rebatch
+from autopar.frontends.onnx_untrained import Roles, settle_roles
 from autopar.frontends.onnx_values import FOLD_LIMIT, Val, dtype_name, is_float_code
 from autopar.frontends.onnx_weights import read_tensor
 from autopar.ir.graph import Graph, Operator, Ref, Role, Tensor, Value
@@ -24,11 +25,13 @@ def import_onnx(
     dims: Mapping[str, int] | None = None,
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    roles: Roles | None = None,
     name: str | None = None,
 ) -> Graph:
     """The graph of an ONNX model: constants folded, every shape known, weights left in the file.
 
-    `dims` gives sizes to symbolic dims, `shapes` whole shapes to inputs, `batch` a new size to the inputs' leading dims.
+    `dims` gives sizes to symbolic dims, `shapes` whole shapes to inputs, `batch` a new size to the inputs' leading dims. `roles`:
+    which stored floats are parameters, where the rule of `onnx_untrained` is not wanted.
     """
     label = Path(model).name if isinstance(model, str | Path) else "in memory"
     try:
@@ -40,7 +43,7 @@ def import_onnx(
         binding = bind_dims({item.name: _written_shape(item) for item in inputs}, dims=dims or {}, batch=batch, shapes=shapes or {})
         builder = _walk(proto.graph, versions, inputs, binding, folder)
         title = name or proto.graph.name or Path(label).stem
-        return _finish(builder, title, [builder.env[item.name] for item in inputs])
+        return _finish(builder, title, [builder.env[item.name] for item in inputs], roles)
     except AutoparError:
         raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
@@ -85,8 +88,8 @@ def _walk(graph: GraphProto, versions: Mapping[str, int], inputs: list[ValueInfo
     return walk(binding.shapes, Rebatch(before, binding.old_batch, new))
 
 
-def _finish(builder: Builder, title: str, inputs: list[object]) -> Graph:
-    """Drops dead operators and declares the tensors that are left."""
+def _finish(builder: Builder, title: str, inputs: list[object], roles: Roles | None) -> Graph:
+    """Drops dead operators, tells constants from parameters, and declares the tensors that are left."""
     outputs: list[Val] = []
     for item in builder.graph.output:
         entry = builder.env.get(item.name)
@@ -94,6 +97,7 @@ def _finish(builder: Builder, title: str, inputs: list[object]) -> Graph:
             raise ModelError(f"the output {item.name!r} is never made" if entry is None else f"the output {item.name!r} is a sequence")
         outputs.append(entry)
     records = _alive(builder.records, outputs)
+    settle_roles(records, outputs, roles or Roles())
     vals = {id(val): val for val in inputs if isinstance(val, Val)}
     read = [val for record in records for val in record.tensors()] + outputs
     stored = {id(val): val for val in read if val.role in (Role.PARAMETER, Role.CONSTANT)}

@@ -17,13 +17,14 @@ from autopar.frontends.onnx_model import domain_of, kind_of
 from autopar.frontends.onnx_nodes import call_arguments, label, names_read, refuse, without_gaps
 from autopar.frontends.onnx_rebatch import Rebatch
 from autopar.frontends.onnx_sequences import SEQUENCES
+from autopar.frontends.onnx_typed import TYPED
 from autopar.frontends.onnx_values import FOLD_LIMIT, Signature, Val, attribute_value, constant, signature
 from autopar.frontends.onnx_weight_slots import weight_like
 from autopar.frontends.onnx_windows import WINDOWS
 from autopar.ir.graph import Role, Value
 
 Entry = Val | list[Val]
-_CANONICAL: Mapping[str, Callable[[Call], Val | None]] = {**CANONICAL, **WINDOWS}
+_CANONICAL: Mapping[str, Callable[[Call], Val | None]] = {**CANONICAL, **TYPED, **WINDOWS}
 
 
 @dataclass(slots=True, kw_only=True)

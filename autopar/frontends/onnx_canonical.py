@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from autopar.errors import ModelError
-from autopar.frontends.onnx_values import Val
+from autopar.frontends.onnx_values import Val, clamped
 from autopar.ir.graph import Value
 
 Argument: TypeAlias = "Val | tuple[Val, ...] | Value"
@@ -22,6 +22,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "ConstantOfShape": ("input",), "CumSum": ("axis",), "CumProd": ("axis",), "Trilu": ("k",), "CenterCropPad": ("shape",),
     "AffineGrid": ("size",), "Col2Im": ("image_shape", "block_shape"), "MaxUnpool": ("output_shape",), "DFT": ("dft_length", "axis"),
     "STFT": ("frame_step", "frame_length"), "BlackmanWindow": ("size",), "HannWindow": ("size",), "HammingWindow": ("size",),
+    "MelWeightMatrix": ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz"),
     "Range": ("start", "limit", "delta"), "SplitToSequence": ("split",), "SequenceAt": ("position",),
     **{f"Reduce{kind}": ("axes",) for kind in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")},
 }  # fmt: skip
@@ -104,7 +105,7 @@ def _positive_axis(call: Call, rank: int | None = None) -> None:
         call.arguments["axis"] = axis % rank if axis < 0 else axis
 
 
-def _same(call: Call) -> Val | None:
+def same(call: Call) -> Val | None:
     """The input itself, where the operator changes nothing."""
     source = call.first()
     return source if source.shape == call.outputs[0].shape and source.dtype == call.outputs[0].dtype else None
@@ -120,18 +121,12 @@ def _reshape(call: Call) -> Val | None:
     call.arguments["allowzero"] = int(0 in shape)
     if math.prod(shape) != call.first().size:
         raise ModelError(f"{call.where}: {call.first().shape} cannot be reshaped to {shape}")
-    return _same(call)
+    return same(call)
 
 
 def _expand(call: Call) -> Val | None:
     call.arguments["shape"] = call.outputs[0].shape
-    return _same(call)
-
-
-def _cast_like(call: Call) -> Val | None:
-    call.op_type = "Cast"
-    call.arguments = {"input": call.first(), "saturate": 1, "to": call.outputs[0].dtype}
-    return _same(call)
+    return same(call)
 
 
 def _squeeze(call: Call) -> Val | None:
@@ -168,9 +163,9 @@ def _slice(call: Call) -> Val | None:
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         (axis,) = _positive((axis,), len(source.shape), call.where)
         size = source.shape[axis]
-        start, end, step = slice(start, end, step).indices(size)
-        if (start, end, step) != (0, size, 1):
-            rows.append((axis, start, end if end >= 0 else -size - 1, step))
+        places = clamped(start, end, step, size)
+        if places != range(size):
+            rows.append((axis, places.start, places.stop if places.stop >= 0 else -size - 1, step))
     rows.sort()
     for position, name in enumerate(("axes", "starts", "ends", "steps")):
         call.arguments[name] = tuple(row[position] for row in rows)
@@ -185,7 +180,7 @@ def _split(call: Call) -> Val | None:
         raise ModelError(f"{call.where}: sizes {sizes} do not add up to {call.first().shape[axis]}")
     call.arguments["split"] = sizes
     call.arguments.pop("num_outputs", None)
-    return _same(call) if len(call.outputs) == 1 else None
+    return same(call) if len(call.outputs) == 1 else None
 
 
 def _softmax(call: Call) -> Val | None:
@@ -243,21 +238,6 @@ def _one_hot(call: Call) -> Val | None:
     return None
 
 
-def _constant_of_shape(call: Call) -> Val | None:
-    call.arguments = {"input": call.outputs[0].shape, "value": call.arguments.get("value", 0.0), "dtype": call.outputs[0].dtype}
-    return None
-
-
-def _range(call: Call) -> Val | None:
-    call.arguments["dtype"] = call.outputs[0].dtype
-    return None
-
-
-def _eye_like(call: Call) -> Val | None:
-    call.arguments["dtype"] = call.outputs[0].dtype
-    return None
-
-
 def _batch_normalization(call: Call) -> Val | None:
     for name in ("spatial", "is_test", "consumed_inputs"):
         call.arguments.pop(name, None)
@@ -287,19 +267,32 @@ def _attention(call: Call) -> Val | None:
     return None
 
 
+def _top_k(call: Call) -> Val | None:
+    if "k" in call.arguments:  # before opset 10
+        call.arguments["K"] = call.arguments.pop("k")
+    _positive_axis(call)
+    return None
+
+
+def _region_align(call: Call) -> Val | None:
+    if call.version < 16:
+        call.arguments["coordinate_transformation_mode"] = "output_half_pixel"
+    return None
+
+
 def _axis(call: Call) -> Val | None:
     _positive_axis(call)
     return None
 
 
-_WITH_AXIS = ("ArgMax", "ArgMin", "CumSum", "CumProd", "Flatten", "Gather", "GatherElements", "ScatterElements", "TopK",
+_WITH_AXIS = ("ArgMax", "ArgMin", "CumSum", "CumProd", "Flatten", "Gather", "GatherElements", "ScatterElements",
               "LayerNormalization", "RMSNormalization", "LpNormalization", "Compress")  # fmt: skip
 CANONICAL: Mapping[str, Callable[[Call], Val | None]] = {
-    "Identity": _identity, "Reshape": _reshape, "Expand": _expand, "Cast": _same, "CastLike": _cast_like, "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze, "Slice": _slice, "Split": _split, "Softmax": _softmax, "LogSoftmax": _softmax, "Hardmax": _softmax,
-    "Transpose": _transpose, "Pad": _pad, "Dropout": _dropout, "Sum": _one_input, "Max": _one_input, "Min": _one_input,
-    "Mean": _one_input, "Concat": _concat, "OneHot": _one_hot, "ConstantOfShape": _constant_of_shape, "Range": _range,
-    "EyeLike": _eye_like, "BatchNormalization": _batch_normalization, "Scatter": _scatter, "Attention": _attention,
+    "Identity": _identity, "Reshape": _reshape, "Expand": _expand, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Slice": _slice,
+    "Split": _split, "Softmax": _softmax, "LogSoftmax": _softmax, "Hardmax": _softmax, "Transpose": _transpose, "Pad": _pad,
+    "Dropout": _dropout, "Sum": _one_input, "Max": _one_input, "Min": _one_input, "Mean": _one_input, "Concat": _concat,
+    "OneHot": _one_hot, "BatchNormalization": _batch_normalization, "Scatter": _scatter, "Attention": _attention,
+    "TopK": _top_k, "RoiAlign": _region_align,
     **{name: _reduce for name in REQUIRED if name.startswith("Reduce")},
     **dict.fromkeys(_WITH_AXIS, _axis),
 }  # fmt: skip

@@ -10,10 +10,12 @@ from onnx import NodeProto, ValueInfoProto, helper
 
 from autopar.errors import ModelError
 from autopar.frontends.onnx_model import domain_of, kind_of
+from autopar.frontends.onnx_values import clamped
 from autopar.ir.graph import Value
 
 Attributes = Mapping[str, Value]
 Arrays = Sequence[np.ndarray]
+_LAST_PLAIN_TYPE = 16  # after bfloat16 come the types of eight bits and less
 RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"})
 
 
@@ -46,7 +48,10 @@ def _concat(inputs: Arrays, attributes: Attributes) -> np.ndarray:
 
 
 def _cast(inputs: Arrays, attributes: Attributes) -> np.ndarray:
-    return inputs[0].astype(helper.tensor_dtype_to_np_dtype(_integer(attributes, "to")))
+    code = _integer(attributes, "to")
+    if code > _LAST_PLAIN_TYPE or inputs[0].dtype.kind not in "biuf":
+        raise KeyError("a cast that rounds or saturates in a way of its own")
+    return inputs[0].astype(helper.tensor_dtype_to_np_dtype(code))
 
 
 def _div(inputs: Arrays, attributes: Attributes) -> np.ndarray:
@@ -65,8 +70,8 @@ def _slice(inputs: Arrays, attributes: Attributes) -> np.ndarray:
     steps = inputs[4].ravel() if len(inputs) > 4 else np.ones(len(starts), np.int64)
     cut = [slice(None)] * inputs[0].ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        last = None if step < 0 and end < -inputs[0].shape[axis] else int(end)
-        cut[axis] = slice(int(start), last, int(step))
+        places = clamped(int(start), int(end), int(step), inputs[0].shape[axis])
+        cut[axis] = slice(places.start, places.stop if places.stop >= 0 else None, places.step) if places else slice(0)
     return inputs[0][tuple(cut)]
 
 

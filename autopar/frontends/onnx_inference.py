@@ -25,6 +25,14 @@ def static_shape(found: TypeProto | None) -> tuple[int, ...] | None:
     return tuple(dim.dim_value for dim in dims) if all(dim.HasField("dim_value") for dim in dims) else None
 
 
+def _with_onesided(node: NodeProto) -> NodeProto:
+    """The node with the default of `onesided` written out, which the inference in onnx takes for 0."""
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    copy.attribute.append(helper.make_attribute("onesided", 1))
+    return copy
+
+
 class Inference:
     """Node by node inference; `declared` holds what the file says about its values, `read` fetches stored data."""
 
@@ -62,7 +70,12 @@ class Inference:
                     if self.rebatch is not None and position == 1 and node.op_type in ("Reshape", "Expand"):
                         array = self.rebatch.target(node, inputs[0], array)
                     known[position] = array
+                    if node.op_type == "Range" and array.size == 1:  # files write scalars as vectors of one element
+                        array = array.reshape(())
+                        types[name] = type_proto(val.dtype, ())
                     data[name] = numpy_helper.from_array(array)
+        if node.op_type == "STFT" and "onesided" not in attributes:
+            node = _with_onesided(node)
         try:
             found = shape_inference.infer_node_outputs(spec.schema, node, types, data, None, self.opsets, 10)
         except (shape_inference.InferenceError, checker.ValidationError, RuntimeError, ValueError, TypeError, KeyError) as error:

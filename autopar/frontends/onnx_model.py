@@ -15,6 +15,7 @@ from onnx.defs import SchemaError
 from autopar.errors import ModelError, UnsupportedOperators
 
 OLDEST_OPSET = 7
+_BY_DEFINITION = frozenset({("ai.onnx.preview", "FlexAttention")})
 
 
 def read_model(source: str | Path | ModelProto) -> tuple[ModelProto, Path | None]:
@@ -86,13 +87,15 @@ def opset_versions(model: ModelProto) -> dict[str, int]:
 
 
 def inline_functions(model: ModelProto) -> ModelProto:
-    """The same model with its local functions replaced by their bodies."""
-    if not model.functions:
-        return model
+    """The same model with its local functions, and the operators that hold arithmetic as subgraphs, replaced by their bodies."""
     import onnx.inliner
 
     try:
-        return onnx.inliner.inline_local_functions(model)
+        if model.functions:
+            model = onnx.inliner.inline_local_functions(model)
+        if any((node.domain, node.op_type) in _BY_DEFINITION for node in _nodes(model.graph)):
+            model = onnx.inliner.inline_selected_functions(model, sorted(_BY_DEFINITION), inline_schema_functions=True)
+        return model
     except (RuntimeError, ValueError, DecodeError) as error:
         raise ModelError(f"the model's local functions cannot be inlined: {error}") from error
 

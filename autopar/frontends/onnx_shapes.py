@@ -40,4 +40,15 @@ def _attention(index: int, inputs: Inputs, attributes: Mapping[str, Value]) -> T
     return query.dtype, shapes[index]
 
 
-_RULES: Mapping[str, Rule] = {"Attention": _attention}
+def _like_first(index: int, inputs: Inputs, attributes: Mapping[str, Value]) -> Typed | None:
+    return (inputs[0].dtype, inputs[0].shape) if index == 0 and inputs[0] is not None else None
+
+
+def _unpool(index: int, inputs: Inputs, attributes: Mapping[str, Value]) -> Typed | None:
+    source, wanted = inputs[0], inputs[2].known() if len(inputs) > 2 and inputs[2] is not None else None
+    return None if source is None or wanted is None else (source.dtype, tuple(int(size) for size in wanted))
+
+
+_RULES: Mapping[str, Rule] = {
+    "Attention": _attention, "GroupNormalization": _like_first, "MeanVarianceNormalization": _like_first, "MaxUnpool": _unpool,
+}  # fmt: skip

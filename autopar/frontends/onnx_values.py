@@ -21,6 +21,9 @@ _DTYPES: Mapping[int, str] = {
     TensorProto.INT64: "int64", TensorProto.INT32: "int32", TensorProto.INT16: "int16", TensorProto.INT8: "int8",
     TensorProto.UINT64: "uint64", TensorProto.UINT32: "uint32", TensorProto.UINT16: "uint16", TensorProto.UINT8: "uint8",
     TensorProto.BOOL: "bool", TensorProto.COMPLEX64: "complex64", TensorProto.COMPLEX128: "complex128",
+    TensorProto.FLOAT8E4M3FNUZ: "float8_e4m3fnuz", TensorProto.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
+    # By number: older versions of onnx lack the names. What is narrower than a byte takes a byte, as the runtime holds it.
+    21: "uint8", 22: "int8", 23: "float8_e4m3fn", 24: "float8_e8m0fnu", 25: "uint8", 26: "int8",
 }  # fmt: skip
 
 
@@ -125,14 +128,32 @@ def attribute_value(attribute: AttributeProto) -> Value:
     if kind == AttributeProto.STRINGS:
         return tuple(item.decode("utf-8", "replace") for item in attribute.strings)
     if kind == AttributeProto.TENSOR:
+        if attribute.t.data_type == TensorProto.STRING:
+            raise ModelError(f"the attribute {attribute.name!r} holds strings, which are not supported")
         array = numpy_helper.to_array(attribute.t)
         return plain(array.reshape(()) if array.size == 1 else array)
     raise ModelError(f"the attribute {attribute.name!r} is a {AttributeProto.AttributeType.Name(kind)}, which is not supported")
 
 
+_LARGEST = float(np.finfo(np.float32).max)
+
+
 def _short_float(number: float) -> float:
-    """The shortest decimal that rounds to the same float32: 0.1 rather than 0.10000000149."""
-    return float(str(np.float32(number)))
+    """The shortest decimal that rounds to the same float32: 0.1 rather than 0.10000000149, but nothing beyond its range."""
+    short = float(str(np.float32(number)))
+    return number if abs(short) > _LARGEST and math.isfinite(short) else short
+
+
+def clamped(start: int, end: int, step: int, size: int) -> range:
+    """The places along a dim of `size` that a Slice takes: a start that lies outside is moved to the nearest end.
+
+    >>> clamped(-5, -6, -1, 4), clamped(2, 9, 1, 4)
+    (range(0, -1, -1), range(2, 4))
+    """
+    start, end = (place + size if place < 0 else place for place in (start, end))
+    if step < 0:
+        return range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), step)
+    return range(min(max(start, 0), size), min(max(end, 0), size), step)
 
 
 def plain(array: np.ndarray) -> Value:

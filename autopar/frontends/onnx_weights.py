@@ -41,6 +41,13 @@ def _stored(model: ModelProto) -> dict[str, TensorProto]:
 def _present(tensor: TensorProto, folder: Path | None) -> bool:
     if tensor.data_location == TensorProto.EXTERNAL:
         return external_path(folder, tensor).is_file()
+    return holds_data(tensor)
+
+
+def holds_data(tensor: TensorProto) -> bool:
+    """Whether the elements of a stored tensor lie in the model file itself."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return False
     fields = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
     return math.prod(tensor.dims) == 0 or any(len(getattr(tensor, name)) for name in fields)
 

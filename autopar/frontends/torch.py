@@ -9,20 +9,22 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ..errors import ModelError
 from ..ir import Graph, Operator, Ref, Role, Tensor, Value
 from ..model import TorchModel
 from .torch_losses import split_means
+from .torch_state import RUNNING, functional, tracked
 
 # Arguments that say where or how memory lies; the runtime decides both.
 _PLACEMENT_ARGUMENTS = frozenset({"device", "layout", "memory_format", "pin_memory", "non_blocking"})
 _DROPPED = frozenset(
     {"aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten._assert_scalar.default", "aten.sym_constrain_range.default"}
 )
-_IN_PLACE_BUFFERS = "it changes its buffer {name!r} in the forward pass; put the model in eval() mode or keep that state outside"
+_PLAIN_FORMS = {"aten.normal_.default": torch.ops.aten.normal_functional.default, "aten.bernoulli_.float": torch.ops.aten.bernoulli.p}
+_IN_PLACE = "it changes {name!r} in the forward pass, which is no buffer of its own; make a new tensor instead"
 
 
 def import_torch(
@@ -90,7 +92,14 @@ def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 def read_exported(exported: torch.export.ExportedProgram, *, module: torch.nn.Module | None, name: str) -> TorchModel:
     """Read an exported program; `module` (where there is one) tells which parameters are trainable and tied."""
-    return _Reader(exported, module, name).read()
+    reader = _Reader(exported, module, name)
+    try:
+        return reader.read()
+    except ModelError:
+        if not reader.hazards:
+            raise
+    # With an empty table this decomposes nothing: it only makes functional what writes into views.
+    return _Reader(exported.run_decompositions({}), module, name).read()
 
 
 class _Reader:
@@ -106,8 +115,10 @@ class _Reader:
         self.memory: dict[torch.fx.Node, torch.fx.Node] = {}  # a node → the first of those that may share its memory
         self.constants: dict[str, torch.Tensor] = {}
         self.buffers: list[str] = []
+        self.updates: dict[str, str] = {}  # a buffer → what it becomes
         self.inputs: list[str] = []
         self.problems: list[str] = []
+        self.hazards = False  # whether a write into a view keeps the graph from being read as it is
         parameters = dict(module.named_parameters(remove_duplicate=False)) if module is not None else dict(exported.named_parameters())
         self.frozen = {path for path, value in parameters.items() if not value.requires_grad}
         first: dict[int, str] = {}
@@ -119,8 +130,10 @@ class _Reader:
         for spec in self.exported.graph_signature.input_specs:
             self._placeholder(spec)
         outputs = self._walk(self.exported.graph_module)
-        mutated = [*self.exported.graph_signature.buffers_to_mutate.values(), *self.exported.graph_signature.user_inputs_to_mutate.values()]
-        self.problems += [_IN_PLACE_BUFFERS.format(name=buffer) for buffer in mutated]
+        specs = self.exported.graph_signature.output_specs
+        self.updates |= {str(s.target): outputs[i] for i, s in enumerate(specs) if s.kind is OutputKind.BUFFER_MUTATION}
+        mutated = self.exported.graph_signature.user_inputs_to_mutate.values()
+        self.problems += [_IN_PLACE.format(name=name) for name in mutated]
         if self.problems:
             raise ModelError(f"{self.name}: " + "; ".join(dict.fromkeys(self.problems)))
         kinds = [str(spec.kind.name) for spec in self.exported.graph_signature.output_specs]
@@ -131,9 +144,10 @@ class _Reader:
         graph = Graph(
             name=self.name,
             tensors=self.tensors,
-            operators=_alive(self.operators, [o for o in outputs if isinstance(o, str)]),
+            operators=_alive(self.operators, [*(o for o in outputs if isinstance(o, str)), *self.updates.values()]),
             inputs=tuple(self.inputs),
             outputs=tuple(dict.fromkeys(o for o in outputs if isinstance(o, str))),
+            updates=self.updates,
         )
         spec = self.exported.call_spec
         assert spec.in_spec is not None and spec.out_spec is not None
@@ -201,6 +215,7 @@ class _Reader:
             self._region(node, graph_module)
         elif not isinstance(target, torch._ops.OpOverload):
             self.problems.append(f"{node.name!r} calls {target}, which is no tensor operator")
+            self.values[node] = self._results(node, node.name)
         elif str(target) not in _DROPPED:
             self._operator(node, target)
 
@@ -238,12 +253,18 @@ class _Reader:
     def _operator(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> None:
         shared = next((a for a in node.args if isinstance(a, torch.fx.Node) and any(r.alias_info for r in target._schema.returns)), node)
         self.memory[node] = self.memory.get(shared, shared)
+        changed = self._changed_buffer(node, target)
         target = self._out_of_place(node, target)
         inputs: list[str] = []
         attributes: dict[str, Value] = {}
-        given = dict(zip([a.name for a in target._schema.arguments], node.args, strict=False)) | node.kwargs
+        given: dict[str, Any] = dict(zip([a.name for a in target._schema.arguments], node.args, strict=False)) | node.kwargs
+        counting = tracked(target, given)
+        if counting:
+            target, given = functional(given)
         if target._schema.name == "aten::squeeze":
             target, given = torch.ops.aten.squeeze.dims, {"self": given["self"], "dim": _dims_of_one(given)}
+        if target._schema.name == "aten::type_as":  # of the other tensor only the dtype matters
+            target, given = torch.ops.aten.to.dtype, {"self": given["self"], "dtype": node.meta["val"].dtype}
         for argument in target._schema.arguments:
             if argument.name in given and argument.name not in _PLACEMENT_ARGUMENTS:
                 attributes[argument.name] = self._value(given[argument.name], inputs)
@@ -252,8 +273,37 @@ class _Reader:
         name = self._operator_name(node)
         made = self._results(node, name)
         outputs = (made,) if isinstance(made, str) else tuple(made)
+        if counting:
+            outputs = (*outputs, *self._statistics(name, [given[running] for running in RUNNING]))
         self.operators.append(Operator(name=name, kind=str(target), inputs=tuple(inputs), outputs=outputs, attributes=attributes))
         self.values[node] = made
+        if changed is not None:
+            assert isinstance(made, str)
+            self.updates[changed] = made
+
+    def _changed_buffer(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> str | None:
+        """The buffer that an operator changes in place as a whole."""
+        base = node.args[0] if node.args else None
+        if not isinstance(base, torch.fx.Node) or not any(a.alias_info and a.alias_info.is_write for a in target._schema.arguments):
+            return None
+        return self._buffer_of(self.values[base])
+
+    def _buffer_of(self, name: str) -> str | None:
+        """The buffer that a tensor is, as it stands now."""
+        first = next((buffer for buffer, value in self.updates.items() if value == name), name)
+        return first if first in self.buffers else None
+
+    def _statistics(self, name: str, running: Sequence[torch.fx.Node]) -> list[str]:
+        """Declare the further results of a batch norm: the batch's mean and deviation, then the running ones, read from now on."""
+        made = [f"{name}:{i}" for i in range(1, 5)]
+        for index, out in enumerate(made):
+            old = running[index % 2]
+            before = self.values[old]
+            self.tensors[out] = replace(self.tensors[before], name=out, role=Role.ACTIVATION)
+            if index > 1:
+                buffer, self.values[old] = self._buffer_of(before), out
+                self.updates |= {} if buffer is None else {buffer: out}
+        return made
 
     def _results(self, node: torch.fx.Node, name: str) -> str | list[str]:
         """Declare what a node makes: one tensor, or several."""
@@ -275,17 +325,22 @@ class _Reader:
         namespace, name = target._schema.name.split("::")
         base = node.args[0] if node.args else None
         plain = getattr(getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None), target._overloadname or "default", None)
+        plain = plain or _PLAIN_FORMS.get(str(target))
         source = self.tensors.get(str(self.values.get(base))) if isinstance(base, torch.fx.Node) else None
         if plain is None or not name.endswith("_") or source is None:
             self.problems.append(f"{node.name!r} ({target}) changes a tensor in place and has no plain form")
+            self.hazards = True
             return target
-        if source.role is not Role.ACTIVATION:
-            self.problems.append(_IN_PLACE_BUFFERS.format(name=source.name))
+        root = self.tensors.get(str(self.values.get(self.memory[node])))
+        whole = root is not None and root.name in self.buffers and self._changed_buffer(node, target) is not None
+        if root is not None and root.role is not Role.ACTIVATION and not whole:
+            self.problems.append(_IN_PLACE.format(name=root.name))
         assert isinstance(base, torch.fx.Node) and isinstance(plain, torch._ops.OpOverload)
         self._rename_after(base, node)
         family = [other for other, first in self.memory.items() if first is self.memory[node] and other is not node]
         if any(user > node for other in (*family, self.memory[node]) if other is not node for user in other.users):
             self.problems.append(f"{node.name!r} ({target}) changes a tensor in place of which a view is read later; write it out of place")
+            self.hazards = True
         return plain
 
     def _rename_after(self, base: torch.fx.Node, node: torch.fx.Node) -> None:

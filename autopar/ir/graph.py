@@ -14,6 +14,7 @@ import numpy as np
 # Bytes per element of every dtype that a tensor may have (names as in torch, without the prefix).
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
     "complex64": 8, "complex128": 16,
 }  # fmt: skip
@@ -91,7 +92,9 @@ class Graph:
     """A model: operators in topological order over named tensors.
 
     `constants` holds the values of small folded constants; parameters and large constants stay in the model file or
-    module. `loss` names the scalar output to differentiate, where the model is to be trained.
+    module. `loss` names the scalar output to differentiate, where the model is to be trained. `replicated`: the operator
+    kinds without a rule that every device computes whole, because the user asked for it. `updates`: constants that a run of
+    the model changes, each with the tensor that it becomes (running statistics, counters).
     """
 
     name: str
@@ -101,6 +104,8 @@ class Graph:
     outputs: tuple[str, ...]
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     loss: str | None = None
+    replicated: frozenset[str] = frozenset()
+    updates: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -119,7 +124,8 @@ class Graph:
             out += [f"{operator.name!r} makes {name!r} a second time" for name in operator.outputs if name in known]
             out += [f"{operator.name!r} makes the undeclared {name!r}" for name in operator.outputs if name not in self.tensors]
             known.update(operator.outputs)
-        wanted = (*self.outputs, self.loss) if self.loss else self.outputs
+        out += [f"{name!r} is updated and is no constant" for name in self.updates if self.tensors[name].role is not Role.CONSTANT]
+        wanted = (*self.outputs, *self.updates.values(), *((self.loss,) if self.loss else ()))
         return out + [f"output {name!r} is never made" for name in wanted if name not in known]
 
     @property
@@ -154,5 +160,5 @@ class Graph:
             digest.update(repr((tensor.name, tensor.shape, tensor.dtype, tensor.trainable)).encode())
         for operator in self.operators:
             digest.update(repr((operator.name, operator.inputs, operator.outputs, self.operator_fingerprint(operator))).encode())
-        digest.update(repr((self.outputs, self.loss)).encode())
+        digest.update(repr((self.outputs, self.loss, *sorted(self.updates.items()))).encode())
         return digest.hexdigest()[:32]

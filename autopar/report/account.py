@@ -17,7 +17,7 @@ from ..ir import Graph, Operator
 from ..plan import Plan
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind, Layout
-from ..sharding.program import Bucket, Collective, Compute, Decision, Redistribute, chain_collectives
+from ..sharding.program import Bucket, Collective, Compute, Decision, Redistribute, chain_collectives, operator_collectives
 from ..sharding.redistribution import changed_axis
 from .words import Meanings, read_meanings
 
@@ -36,17 +36,18 @@ class Move:
 
 @dataclass(slots=True, kw_only=True)
 class OperatorAccount:
-    """One operator: its decision, and the redistributions that feed it and leave it."""
+    """One operator: its decision, the redistributions that feed it and leave it, and the collectives that it issues `inside`."""
 
     operator: Operator
     decision: Decision
     before: list[Move] = field(default_factory=list)
     after: list[Move] = field(default_factory=list)
+    inside: tuple[tuple[Collective, float], ...] = ()
 
     @property
     def collectives(self) -> list[tuple[Collective, float]]:
         """The collectives of one step that belong to this operator, with their seconds."""
-        return [pair for move in (*self.before, *self.after) for pair in move.collectives]
+        return [*self.inside, *(pair for move in (*self.before, *self.after) for pair in move.collectives)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,8 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
     for step in program.steps:
         if isinstance(step, Compute):
             _compute(step, accounts, makers, waiting)
+            talk = operator_collectives(program.graph, step, plan.mesh_.shape, analysis.gradients) if step.decision.rule else []
+            accounts[step.operator.name].inside = tuple((collective, seconds(collective)) for collective in talk)
             continue
         move = _move(step, program.graph, plan.mesh_.shape, seconds)
         maker = makers.get(step.tensor)

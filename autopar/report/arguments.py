@@ -30,6 +30,7 @@ def build_parser() -> Parser:
     _plan_options(_command(commands, "plan", "find the cheapest plan for a model on a cluster"))
     _run_options(_command(commands, "run", "run a plan on ranks of this machine"))
     _explain_options(_command(commands, "explain", "tell how the operators of a plan are sharded, and why"))
+    _discover_options(_command(commands, "discover", "find an operator's sharding rule by executing it, and prove it"))
     cluster = _command(commands, "cluster", "the clusters that autopar knows")
     kinds = cluster.add_subparsers(dest="cluster_command", metavar="list|show", required=True, parser_class=Parser)
     _json_option(_command(kinds, "list", "list the presets"))
@@ -61,6 +62,8 @@ def _plan_options(parser: Parser) -> None:
     add("--dim", action="append", default=[], metavar="NAME=SIZE", help="size of a named dim of an ONNX model; repeatable")
     add("--shape", action="append", default=[], metavar="INPUT=1x30", help="shape of an input of an ONNX model; repeatable")
     add("--dtype", choices=DTYPES, help="floating-point type of weights and activations (default: the model's)")
+    add("--frozen", action="append", default=[], metavar="NAME", help="stored floats of an ONNX model that are constants; repeatable")
+    add("--trained", action="append", default=[], metavar="NAME", help="stored floats that are parameters all the same; repeatable")
     add("--optimizer", choices=OPTIMIZERS, default="adamw", help="optimizer of the training step (default: adamw)")
     add("--search", choices=SEARCHES, default="dynamic_programming", help="search method (default: dynamic_programming, exact)")
     add(
@@ -76,6 +79,9 @@ def _plan_options(parser: Parser) -> None:
         metavar="MODULE:FUNCTION",
         help="loss(outputs, *inputs) of a PyTorch model (default: its scalar output, else mean squares)",
     )
+    _rules_option(parser)
+    add("--discover", action="store_true", help="find the rules of unknown operators by executing them on small shards (needs PyTorch)")
+    add("--replicate-unknown", action="store_true", help="have every device compute all of the operators that have no rule")
     add("--no-compare", dest="compare", action="store_false", help="do not price the known schemes beside the plan")
     add("--quiet", action="store_true", help="print nothing but errors")
     _json_option(parser)
@@ -91,6 +97,7 @@ def _run_options(parser: Parser) -> None:
     add("--check", action="store_true", help="compare outputs, gradients and updated weights with one device")
     add("--backend", choices=("gloo", "nccl"), help="communication library (default: what fits this machine)")
     add("--seed", type=int, default=0, metavar="S", help="seed of inputs and of absent weights (default: 0)")
+    _rules_option(parser)
     _json_option(parser)
 
 
@@ -101,7 +108,27 @@ def _explain_options(parser: Parser) -> None:
     add("--model", metavar="MODEL", help="the model of the plan: adds layouts, collectives, bytes and times to what the plan file holds")
     add("--cluster", metavar="NAME|FILE", help="price on this cluster (default: the plan's)")
     add("--alternatives", action="store_true", help="with one OP and --model: the best plans in which it is split otherwise")
+    _rules_option(parser)
     _json_option(parser)
+
+
+def _discover_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add(
+        "target",
+        metavar="OPERATOR",
+        help="namespace.name.overload, or package.module:function, which returns (operator or function, example inputs[, keyword "
+        "arguments]), or is the function beside FUNCTION_inputs",
+    )
+    add("--inputs", metavar="6x4,int64:6", help="shapes of random example inputs, in the order of the operator's arguments")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="another argument of the operator, as JSON; repeatable")
+    _rules_option(parser)
+    _json_option(parser)
+
+
+def _rules_option(parser: Parser) -> None:
+    text = "import this module first, for the rules that it registers (autopar.register_rule); repeatable"
+    parser.add_argument("--rules", action="append", default=[], metavar="MODULE", help=text)
 
 
 def pair_of(text: str, option: str, form: str) -> tuple[str, str]:

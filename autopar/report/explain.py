@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..errors import UsageError
 from ..ir import Tensor
 from ..plan import Plan
 from ..sharding.layout import Kind, Layout, Placement, format_layout, local_shape, parse_layout
+from ..sharding.program import Collective
 from .account import Account, Move, OperatorAccount
 from .grouping import module_of
 from .tables import Table
@@ -69,6 +71,8 @@ def operator_lines(account: OperatorAccount, whole: Account) -> list[str]:
     for title, moves in (("before", account.before), ("after", account.after)):
         for move in moves:
             lines += _move_lines(title, move, whole)
+    if account.inside:
+        lines += ["  inside", *_collective_lines(account.inside, whole)]
     return lines
 
 
@@ -80,9 +84,7 @@ def _tensor_text(tensor: Tensor, layout: Layout, mesh: Sequence[int]) -> str:
 def _move_lines(title: str, move: Move, whole: Account) -> list[str]:
     chain = " -> ".join(map(format_layout, move.chain))
     lines = [f"  {title} {move.tensor}: {chain}"]
-    for collective, seconds in move.collectives:
-        amount = f"{bytes_text(collective.nbytes)}, {seconds_text(seconds)}"
-        lines.append(f"      {collective.phase} {COLLECTIVES[collective.kind]} over {whole.axes[collective.axis]}: {amount}")
+    lines += _collective_lines(move.collectives, whole)
     if move.reduced_later:
         axes = ", ".join(whole.axes[axis] for axis in move.reduced_later)
         lines.append(f"      its gradient is summed over {axes} in a bucket, with those of other parameters")
@@ -90,6 +92,16 @@ def _move_lines(title: str, move: Move, whole: Account) -> list[str]:
         lines.append("      no communication")
     if gathered(move, whole):
         lines.append(f"      gathered before use: ZeRO-3 storage over {', '.join(whole.axes[axis] for axis in gathered(move, whole))}")
+    return lines
+
+
+def _collective_lines(collectives: Iterable[tuple[Collective, float]], whole: Account) -> list[str]:
+    """Equal ones in one line."""
+    counts = Counter((c.phase, c.kind, c.axis, c.nbytes, seconds) for c, seconds in collectives)
+    lines = []
+    for (phase, kind, axis, nbytes, seconds), count in counts.items():
+        times = f"{count} x " if count > 1 else ""
+        lines.append(f"      {phase} {times}{COLLECTIVES[kind]} over {whole.axes[axis]}: {bytes_text(nbytes)}, {seconds_text(seconds)}")
     return lines
 
 
@@ -111,18 +123,21 @@ def operator_json(account: OperatorAccount, whole: Account) -> dict[str, Any]:
         "storage": {name: whole.plan.parameters[name].storage for name in op.inputs if name in whole.plan.parameters},
         "before": [_move_json(move, whole) for move in account.before],
         "after": [_move_json(move, whole) for move in account.after],
+        "inside": _collectives_json(account.inside, whole),
     }
 
 
-def _move_json(move: Move, whole: Account) -> dict[str, Any]:
-    collectives = [
-        {"phase": c.phase, "kind": c.kind, "axis": whole.axes[c.axis], "bytes": c.nbytes, "seconds": seconds}
-        for c, seconds in move.collectives
+def _collectives_json(collectives: Iterable[tuple[Collective, float]], whole: Account) -> list[dict[str, Any]]:
+    return [
+        {"phase": c.phase, "kind": c.kind, "axis": whole.axes[c.axis], "bytes": c.nbytes, "seconds": seconds} for c, seconds in collectives
     ]
+
+
+def _move_json(move: Move, whole: Account) -> dict[str, Any]:
     return {
         "tensor": move.tensor,
         "chain": [format_layout(layout) for layout in move.chain],
-        "collectives": collectives,
+        "collectives": _collectives_json(move.collectives, whole),
         "reduced_in_bucket": [whole.axes[axis] for axis in move.reduced_later],
     }
 

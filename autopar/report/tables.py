@@ -94,6 +94,9 @@ def summary_lines(plan: Plan, sentence: str, whole: Account | None = None) -> li
         f"memory {bytes_text(found.memory)} per device: {parts}",
         f"search {made.method}: at most {made.gap:.2%} above the best that it can prove",
     ]
+    if plan.replicated:
+        lines.append(f"computed whole on every device, having no rule: {', '.join(plan.replicated)}")
+    lines += [f"rule found by execution: {rule.kind}: {rule.rule}" for rule in plan.rules]
     if whole is not None:
         lines += [f"axis {axis}: {words}" for axis, words in scheme_words(whole).items()]
     return lines

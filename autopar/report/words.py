@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 
 Dims = tuple[tuple[str, ...], ...]
 COLUMN, ROW, EXPERT, WHOLE, PARTIAL = "column-parallel", "row-parallel", "expert-parallel", "replicated", "partial sum passed on"
+EXPERT_WORDS = frozenset({"dispatch", "masked"})
+SPATIAL = "spatial-parallel (halo exchange)"
 ZERO = "ZeRO-3 storage"
-COLLECTIVES = {"all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_to_all": "all-to-all"}
+COLLECTIVES = {
+    "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_to_all": "all-to-all", "send": "send",
+}  # fmt: skip
+CONTEXT = "context-parallel (ring attention)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +86,9 @@ def _factor_meanings(offer: Offer, inputs: tuple[str, ...], dims: Mapping[str, D
         for dim, words in zip(spelled, dims.get(name, ()), strict=False):
             for factor, part in zip(dim, _spread(words, len(dim), rest), strict=True):
                 found[factor] = found[factor] or part
+    for index, split in enumerate(offer.rule.factors):
+        for partner in split.partners:
+            found[index] = found[index] or found[partner]
     named = [("vocabulary",) if factor.special == "masked" else (rest,) for factor in offer.rule.factors]
     return [words or other for words, other in zip(found, named, strict=True)]
 
@@ -103,19 +111,25 @@ def option_words(name: str, offer: Offer, option: Option, inputs: tuple[str, ...
     """What an operator does on one axis."""
     if option.factor < 0:
         return PARTIAL if any(p.kind is Kind.PARTIAL for p in option.outputs) else WHOLE
+    if option.communication == "halo":
+        return SPATIAL
     word = meanings.factors[name][option.factor]
     entry = RULES[offer.call.operator.kind]
     held = [tensor in meanings.weights for tensor in inputs]
     split = [placement.kind is Kind.SPLIT for placement in option.inputs]
+    if EXPERT_WORDS & {option.communication, offer.rule.factors[option.factor].special} and entry.products:
+        return EXPERT
     if entry.products and any(held) and not all(held):
         by_weight = any(s for s, h in zip(split, held, strict=True) if h)
         by_value = any(s for s, h in zip(split, held, strict=True) if not h)
         kept = any(p.kind is Kind.SPLIT for p in option.outputs)
         if by_weight:
             return (EXPERT if by_value else COLUMN) if kept else ROW
-    if offer.rule.factors[option.factor].special == "masked":
+    if option.communication == "ring":
+        return CONTEXT
+    if offer.rule.factors[option.factor].special == "masked" or option.communication == "vocabulary":
         return "vocabulary-parallel"
-    return word
+    return word if option.communication is None else f"{word} ({option.communication})"
 
 
 def strategy_words(account: OperatorAccount, whole: Account) -> tuple[str, ...]:
@@ -185,7 +199,7 @@ def is_product(account: OperatorAccount, whole: Account) -> bool:
 def _scheme(counts: Counter[str], others: Counter[str]) -> str:
     """One name for what the weighted products do on an axis; `others` counts all operators."""
     names = {"batch": "data parallel", "sequence": "sequence parallel", EXPERT: "expert parallel"}
-    names |= {COLUMN: "tensor parallel", ROW: "tensor parallel"}
+    names |= {COLUMN: "tensor parallel", ROW: "tensor parallel"} | dict.fromkeys((SPATIAL, "height", "width"), "spatial parallel")
     found: Counter[str] = Counter()
     for word, count in counts.items():
         found[names.get(word, "not split" if word in (WHOLE, PARTIAL) else f"{word} split")] += count
@@ -193,6 +207,9 @@ def _scheme(counts: Counter[str], others: Counter[str]) -> str:
         return "not split"
     best = sorted(found, key=lambda name: (-found[name], name))
     total = sum(found.values())
+    most = found[best[0]]
     if best[0] == "tensor parallel" and others["sequence"]:
         best[0] = "tensor parallel (sequence split between)"
-    return best[0] if found[best[0].partition(" (")[0]] >= 0.7 * total or len(best) == 1 else f"mixed: {', '.join(best)}"
+    if best[0] == "sequence parallel" and others[CONTEXT]:
+        best[0] = "context parallel (ring attention)"
+    return best[0] if most >= 0.7 * total or len(best) == 1 else f"mixed: {', '.join(best)}"

@@ -61,7 +61,7 @@ def analyse(graph: Graph, *, train: bool) -> Analysis:
     rules = keep_useful_factors(graph, bound, classes)
     factors, parts = split_variants(graph, rules)
     offers = _offers(graph, warm, rules, gradients, factors)
-    outputs = tuple(dict.fromkeys((*graph.outputs, *((graph.loss,) if graph.loss and train else ()))))
+    outputs = tuple(dict.fromkeys((*graph.outputs, *((graph.loss,) if graph.loss and train else ()), *graph.updates.values())))
     return Analysis(
         graph=graph, train=train, gradients=gradients, cold=cold, offers=offers, classes=classes, outputs=outputs,
         kinds=_kinds(graph, warm, offers, parts, gradients, outputs), readers=_readers(graph, cold, outputs),

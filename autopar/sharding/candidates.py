@@ -32,7 +32,7 @@ from .rules import RULES, Call
 class Option:
     """What an operator may do on one axis: `factor` (index, or -1), `parts`, and the placement of each tensor.
 
-    `limit`: into how many shards it can be split at most (0: any number). `special`: the communication that it needs
+    `limit`: into how many shards it can be split at most (0: any number). `communication`: what it needs
     inside; such an option is taken on one axis only, and its `partners` are split along with the factor.
     """
 
@@ -42,7 +42,7 @@ class Option:
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     partners: tuple[int, ...] = ()
-    special: str | None = None
+    communication: str | None = None
     limit: int = 0
 
 
@@ -61,10 +61,13 @@ def options_of(call: Call, rule: Rule, gradients: frozenset[str], variants: Mapp
     for index, factor in enumerate(rule.factors):
         if factor.whole or factor.size <= 1:
             continue
-        for parts in variants.get(index, (1,)) if factor.special not in COMMUNICATIONS else (1,):
+        for parts in variants.get(index, (1,)) if factor.communication is None or factor.special is not None else ():
             option = _split(call, rule, index, parts, sizes)
             if option is not None:
                 found.append(option)
+        inside = _communicating(call, rule, index, sizes)
+        if inside is not None:
+            found.append(inside)
     none = Option(name="R", factor=-1, parts=1, inputs=(R,) * len(call.inputs), outputs=(R,) * len(call.outputs))
     share = Option(name="B", factor=-1, parts=1, inputs=(B,) * len(call.inputs), outputs=(B,) * len(call.outputs))
     options = [none, share, *found, *_partial(call, rule)]
@@ -73,13 +76,11 @@ def options_of(call: Call, rule: Rule, gradients: frozenset[str], variants: Mapp
 
 def _split(call: Call, rule: Rule, index: int, parts: int, sizes: Sequence[int]) -> Option | None:
     factor = rule.factors[index]
-    if factor.special in COMMUNICATIONS:
-        return _communicating(call, rule, index, sizes)
     outputs: list[Placement] = []
     for dims, tensor in zip(rule.outputs, call.outputs, strict=True):
         placement = parts_of(dims, index, parts, sizes)
         if placement is None:
-            if factor.reduction not in ("sum", "mean") or not tensor.is_float:
+            if factor.reduction not in ("sum", "mean") or not _can_be_partial(tensor):
                 return None
             placement = P
         outputs.append(placement)
@@ -95,8 +96,9 @@ def _split(call: Call, rule: Rule, index: int, parts: int, sizes: Sequence[int])
 def _communicating(call: Call, rule: Rule, index: int, sizes: Sequence[int]) -> Option | None:
     """A split that communicates inside: outputs without the factor are complete on every rank."""
     factor = rule.factors[index]
-    special = str(factor.special)
-    limit = COMMUNICATIONS[special].limit(call, rule, index)
+    if factor.communication is None:
+        return None
+    limit = COMMUNICATIONS[factor.communication].limit(call, rule, index)
     if limit == 1:
         return None
 
@@ -106,9 +108,16 @@ def _communicating(call: Call, rule: Rule, index: int, sizes: Sequence[int]) -> 
 
     inputs = tuple(placement(dims, B) for dims in rule.inputs)
     outputs = tuple(placement(dims, R) for dims in rule.outputs)
+    name = "+".join(rule.factors[member].name for member in (index, *factor.partners)) if factor.special else factor.name
     return Option(
-        name=factor.name, factor=index, parts=1, inputs=inputs, outputs=outputs, partners=factor.partners, special=special, limit=limit
-    )
+        name=name, factor=index, parts=1, inputs=inputs, outputs=outputs, partners=factor.partners, communication=factor.communication,
+        limit=limit,
+    )  # fmt: skip
+
+
+def _can_be_partial(tensor: Tensor) -> bool:
+    """Whether shares of the tensor can be added up: eight bits are too few to round each of them."""
+    return tensor.is_float and not tensor.dtype.startswith("float8")
 
 
 def _partial(call: Call, rule: Rule) -> list[Option]:
@@ -116,7 +125,9 @@ def _partial(call: Call, rule: Rule) -> list[Option]:
     found = []
     for group in RULES[call.operator.kind].linear:
         carriers = {*group, *rule.addends}
-        if all(i < len(call.inputs) for i in carriers) and all(t.is_float for t in (*(call.inputs[i] for i in carriers), *call.outputs)):
+        if not all(i < len(call.inputs) for i in carriers):
+            continue
+        if all(map(_can_be_partial, (*(call.inputs[i] for i in carriers), *call.outputs))):
             inputs = tuple(P if i in carriers else B for i in range(len(call.inputs)))
             name = "P" if group == RULES[call.operator.kind].linear[0] else "P" + "".join(map(str, group))
             found.append(Option(name=name, factor=-1, parts=1, inputs=inputs, outputs=(P,) * len(call.outputs)))
@@ -193,7 +204,7 @@ def strategies_of(rule: Rule, options: Sequence[Option], mesh: Sequence[int]) ->
             valid &= ~used | ((parts % done == 0) & (rule.factors[factor].size % (parts * degree) == 0))
             done = np.where(used, parts * degree, done)
     for index, option in enumerate(options):
-        if option.special is not None:
+        if option.communication is not None and not COMMUNICATIONS[option.communication].stacks:
             valid &= _on_one_axis(index, option, options, grids, mesh, rule)
     return Strategies(rule=rule, options=tuple(options), choices=np.ascontiguousarray(grids[valid]))
 

@@ -1,13 +1,13 @@
 """What operators communicate inside themselves, when a factor is split that needs it: the words after `:` in a rule, as a table.
 
-An option with such a word is taken on one mesh axis only, and no other axis splits its factors. Each word says what every rank
-issues, in order, as a function of the local sizes; `runtime/communicating` holds the local form under the same word.
+An option with such a word is taken on one mesh axis only (unless it stacks), and no other axis splits its factors. Each word
+says what every rank issues, in order, as a function of the local sizes; `runtime/communicating` holds the local form under the same word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..ir import DTYPE_BYTES
 from .notation import Rule, local_elements
 from .rules import Call
+from .rules.windows import window_index, windows_of
 
 if TYPE_CHECKING:
     from .candidates import Strategies
@@ -41,7 +42,16 @@ class Split:
     factor: int
     size: int
     local: Floats
-    train: bool
+    gradients: frozenset[str]
+
+    @property
+    def train(self) -> bool:
+        """Whether a gradient comes in backward."""
+        return any(t.name in self.gradients for t in self.call.outputs)
+
+    def has_gradient(self, index: int) -> bool:
+        """Whether a gradient of an input is wanted."""
+        return self.train and self.call.inputs[index].name in self.gradients
 
     def input_bytes(self, index: int) -> Floats:
         """Bytes of the shard of an input."""
@@ -56,16 +66,26 @@ class Split:
         return np.asarray(np.prod(self.local[:, list(factors)], axis=1))
 
 
+LOOK_UPS = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor"})
+"""Operators whose `dispatch` brings the rows that an index names."""
+
+
 def _unlimited(call: Call, rule: Rule, factor: int) -> int:
     return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """`moves`: what every rank issues, in order; `limit`: the most shards (0: any number, 1: it cannot be split)."""
+    """`moves`: what every rank issues, in order; `limit`: the most shards (0: any number, 1: it cannot be split).
+
+    `stacks`: it can be taken on several axes, one after the other. `visits`: every rank meets all shards of the factor, one
+    after another, and does its local work once for each.
+    """
 
     moves: Callable[[Split], Sequence[Move]]
     limit: Callable[[Call, Rule, int], int] = _unlimited
+    stacks: bool = False
+    visits: bool = False
 
 
 def _statistics_itemsize(split: Split) -> int:
@@ -91,22 +111,117 @@ def class_loss_sums(attributes: Mapping[str, Any], call: Call) -> int:
     return 2 + weighted + smoothed * (1 + weighted)
 
 
+def _dispatch(split: Split) -> list[Move]:
+    """Rows to where they are needed: how many depends on data, priced as if all ranks need as many.
+
+    A look-up: the indices to all, the rows there, their gradients back. A grouped product: the rows to the ranks of their
+    experts and the results back.
+    """
+    if split.call.operator.kind in LOOK_UPS:
+        rows = split.output_elements() * DTYPE_BYTES[split.call.outputs[0].dtype]
+        asked = split.input_bytes(1) * split.size
+        forward = [Move(phase="forward", kind="all_gather", nbytes=asked), Move(phase="forward", kind="all_to_all", nbytes=rows)]
+        return forward + [Move(phase="backward", kind="all_to_all", nbytes=rows)] * split.train
+    there, back = split.input_bytes(0), split.output_elements() * DTYPE_BYTES[split.call.outputs[0].dtype]
+    phases = ("forward", "backward") if split.train else ("forward",)
+    order = {"forward": (there, back), "backward": (back, there)}
+    return [Move(phase=phase, kind="all_to_all", nbytes=nbytes) for phase in phases for nbytes in order[phase]]
+
+
+def _ring(split: Split) -> list[Move]:
+    """Keys and values travel around the axis as one message; backward they do so again, and their gradients come home.
+
+    Gradients of half precision are summed in single.
+    """
+    places = [place for place, dims in enumerate(split.rule.inputs[:3]) if any(split.factor in dim for dim in dims)]
+    both = sum((split.input_bytes(place) for place in places), np.zeros(len(split.local)))
+    itemsize = DTYPE_BYTES[split.call.inputs[0].dtype]
+    values = Move(phase="backward", kind="send", nbytes=both)
+    summed = Move(phase="backward", kind="send", nbytes=both / itemsize * max(itemsize, 4))
+    ahead = [replace(values, phase="forward")] * (split.size - 1)
+    return [*ahead, *([values, summed] * (split.size - 1) + [summed]) * split.train]
+
+
+def _prefix(split: Split) -> list[Move]:
+    """The totals of all ranks; backward, of their gradients each takes the sum of its own."""
+    others = [f for f in range(len(split.rule.factors)) if f != split.factor]
+    nbytes = split.elements(*others) * split.size * DTYPE_BYTES[split.call.outputs[0].dtype]
+    forward = [Move(phase="forward", kind="all_gather", nbytes=nbytes)]
+    return forward + [Move(phase="backward", kind="reduce_scatter", nbytes=nbytes)] * split.train
+
+
+def _halo(split: Split) -> list[Move]:
+    """The rows at both borders go to the neighbours; backward, the gradients of those received go home.
+
+    The spatial dims take turns in their order, so that what a later one sends holds the halo of those before it.
+    """
+    windows = windows_of(split.call)
+    dims, space = split.rule.inputs[0], len(windows)
+    turn = window_index(split.rule.factors[split.factor].name)
+    across = local_elements(dims[:-space], split.local) * DTYPE_BYTES[split.call.inputs[0].dtype]
+    for index, (dim, window) in enumerate(zip(dims[-space:], windows, strict=True)):
+        if index != turn:
+            own = split.elements(*dim)
+            exchanged = (own < window.rows) & (index < turn and not window.apart)
+            across = across * (own + np.where(exchanged, window.low + window.high, 0))
+    phases = ("forward", "backward") if split.has_gradient(0) else ("forward",)
+    sent = [amount for amount in (windows[turn].low, windows[turn].high) if amount > 0]
+    return [Move(phase=phase, kind="send", nbytes=across * amount) for phase in phases for amount in sent]
+
+
+def _halo_limit(call: Call, rule: Rule, factor: int) -> int:
+    return max(1, windows_of(call)[window_index(rule.factors[factor].name)].most)
+
+
+def _normalize(split: Split) -> list[Move]:
+    """The rows' maxima and their sums of exponentials; backward one more sum over the rows."""
+    rows = [f for f in range(len(split.rule.factors)) if f != split.factor]
+    nbytes = split.elements(*rows) * max(DTYPE_BYTES[split.call.outputs[0].dtype], 4)
+    phases = ("forward", "forward", "backward") if split.train else ("forward", "forward")
+    return [Move(phase=phase, kind="all_reduce", nbytes=nbytes) for phase in phases]
+
+
+def _statistics(split: Split) -> list[Move]:
+    """The means and squared differences of all ranks; backward, two sums for each mean."""
+    images, channels = split.rule.inputs[0][:2]
+    whole = "atch" in split.call.operator.kind
+    groups = () if split.call.get("num_groups") == 1 else channels[:1]
+    nbytes = 2 * split.elements(*(channels if whole else (*images, *groups))) * _statistics_itemsize(split)
+    forward = [Move(phase="forward", kind="all_gather", nbytes=nbytes * split.size)]
+    return forward + [Move(phase="backward", kind="all_reduce", nbytes=nbytes)] * split.has_gradient(0)
+
+
 COMMUNICATIONS: Mapping[str, Communication] = {
+    "dispatch": Communication(moves=_dispatch),
+    "halo": Communication(moves=_halo, limit=_halo_limit),
+    "normalize": Communication(moves=_normalize),
+    "prefix": Communication(moves=_prefix),
+    "ring": Communication(moves=_ring, visits=True),
+    "statistics": Communication(moves=_statistics, stacks=True),
     "vocabulary": Communication(moves=_vocabulary),
 }
 
 
+def visited(strategies: Strategies, mesh: Sequence[int]) -> Floats:
+    """How often each strategy does its local work: once for every shard that passes by; array [strategies]."""
+    passing = np.array([o.communication is not None and COMMUNICATIONS[o.communication].visits for o in strategies.options])
+    return np.asarray(np.where(passing[strategies.choices], np.array(mesh, dtype=np.float64), 1.0).prod(axis=1))
+
+
 def operator_traffic(
-    call: Call, strategies: Strategies, mesh: Sequence[int], *, train: bool
+    call: Call, strategies: Strategies, mesh: Sequence[int], gradients: frozenset[str]
 ) -> Iterator[tuple[NDArray[np.int64], int, Sequence[Move]]]:
-    """For each option that communicates and each axis: (the strategies that take it there, the axis, what they issue)."""
+    """For each option that communicates and each axis: (the strategies that take it there, the axis, what they issue).
+
+    They come in the order in which they are issued forward: by factor, then by axis.
+    """
     sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
     local = sizes / strategies.degrees(mesh)
-    for index, option in enumerate(strategies.options):
-        if option.special is None:
+    for index, option in sorted(enumerate(strategies.options), key=lambda pair: pair[1].factor):
+        if option.communication is None:
             continue
         for axis, size in enumerate(mesh):
             rows = np.nonzero(strategies.choices[:, axis] == index)[0]
             if size > 1 and len(rows):
-                split = Split(call=call, rule=strategies.rule, factor=option.factor, size=size, local=local[rows], train=train)
-                yield rows, axis, COMMUNICATIONS[option.special].moves(split)
+                split = Split(call=call, rule=strategies.rule, factor=option.factor, size=size, local=local[rows], gradients=gradients)
+                yield rows, axis, COMMUNICATIONS[option.communication].moves(split)

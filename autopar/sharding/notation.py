@@ -26,16 +26,19 @@ from ..errors import RuleError
 from .layout import REDUCTIONS
 
 REDUCERS = (*REDUCTIONS, "mean")
-SPECIALS = ("masked", "halo", "ring", "vocabulary", "statistics", "prefix", "dispatch")
+SPECIALS = ("masked",)
+COMMUNICATION = ("halo", "ring", "vocabulary", "statistics", "prefix", "normalize", "dispatch")
+MEANINGS = (*REDUCERS, *SPECIALS, *COMMUNICATION)
 
 _TERM = re.compile(r"(!?)([A-Za-z_]\w*)(?:=(\d+))?|(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """A loop of an operator: `reduction` is what splitting it leaves behind, `special` the local form or communication it needs.
+    """A loop of an operator: `reduction` is what splitting it leaves behind, `special` the local form that a rank then runs.
 
-    `partners`: indices of the factors that are split along with it.
+    `communication`: how the operator can be split by communicating inside itself, with its `partners` (indices of factors)
+    split alongside; where there is one, the plain split is offered only if `special` names a local form for it.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Factor:
     whole: bool = False
     reduction: str | None = None
     special: str | None = None
+    communication: str | None = None
     partners: tuple[int, ...] = ()
 
 
@@ -133,8 +137,8 @@ def _parse_clauses(tail: str, text: str) -> list[tuple[tuple[str, ...], str]]:
     clauses: list[tuple[tuple[str, ...], str]] = []
     for clause in filter(None, (part.strip() for part in tail.split(";"))):
         names, colon, meaning = (part.strip() for part in clause.partition(":"))
-        if not colon or meaning not in (*REDUCERS, *SPECIALS):
-            raise RuleError(f"rule {text!r}: clause {clause!r} must end in one of {', '.join((*REDUCERS, *SPECIALS))}")
+        if not colon or meaning not in MEANINGS:
+            raise RuleError(f"rule {text!r}: clause {clause!r} must end in one of {', '.join(MEANINGS)}")
         clauses += [(tuple(part.strip() for part in name.split("+")), meaning) for name in names.split(",")]
     return clauses
 
@@ -161,8 +165,12 @@ def bind(pattern: Pattern, inputs: Sequence[Sequence[int]], outputs: Sequence[Se
     for (name, *others), meaning in pattern.clauses:
         if name in position:
             old, partners = factors[position[name]], tuple(position[other] for other in others)
-            changed = replace(old, reduction=meaning) if meaning in REDUCERS else replace(old, special=meaning, partners=partners)
-            factors[position[name]] = changed
+            if meaning in REDUCERS:
+                factors[position[name]] = replace(old, reduction=meaning)
+            elif meaning in SPECIALS:
+                factors[position[name]] = replace(old, special=meaning)
+            else:
+                factors[position[name]] = replace(old, communication=meaning, partners=partners)
     dims = [
         tuple(
             () if dim == () or (size == 1 and math.prod(sizes[n] for n in dim) > 1) else tuple(position[n] for n in dim)

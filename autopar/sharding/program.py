@@ -114,7 +114,7 @@ class Program:
                 ahead, back = chain_collectives(self.graph, step, mesh)
                 forward += ahead
                 backward += back
-            elif any(option.special is not None for option in step.decision.options):
+            elif any(option.communication is not None for option in step.decision.options):
                 inside = operator_collectives(self.graph, step, mesh, self.assignment.gradients)
                 forward += [c for c in inside if c.phase == "forward"]
                 backward += [c for c in inside if c.phase == "backward"][::-1]
@@ -133,11 +133,12 @@ def operator_collectives(graph: Graph, step: Compute, mesh: Sequence[int], gradi
     assert decision.rule is not None
     choice = np.arange(len(decision.options))[None, :]
     strategies = Strategies(rule=decision.rule, options=decision.options, choices=choice)
-    train = any(name in gradients for name in operator.outputs)
+    traffic = list(operator_traffic(Call.of(graph, operator), strategies, mesh, gradients))
+    ordered = [(axis, move) for _, axis, moves in traffic for move in moves if move.phase == "forward"]
+    ordered += [(axis, move) for _, axis, moves in reversed(traffic) for move in moves if move.phase == "backward"]
     return [
         Collective(phase=move.phase, kind=move.kind, axis=axis, nbytes=round(float(move.nbytes[0])), tensor=operator.outputs[0])
-        for _, axis, moves in operator_traffic(Call.of(graph, operator), strategies, mesh, train=train)
-        for move in moves
+        for axis, move in ordered
     ]
 
 

@@ -17,8 +17,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .layout import B, Kind, Layout, P, Placement, R, S, is_valid
 
@@ -34,6 +35,7 @@ class Transfer:
 _NONE: tuple[Transfer | None, Transfer | None] = (None, None)
 
 
+@lru_cache(maxsize=1 << 12)
 def transfers(before: Placement, after: Placement, degree: int) -> tuple[Transfer | None, Transfer | None]:
     """The forward and backward collectives of a single-axis step.
 
@@ -73,13 +75,18 @@ def is_step(before: Layout, after: Layout, axis: int) -> bool:
     return all(inner != end for end in (source, target) if end.kind is Kind.SPLIT for inner in before[axis + 1 :])
 
 
-def steps_from(layout: Layout, kinds: Sequence[Placement], shape: Sequence[int], mesh: Sequence[int]) -> Iterator[tuple[int, Layout]]:
+def steps_from(layout: Layout, kinds: Sequence[Placement], shape: Sequence[int], mesh: Sequence[int]) -> tuple[tuple[int, Layout], ...]:
     """Every layout one step away, with the axis of the step."""
-    for axis in range(len(layout)):
-        for kind in kinds:
-            after = (*layout[:axis], kind, *layout[axis + 1 :])
-            if is_step(layout, after, axis) and is_valid(after, shape, mesh):
-                yield axis, after
+    return _steps_from(layout, tuple(kinds), tuple(shape), tuple(mesh))
+
+
+@lru_cache(maxsize=1 << 15)
+def _steps_from(
+    layout: Layout, kinds: tuple[Placement, ...], shape: tuple[int, ...], mesh: tuple[int, ...]
+) -> tuple[tuple[int, Layout], ...]:
+    """Searches of chains come by the same layouts again and again."""
+    changed = ((axis, (*layout[:axis], kind, *layout[axis + 1 :])) for axis in range(len(layout)) for kind in kinds)
+    return tuple((axis, after) for axis, after in changed if is_step(layout, after, axis) and is_valid(after, shape, mesh))
 
 
 ChainFinder = Callable[[Layout, Layout], tuple[tuple[Layout, ...], float]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autopar.ir import Value
 
 from ..collectives import AxisGroup
-from . import loss
+from . import halo, loss, ring, rows, scans, softmax, statistics
 
 if TYPE_CHECKING:
     from ..localise import LocalCall
@@ -20,6 +20,12 @@ Local = tuple[Callable[..., Any], Mapping[str, Value]]
 Builder = Callable[["LocalCall", AxisGroup], Local]
 
 COMMUNICATING: Mapping[str, Builder] = {
+    "dispatch": rows.dispatch,
+    "halo": halo.split_space,
+    "normalize": softmax.split_rows,
+    "prefix": scans.split_scan,
+    "ring": ring.split_keys,
+    "statistics": statistics.split_statistics,
     "vocabulary": loss.split_classes,
 }
 """Word → the function that a rank runs, and the attributes to change or add."""

@@ -11,8 +11,11 @@ import torch
 
 from . import (
     attention,
+    casts,
     contraction,
+    detection,
     elementwise,
+    features,
     indexing,
     losses,
     normalization,
@@ -21,13 +24,16 @@ from . import (
     reduction,
     shape,
     signal,
+    state,
+    training,
     windows,
 )
 
 Function = Callable[..., "torch.Tensor | tuple[torch.Tensor, ...]"]
 
 _FAMILIES = (
-    attention, contraction, elementwise, indexing, losses, normalization, quantization, recurrent, reduction, shape, signal, windows,
+    attention, casts, contraction, detection, elementwise, features, indexing, losses, normalization, quantization, recurrent, reduction,
+    shape, signal, state, training, windows,
 )  # fmt: skip
 
 
@@ -35,7 +41,7 @@ def _table() -> dict[str, Function]:
     found: dict[str, Function] = {}
     for family in _FAMILIES:
         for name, function in family.FUNCTIONS.items():
-            kind = f"onnx.{name}"
+            kind = name if "." in name else f"onnx.{name}"  # other domains than the default one are written out
             if kind in found:
                 raise ValueError(f"two functions are registered for {kind}")
             found[kind] = function

@@ -66,9 +66,12 @@ def _explicit(
     if softcap > 0:
         raw = softcap * torch.tanh(raw / softcap)
     scores = raw if bias is None else raw + bias
-    weights = torch.softmax(scores.to(precision or scores.dtype), dim=-1)
-    if bias is not None:
-        weights = weights.masked_fill(torch.isneginf(bias.amax(-1, keepdim=True)), 0.0)
+    exponents = scores.to(precision or scores.dtype)
+    if bias is None:
+        weights = torch.softmax(exponents, dim=-1)
+    else:  # a query that may attend nowhere gets zeros, and passes no gradient
+        nowhere = torch.isneginf(bias.amax(-1, keepdim=True))
+        weights = torch.softmax(exponents.masked_fill(nowhere, 0.0), dim=-1).masked_fill(nowhere, 0.0)
     weights = weights.to(q.dtype)
     v = v.repeat_interleave(groups, dim=1) if groups > 1 else v
     shown = {0: _scores(q, k, scale, groups) if softcap > 0 and mode == 0 else raw, 1: raw, 2: scores, 3: weights}[mode]

@@ -8,9 +8,11 @@ from functools import reduce
 import torch
 import torch.nn.functional as F
 
-from .dtypes import float_limits, torch_dtype
+from .dtypes import float_limits
+from .unsigned import UNSIGNED, choosing, comparing, divide, remainder, wrapping
 
 Tensor = torch.Tensor
+maximum, minimum = choosing(torch.maximum), choosing(torch.minimum)
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -36,22 +38,11 @@ def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Ten
 
 
 def _divide(a: Tensor, b: Tensor) -> Tensor:
-    if a.is_floating_point() or a.is_complex():
-        return a / b
-    return torch.div(a, b, rounding_mode="trunc")
+    return a / b if a.is_floating_point() or a.is_complex() else divide(a, b)
 
 
 def _mean(*, data_0: tuple[Tensor, ...]) -> Tensor:
     return reduce(torch.add, data_0) / len(data_0)
-
-
-def _extremum(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    def call(a: Tensor, b: Tensor) -> Tensor:
-        if a.dtype in (torch.uint16, torch.uint32, torch.uint64):
-            return function(a.to(torch.int64), b.to(torch.int64)).to(a.dtype)
-        return function(a, b)
-
-    return call
 
 
 def power(*, X: Tensor, Y: Tensor) -> Tensor:
@@ -63,18 +54,18 @@ def power(*, X: Tensor, Y: Tensor) -> Tensor:
 
 def modulo(*, A: Tensor, B: Tensor, fmod: int = 0) -> Tensor:
     """The remainder with the sign of the dividend (`fmod`) or of the divisor."""
-    if A.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        return torch.remainder(A.to(torch.int64), B.to(torch.int64)).to(A.dtype)
-    return torch.fmod(A, B) if fmod else torch.remainder(A, B)
+    return torch.fmod(A, B) if fmod else remainder(A, B)
 
 
 def clip(*, input: Tensor, min: Tensor | float | None = None, max: Tensor | float | None = None) -> Tensor:
     """Values below `min` become `min`, above `max` `max`."""
-    for bound, function in ((min, torch.maximum), (max, torch.minimum)):
-        if isinstance(bound, torch.Tensor):
-            input = function(input, bound.to(input.dtype))
+    for bound, function in ((min, maximum), (max, minimum)):
+        if isinstance(bound, torch.Tensor) or input.dtype in UNSIGNED:
+            input = input if bound is None else function(input, torch.as_tensor(bound, dtype=input.dtype, device=input.device))
         elif bound is not None:
-            input = input.clamp(min=bound) if function is torch.maximum else input.clamp(max=bound)
+            low, high = float_limits(input.dtype)
+            if low < bound < high:  # a bound of the whole range, which old files have by default, would not convert
+                input = input.clamp(min=bound) if function is maximum else input.clamp(max=bound)
     return input
 
 
@@ -143,20 +134,6 @@ def bit_shift(*, X: Tensor, Y: Tensor, direction: str) -> Tensor:
     return shift(X.to(torch.int64), Y.to(torch.int64)).to(X.dtype)
 
 
-def cast(*, input: Tensor, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    """The same values in another dtype."""
-    dtype = torch_dtype(to)
-    if saturate and dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        low, high = float_limits(dtype)
-        input = torch.where(torch.isnan(input.float()), input.float(), input.float().clamp(low, high))
-    return input.to(dtype)
-
-
-def cast_like(*, input: Tensor, target_type: Tensor, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    """The same values in the dtype of another tensor."""
-    return input.to(target_type.dtype)
-
-
 def where(*, condition: Tensor, X: Tensor, Y: Tensor) -> Tensor:
     """X where the condition holds, else Y."""
     return torch.where(condition, X, Y)
@@ -185,23 +162,24 @@ def _round(x: Tensor) -> Tensor:
 
 _UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh, "Atan": torch.atan,
-    "Atanh": torch.atanh, "BitwiseNot": torch.bitwise_not, "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh, "Erf": torch.erf,
-    "Exp": torch.exp, "Floor": torch.floor, "HardSwish": F.hardswish, "Identity": _identity, "IsNaN": torch.isnan, "Log": torch.log,
-    "Mish": F.mish, "Neg": torch.neg, "Not": torch.logical_not, "Reciprocal": torch.reciprocal, "Relu": torch.relu, "Round": _round,
-    "Sigmoid": torch.sigmoid, "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh, "Softplus": F.softplus, "Softsign": F.softsign,
-    "Sqrt": torch.sqrt, "Tan": torch.tan, "Tanh": torch.tanh,
+    "Atanh": torch.atanh, "BitwiseNot": wrapping(torch.bitwise_not), "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh,
+    "Erf": torch.erf, "Exp": torch.exp, "Floor": torch.floor, "HardSwish": F.hardswish, "Identity": _identity, "IsNaN": torch.isnan,
+    "Log": torch.log, "Mish": F.mish, "Neg": torch.neg, "Not": torch.logical_not, "Reciprocal": torch.reciprocal, "Relu": torch.relu,
+    "Round": _round, "Sigmoid": torch.sigmoid, "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh, "Softplus": F.softplus,
+    "Softsign": F.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan, "Tanh": torch.tanh,
 }  # fmt: skip
 _BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": _divide, "And": torch.logical_and, "Or": torch.logical_or,
-    "Xor": torch.logical_xor, "Equal": torch.eq, "Less": torch.lt, "LessOrEqual": torch.le, "Greater": torch.gt, "GreaterOrEqual": torch.ge,
-    "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
+    "Add": wrapping(torch.add), "Sub": wrapping(torch.sub), "Mul": wrapping(torch.mul), "Div": _divide, "And": torch.logical_and,
+    "Or": torch.logical_or, "Xor": torch.logical_xor, "Equal": torch.eq, "Less": comparing(torch.lt), "LessOrEqual": comparing(torch.le),
+    "Greater": comparing(torch.gt), "GreaterOrEqual": comparing(torch.ge), "BitwiseAnd": wrapping(torch.bitwise_and),
+    "BitwiseOr": wrapping(torch.bitwise_or), "BitwiseXor": wrapping(torch.bitwise_xor),
 }  # fmt: skip
 
 FUNCTIONS: Mapping[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     **{name: _unary(function) for name, function in _UNARY.items()},
     **{name: _binary(function) for name, function in _BINARY.items()},
-    "Sum": _variadic(torch.add), "Max": _variadic(_extremum(torch.maximum)), "Min": _variadic(_extremum(torch.minimum)), "Mean": _mean,
+    "Sum": _variadic(wrapping(torch.add)), "Max": _variadic(maximum), "Min": _variadic(minimum), "Mean": _mean,
     "Pow": power, "Mod": modulo, "Clip": clip, "Gelu": gelu, "LeakyRelu": leaky_relu, "PRelu": parametric_relu, "Elu": elu, "Celu": celu,
     "Selu": selu, "HardSigmoid": hard_sigmoid, "ThresholdedRelu": thresholded_relu, "Shrink": shrink, "Swish": swish, "IsInf": is_infinite,
-    "BitShift": bit_shift, "Cast": cast, "CastLike": cast_like, "Where": where, "Dropout": dropout, "SwiGLU": swiglu,
+    "BitShift": bit_shift, "Where": where, "Dropout": dropout, "SwiGLU": swiglu,
 }  # fmt: skip

@@ -21,7 +21,7 @@ def gather(*, data: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
     """The slices of a dim that the indices name."""
     axis %= data.dim()
     flat = _wrap(indices.reshape(-1), data.shape[axis])
-    return data.index_select(axis, flat).reshape(*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+    return data.index_select(axis, flat).reshape((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]))
 
 
 def gather_elements(*, data: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
@@ -46,7 +46,7 @@ def gather_nd(*, data: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
     count, width = math.prod(batch), math.prod(indexed)
     place = place.reshape(count, -1) + torch.arange(count, device=indices.device).unsqueeze(1) * width
     picked = data.reshape(count * width, *rest).index_select(0, place.reshape(-1))
-    return picked.reshape(*indices.shape[:-1], *rest)
+    return picked.reshape((*indices.shape[:-1], *rest))
 
 
 def scatter_elements(*, data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, reduction: str = "none") -> Tensor:
@@ -90,7 +90,23 @@ def non_zero(*, X: Tensor) -> Tensor:
     return torch.nonzero(X).t()
 
 
-FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
+def unique(*, X: Tensor, axis: int | None = None, sorted: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The distinct elements or slices, where each stands first, which of them every one is, and how often each occurs."""
+    x = X.reshape(-1) if axis is None else X
+    dim = 0 if axis is None else axis % X.dim()
+    y, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True, dim=dim)
+    inverse = inverse.reshape(-1)
+    places = torch.arange(inverse.numel(), device=X.device)
+    first = places.new_full((counts.numel(),), inverse.numel()).scatter_reduce(0, inverse, places, reduce="amin")
+    if not sorted:
+        order = first.argsort()
+        rank = torch.empty_like(order).scatter(0, order, torch.arange(order.numel(), device=X.device))
+        y, first, inverse, counts = y.index_select(dim, order), first[order], rank[inverse], counts[order]
+    return y, first, inverse, counts
+
+
+FUNCTIONS: Mapping[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "Gather": gather, "GatherElements": gather_elements, "GatherND": gather_nd, "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd, "OneHot": one_hot, "Compress": compress, "NonZero": non_zero,
+    "Unique": unique,
 }  # fmt: skip

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from .dtypes import float_limits, torch_dtype
+from .casts import to_type
+from .dtypes import NARROW_INTEGERS, float_limits, torch_dtype
 from .windows import convolution
 
 Tensor = torch.Tensor
@@ -40,6 +41,9 @@ def _saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.clamp(low, high).to(dtype)
 
 
+_EIGHT_BITS = {torch.float8_e4m3fn: 17, torch.float8_e4m3fnuz: 18, torch.float8_e5m2: 19, torch.float8_e5m2fnuz: 20}
+
+
 def quantize(
     *,
     x: Tensor,
@@ -54,10 +58,13 @@ def quantize(
     """round(x / scale) + zero point, saturated."""
     dtype = y_zero_point.dtype if y_zero_point is not None else (torch_dtype(output_dtype) if output_dtype else torch.uint8)
     y = x / _aligned(y_scale, x, axis, block_size)
-    y = y if dtype.is_floating_point else torch.round(y)
+    if dtype.is_floating_point:
+        code = output_dtype or _EIGHT_BITS[dtype]
+        return to_type(y, code, saturate=saturate)
+    y = torch.round(y)
     if y_zero_point is not None:
         y = y + _aligned(y_zero_point, x, axis, block_size).to(y.dtype)
-    return _saturated(y, dtype)
+    return y.clamp(*NARROW_INTEGERS[output_dtype]).to(dtype) if output_dtype in NARROW_INTEGERS else _saturated(y, dtype)
 
 
 def dynamic_quantize(*, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

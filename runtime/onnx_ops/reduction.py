@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from .unsigned import choosing, wrapping
+
 Tensor = torch.Tensor
 Reducer = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
@@ -21,7 +23,7 @@ def _reduce(function: Reducer, alone: Callable[[Tensor], Tensor]) -> Callable[..
 
 
 def _sum(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
-    return torch.sum(x, dim=axes, keepdim=keep, dtype=x.dtype)
+    return wrapping(lambda y: torch.sum(y, dim=axes, keepdim=keep, dtype=y.dtype))(x)
 
 
 def _mean(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
@@ -39,16 +41,18 @@ def _extremum(function: Callable[..., Tensor], fill: float) -> Reducer:
             shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes]
             limit = fill if x.is_floating_point() else (torch.iinfo(x.dtype).min if fill < 0 else torch.iinfo(x.dtype).max)
             return torch.full(shape, limit, dtype=x.dtype, device=x.device)
-        result: Tensor = function(x, dim=axes, keepdim=keep)
-        return result
+        return choosing(function)(x, dim=axes, keepdim=keep)
 
     return call
 
 
 def _product(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
-    for axis in sorted(axes, reverse=True):
-        x = torch.prod(x, dim=axis, keepdim=keep, dtype=x.dtype)
-    return x
+    def product(y: Tensor) -> Tensor:
+        for axis in sorted(axes, reverse=True):
+            y = torch.prod(y, dim=axis, keepdim=keep, dtype=y.dtype)
+        return y
+
+    return wrapping(product)(x)
 
 
 def _norm1(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:

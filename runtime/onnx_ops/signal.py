@@ -126,6 +126,16 @@ def discrete_fourier(*, input: Tensor, axis: int = -2, dft_length: int | None = 
     return torch.view_as_real(torch.fft.ifft(values, n=size, dim=axis) if inverse else torch.fft.fft(values, n=size, dim=axis))
 
 
+def short_time_fourier(
+    *, signal: Tensor, frame_step: int, window: Tensor | None = None, frame_length: int | None = None, onesided: int = 1
+) -> Tensor:
+    """The Fourier transform of every frame of a signal, (batch, frames, frequencies, real and imaginary)."""
+    size = frame_length or (signal.shape[1] if window is None else window.shape[0])
+    frames = signal.unfold(1, size, frame_step).transpose(2, 3)
+    frames = frames if window is None else frames * window.unsqueeze(-1)
+    return discrete_fourier(input=frames, axis=2, onesided=onesided)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
-    "Resize": resize, "AffineGrid": affine_grid, "GridSample": grid_sample, "DFT": discrete_fourier,
+    "Resize": resize, "AffineGrid": affine_grid, "GridSample": grid_sample, "DFT": discrete_fourier, "STFT": short_time_fourier,
 }  # fmt: skip

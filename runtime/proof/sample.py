@@ -11,19 +11,20 @@ from torch import Tensor
 from autopar.ir import Graph, Operator, Ref, Role, Value
 from autopar.ir import Tensor as GraphTensor
 
-from ..functions import arguments_of, function_of, returns_sequence
+from ..functions import arguments_of, function_of
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One call of an operator, with real values for its inputs."""
+    """One call of an operator, with real values for its inputs; a `tolerance` above 1e-9 is for operators without a form in double."""
 
     kind: str
     graph: Graph
     values: tuple[Tensor, ...]
     note: str = ""
+    tolerance: float = 1e-9
 
     @property
     def operator(self) -> Operator:
@@ -56,7 +57,7 @@ def sample(kind: str, note: str = "", /, **arguments: Any) -> Sample:
     function = function_of(kind)
     draft = Operator(name="op", kind=kind, inputs=tuple(f"in{i}" for i in range(len(recorder.inputs))), outputs=(), attributes=attributes)
     results = function(**arguments_of(function, attributes, recorder.inputs, CPU))
-    outputs = list(results) if returns_sequence(function, draft) else [results]
+    outputs = list(results) if isinstance(results, list | tuple) else [results]
     made = tuple(f"out{i}" for i in range(len(outputs)))
     tensors: dict[str, GraphTensor] = {}
     for name, value, role in (

@@ -108,8 +108,26 @@ def vit() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Called(_transformers().ViTForImageClassification(config), "pixel_values"), (images(32),)
 
 
+def resnet() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """ResNet: bottlenecks with batch norms, which in training take the statistics of the batch."""
+    sizes = {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 2], "num_labels": 16}
+    return Called(_transformers().ResNetForImageClassification(_transformers().ResNetConfig(**sizes)), "pixel_values"), (images(32),)
+
+
+def net(*, batch: int = 1, size: int = 48) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """An encoder and decoder of pictures, as U-Net has them, in which every size is halved and doubled exactly."""
+    layers = [
+        nn.Conv2d(3, 8, 7, padding=3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 12, 3, stride=2, padding=1),
+        nn.GroupNorm(3, 12), nn.GELU(), nn.Conv2d(12, 12, 3, padding=2, dilation=2, groups=3), nn.AvgPool2d(3, 1, 1), nn.BatchNorm2d(12),
+        nn.ConvTranspose2d(12, 8, 4, 2, 1), nn.SiLU(), nn.Upsample(scale_factor=2), nn.Conv2d(8, 4, 5, padding="same"),
+    ]  # fmt: skip
+    pixels = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(SEED))
+    return nn.Sequential(*layers), (pixels,)
+
+
 TORCH_MODELS: Mapping[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "gpt2": gpt2, "gpt2_labels": gpt2_labels, "bert": bert, "llama": llama, "llama_exact": llama_exact, "vit": vit,
+    "resnet": resnet, "net": net,
 }  # fmt: skip
 
 
@@ -214,9 +232,11 @@ def load(name: str, folder: Path, *, train: bool = True, dtype: str = "float64")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         module, inputs = TORCH_MODELS[name]()
-    return load_model(module.eval(), options, inputs)
+    return load_model(module.train(train and name in OWN_STATISTICS), replace(options, batch=len(inputs[0])), inputs)
 
 
+OWN_STATISTICS = frozenset({"resnet", "net"})
+"""Models in training mode: they have no dropout, and their batch norms take the statistics of the batch."""
 MODELS = ("gpt2", "bert", "llama", "llama_exact", "vit", "residual_onnx", "gpt2_onnx")
 """The models of the tests of random plans."""
 FLOAT32_INSIDE = frozenset({"llama", "gpt2_labels"})

@@ -168,9 +168,17 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         module(torch.zeros(3, 4, dtype=torch.int64))
     with pytest.raises(ModelError, match="takes 1 inputs"):
         module()
-    node = helper.make_node("NonMaxSuppression", ["b", "s"], ["y"])
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("b", [1, 4, 4]), ("s", [1, 1, 4]))]
-    made = helper.make_graph([node], "nms", inputs, [helper.make_tensor_value_info("y", TensorProto.INT64, [4, 3])])
-    proto = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    with pytest.raises(UnsupportedOperators, match="NonMaxSuppression"):
+    node = helper.make_node("RandomNormalLike", ["x"], ["y"])
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 3]) for name in ("x", "y")]
+    proto = helper.make_model(helper.make_graph([node], "random", values[:1], values[1:]), opset_imports=[helper.make_opsetid("", 18)])
+    with pytest.raises(UnsupportedOperators, match="RandomNormalLike"):
         OnnxModule(import_onnx(proto))
+
+
+def test_a_size_that_the_values_decide_is_what_the_model_declares() -> None:
+    values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [5]), helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])]
+    made = helper.make_graph([helper.make_node("Unique", ["x"], ["y"])], "unique", values[:1], values[1:])
+    module = OnnxModule(import_onnx(helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)])))
+    assert module(torch.tensor([3.0, 1.0, 2.0, 1.0, 3.0]))[0].tolist() == [1, 2, 3]
+    with pytest.raises(ModelError, match=r"'y' of the shape \(5,\).*declares \(3,\)"):
+        module(torch.arange(5.0))

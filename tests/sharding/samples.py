@@ -46,6 +46,11 @@ _SECOND: dict[str, dict[str, Any]] = {
     "aten.to.device": {"device": "cpu", "dtype": "float64"},
     "aten.dropout.default": {"p": 0.4, "train": True},
     "aten.feature_dropout.default": {"p": 0.4, "train": True},
+    "aten.clip.default": {"min": 0.4, "max": 0.6},
+    "aten.threshold.default": {"threshold": 0.5, "value": 0.1},
+    "aten.mvlgamma.default": {"p": 1},
+    "aten.randint_like.default": {"high": 9},
+    "aten.randint_like.low_dtype": {"low": 2, "high": 9},
 }
 _ONLY_INTEGERS = ("bitwise", "__and__", "__or__", "__xor__")
 
@@ -55,7 +60,7 @@ def unary() -> Iterator[Sample]:
     for kind, entry in RULES.items():
         if kind.startswith("aten.") and (entry.rule == "* -> *" or kind in _SECOND) and exists(kind):
             first = function_of(kind)._schema.arguments[0].name  # type: ignore[attr-defined]
-            if "acosh" in kind:
+            if "acosh" in kind or "arccosh" in kind:
                 value = f(6, 12) + 1
             elif "bitwise" in kind or "logical" in kind:
                 value = ints(6, 12)

@@ -6,20 +6,25 @@ import string
 
 from ...errors import RuleError
 from .registry import Call, register
+from .spelling import by_name, tensor_named
 
 
-def _matmul(call: Call) -> str:
-    """`b m k, b k n -> b m n` with broadcast batch dims; either side may be a vector."""
-    left = "k" if len(call.inputs[0].shape) == 1 else "* m k"
-    right = "k" if len(call.inputs[1].shape) == 1 else "* k n"
-    depth = len(call.outputs[0].shape)
-    star = "* " if depth > ("m" in left) + ("n" in right) else ""
+def matmul_dims(first: int, second: int, product: int) -> tuple[str, str, str]:
+    """`b m k, b k n -> b m n` for tensors of these ranks, with broadcast batch dims; either side may be a vector."""
+    left = "k" if first == 1 else "* m k"
+    right = "k" if second == 1 else "* k n"
+    star = "* " if product > ("m" in left) + ("n" in right) else ""
     if not star:
         left, right = left.removeprefix("* "), right.removeprefix("* ")
     else:
-        left = left if len(call.inputs[0].shape) > 2 else left.removeprefix("* ")
-        right = right if len(call.inputs[1].shape) > 2 else right.removeprefix("* ")
+        left = left if first > 2 else left.removeprefix("* ")
+        right = right if second > 2 else right.removeprefix("* ")
     out = star + " ".join(name for name in ("m", "n") if name in (left + right).replace("*", "").split())
+    return left, right, out
+
+
+def _matmul(call: Call) -> str:
+    left, right, out = matmul_dims(*(len(t.shape) for t in (*call.inputs, *call.outputs)))
     return f"{left}, {right} -> {out} | k: sum"
 
 
@@ -34,81 +39,127 @@ def _rank(call: Call, index: int) -> int:
     return len(call.inputs[index].shape) if index < len(call.inputs) else 0
 
 
+def _linear(call: Call) -> str:
+    """`* k, n k, +n -> * n`; a weight of one dim makes a number of each row."""
+    return "* k, n k, +n -> * n | k: sum" if len(call.inputs[1].shape) == 2 else "* k, k -> * | k: sum"
+
+
 def _addmm(call: Call) -> str:
     """`self + mat1 mat2`."""
     return f"+{' '.join(['m', 'n'][2 - _rank(call, 0) :])}, m k, k n -> m n | k: sum"
 
 
+def _baddbmm(call: Call) -> str:
+    """`self + batch1 batch2`, where `self` may lack leading dims."""
+    return f"+{' '.join(['b', 'm', 'n'][3 - _rank(call, 0) :])}, b m k, b k n -> b m n | k: sum"
+
+
 def _einsum(call: Call) -> str:
-    """An einsum's own equation is its rule; every subscript that is summed out leaves a partial sum."""
+    """An einsum's own equation is its rule; every subscript that is summed out leaves a partial sum.
+
+    `...` stands for leading dims, or for dims that are summed where the result lacks it; a diagonal (a subscript that
+    repeats within an operand) stays whole.
+    """
     equation = call.get("equation")
-    if not isinstance(equation, str) or "." in equation:
-        raise RuleError(f"einsum equation {equation!r}: give it without '...'")
-    left, arrow, right = equation.replace(" ", "").partition("->")
+    if not isinstance(equation, str):
+        raise RuleError(f"{call.operator.name!r}: an einsum needs an equation, not {equation!r}")
+    left, arrow, right = equation.replace(" ", "").replace("...", ".").partition("->")
     operands = left.split(",")
     if not arrow:
-        right = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
-    if any(len(set(operand)) != len(operand) for operand in operands):
-        raise RuleError(f"einsum equation {equation!r}: a subscript repeats within one operand")
-    summed = [c for c in string.ascii_letters if c in left and c not in right]
-    tail = f" | {', '.join(summed)}: sum" if summed else ""
-    return ", ".join(" ".join(operand) for operand in operands) + " -> " + " ".join(right) + tail
+        right = ("." if "." in left else "") + "".join(sorted(c for c in set(left) - {",", "."} if left.count(c) == 1))
+    diagonal = {c for operand in operands for c in operand if operand.count(c) > 1}
+    leading = [len(tensor.shape) - len(operand) + 1 for operand, tensor in zip(operands, call.inputs, strict=True) if "." in operand]
+    lost = 0 if "." in right else max(leading, default=0)
+
+    def spell(operand: str, rank: int) -> str:
+        dims = []
+        for c in operand:
+            if c == ".":
+                dims += [f"d{i}" for i in range(lost - (rank - len(operand) + 1), lost)] if lost else ["*"] if "." in right else []
+            else:
+                dims.append(f"!{c}" if c in diagonal else c)
+        return " ".join(dims)
+
+    given = ", ".join(spell(operand, len(tensor.shape)) for operand, tensor in zip(operands, call.inputs, strict=True))
+    summed = [*(f"d{i}" for i in range(lost)), *(c for c in string.ascii_letters if c in left and c not in right and c not in diagonal)]
+    return f"{given} -> {spell(right, 0)}" + (f" | {', '.join(summed)}: sum" if summed else "")
 
 
 def _attention(call: Call) -> str:
     """Scaled dot-product attention on `[batch, heads, sequence, width]`, grouped heads, optional mask.
 
-    The key sequence is kept whole: splitting it would need a ring of exchanges.
+    Keys are split only together with the queries, in a ring, and not where weights are dropped at random. Causal queries are
+    not split on their own: their places decide what they see.
     """
     query, key = call.inputs[0].shape, call.inputs[1].shape
-    grouped = query[-3] != key[-3]
-    head, shared = ("(g r)", "g") if grouped else ("g", "g")
-    causal = "!" if call.get("is_causal") else ""
-    star = "* " if len(query) > 3 else ""
+    heads, shared = (query[-3], key[-3]) if len(query) > 2 else (1, 1)
+    head, group = ("(g r)", "g") if heads != shared else ("g", "g") if len(query) > 2 else ("", "")
+    rows = "!q" if call.get("is_causal") else "q"
+    ring = not call.get("dropout_p") and heads % shared == 0
+    star, keys = "* " if len(query) > 3 else "", "k" if ring else "!k"
     mask = ""
     if len(call.inputs) > 3:
         rank = len(call.inputs[3].shape)
-        dims = [head if call.inputs[3].shape[-3] > 1 else "1"] if rank > 2 else []
-        mask = ", " + ("* " if rank > 3 else "") + " ".join([*dims, f"{causal}q !k"])
-    return f"{star}{head} {causal}q !w, {star}{shared} !k w, {star}{shared} k !e{mask} -> {star}{head} q e"
+        over = [head if call.inputs[3].shape[-3] > 1 else "1"] if rank > 2 else []
+        mask = ", " + ("* " if rank > 3 else "") + " ".join([*over, f"{rows} !xm"])
+    dims = f"{star}{head} {rows} !w, {star}{group} {keys} w, {star}{group} {keys} !e{mask} -> {star}{head} q e"
+    return f"{dims} | k + q: ring" if ring else dims
 
 
 def _onnx_attention(call: Call) -> str:
-    """ONNX `Attention`: four dims as above, or three with the heads inside the last; with a cache only the batch is split."""
-    query = call.inputs[0].shape
-    if any(call.position(name) is not None for name in ("past_key", "past_value", "nonpad_kv_seqlen")) or len(call.outputs) > 1:
-        return ", ".join("b " + _whole(t.shape[1:], j) for j, t in enumerate(call.inputs)) + " -> " + _batched_outputs(call)
-    if len(query) == 4:
-        return _attention(call)
-    heads, shared = call.integer("q_num_heads"), call.integer("kv_num_heads")
-    causal = "!" if call.get("is_causal") else ""
-    head, group = (f"g={shared} r={heads // shared}", f"g={shared}") if heads != shared else (f"g={heads}", f"g={heads}")
-    mask = ""
-    if len(call.inputs) > 3:
-        rank = len(call.inputs[3].shape)
-        lead = ["b", f"({head})" if rank > 2 and call.inputs[3].shape[-3] > 1 else "1"]
-        mask = ", " + " ".join([*lead[4 - rank :], f"{causal}q !k"])
-    return f"b {causal}q ({head} !w), b !k ({group} !w), b !k ({group} !e){mask} -> b q ({head} !e)"
+    """ONNX `Attention`: four dims as above, or three with the heads inside the last; a cache goes in front of the keys.
+
+    The queries stay whole where their places decide what they see, unless keys are split along with them, in a ring.
+    """
+    query, key = call.inputs[0].shape, call.inputs[1].shape
+    flat = len(query) == 3
+    heads, shared = (call.integer("q_num_heads"), call.integer("kv_num_heads")) if flat else (query[1], key[1])
+    group = f"g={shared}"
+    head = f"({group} r={heads // shared})" if heads != shared else group
+    bounded = max(call.integer("left_window_size", default=-1), call.integer("right_window_size", default=-1)) >= 0
+    rows = "!q" if call.get("is_causal") or bounded else "q"
+    past = "!xp" if call.position("past_key") is not None else ""
+    plain = not past and not any(call.get(name) for name in ("nonpad_kv_seqlen", "softcap", "softmax_precision"))
+    ring = plain and len(call.outputs) < 4 and call.get("qk_matmul_output_mode") is None
+    keys = "k" if ring else "!k"
+    total = "!xt" if past else keys
+    inner = head.strip("()")
+    mask = tensor_named(call, "attn_mask") or ()
+    inputs = {
+        "Q": f"b {rows} ({inner} !w)" if flat else f"b {head} {rows} !w",
+        "K": f"b {keys} ({group} !w)" if flat else f"b {group} {keys} !w",
+        "V": f"b {keys} ({group} !e)" if flat else f"b {group} {keys} !e",
+        "attn_mask": " ".join(["b", head, rows, "!xm"][4 - len(mask) :]),
+        "past_key": f"b {group} {past} !w",
+        "past_value": f"b {group} {past} !e",
+        "nonpad_kv_seqlen": "b",
+    }
+    result = f"b {rows} ({inner} !e)" if flat else f"b {head} {rows} !e"
+    rule = by_name(call, inputs, [result, f"b {group} {total} !w", f"b {group} {total} !e", f"b {head} {rows} {total}"])
+    return f"{rule} | k + q: ring" if ring else rule
 
 
-def _whole(shape: tuple[int, ...], tensor: int) -> str:
-    return " ".join(f"!w{tensor}_{i}" for i in range(len(shape)))
+def _rotary(call: Call) -> str:
+    """ONNX `RotaryEmbedding`: heads are turned alike, positions by the rows of the tables, or by the rows that they name."""
+    heads = call.integer("num_heads", default=1) or 1
+    x = f"b s (n={heads} !w)" if len(call.inputs[0].shape) == 3 else "b n s !w"
+    named = call.position("position_ids") is not None
+    table = "!p !h" if named else "b s !h"
+    return by_name(call, {"X": x, "cos_cache": table, "sin_cache": table, "position_ids": "b s"}, [x])
 
 
-def _batched_outputs(call: Call) -> str:
-    return ", ".join("b " + _whole(t.shape[1:], len(call.inputs) + j) for j, t in enumerate(call.outputs))
-
-
-register("onnx.Attention", _onnx_attention, products=("e", "w"))
-register("aten.linear.default", "* k, n k, +n -> * n | k: sum", linear=((0,),), products=("",))
+register("onnx.Attention", _onnx_attention, products=("ex", "wx"))
+register("onnx.RotaryEmbedding", _rotary, linear=((0,),))
+register("aten.linear.default", _linear, linear=((0,),), products=("",))
 register("aten.addmm.default", _addmm, products=("",))
 register("aten.mm.default", "m k, k n -> m n | k: sum", linear=((0,), (1,)), products=("",))
 register("aten.bmm.default", "b m k, b k n -> b m n | k: sum", linear=((0,), (1,)), products=("",))
-register("aten.baddbmm.default", "+b m n, b m k, b k n -> b m n | k: sum", products=("",))
+register("aten.baddbmm.default", _baddbmm, products=("",))
 register("aten.matmul.default onnx.MatMul", _matmul, linear=((0,), (1,)), products=("",))
 register("aten.mv.default", "m k, k -> m | k: sum", linear=((0,), (1,)), products=("",))
 register("aten.dot.default", "k, k -> | k: sum", linear=((0,), (1,)), products=("",))
 register("aten.outer.default", "m, n -> m n", linear=((0,), (1,)), products=("",))
 register("onnx.Gemm", _gemm, products=("",))
+register("onnx.Det", "* !m !n -> *")
 register("aten.einsum.default onnx.Einsum", _einsum, linear=((0,), (1,)), products=("",))
-register("aten.scaled_dot_product_attention.default", _attention, products=("e", "w"))
+register("aten.scaled_dot_product_attention.default", _attention, products=("ex", "wx"))

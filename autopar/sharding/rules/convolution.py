@@ -1,24 +1,63 @@
-"""Rules of convolutions and pooling: batch and channels can be split, the space stays whole."""
+"""Rules of convolutions and pooling: batch, channels, and the space where equal shards of input and output belong together."""
 
 from __future__ import annotations
 
 from .registry import Call, register
+from .spelling import by_name, whole
+from .windows import Spots, spell, windows_of
+
+
+def convolution_dims(image: tuple[int, ...], kernel: tuple[int, ...], groups: int, spots: Spots | None = None) -> tuple[str, str, str, str]:
+    """`n c y x, o c u v, o -> n o y x`; with groups the outer part of both channel dims; the space is whole but for `spots`."""
+    space = len(kernel) - 2
+    batch = "n " if len(image) == space + 2 else ""
+    window = whole(kernel[2:], "u")
+    ins, outs = (spots.ins, spots.outs) if spots is not None else (whole(kernel[2:], "x"), whole(kernel[2:], "y"))
+    if groups == 1:
+        return f"{batch}c {ins}", f"o c {window}", "o", f"{batch}o {outs}"
+    depthwise = kernel[1] == 1
+    channel = "g" if depthwise else f"(g={groups} !c)"
+    out = "g" if kernel[0] == groups else f"(g={groups} !o)"
+    return f"{batch}{channel} {ins}", f"{out} {'1' if depthwise else '!c'} {window}", out, f"{batch}{out} {outs}"
 
 
 def _convolution(call: Call) -> str:
-    """`n c y x, o c u v, +o -> n o y x | c: sum`; with groups the outer part of both channel dims."""
+    """The sum over the channels is split only where there are no groups; the bias is added once."""
+    groups = call.integer("groups", "group", default=1)
+    shape = call.inputs[1].shape
+    spots = spell(windows_of(call), len(shape) - 2)
+    image, kernel, channel, out = convolution_dims(call.inputs[0].shape, shape, groups, spots)
+    addend, reduced = ("+", ["c: sum"]) if groups == 1 else ("", [])
+    return f"{image}, {kernel}, {addend}{channel} -> {out} | " + "; ".join([*reduced, *spots.clauses])
+
+
+def _transposed(call: Call) -> str:
+    """`n c y x, c o u v, +o -> n o y x | c: sum`; with groups the outer part of both channel dims."""
     space = len(call.inputs[1].shape) - 2
     groups = call.integer("groups", "group", default=1)
     batch = "n " if len(call.inputs[0].shape) == space + 2 else ""
-    ins = " ".join(f"!x{i}" for i in range(space))
-    window = " ".join(f"!u{i}" for i in range(space))
-    outs = " ".join(f"!y{i}" for i in range(space))
+    window, spots = whole(call.inputs[1].shape[2:], "u"), spell(windows_of(call), space)
     if groups == 1:
-        return f"{batch}c {ins}, o c {window}, +o -> {batch}o {outs} | c: sum"
-    depthwise = call.inputs[1].shape[1] == 1
-    channel = "g" if depthwise else f"(g={groups} !c)"
-    out = "g" if call.inputs[1].shape[0] == groups else f"(g={groups} !o)"
-    return f"{batch}{channel} {ins}, {out} {'1' if depthwise else '!c'} {window}, {out} -> {batch}{out} {outs}"
+        clauses = "; ".join(["c: sum", *spots.clauses])
+        return f"{batch}c {spots.ins}, c o {window}, +o -> {batch}o {spots.outs} | {clauses}"
+    channel, out = f"(g={groups} !c)", f"(g={groups} !o)"
+    sides = f"{batch}{channel} {spots.ins}, {channel} !o {window}, {out} -> {batch}{out} {spots.outs}"
+    return f"{sides} | " + "; ".join(spots.clauses)
+
+
+def _deformable(call: Call) -> str:
+    """A convolution that looks at places given by `offset`: the batch, and without groups the output channels."""
+    group = call.integer("group", default=1)
+    out = "o" if group == 1 else "!o"
+    ins, window, outs = (whole(call.inputs[1].shape[2:], name) for name in "xuy")
+    places = {"offset": f"n !f {outs}", "mask": f"n !m {outs}"}
+    return by_name(call, {"X": f"n !c {ins}", "W": f"{out} !i {window}", "B": out, **places}, [f"n {out} {outs}"])
+
+
+def _columns(call: Call) -> str:
+    """ONNX `Col2Im`: the blocks of each channel of each image are summed on their own."""
+    channels, space = call.outputs[0].shape[1], whole(call.outputs[0].shape[2:], "y")
+    return f"n (c={channels} !u) !l -> n c {space}"
 
 
 def _pool(call: Call) -> str:
@@ -26,16 +65,46 @@ def _pool(call: Call) -> str:
     rank = len(call.inputs[0].shape)
     space = 1 if "1d" in call.operator.kind else 3 if "3d" in call.operator.kind else rank - 2 if "onnx" in call.operator.kind else 2
     lead = " ".join(f"d{i}" for i in range(rank - space))
-    ins = " ".join(f"!x{i}" for i in range(space))
-    outs = " ".join(f"!y{i}" for i in range(space))
-    return f"{lead} {ins} -> " + ", ".join(f"{lead} {outs}" for _ in call.outputs)
+    if "lobal" in call.operator.kind or "adaptive" in call.operator.kind:
+        return _adaptive(call, lead, space)
+    # The places that a pool gives beside the values count from the corner of the whole.
+    spots = spell(windows_of(call) if len(call.outputs) == 1 else (), space)
+    return f"{lead} {spots.ins} -> " + ", ".join(f"{lead} {spots.outs}" for _ in call.outputs) + " | " + "; ".join(spots.clauses)
+
+
+def _adaptive(call: Call, lead: str, space: int) -> str:
+    """A mean over all the space is one over its shards; one output over equal blocks of rows is split between the blocks."""
+    sizes = zip(call.inputs[0].shape[-space:], call.outputs[0].shape[-space:], strict=True)
+    ins, outs, means = [], [], []
+    for i, (rows, made) in enumerate(sizes):
+        if made == 1 and rows > 1 and ("avg" in call.operator.kind or "Average" in call.operator.kind):
+            ins.append(f"x{i}")
+            outs.append("1")
+            means.append(f"x{i}: mean")
+        elif made > 1 and rows % made == 0:
+            ins.append(f"y{i}" if rows == made else f"(y{i} !x{i}={rows // made})")
+            outs.append(f"y{i}")
+        else:
+            ins.append(f"!x{i}")
+            outs.append(f"!y{i}")
+    return f"{lead} {' '.join(ins)} -> {lead} {' '.join(outs)} | " + "; ".join(means)
 
 
 _CONVOLUTIONS = "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv2d.padding aten.conv1d.padding onnx.Conv"
 register(_CONVOLUTIONS, _convolution, products=("x",))
+_TRANSPOSED = "onnx.ConvTranspose aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input"
+register(_TRANSPOSED, _transposed, products=("y",))
+register(
+    "aten.convolution.default aten._convolution.default",
+    lambda call: _transposed(call) if call.get("transposed") else _convolution(call),
+    products=("x",),
+)
+register("onnx.DeformConv", _deformable, products=("x",))
+register("onnx.Col2Im", _columns, linear=((0,),))
 register(
     [f"aten.{name}{d}d.default" for name in ("max_pool", "avg_pool", "adaptive_avg_pool") for d in (1, 2, 3)]
-    + ["onnx.MaxPool", "onnx.AveragePool", "onnx.GlobalAveragePool", "onnx.GlobalMaxPool", "onnx.LRN"],
+    + ["onnx.MaxPool", "onnx.AveragePool", "onnx.GlobalAveragePool", "onnx.GlobalMaxPool", "onnx.LRN"]
+    + ["onnx.LpPool", "onnx.GlobalLpPool"],
     lambda call: _lrn(call) if call.operator.kind == "onnx.LRN" else _pool(call),
 )
 

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from .registry import register
+from .registry import Call, register
 from .selection import all_whole
+
+
+def _like(call: Call) -> str:
+    """The values do not depend on the input, so that dims of equal size may go together; the others are whole on the left."""
+    before, after = call.inputs[0].shape, call.outputs[0].shape
+    shared = [i < len(before) and before[i] == after[i] for i in range(len(after))]
+    outs = [f"d{i}" if same else f"e{i}" for i, same in enumerate(shared)]
+    ins = [f"d{i}" if i < len(after) and shared[i] else f"!w{i}" for i in range(len(before))]
+    rest = "".join(f", {' '.join(f'!v{j}_{i}' for i in range(len(t.shape)))}" for j, t in enumerate(call.inputs[1:]))
+    return f"{' '.join(ins)}{rest} -> {' '.join(outs)}"
+
 
 register(
     """aten.arange.default aten.arange.start aten.arange.start_step aten.zeros.default aten.ones.default aten.full.default aten.eye.default
-    aten.scalar_tensor.default aten.new_zeros.default aten.new_ones.default aten.new_full.default aten.zeros_like.default
-    aten.ones_like.default aten.full_like.default onnx.Range onnx.ConstantOfShape onnx.EyeLike onnx.Constant onnx.Shape onnx.Size""",
+    aten.scalar_tensor.default aten.empty.memory_format aten.empty_permuted.default aten.empty_strided.default aten.eye.m
+    aten.linspace.default aten.logspace.default aten.range.step aten.tril_indices.default aten.triu_indices.default
+    aten.hann_window.default aten.hann_window.periodic aten.hamming_window.default aten.blackman_window.default
+    aten.bartlett_window.default aten.kaiser_window.default aten.fft_fftfreq.default aten.fft_rfftfreq.default aten.vander.default
+    onnx.Range onnx.ConstantOfShape onnx.EyeLike onnx.Constant onnx.Shape onnx.Size""",
     all_whole,
+    differentiable=False,
+)
+register(
+    """aten.new_zeros.default aten.new_ones.default aten.new_full.default aten.new_empty.default aten.zeros_like.default
+    aten.ones_like.default aten.full_like.default aten.empty_like.default""",
+    _like,
     differentiable=False,
 )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from .registry import Call, register
-from .selection import all_whole
 from .shape import letters
 
 
 def _onnx_gather(call: Call) -> str:
-    """`Gather` along an axis; along the first dim of a matrix it is an embedding and its rows can be split."""
+    """`Gather` along an axis, an embedding where that is the first dim of a matrix: the dim can be split, where zeros can be added up."""
     data, indices = call.inputs[0].shape, call.inputs[1].shape
     axis = call.integer("axis") % len(data)
     names = letters(len(data))
     index = [f"i{i}" for i in range(len(indices))]
-    rows = "v" if axis == 0 and call.inputs[0].is_float else "!v"
+    rows = "v" if call.inputs[0].is_float else "!v"
     out = [*names[:axis], *index, *names[axis + 1 :]]
     left = [rows if i == axis else n for i, n in enumerate(names)]
     return f"{' '.join(left)}, {' '.join(index)} -> {' '.join(out)}" + (" | v: sum; v: masked" if rows == "v" else "")
@@ -21,7 +20,6 @@ def _onnx_gather(call: Call) -> str:
 
 register("aten.embedding.default", "v h, * -> * h | v: sum; v: masked")
 register("onnx.Gather", _onnx_gather)
-register("aten.index.Tensor", all_whole)
 
 
 MEAN, SUM = 1, 2
@@ -69,3 +67,24 @@ register(
     "aten.binary_cross_entropy.default aten.binary_cross_entropy_with_logits.default aten.kl_div.default",
     _element_loss,
 )
+
+
+def _onnx_class_loss(call: Call) -> str:
+    """ONNX's: the classes in dim 1 stay whole, and the rows too where a mean counts some of them only, or by weights.
+
+    `SoftmaxCrossEntropyLoss` also gives the log-probabilities, which a mean over shards must not scale.
+    """
+    names = letters(len(call.inputs[0].shape))
+    reduction = call.get("reduction", default="mean")
+    counted = call.get("ignore_index") is not None or len(call.inputs) > 2 or len(call.outputs) > 1
+    mark = "!" if reduction == "mean" and counted else ""
+    rows = [mark + name for i, name in enumerate(names) if i != 1]
+    scores = " ".join([*rows[:1], f"!{names[1]}", *rows[1:]])
+    loss = " ".join(rows) if reduction == "none" else ""
+    tail = f" | {', '.join(rows)}: {reduction}" if loss == mark == "" else ""
+    inputs = [scores, " ".join(rows), f"!{names[1]}"][: len(call.inputs)]
+    return f"{', '.join(inputs)} -> {', '.join([loss, scores][: len(call.outputs)])}{tail}"
+
+
+register("onnx.NegativeLogLikelihoodLoss", _onnx_class_loss, linear=((0,),))
+register("onnx.SoftmaxCrossEntropyLoss", _onnx_class_loss)

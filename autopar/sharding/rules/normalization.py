@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .registry import Call, register
+from .selection import all_whole
 
 
 def _layer_norm(call: Call) -> str:
@@ -12,14 +13,20 @@ def _layer_norm(call: Call) -> str:
     axis = call.get("axis", default=-1)
     count = len(normalized) if isinstance(normalized, tuple) else len(shape) - int(axis) % len(shape) if isinstance(axis, int) else 1
     names = " ".join(f"!h{i}" for i in range(count))
-    return f"* {names}" + "".join(f", {names}" for _ in call.inputs[1:]) + " -> " + ", ".join([f"* {names}", *_statistics(call, count)])
+    scales = "".join(f", {' '.join(names.split()[count - len(tensor.shape) :])}" for tensor in call.inputs[1:])
+    return f"* {names}{scales} -> " + ", ".join([f"* {names}", *_statistics(call, count)])
 
 
 def _statistics(call: Call, count: int) -> list[str]:
     return ["* " + " ".join("1" for _ in range(count)) for _ in call.outputs[1:]]
 
 
+DIVISIBLE = frozenset({"aten.softmax.int", "aten.log_softmax.int", "onnx.Softmax", "onnx.LogSoftmax"})
+"""Softmaxes whose dim can be split."""
+
+
 def _softmax(call: Call) -> str:
+    """Along the dim a shard needs the maxima and the sums of all shards."""
     rank = len(call.inputs[0].shape)
     if rank == 0:
         return " -> "
@@ -28,41 +35,66 @@ def _softmax(call: Call) -> str:
         if call.get("flatten")
         else {call.integer("dim", "axis", default=-1) % rank}
     )
+    if call.operator.kind in DIVISIBLE and not call.get("flatten"):
+        names = " ".join(f"d{i}" for i in range(rank))
+        return f"{names} -> {names} | d{min(dims)}: normalize"
     names = " ".join(f"!d{i}" if i in dims else f"d{i}" for i in range(rank))
     return f"{names} -> {names}"
 
 
 def _batch_norm(call: Call) -> str:
-    """With running statistics it is pointwise; with the batch's own statistics only channels can be split."""
+    """With running statistics it is pointwise; those of the batch itself are taken over all ranks."""
+    if len(call.inputs[0].shape) < 2:  # no channels, which torch permits where there are no elements
+        return all_whole(call)
     training = bool(call.get("training", "training_mode", default=False))
-    rank = len(call.inputs[0].shape)
-    mark = "!" if training else ""
-    dims = " ".join([f"{mark}n", "c", *(f"{mark}x{i}" for i in range(rank - 2))])
-    return dims + ", c" * (len(call.inputs) - 1) + " -> " + ", ".join([dims, *("c" for _ in call.outputs[1:])])
+    over = ["n", *(f"x{i}" for i in range(len(call.inputs[0].shape) - 2))]
+    dims = " ".join([over[0], "c", *over[1:]])
+    sides = dims + ", c" * (len(call.inputs) - 1) + " -> " + ", ".join([dims, *("c" for _ in call.outputs[1:])])
+    return f"{sides} | {', '.join(over)}: statistics" if training else sides
 
 
 def _group_norm(call: Call) -> str:
-    """Groups are normalised on their own, so the outer part of the channels can be split."""
+    """Groups are normalised on their own, so the outer part of the channels can be split; over a split space ranks add up."""
     groups = call.integer("num_groups", "group")
-    rank = len(call.inputs[0].shape)
-    space = " ".join(f"!x{i}" for i in range(rank - 2))
+    names = [f"x{i}" for i in range(len(call.inputs[0].shape) - 2)]
+    space = " ".join(names)
     channel = f"(g={groups} !c)" if groups > 1 else "!c"
-    return f"n {channel} {space}" + f", {channel}" * (len(call.inputs) - 1) + f" -> n {channel} {space}"
+    scales = "".join(", g" if groups > 1 and t.shape == (groups,) != call.inputs[0].shape[1:2] else f", {channel}" for t in call.inputs[1:])
+    return f"n {channel} {space}{scales} -> n {channel} {space} | {_over(names)}"
+
+
+def _over(names: list[str]) -> str:
+    return f"{', '.join(names)}: statistics" if names else ""
+
+
+def _mean_variance(call: Call) -> str:
+    """Zero mean and unit variance over `axes`, which stay whole."""
+    rank = len(call.inputs[0].shape)
+    axes = call.get("axes", default=(0, 2, 3))
+    over = {int(axis) % rank for axis in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(axis, int)}
+    names = " ".join(f"!d{i}" if i in over else f"d{i}" for i in range(rank))
+    return f"{names} -> {names}"
 
 
 def _instance_norm(call: Call) -> str:
-    space = " ".join(f"!x{i}" for i in range(len(call.inputs[0].shape) - 2))
-    return f"n c {space}" + ", c" * (len(call.inputs) - 1) + f" -> n c {space}"
+    names = [f"x{i}" for i in range(len(call.inputs[0].shape) - 2)]
+    space = " ".join(names)
+    return f"n c {space}" + ", c" * (len(call.inputs) - 1) + f" -> n c {space} | {_over(names)}"
 
 
 register("aten.layer_norm.default onnx.LayerNormalization", _layer_norm)
 register("aten.rms_norm.default onnx.RMSNormalization onnx.SimplifiedLayerNormalization", _layer_norm)
+register("aten.native_layer_norm.default aten._fused_rms_norm.default", _layer_norm)
 register(
     """aten.softmax.int aten._softmax.default aten.log_softmax.int aten._log_softmax.default aten._safe_softmax.default
+    aten.special_softmax.default aten.special_log_softmax.default
     onnx.Softmax onnx.LogSoftmax""",
     _softmax,
     saves="output",
 )
+register("onnx.LpNormalization", _softmax)
+register("onnx.Hardmax", _softmax, differentiable=False)
+register("onnx.MeanVarianceNormalization", _mean_variance)
 register("aten.batch_norm.default onnx.BatchNormalization", _batch_norm)
 register("aten.group_norm.default onnx.GroupNormalization", _group_norm)
 register("onnx.InstanceNormalization", _instance_norm)

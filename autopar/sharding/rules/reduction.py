@@ -7,31 +7,68 @@ from collections.abc import Callable
 from .registry import Call, register
 
 _DIMS = ("dim", "axes", "axis")
+_LAST = dict.fromkeys(("aten.max.dim", "aten.min.dim", "aten.kthvalue.default", "aten.mode.default"), (-1,))
 
 
-def _reduction(operation: str) -> Callable[[Call], str]:
+def _reduction(operation: str, missing: tuple[int, ...] | None = None) -> Callable[[Call], str]:
+    """Dims that are reduced by `operation`, or whole (`""`); `missing`: those of a call that names none (all)."""
+
     def rule(call: Call) -> str:
         shape = call.inputs[0].shape
         empty_is_noop = bool(call.get("noop_with_empty_axes", default=0)) and call.get(*_DIMS) in (None, ())
+        empty_is_noop |= call.operator.kind.startswith("onnx.") and call.get("axes") == ()
         dims = () if empty_is_noop else call.dims(len(shape), *_DIMS)
+        if missing is not None and call.get(*_DIMS) is None:
+            dims = tuple(sorted(dim % max(len(shape), 1) for dim in missing))
         whole = "" if operation else "!"
         keep = len(call.outputs[0].shape) == len(shape)
         ins = [f"{whole if i in dims else ''}d{i}" for i in range(len(shape))]
         outs = ["1" if i in dims else f"d{i}" for i in range(len(shape)) if keep or i not in dims]
         tail = f" | {', '.join(f'd{i}' for i in dims)}: {operation}" if operation and dims else ""
-        return f"{' '.join(ins)} -> {' '.join(outs)}{tail}"
+        return f"{' '.join(ins)} -> {', '.join(' '.join(outs) for _ in call.outputs)}{tail}"
 
     return rule
+
+
+def _quantile(call: Call) -> str:
+    """The dim that is ordered is whole; several quantiles are a dim in front."""
+    shape = call.inputs[0].shape
+    dims = call.dims(len(shape), "dim")
+    names = [f"d{i}" for i in range(len(shape))]
+    several = call.position("q") is not None and call.inputs[-1].shape != ()
+    keep = bool(call.get("keepdim"))
+    outs = ["1" if i in dims else name for i, name in enumerate(names) if keep or i not in dims]
+    given = " ".join(f"!{name}" if i in dims else name for i, name in enumerate(names))
+    rest = (", q" if several else ", ") if call.position("q") is not None else ""
+    return f"{given}{rest} -> {' '.join([*(['q'] if several else []), *outs])}"
 
 
 register("aten.sum.default aten.sum.dim_IntList onnx.ReduceSum", _reduction("sum"), linear=((0,),))
 register("aten.mean.default aten.mean.dim onnx.ReduceMean", _reduction("mean"), linear=((0,),))
 register("aten.amax.default aten.max.default onnx.ReduceMax", _reduction("max"))
 register("aten.amin.default aten.min.default onnx.ReduceMin", _reduction("min"))
-register("onnx.ReduceSumSquare autopar.mean_square", _reduction("sum"))
+register("onnx.ReduceSumSquare onnx.ReduceL1 autopar.mean_square", _reduction("sum"))
 register(
-    "aten.prod.default aten.var.correction aten.std.correction onnx.ReduceProd onnx.ReduceL2 onnx.ReduceL1 onnx.ReduceLogSumExp",
+    "aten.prod.default aten.var.correction aten.std.correction onnx.ReduceProd onnx.ReduceL2 onnx.ReduceLogSum onnx.ReduceLogSumExp",
     _reduction(""),
 )
 register("aten.linalg_vector_norm.default aten.logsumexp.default", _reduction(""))
 register("aten.argmax.default aten.argmin.default onnx.ArgMax onnx.ArgMin", _reduction(""), differentiable=False)
+register("aten.nansum.default", _reduction("sum"))
+register(
+    """aten.max.dim aten.min.dim aten.aminmax.default aten.kthvalue.default aten.mode.default
+    aten.median.default aten.median.dim aten.nanmedian.default aten.nanmedian.dim aten.nanmean.default aten.prod.dim_int aten.var.default
+    aten.var.dim aten.std.default aten.std.dim aten.var_mean.default aten.var_mean.dim aten.var_mean.correction aten.std_mean.default
+    aten.std_mean.dim aten.std_mean.correction aten.norm.Scalar aten.norm.ScalarOpt_dim aten.norm.ScalarOpt_dim_dtype
+    aten.norm.ScalarOpt_dtype aten.linalg_norm.default aten.linalg_norm.ord_str aten.frobenius_norm.dim aten.nuclear_norm.default
+    aten.special_logsumexp.default""",
+    lambda call: _reduction("", _LAST.get(call.operator.kind))(call),
+)
+register(
+    """aten.any.default aten.any.dim aten.any.dims aten.all.default aten.all.dim aten.all.dims aten._is_all_true.default
+    aten._is_any_true.default aten.count_nonzero.default aten.count_nonzero.dim_IntList""",
+    _reduction(""),
+    differentiable=False,
+)
+register("aten.linalg_matrix_norm.default aten.linalg_matrix_norm.str_ord", _reduction("", (-2, -1)))
+register("aten.quantile.default aten.quantile.scalar aten.nanquantile.default aten.nanquantile.scalar", _quantile)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...errors import RuleError, UnsupportedOperators
@@ -64,11 +64,13 @@ class Entry:
     """A row of the table.
 
     `linear`: sets of inputs in which the operator is jointly linear, so that partial values pass through it.
-    `products`: the products of factor sizes that count multiply-adds, each given as the letter of the factors that it leaves
-    out (`""`: it takes all factors); empty for memory-bound operators.
+    `products`: the products of factor sizes that count multiply-adds, each given as the letters of the factors that it leaves
+    out (`""`: it takes all factors; `"/e"`: each element meets one of the e, so a share of them does a share of the work); empty
+    for memory-bound operators.
     `differentiable`: whether the output can carry a gradient.
     `saves`: which tensors autograd keeps for the backward pass: "inputs", "output" or "" for none.
     `view`: whether the output is the input's memory seen otherwise, which costs nothing.
+    `covers`: which calls the rule is for (None: all). `stand_in`: there is no rule; it serves the graphs whose `replicated` names the kind.
     """
 
     rule: RuleText
@@ -77,6 +79,8 @@ class Entry:
     differentiable: bool = True
     saves: str = "inputs"
     view: bool = False
+    covers: Callable[[Call], bool] | None = None
+    stand_in: bool = False
 
 
 RULES: dict[str, Entry] = {}
@@ -97,7 +101,7 @@ def register(
     if isinstance(rule, str):
         parse_rule(rule)
     for kind in kinds.split() if isinstance(kinds, str) else kinds:
-        if kind in RULES:
+        if kind in RULES and not RULES[kind].stand_in:
             raise RuleError(f"operator {kind!r} already has a sharding rule")
         RULES[kind] = entry
 
@@ -129,13 +133,31 @@ def preamble(graph: Graph) -> frozenset[str]:
     return frozenset(cold)
 
 
-def check_supported(graph: Graph, extra: Mapping[str, Entry] | None = None) -> None:
-    """Raise one error that names every operator kind without a rule, with how often it occurs."""
+_REMEDY = (
+    "Give a rule (autopar.register_rule, --rules MODULE), have it found by executing the operator (--discover), "
+    "or have every device compute all of it (--replicate-unknown)"
+)
+
+
+def has_rule(graph: Graph, operator: Operator) -> bool:
+    """Whether the table holds a rule for this operator."""
+    entry = RULES.get(operator.kind)
+    if entry is None or operator.kind in graph.replicated:
+        return entry is not None
+    return not entry.stand_in and (entry.covers is None or entry.covers(Call.of(graph, operator)))
+
+
+def without_rule(graph: Graph) -> tuple[Operator, ...]:
+    """The operators that need a rule and have none."""
     cold = preamble(graph)
-    known = {**RULES, **(extra or {})}
-    missing = Counter(op.kind for op in graph.operators if op.kind not in known and op.name not in cold)
+    return tuple(op for op in graph.operators if op.name not in cold and not has_rule(graph, op))
+
+
+def check_supported(graph: Graph) -> None:
+    """Raise one error that names every operator kind without a rule, with how often it occurs."""
+    missing = Counter(op.kind for op in without_rule(graph))
     if missing:
-        raise UnsupportedOperators(dict(missing), known=known)
+        raise UnsupportedOperators(missing, known=(kind for kind, entry in RULES.items() if not entry.stand_in), remedy=_REMEDY)
 
 
 def tensors_with_gradient(graph: Graph, *, train: bool) -> frozenset[str]:

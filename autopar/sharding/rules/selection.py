@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .registry import Call, register
-from .shape import changed_dims_whole
+from .spelling import by_name, whole
 
 
 def all_whole(call: Call) -> str:
@@ -13,12 +13,12 @@ def all_whole(call: Call) -> str:
     return ", ".join(spell[:count]) + " -> " + ", ".join(spell[count:])
 
 
-def _along(call: Call) -> str:
+def _along(call: Call, along: int = -1) -> str:
     """The dim that is ordered stays whole; every other is split alike in all tensors."""
     rank = len(call.inputs[0].shape)
     if rank == 0:
         return " -> " + ", ".join("" for _ in call.outputs)
-    value = call.get("dim", "axis", default=-1)
+    value = call.get("dim", "axis", default=along)
     dim = int(value) % rank if isinstance(value, int) else rank - 1
     before = " ".join(f"!w{i}" if i == dim else f"d{i}" for i in range(rank))
     after = " ".join(f"!v{i}" if i == dim else f"d{i}" for i in range(rank))
@@ -26,29 +26,70 @@ def _along(call: Call) -> str:
     return f"{before}{rest} -> " + ", ".join(after for _ in call.outputs)
 
 
-register("aten.topk.default aten.sort.default aten.sort.stable aten.argsort.default onnx.TopK", _along)
-def _resample(call: Call) -> str:
-    """Each channel of each image on its own; the space stays whole even where it keeps its size."""
-    space = len(call.inputs[0].shape) - 2
-    before, after = (" ".join(f"!{name}{i}" for i in range(space)) for name in "xy")
-    return f"n c {before} -> n c {after}"
+register("aten.topk.default aten.sort.default aten.sort.stable aten.argsort.default aten.argsort.stable onnx.TopK", _along)
+register("aten.logcumsumexp.default aten.cummax.default aten.cummin.default", _along)
+register("aten.msort.default", lambda call: _along(call, 0))
+def _resize(call: Call) -> str:
+    """Dims that are neither scaled nor cropped can be split."""
+    before, after = call.inputs[0].shape, call.outputs[0].shape
+    scales, roi = call.get("scales"), call.get("roi")
+    cropped = call.get("coordinate_transformation_mode") == "tf_crop_and_resize" and isinstance(roi, tuple)
+    rank = len(before)
+    kept = [
+        before[i] == after[i]
+        and (not isinstance(scales, tuple) or scales[i] == 1)
+        and not (cropped and isinstance(roi, tuple) and (roi[i], roi[rank + i]) != (0, 1))
+        for i in range(rank)
+    ]
+    left, right = (" ".join(f"d{i}" if kept[i] else f"!{mark}{i}" for i in range(rank)) for mark in "xy")
+    return by_name(call, {"X": left}, [right])
 
 
+def _grid_sample(call: Call) -> str:
+    """Every place of the grid looks into the whole image of its channel."""
+    places = " ".join(f"y{i}" for i in range(len(call.inputs[0].shape) - 2))
+    return f"n c {whole(call.inputs[0].shape[2:], 'x')}, n {places} !t -> n c {places}"
+
+
+def _affine_grid(call: Call) -> str:
+    """Every map on its own; the places of the grid are counted from its corner."""
+    return f"n !i !j -> n {whole(call.outputs[0].shape[1:], 'y')}"
+
+
+def _unpool(call: Call) -> str:
+    """Each channel of each image on its own."""
+    before, after = (f"n c {whole(shape[2:], name)}" for shape, name in ((call.inputs[0].shape, "x"), (call.outputs[0].shape, "y")))
+    return by_name(call, {"X": before, "I": before}, [after])
+
+
+register("onnx.Resize", _resize)
+register("onnx.GridSample aten.grid_sampler.default aten.grid_sampler_2d.default aten.grid_sampler_3d.default", _grid_sample)
+register("onnx.AffineGrid aten.affine_grid_generator.default", _affine_grid, linear=((0,),))
+register("onnx.MaxUnpool", _unpool)
 register(
-    """aten.upsample_nearest1d.vec aten.upsample_nearest2d.vec aten.upsample_nearest3d.vec aten.upsample_bilinear2d.vec
-    aten.upsample_bicubic2d.vec""",
-    _resample,
-)
-register("onnx.Resize", changed_dims_whole)
-register("aten.repeat_interleave.self_int", lambda call: all_whole(call) if call.get("dim") is None else changed_dims_whole(call))
-register(
-    """aten.index_put.default aten.index_add.default aten.scatter.src aten.scatter_add.default aten.gather.default aten.index_select.default
-    onnx.GatherND onnx.GatherElements onnx.ScatterND onnx.ScatterElements""",
-    all_whole,
-)
-register(
-    "aten.empty_like.default aten.histc.default aten.one_hot.default aten.bucketize.Tensor onnx.OneHot onnx.NonZero",
+    "aten.histc.default onnx.NonZero onnx.Unique onnx.NonMaxSuppression",
     all_whole,
     differentiable=False,
 )
-register("transformers.grouped_mm_fallback.default", "!t !k, !e !k !n, !e -> !t !n", products=("e",))
+
+
+def _rows(call: Call) -> str:
+    """Each row on its own, over all of its features."""
+    rank = len(call.inputs[0].shape)
+    if rank < 2 or len(call.outputs[0].shape) != rank:
+        return all_whole(call)
+    rest = "".join(", " + whole(tensor.shape, f"w{i}_") for i, tensor in enumerate(call.inputs[1:]))
+    lead = " ".join(f"d{i}" for i in range(rank - 1))
+    return f"{lead} !f{rest} -> {lead} !t"
+
+
+def _frames(call: Call) -> str:
+    """The short-time Fourier transform: each signal on its own."""
+    return by_name(call, {"signal": "b !l !p"}, ["b !f !g !q"])
+
+
+register("ai.onnx.ml.ArrayFeatureExtractor", _rows)
+register("ai.onnx.ml.TreeEnsemble onnx.TfIdfVectorizer", _rows, differentiable=False)
+register("onnx.STFT", _frames, linear=((0,),))
+# Their inputs are a rate, a count, and then any number of tensors with their gradients and states.
+register([f"ai.onnx.preview.training.{name}" for name in ("Adagrad", "Adam", "Momentum")], all_whole, differentiable=False)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from ...ir import Value
 from .registry import Call, register
 
 
@@ -73,16 +74,26 @@ def _permute(call: Call) -> str:
     rank = len(call.inputs[0].shape)
     names = letters(rank)
     kind = call.operator.kind
-    if kind == "aten.transpose.int":
+    if kind in ("aten.transpose.int", "aten.swapaxes.default", "aten.swapdims.default"):
         order = list(range(rank))
-        i, j = call.integer("dim0") % max(rank, 1), call.integer("dim1") % max(rank, 1)
-        order[i], order[j] = order[j], order[i]
-    elif kind in ("aten.t.default", "aten.mT.default", "aten.adjoint.default"):
+        i, j = (call.integer(f"dim{k}", f"axis{k}") % max(rank, 1) for k in (0, 1))
+        if rank:
+            order[i], order[j] = order[j], order[i]
+    elif kind in ("aten.t.default", "aten.mT.default", "aten.adjoint.default", "aten.mH.default", "aten.matrix_H.default"):
         order = [*range(max(rank - 2, 0)), *reversed(range(max(rank - 2, 0), rank))]
+    elif kind.startswith(("aten.movedim", "aten.moveaxis")):
+        pairs = dict(zip(listed(call.get("destination"), rank), listed(call.get("source"), rank), strict=True))
+        rest = iter(i for i in range(rank) if i not in pairs.values())
+        order = [pairs[i] if i in pairs else next(rest) for i in range(rank)]
     else:
         value = call.get("dims", "perm")
         order = [int(v) % rank for v in value if isinstance(v, int)] if isinstance(value, tuple) else list(reversed(range(rank)))
     return " ".join(names) + " -> " + " ".join(names[i] for i in order)
+
+
+def listed(value: Value, rank: int) -> list[int]:
+    """Dims counted from the front, in the order given."""
+    return [int(v) % max(rank, 1) for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, int)]
 
 
 def _expand(call: Call) -> str:
@@ -101,11 +112,20 @@ def changed_dims_whole(call: Call) -> str:
 
 
 def _touched(call: Call, rank: int) -> tuple[int, ...]:
-    """Dims that keep their size but not their order."""
-    if call.operator.kind in ("aten.flip.default", "aten.roll.default", "aten.cumsum.default", "onnx.CumSum", "onnx.Trilu"):
+    """Dims that keep their size but not their order, or not their place."""
+    if call.operator.kind in ("aten.flip.default", "aten.roll.default", "onnx.Trilu"):
         return tuple(range(rank - 2, rank)) if "Trilu" in call.operator.kind else call.dims(rank, "dims", "dim", "axis")
     if call.operator.kind in ("aten.tril.default", "aten.triu.default"):
         return tuple(range(rank - 2, rank))
+    if call.operator.kind.startswith("aten.") and "pad" in call.operator.kind:
+        pads = call.get("pad", "padding", default=())
+        sides = pads if isinstance(pads, tuple) else ()
+        return tuple(rank - 1 - i // 2 for i, side in enumerate(sides) if side)
+    if call.operator.kind == "onnx.Pad":
+        pads = call.get("pads", default=())
+        return tuple(i for i in range(rank) if isinstance(pads, tuple) and (pads[i] or pads[rank + i]))
+    if call.operator.kind == "onnx.DFT":
+        return (call.integer("axis", default=-2) % rank, rank - 1)
     if call.operator.kind in ("aten.slice.Tensor", "onnx.Slice"):
         step = call.get("step", "steps", default=1)
         if any(s != 1 for s in (step if isinstance(step, tuple) else (step,))):
@@ -143,6 +163,8 @@ def _concat(call: Call) -> str:
     sizes = [t.shape[dim] if len(t.shape) == rank else 0 for t in tensors]
     equal = len(set(sizes)) == 1 and len(sizes) > 1
     ins = [" ".join(("n" if equal else f"!w{j}") if i == dim else n for i, n in enumerate(names)) for j in range(len(sizes))]
+    # torch still joins an empty vector to anything.
+    ins = [dims if len(t.shape) == rank else f"!w{j}" for j, (dims, t) in enumerate(zip(ins, tensors, strict=True))]
     out = [(f"({len(sizes)} n)" if equal else "!w") if i == dim else n for i, n in enumerate(names)]
     return ", ".join(ins) + " -> " + " ".join(out)
 
@@ -175,24 +197,38 @@ def _unbind(call: Call) -> str:
 
 
 def _repeat(call: Call) -> str:
-    """Dims that repeat once keep their factor; the others are kept whole."""
+    """A dim that is repeated is split within each repetition; new dims are whole."""
     before, after = call.inputs[0].shape, call.outputs[0].shape
     lead = len(after) - len(before)
-    ins = [f"d{i}" if before[i] == after[i + lead] else f"!w{i}" for i in range(len(before))]
-    outs = [f"!e{i}" for i in range(lead)] + [f"d{i}" if before[i] == after[i + lead] else f"!v{i}" for i in range(len(before))]
-    return " ".join(ins) + " -> " + " ".join(outs)
+    names = letters(len(before))
+    times = [large // small if small else 0 for small, large in zip(before, after[lead:], strict=True)]
+    ins = [name if count else f"!{name}" for name, count in zip(names, times, strict=True)]
+    pairs = zip(names, times, strict=True)
+    outs = [name if count == 1 else f"({count} {name})" if count else f"!w{i}" for i, (name, count) in enumerate(pairs)]
+    return " ".join(ins) + " -> " + " ".join([*(f"!e{i}" for i in range(lead)), *outs])
+
+
+def _blocks(call: Call) -> str:
+    """Blocks of channels become blocks of places, or the reverse: channels are split within blocks, places outside them."""
+    size = call.integer("blocksize")
+    channels = f"(!p={size} !q={size} c)" if call.get("mode", default="DCR") == "DCR" else f"(c !p={size} !q={size})"
+    deep, wide = f"n {channels} h w", f"n c (h !p={size}) (w !q={size})"
+    return f"{deep} -> {wide}" if call.operator.kind == "onnx.DepthToSpace" else f"{wide} -> {deep}"
 
 
 register(
     """aten.view.default aten.reshape.default aten._unsafe_view.default aten.unsqueeze.default aten.squeeze.dims aten.flatten.using_ints
-    aten.unflatten.int aten.view_as.default aten.reshape_as.default aten.ravel.default""",
+    aten.unflatten.int aten.view_as.default aten.reshape_as.default aten.ravel.default
+    aten.atleast_1d.default aten.atleast_2d.default aten.atleast_3d.default""",
     _reshape,
     linear=((0,),),
     view=True,
 )
 register("onnx.Reshape onnx.Flatten onnx.Squeeze onnx.Unsqueeze", _reshape, linear=((0,),), view=True)
 register(
-    "aten.transpose.int aten.permute.default aten.t.default aten.mT.default aten.numpy_T.default aten.adjoint.default onnx.Transpose",
+    """aten.transpose.int aten.permute.default aten.t.default aten.mT.default aten.numpy_T.default aten.adjoint.default aten.mH.default
+    aten.matrix_H.default aten.swapaxes.default aten.swapdims.default aten.movedim.int aten.movedim.intlist aten.moveaxis.int
+    aten.moveaxis.intlist onnx.Transpose""",
     _permute,
     linear=((0,),),
     view=True,
@@ -200,16 +236,21 @@ register(
 register("aten.expand.default aten.expand_as.default aten.broadcast_to.default onnx.Expand", _expand, linear=((0,),), view=True)
 register(
     """aten.slice.Tensor aten.constant_pad_nd.default aten.pad.default aten.flip.default aten.roll.default aten.narrow.default
-    aten.tril.default aten.triu.default onnx.Slice onnx.Pad onnx.Trilu aten.cumsum.default onnx.CumSum""",
+    aten.tril.default aten.triu.default onnx.Slice onnx.Pad onnx.Trilu onnx.CenterCropPad onnx.DFT""",
     changed_dims_whole,
     saves="",
 )
 register("aten.select.int", _select, linear=((0,),), view=True)
 register(
-    "aten.split.Tensor aten.chunk.default aten.split_with_sizes.default aten.split.sizes onnx.Split", _split, linear=((0,),), view=True
+    """aten.split.Tensor aten.chunk.default aten.split_with_sizes.default aten.split.sizes aten.unsafe_split.Tensor
+    aten.unsafe_chunk.default aten.unsafe_split_with_sizes.default aten.tensor_split.sections onnx.Split""",
+    _split,
+    linear=((0,),),
+    view=True,
 )
 register("aten.cat.default aten.concat.default aten.concatenate.default onnx.Concat", _concat, saves="")
 register("aten.stack.default", _stack, saves="")
 register("aten.broadcast_tensors.default", _broadcast_together, saves="")
 register("aten.unbind.int", _unbind, linear=((0,),), view=True)
 register("aten.repeat.default aten.tile.default onnx.Tile", _repeat)
+register("onnx.DepthToSpace onnx.SpaceToDepth", _blocks, linear=((0,),), saves="")

@@ -1,0 +1,97 @@
+"""Rules that belong to certain calls of an operator: found by executing it, or absent and stood in for by whole tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ...ir import Graph
+from ..notation import parse_rule
+from .registry import RULES, Call, Entry, preamble, without_rule
+from .selection import all_whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRule:
+    """The rule of the calls with one `signature`, with the columns of the table as in `Entry`."""
+
+    kind: str
+    signature: str
+    rule: str
+    linear: tuple[tuple[int, ...], ...] = ()
+    products: tuple[str, ...] = ()
+    differentiable: bool = True
+    saves: str = "inputs"
+
+    def __post_init__(self) -> None:
+        parse_rule(self.rule)
+
+
+def signature(call: Call) -> str:
+    """What a found rule depends on: the attributes, and of every tensor its rank, which dims are 1, and whether it is of floats.
+
+    Sizes are no part of it, so a rule that was found on a small call is that of the large one.
+    """
+    tensors = [(tuple(size == 1 for size in tensor.shape), tensor.is_float) for tensor in (*call.inputs, *call.outputs)]
+    text = repr((call.operator.kind, sorted(call.operator.attributes.items()), len(call.inputs), tensors))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """The found rules of one kind, by signature: what stands in the table. Other calls are whole (and refused, unless replicated)."""
+
+    rules: Mapping[str, FoundRule]
+
+    def __call__(self, call: Call) -> str:
+        found = self.rules.get(signature(call))
+        return found.rule if found is not None else all_whole(call)
+
+    def covers(self, call: Call) -> bool:
+        return signature(call) in self.rules
+
+
+def add_found(found: Iterable[FoundRule]) -> None:
+    """Put found rules into the table, beside those found before; a kind that has a rule of the table or of the user keeps it."""
+    for rule in found:
+        entry = RULES.get(rule.kind)
+        if entry is not None and not entry.stand_in and not isinstance(entry.rule, _Rules):
+            continue
+        known = entry.rule.rules if entry is not None and isinstance(entry.rule, _Rules) else {}
+        RULES[rule.kind] = _entry({**known, rule.signature: rule})
+
+
+def _entry(rules: Mapping[str, FoundRule]) -> Entry:
+    """One row for several calls: it claims no more than what holds for all of them."""
+    first, *others = rules.values()
+    table = _Rules(rules)
+    return Entry(
+        rule=table,
+        linear=tuple(members for members in first.linear if all(members in other.linear for other in others)),
+        products=first.products if all(other.products == first.products for other in others) else (),
+        differentiable=any(rule.differentiable for rule in rules.values()),
+        saves=first.saves if all(other.saves == first.saves for other in others) else "inputs",
+        covers=table.covers,
+    )
+
+
+def found_in(graph: Graph) -> tuple[FoundRule, ...]:
+    """The found rules that a graph's operators use, by kind and signature."""
+    cold = preamble(graph)
+    used = {}
+    for op in graph.operators:
+        entry = RULES.get(op.kind)
+        if op.name not in cold and entry is not None and isinstance(entry.rule, _Rules):
+            rule = entry.rule.rules.get(signature(Call.of(graph, op)))
+            if rule is not None:
+                used[rule.kind, rule.signature] = rule
+    return tuple(used[key] for key in sorted(used))
+
+
+def replicate(graph: Graph, kinds: Iterable[str] | None = None) -> Graph:
+    """The graph in which every device computes all of the operators of `kinds` (default: of those without a rule)."""
+    wanted = frozenset(kinds) if kinds is not None else frozenset(op.kind for op in without_rule(graph))
+    for kind in wanted:
+        RULES.setdefault(kind, Entry(rule=all_whole, stand_in=True))
+    return replace(graph, replicated=graph.replicated | wanted)

@@ -1,0 +1,75 @@
+"""Rules of the rarer losses: rows are split where their losses are kept or summed, or meant over all rows alike."""
+
+from __future__ import annotations
+
+from .indexing import MEAN, SUM
+from .registry import Call, register
+from .selection import all_whole
+from .shape import letters
+
+
+def _reduced(call: Call, names: list[str]) -> tuple[str, str]:
+    """The dims of the result and the clause, for losses in `names`."""
+    reduction = call.integer("reduction", default=MEAN)
+    word = {MEAN: "mean", SUM: "sum"}.get(reduction, "")
+    return ("", f" | {', '.join(names)}: {word}" if names else "") if word else (" ".join(names), "")
+
+
+def _element_loss(call: Call) -> str:
+    """A loss of each element of operands that broadcast."""
+    depth = max(len(tensor.shape) for tensor in call.inputs)
+    names = letters(depth)
+    out, tail = _reduced(call, names)
+    return f"{', '.join(' '.join(names[depth - len(t.shape) :]) for t in call.inputs)} -> {out}{tail}"
+
+
+def _vector_loss(call: Call) -> str:
+    """A loss of each vector along the last dim; targets have one number a vector."""
+    depth = max(len(tensor.shape) for tensor in call.inputs)
+    if depth == 0:
+        return all_whole(call)
+    names = letters(depth - 1)
+    vector = [*names, "!v"]
+    target = call.position("target")
+    ins = [names if i == target else vector[depth - len(t.shape) :] for i, t in enumerate(call.inputs)]
+    out, tail = _reduced(call, names)
+    return f"{', '.join(' '.join(dims) for dims in ins)} -> {out}{tail}"
+
+
+def _margin_loss(call: Call) -> str:
+    """A loss of each row over its classes, with a class, or a list of them, as target and a weight for every class."""
+    shape = call.inputs[0].shape
+    if len(shape) < 2 or (len(call.outputs) > 1 and call.integer("reduction", default=MEAN) == MEAN):
+        return all_whole(call)
+    ins = []
+    for position, tensor in enumerate(call.inputs):
+        ins.append("!c" if position == call.position("weight") else "n !c" if len(tensor.shape) > 1 else "n")
+    out, tail = _reduced(call, ["n"])
+    outs = [out, *("n !c" for _ in call.outputs[1:])]
+    return f"{', '.join(ins)} -> {', '.join(outs)}{tail}"
+
+
+def _ctc_loss(call: Call) -> str:
+    """A loss of each sequence of the batch, where targets are padded and lengths are tensors."""
+    if len(call.inputs) < 4 or len(call.inputs[0].shape) != 3 or len(call.inputs[1].shape) != 2:
+        return all_whole(call)
+    out, tail = _reduced(call, ["n"])
+    return f"!t n !c, n !s, n, n -> {out}{tail}"
+
+
+def _counted(call: Call) -> str:
+    """The summed loss of rows beside the weight that it is summed with; a mean needs both whole."""
+    if call.integer("reduction", default=MEAN) != SUM or len(call.inputs[0].shape) < 2:
+        return all_whole(call)
+    names = letters(len(call.inputs[0].shape))
+    rows = [names[0], *names[2:]]
+    ins = [" ".join([names[0], "!c", *names[2:]]), " ".join(rows), *("!c" for _ in call.inputs[2:])]
+    return f"{', '.join(ins)} -> , | {', '.join(rows)}: sum"
+
+
+register("aten.soft_margin_loss.default aten.poisson_nll_loss.default aten.hinge_embedding_loss.default", _element_loss)
+register("aten.margin_ranking_loss.default", _element_loss)
+register("aten.cosine_embedding_loss.default aten.triplet_margin_loss.default", _vector_loss)
+register("aten.multi_margin_loss.default aten.multilabel_margin_loss.default aten.multilabel_margin_loss_forward.default", _margin_loss)
+register("aten.ctc_loss.Tensor aten.ctc_loss.IntList", _ctc_loss)
+register("aten.nll_loss_forward.default aten.nll_loss2d_forward.default", _counted)

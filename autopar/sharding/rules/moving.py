@@ -1,0 +1,204 @@
+"""Rules of operators that cut out, repeat, mirror and rearrange elements, beyond views and reshapes."""
+
+from __future__ import annotations
+
+from .registry import Call, register
+from .selection import all_whole
+from .shape import changed_dims_whole, letters
+from .spelling import whole
+
+
+def _marked(names: list[str], dims: set[int]) -> str:
+    return " ".join(f"!{name}" if i in dims else name for i, name in enumerate(names))
+
+
+def _diagonal(call: Call) -> str:
+    """Two dims become a last one; the others are split."""
+    rank = len(call.inputs[0].shape)
+    dims = {call.integer("dim1", default=0) % rank, call.integer("dim2", default=1) % rank}
+    if call.operator.kind == "aten.linalg_diagonal.default":
+        dims = {call.integer("dim1", default=-2) % rank, call.integer("dim2", default=-1) % rank}
+    names = letters(rank)
+    return f"{_marked(names, dims)} -> {' '.join([*(n for i, n in enumerate(names) if i not in dims), '!k'])}"
+
+
+def _diag_embed(call: Call) -> str:
+    """The last dim becomes two."""
+    rank = len(call.outputs[0].shape)
+    dims = {call.integer("dim1", default=-2) % rank, call.integer("dim2", default=-1) % rank}
+    names = iter(letters(rank - 2))
+    outs = [f"!k{i}" if i in dims else next(names) for i in range(rank)]
+    return f"{' '.join([*letters(rank - 2), '!k'])} -> {' '.join(outs)}"
+
+
+def _meshgrid(call: Call) -> str:
+    """Every vector is a dim of all results; `xy` swaps the first two."""
+    names = letters(len(call.inputs))
+    order = names.copy()
+    if call.get("indexing") == "xy" and len(names) > 1:
+        order[:2] = order[1::-1]
+    ins = [name if tensor.shape else "" for name, tensor in zip(names, call.inputs, strict=True)]
+    return f"{', '.join(ins)} -> {', '.join(' '.join(order) for _ in call.outputs)}"
+
+
+def _unfold(call: Call) -> str:
+    """Windows along a dim: side by side they can be split, overlapping ones not; the places inside become a last dim."""
+    shape = call.inputs[0].shape
+    if not shape:
+        return all_whole(call)
+    dim, size, step = call.integer("dimension") % len(shape), call.integer("size"), call.integer("step")
+    names = letters(len(shape))
+    if size == step and shape[dim] % size == 0:
+        before = [f"({name} !u={size})" if i == dim else name for i, name in enumerate(names)]
+        return f"{' '.join(before)} -> {' '.join([*names, '!u'])}"
+    outs = [f"!v{i}" if i == dim else name for i, name in enumerate(names)]
+    return f"{_marked(names, {dim})} -> {' '.join([*outs, '!u'])}"
+
+
+def _repeat_interleave(call: Call) -> str:
+    """Every index comes several times in a row, so a split keeps its order; without a dim the tensor is read flat."""
+    before = call.inputs[0].shape
+    if call.get("dim") is None or not before:
+        return all_whole(call)
+    dim, times = call.integer("dim") % len(before), call.integer("repeats", default=1)
+    names = letters(len(before))
+    if not before[dim] or times < 1:
+        return changed_dims_whole(call)
+    outs = [f"({name} !r={times})" if i == dim else name for i, name in enumerate(names)]
+    return f"{' '.join(names)} -> {' '.join(outs)}"
+
+
+def _repeat_by_tensor(call: Call) -> str:
+    """A count for every index: the dim stays whole."""
+    if call.operator.kind == "aten.repeat_interleave.Tensor" or call.get("dim") is None or not call.inputs[0].shape:
+        return all_whole(call)
+    rank = len(call.inputs[0].shape)
+    dim, names = call.integer("dim") % rank, letters(rank)
+    counts = whole(call.inputs[1].shape, "c")
+    outs = [f"!v{i}" if i == dim else name for i, name in enumerate(names)]
+    return f"{_marked(names, {dim})}, {counts} -> {' '.join(outs)}"
+
+
+def _rotated(call: Call) -> str:
+    """`rot90`, `fliplr`, `flipud`: the dims that turn stay whole."""
+    rank = len(call.inputs[0].shape)
+    fixed = {"aten.fliplr.default": {1}, "aten.flipud.default": {0}}
+    value = call.get("dims", default=(0, 1))
+    turned = {int(d) % rank for d in value if isinstance(d, int)} if isinstance(value, tuple) else {0, 1}
+    dims = fixed.get(call.operator.kind, turned)
+    names = letters(rank)
+    outs = [f"!v{i}" if i in dims else name for i, name in enumerate(names)]
+    return f"{_marked(names, dims)} -> {' '.join(outs)}"
+
+
+def _diff(call: Call) -> str:
+    """Differences along a dim, with what is put in front and behind."""
+    rank = len(call.outputs[0].shape)
+    dim, names = call.integer("dim", default=-1) % rank, letters(rank)
+    ins = [" ".join(f"!w{j}" if i == dim else name for i, name in enumerate(names)) for j in range(len(call.inputs))]
+    return f"{', '.join(ins)} -> {' '.join('!v' if i == dim else name for i, name in enumerate(names))}"
+
+
+def _trapezoid(call: Call) -> str:
+    """An integral along a dim; places along it are the same for all rows, or one for every element."""
+    shape = call.inputs[0].shape
+    dim, names = call.integer("dim", default=-1) % len(shape), letters(len(shape))
+    ins = [_marked(names, {dim})]
+    ins += ["!" + names[dim] if len(t.shape) == 1 else _marked(names, {dim}) for t in call.inputs[1:]]
+    outs = [name for i, name in enumerate(names) if i != dim]
+    if len(call.outputs[0].shape) == len(shape):
+        outs.insert(dim, "!v")
+    return f"{', '.join(ins)} -> {' '.join(outs)}"
+
+
+def _stacked(call: Call) -> str:
+    """`hstack`, `vstack` and their like on tensors of at least two dims: the dim that they join stays whole."""
+    rank = len(call.outputs[0].shape)
+    dims = {"aten.vstack.default": 0, "aten.row_stack.default": 0, "aten.dstack.default": 2}
+    if any(len(tensor.shape) != rank for tensor in call.inputs) or rank < 2:
+        return all_whole(call)
+    dim, names = dims.get(call.operator.kind, 1), letters(rank)
+    ins = [" ".join(f"!w{j}" if i == dim else name for i, name in enumerate(names)) for j in range(len(call.inputs))]
+    return f"{', '.join(ins)} -> {' '.join('!v' if i == dim else name for i, name in enumerate(names))}"
+
+
+def _pixel_shuffle(call: Call) -> str:
+    """Channels become places inside each place, or the reverse."""
+    down = call.operator.kind == "aten.pixel_unshuffle.default"
+    times = call.integer("downscale_factor" if down else "upscale_factor")
+    star = " ".join(letters(len(call.inputs[0].shape) - 3))
+    deep, wide = f"{star} (c !r={times} !s={times}) y x", f"{star} c (y !r={times}) (x !s={times})"
+    return f"{wide} -> {deep}" if down else f"{deep} -> {wide}"
+
+
+def _channel_shuffle(call: Call) -> str:
+    """Groups of channels change places with the channels of a group, which can be split within every group."""
+    groups = call.integer("groups")
+    space = " ".join(f"x{i}" for i in range(len(call.inputs[0].shape) - 2))
+    return f"n (!g={groups} c) {space} -> n (c !g={groups}) {space}"
+
+
+def _im2col(call: Call) -> str:
+    """The windows of each channel of each image; channels are the outer part of the columns."""
+    image, columns = call.inputs[0].shape, call.outputs[0].shape
+    batch = "n " if len(image) == 4 else ""
+    window = columns[-2] // max(image[-3], 1)
+    return f"{batch}c !y !x -> {batch}(c !w={window}) !l"
+
+
+def _col2im(call: Call) -> str:
+    """The reverse: overlapping windows are summed."""
+    columns, image = call.inputs[0].shape, call.outputs[0].shape
+    batch = "n " if len(image) == 4 else ""
+    window = columns[-2] // max(image[-3], 1)
+    return f"{batch}(c !w={window}) !l -> {batch}c !y !x"
+
+
+def _bits(call: Call) -> str:
+    """The same memory as another type: the last dim stays whole where its size changes."""
+    before, after = call.inputs[0].shape, call.outputs[0].shape
+    if before == after:
+        return "* -> *"
+    return f"{' '.join([*letters(len(before) - 1), '!w'])} -> {' '.join([*letters(len(before) - 1), '!v'])}"
+
+
+register("aten.diagonal.default aten.linalg_diagonal.default", _diagonal, linear=((0,),), view=True)
+register("aten.diag_embed.default", _diag_embed, linear=((0,),), saves="")
+register("aten.meshgrid.default aten.meshgrid.indexing", _meshgrid, view=True)
+register("aten.unfold.default", _unfold, linear=((0,),), view=True)
+register("aten.repeat_interleave.self_int", _repeat_interleave, linear=((0,),), saves="")
+register("aten.repeat_interleave.self_Tensor", _repeat_by_tensor, linear=((0,),), saves="")
+register("aten.repeat_interleave.Tensor", _repeat_by_tensor, differentiable=False)
+register("aten.rot90.default aten.fliplr.default aten.flipud.default", _rotated, linear=((0,),), saves="")
+register("aten.diff.default", _diff, saves="")
+register([f"aten.{name}.{form}" for name in ("trapezoid", "trapz", "cumulative_trapezoid") for form in ("x", "dx")], _trapezoid)
+register("aten.hstack.default aten.vstack.default aten.dstack.default aten.row_stack.default aten.column_stack.default", _stacked, saves="")
+register("aten.pixel_shuffle.default aten.pixel_unshuffle.default", _pixel_shuffle, linear=((0,),), saves="")
+register("aten.channel_shuffle.default", _channel_shuffle, linear=((0,),), saves="")
+register("aten.im2col.default", _im2col, linear=((0,),), saves="")
+register("aten.col2im.default", _col2im, linear=((0,),), saves="")
+register("aten.view.dtype", _bits, differentiable=False, view=True)
+register(
+    """aten.reflection_pad1d.default aten.reflection_pad2d.default aten.reflection_pad3d.default aten.replication_pad1d.default
+    aten.replication_pad2d.default aten.replication_pad3d.default aten._pad_circular.default""",
+    changed_dims_whole,
+    linear=((0,),),
+    saves="",
+)
+register(
+    """aten.diag.default aten.diagflat.default aten.trace.default aten.as_strided.default""",
+    all_whole,
+    linear=((0,),),
+)
+register(
+    """aten.block_diag.default aten.cartesian_prod.default aten.combinations.default aten.as_strided_scatter.default
+    aten.masked_scatter.default aten.masked_select.default aten.take.default aten.put.default""",
+    all_whole,
+)
+register(
+    """aten.nonzero.default aten.nonzero_static.default aten.nonzero_numpy.default aten.argwhere.default aten.bincount.default
+    aten.unique_consecutive.default aten.unique_dim.default aten._unique.default aten._unique2.default
+    aten.unique_dim_consecutive.default aten.histogram.bin_ct""",
+    all_whole,
+    differentiable=False,
+)

@@ -1,0 +1,151 @@
+"""Sliding windows along the spatial dims of a call: which rows a shard of the output reads, and how a rule spells the dims.
+
+With X input rows, Y output rows, stride s, dilation d, kernel k and `before` rows of padding, output row j reads the input rows
+j·s - before ... j·s - before + (k-1)·d. Where X = Y·s, a shard of the output rows reads the input rows of the same shard, `before`
+rows of the shard before it and (k-1)·d - before - (s-1) rows of the one behind it (negative: its own last rows are not read).
+A transposed convolution, where Y = X·s, mirrors this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .registry import Call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A window along one spatial dim of `rows` input rows and `made` output rows; sizes are in rows."""
+
+    rows: int
+    made: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+    transposed: bool = False
+
+    @property
+    def span(self) -> int:
+        """Rows from the first to the last that the window reads."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def aligned(self) -> bool:
+        """Whether equal shards of the input and of the output belong together."""
+        many, few = (self.made, self.rows) if self.transposed else (self.rows, self.made)
+        return many == few * self.stride and self.before >= 0 and self.after >= 0
+
+    @property
+    def low(self) -> int:
+        """Input rows that a shard needs of the shard before it."""
+        return max(0, (self.span - 1 - self.before) // self.stride) if self.transposed else self.before
+
+    @property
+    def high(self) -> int:
+        """Input rows that a shard needs of the shard behind it; negative: own rows that it does not need."""
+        return max(0, -(-self.before // self.stride)) if self.transposed else self.span - self.before - self.stride
+
+    @property
+    def apart(self) -> bool:
+        """Whether the shards need nothing of each other and no padding."""
+        return self.aligned and self.before == 0 and self.span <= self.stride
+
+    @property
+    def most(self) -> int:
+        """The most shards: the rows needed lie in one neighbour, and a shard has two output rows at least."""
+        return min(self.rows // max(self.low, self.high, 1), self.made // 2) if self.aligned else 1
+
+
+def windows_of(call: Call) -> tuple[Window, ...]:
+    """The windows of a convolution or pool, one a spatial dim; empty where the padding is not written out."""
+    kind = call.operator.kind
+    transposed = "ranspose" in kind
+    if call.get("transposed"):
+        return ()
+    given = call.get("kernel_size", "kernel_shape")
+    weight = call.position("weight") or call.position("W")
+    kernel = call.inputs[weight].shape[2:] if weight is not None else _sizes(given, _space(call), 1)
+    space = len(kernel)
+    strides = _sizes(call.get("stride", "strides"), space, 1 if weight is not None or kind.startswith("onnx.") else None)
+    strides = strides or kernel
+    dilations = _sizes(call.get("dilation", "dilations"), space, 1)
+    pads = _padding(call, kernel, dilations)
+    if pads is None:
+        return ()
+    rows, made = call.inputs[0].shape[-space:], call.outputs[0].shape[-space:]
+    return tuple(
+        Window(
+            rows=rows[i], made=made[i], kernel=kernel[i], stride=strides[i], dilation=dilations[i], before=pads[0][i], after=pads[1][i],
+            transposed=transposed,
+        )
+        for i in range(space)
+    )  # fmt: skip
+
+
+def window_index(factor: str) -> int:
+    """Which spatial dim a factor of `spell` belongs to.
+
+    >>> window_index("y1")
+    1
+    """
+    return int(factor[1:])
+
+
+def _space(call: Call) -> int:
+    kind = call.operator.kind
+    return len(call.inputs[0].shape) - 2 if kind.startswith("onnx.") else next(d for d in (1, 2, 3) if f"{d}d" in kind)
+
+
+def _sizes(value: object, space: int, default: int | None) -> tuple[int, ...]:
+    """One size for each spatial dim, from a number, a tuple of one or of all; empty where nothing is given and no default."""
+    given = value if isinstance(value, tuple) else () if value is None else (value,)
+    numbers = tuple(int(v) for v in given if isinstance(v, int))
+    if not numbers:
+        return () if default is None else (default,) * space
+    return numbers * space if len(numbers) == 1 else numbers
+
+
+def _padding(call: Call, kernel: Sequence[int], dilations: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Rows of padding before and behind each spatial dim; None where they are left to `auto_pad`."""
+    space = len(kernel)
+    if call.operator.kind.startswith("onnx."):
+        both = _sizes(call.get("pads"), 2 * space, 0)
+        return (both[:space], both[space:]) if call.get("auto_pad", default="NOTSET") in ("NOTSET", "VALID") else None
+    padding = call.get("padding")
+    if padding == "same":
+        total = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
+        return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    sizes = _sizes(None if isinstance(padding, str) else padding, space, 0)
+    return sizes, sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spots:
+    """The spatial dims of a rule: terms of the input, terms of the output, and the clauses that belong to them."""
+
+    ins: str
+    outs: str
+    clauses: tuple[str, ...]
+
+
+def spell(windows: Sequence[Window], space: int) -> Spots:
+    """Terms of every spatial dim: split alike where shards are apart, as partners with a halo where they touch, else whole."""
+    ins, outs, clauses = [], [], []
+    for i in range(space):
+        window = windows[i] if windows else None
+        few, many = (f"x{i}", f"y{i}") if window is not None and window.transposed else (f"y{i}", f"x{i}")
+        if window is not None and window.apart and min(window.rows, window.made) > 1:
+            grown = few if window.stride == 1 else f"({few} !{many}={window.stride})"
+            ins.append(few if window.transposed else grown)
+            outs.append(grown if window.transposed else few)
+        elif window is not None and window.most > 1:
+            ins.append(f"!x{i}")
+            outs.append(f"y{i}")
+            clauses.append(f"y{i} + x{i}: halo")
+        else:
+            ins.append(f"!x{i}")
+            outs.append(f"!y{i}")
+    return Spots(ins=" ".join(ins), outs=" ".join(outs), clauses=tuple(clauses))

@@ -1,0 +1,66 @@
+"""Softmax whose dim is split: the maximum and the sum of exponentials of each row are all-reduced, backward the rows' inner products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from autopar.ir import Value
+
+from ..collectives import Action, AxisGroup, all_reduce, step
+
+if TYPE_CHECKING:
+    from ..localise import LocalCall
+
+SUM = Action("all_reduce")
+
+
+def _rows(x: Tensor, dim: int, group: AxisGroup) -> tuple[Tensor, Tensor, Tensor]:
+    """The scores below their row's maximum, their exponentials, and the sum of these over the row."""
+    shifted = x - all_reduce(x.detach().amax(dim, keepdim=True), group, "max")
+    weights = shifted.exp()
+    return shifted, weights, step(weights.sum(dim, keepdim=True), SUM, SUM, group)
+
+
+def softmax(x: Tensor, dim: int, group: AxisGroup) -> Tensor:
+    """As `torch.softmax`."""
+    _, weights, total = _rows(x, dim, group)
+    return weights / total
+
+
+def log_softmax(x: Tensor, dim: int, group: AxisGroup) -> Tensor:
+    """As `torch.log_softmax`."""
+    shifted, _, total = _rows(x, dim, group)
+    return shifted - total.log()
+
+
+def _called(function: Callable[[Tensor, int, AxisGroup], Tensor]) -> Callable[..., Tensor]:
+    """The function under the argument names of torch and of ONNX; half precision is computed in single."""
+
+    def call(
+        *, group: AxisGroup, self: Tensor | None = None, input: Tensor | None = None, dim: int = -1, axis: int | None = None,
+        dtype: str | None = None, flatten: int = 0,
+    ) -> Tensor:  # fmt: skip
+        x = input if self is None else self
+        assert x is not None and not flatten
+        result = getattr(torch, dtype) if dtype else x.dtype
+        wide = x.to(torch.promote_types(result, torch.float32))
+        return function(wide, dim if axis is None else axis, group).to(result)
+
+    return call
+
+
+_FUNCTIONS = {
+    "aten.softmax.int": _called(softmax),
+    "aten.log_softmax.int": _called(log_softmax),
+    "onnx.Softmax": _called(softmax),
+    "onnx.LogSoftmax": _called(log_softmax),
+}
+
+
+def split_rows(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Mapping[str, Value]]:
+    """The local form of a softmax whose dim is split."""
+    return _FUNCTIONS[call.operator.kind], {"group": group}

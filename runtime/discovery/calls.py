@@ -1,0 +1,137 @@
+"""One call of an operator, repeated on other values, at other sizes and on shards, without a trace in torch's random state."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.errors import DiscoveryError
+from autopar.ir import Ref, Value
+from autopar.sharding.layout import Layout, replicated
+from autopar.sharding.program import Decision
+
+from ..functions import arguments_of, function_of
+from ..localise import SPECIALS, LocalCall, localise
+from ..proof import Sample, sample, shard
+from ..proof.sample import CPU
+
+SEED = 7
+Shapes = Sequence[Sequence[int]]
+
+
+@contextlib.contextmanager
+def seeded(seed: int = SEED) -> Iterator[None]:
+    """Torch's random numbers follow `seed`, and go on afterwards as if nothing had been drawn."""
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+def execute(function: Any, attributes: Mapping[str, Value], inputs: Sequence[Tensor], *, seed: int = SEED) -> list[Tensor]:
+    """The outputs of one call; whatever it draws at random follows `seed`."""
+    with seeded(seed):
+        results = function(**arguments_of(function, attributes, inputs, CPU))
+    return list(results) if isinstance(results, list | tuple) else [results]
+
+
+def outputs_of(case: Sample, values: Sequence[Tensor] | None = None, *, seed: int = SEED) -> list[Tensor]:
+    """The outputs of the whole operator, on the sample's values or on others of the same shapes."""
+    given = case.values if values is None else values
+    with torch.no_grad():
+        return execute(function_of(case.kind), case.operator.attributes, given, seed=seed)
+
+
+def outputs_of_shards(case: Sample, layouts: Sequence[Layout], degree: int, zeroed: frozenset[int] = frozenset()) -> list[list[Tensor]]:
+    """What each of `degree` ranks computes from its shards; the inputs `zeroed` are zeros on all ranks but the first."""
+    operator, tensors = case.operator, case.graph.tensors
+    decision = Decision(options=(), rule=None, inputs=tuple(layouts), outputs=(replicated(1),) * len(operator.outputs))
+    found = []
+    for rank in range(degree):
+        call = LocalCall(
+            operator=operator,
+            decision=decision,
+            inputs=tuple(tensors[n] for n in operator.inputs),
+            outputs=tuple(tensors[n] for n in operator.outputs),
+            mesh=(degree,),
+            coordinate=(rank,),
+        )
+        local = localise(call)
+        held = [shard(value, layout, (degree,), (rank,)) for value, layout in zip(case.values, layouts, strict=True)]
+        held = [torch.zeros_like(value) if rank and index in zeroed else value for index, value in enumerate(held)]
+        with torch.no_grad():
+            found.append(execute(local.function, local.attributes, held))
+    return found
+
+
+def require_function(case: Sample) -> None:
+    """Refuse what is no function of its inputs: in-place changes, random numbers, results that change from call to call."""
+    before = [value.clone() for value in case.values]
+    first, again, other = outputs_of(case), outputs_of(case), outputs_of(case, seed=SEED + 1)
+    if not all(isinstance(value, Tensor) for value in first):
+        raise DiscoveryError(f"{case.kind} gives something other than tensors")
+    if any(not torch.equal(a, b) for a, b in zip(before, case.values, strict=True)):
+        raise DiscoveryError(f"{case.kind} changes its inputs in place; write it so that it returns what it makes")
+    if not same(first, again):
+        raise DiscoveryError(f"{case.kind} gives other results when it is called again with the same inputs")
+    if not same(first, other) and case.kind not in SPECIALS:
+        raise DiscoveryError(f"{case.kind} draws random numbers; shards would draw others than the whole")
+
+
+def same(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
+    """Whether two lists of outputs are equal to the last bit."""
+    return all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(left, right, strict=True))
+
+
+def resized(case: Sample, shapes: Shapes, seed: int) -> Sample | None:
+    """The call at other input sizes, with values like the old ones; None where the operator does not take them."""
+    generator = torch.Generator().manual_seed(seed)
+    values = [drawn_like(value, tuple(shape), generator) for value, shape in zip(case.values, shapes, strict=True)]
+    try:
+        fresh = with_values(case, values)
+    except Exception:  # whatever the operator raises, it means that these sizes are none
+        return None
+    finite = all(bool(v.isfinite().all()) for v in outputs_of(case) if v.is_floating_point())
+    return fresh if not finite or all(bool(v.isfinite().all()) for v in outputs_of(fresh) if v.is_floating_point()) else None
+
+
+def with_values(case: Sample, values: Sequence[Tensor]) -> Sample:
+    """The same call with other inputs."""
+    arguments = {name: resolved(value, values) for name, value in case.operator.attributes.items()}
+    with seeded(), torch.no_grad():
+        return sample(case.kind, case.note, **arguments)
+
+
+def resolved(value: Value, inputs: Sequence[Tensor]) -> Any:
+    """An attribute with tensors in the place of references."""
+    if isinstance(value, Ref):
+        return inputs[value.index]
+    return tuple(resolved(item, inputs) for item in value) if isinstance(value, tuple) else value
+
+
+def drawn_like(value: Tensor, shape: tuple[int, ...], generator: torch.Generator, *, fresh: bool = False) -> Tensor:
+    """Values like those of a tensor: floats between two of its elements, else its elements; itself where it has this shape."""
+    if tuple(value.shape) == shape and not fresh:
+        return value
+    count = torch.Size(shape).numel()
+    pool = value.reshape(-1)
+    if not len(pool):
+        return value.new_zeros(shape)
+    picks = [pool[torch.randint(len(pool), (count,), generator=generator)] for _ in range(2)]
+    if not value.is_floating_point():
+        return picks[0].reshape(shape)
+    weight = torch.rand(count, dtype=value.dtype, generator=generator)
+    return (picks[0] * weight + picks[1] * (1 - weight)).reshape(shape)
+
+
+def combinations(items: Sequence[Any], limit: int) -> list[tuple[Any, ...]]:
+    """Subsets by size, the empty one first, at most `limit` of them."""
+    every = (subset for count in range(len(items) + 1) for subset in itertools.combinations(items, count))
+    return list(itertools.islice(every, limit))

@@ -1,0 +1,107 @@
+"""Which dims of an operator's inputs have a common size, found by trying: every group of them gets a size of its own.
+
+Dims that are equal by accident are thereby told from those that the operator wants equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from autopar.ir import Value
+
+from ..proof import Sample
+from .calls import combinations, resized
+
+Place = tuple[int, int]
+"""An input and one of its dims."""
+
+MAX_ELEMENTS = 200_000
+"""Elements of all tensors of a call that is tried."""
+MAX_LEAST = 48
+"""Sizes are no smaller than any integer among the attributes up to this one: an offset or a count acts at its true sizes only."""
+MAX_GROUPS = 64
+"""How many groups of dims are tried together with one dim."""
+
+
+def spread(case: Sample, *, unit: int, seed: int) -> Sample:
+    """The call at multiples of `unit`, where the operator allows: each group of dims that must agree has a size of its own."""
+    return _Spread(case, unit, seed).run()
+
+
+class _Spread:
+    """The call as far as it is spread."""
+
+    def __init__(self, case: Sample, unit: int, seed: int) -> None:
+        self.case = case
+        self.current = case
+        self.unit = unit
+        self.seed = seed
+        integers = set(integers_of(tuple(case.operator.attributes.values())))
+        self.taken = {size for value in case.values for size in value.shape} | integers
+        self.least = max((1, *(number for number in integers if number <= MAX_LEAST)))
+        self.kept: set[int] = set()
+
+    def run(self) -> Sample:
+        """Larger sizes first, so that a small table is not asked for rows that it lost."""
+        members: dict[int, list[Place]] = {}
+        for index, value in enumerate(self.case.values):
+            for dim, size in enumerate(value.shape):
+                members.setdefault(size, []).append((index, dim))
+        for size in sorted(members, reverse=True):
+            if size > 1:
+                self._separate(size, members[size])
+        for place in members.get(1, ()):
+            self._grow(place)
+        return self.current
+
+    def _separate(self, size: int, places: Sequence[Place]) -> None:
+        remaining = list(places)
+        while remaining:
+            for others in combinations(remaining[1:], MAX_GROUPS):
+                group = (remaining[0], *others)
+                if len(group) == len(places) and size % self.unit == 0 and size not in self.kept:
+                    self.kept.add(size)
+                    break
+                if any(self._set(group, fresh) for fresh in self._fresh(size)):
+                    break
+            else:
+                group = (remaining[0],)
+            remaining = [place for place in remaining if place not in group]
+
+    def _grow(self, place: Place) -> None:
+        """A dim of size 1: a size of its own, or that of the dims it is broadcast to."""
+        known = sorted({size for value in self.current.values for size in value.shape if size > 1})
+        for fresh in (*self._fresh(1), *known):
+            if self._set((place,), fresh):
+                return
+
+    def _fresh(self, size: int) -> Iterator[int]:
+        """The smallest unused multiple of the unit that no attribute exceeds, and the smallest that is no less than `size`."""
+        for least in dict.fromkeys((self.least, max(size, self.least))):
+            count = math.ceil(least / self.unit)
+            while count * self.unit in self.taken:
+                count += 1
+            yield count * self.unit
+
+    def _set(self, group: Sequence[Place], size: int) -> bool:
+        shapes = [list(value.shape) for value in self.current.values]
+        for index, dim in group:
+            shapes[index][dim] = size
+        if sum(math.prod(shape) for shape in shapes) > MAX_ELEMENTS:
+            return False
+        found = resized(self.current, shapes, self.seed)
+        if found is None or sum(tensor.size for tensor in found.graph.tensors.values()) > MAX_ELEMENTS:
+            return False
+        self.current = found
+        self.taken.add(size)
+        return True
+
+
+def integers_of(value: Value) -> Iterator[int]:
+    """The integers in an attribute."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from integers_of(item)
+    elif isinstance(value, int):
+        yield value

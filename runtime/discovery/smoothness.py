@@ -1,0 +1,73 @@
+"""What an operator is as a function: in which inputs together it is linear, and whether a gradient passes through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..functions import function_of
+from ..proof import Sample
+from .calls import combinations, drawn_like, execute, outputs_of
+from .loops import equal
+
+MAX_SETS = 64
+"""How many sets of inputs are tried for linearity, the smallest first."""
+SCALES = (-0.7, 60.0, -5000.0)
+"""What an input is multiplied by: functions that are linear near zero only are found out by the large ones."""
+EXACT_SCALES = (2.0**40, 2.0**-40)
+"""Powers of two, by which a linear function is multiplied without rounding: they find out limits that are far off."""
+
+
+def linear_sets(case: Sample, addends: frozenset[int]) -> tuple[tuple[int, ...], ...]:
+    """The smallest sets of inputs in which (with the addends) the operator is linear: f(a x + y) = a f(x) + f(y)."""
+    floats = [i for i, value in enumerate(case.values) if value.is_floating_point()]
+    whole = outputs_of(case)
+    if not whole or not all(value.is_floating_point() for value in whole):
+        return ()
+    found: list[tuple[int, ...]] = []
+    for members in combinations([i for i in floats if i not in addends], MAX_SETS)[1:]:
+        if not any(set(smaller) <= set(members) for smaller in found) and _is_linear(case, whole, {*members, *addends}):
+            found.append(members)
+    return tuple(found)
+
+
+def _is_linear(case: Sample, whole: Sequence[Tensor], members: set[int]) -> bool:
+    generator = torch.Generator().manual_seed(len(members))
+    other = [drawn_like(v, tuple(v.shape), generator, fresh=True) for v in case.values]
+
+    def at(change: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        changed = [change(v, o) if i in members else v for i, (v, o) in enumerate(zip(case.values, other, strict=True))]
+        return outputs_of(case, changed)
+
+    try:
+        second = at(lambda _, o: o)
+        mixed = all(_all_equal(at(lambda v, o, s=s: s * v + o), [s * f + g for f, g in zip(whole, second, strict=True)]) for s in SCALES)
+        scaled = mixed and all(_all_equal(at(lambda v, _, s=s: s * v), [s * f for f in whole]) for s in EXACT_SCALES)
+        # What is not finite must not be swept under the carpet: a share of a sum may be what the whole is not.
+        return scaled and not any(value.isfinite().all() for end in ("nan", "inf") for value in at(lambda v, _, e=end: v * float(e)))
+    except Exception:  # whatever the operator raises, it does not take such values
+        return False
+
+
+def _all_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    return all(equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def is_differentiable(case: Sample) -> bool:
+    """Whether autograd finds a way from some output to some input and brings more than zeros there."""
+    return any(_carries(case, index) for index, value in enumerate(case.values) if value.is_floating_point())
+
+
+def _carries(case: Sample, index: int) -> bool:
+    leaf = case.values[index].detach().clone().requires_grad_()
+    values = [leaf if i == index else value for i, value in enumerate(case.values)]
+    generator = torch.Generator().manual_seed(1)
+    try:
+        outputs = [value for value in execute(function_of(case.kind), case.operator.attributes, values) if value.requires_grad]
+        ahead = [torch.randn(value.shape, dtype=value.dtype, generator=generator) for value in outputs]
+        (found,) = torch.autograd.grad(outputs, [leaf], ahead, allow_unused=True) if outputs else (None,)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return found is not None and bool((found != 0).any())

@@ -1,0 +1,186 @@
+"""What a user or a model asks a rule for, made into an example call: an operator's name, a function, an operator of a graph."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.errors import AutoparError, DiscoveryError, RuleError, UnsupportedOperators, UsageError
+from autopar.sharding.rules import Entry
+
+from ..functions import function_of, known_as
+from ..proof import Disproved, Sample, sample
+from .calls import outputs_of, seeded
+from .discover import MESHES, Discovery, discover, factor_names, in_double, prove_all
+
+_PLAIN = "it is a function, not an operator: planning sees what is inside it, unless torch.library.custom_op makes it one operator"
+
+
+def discover_target(target: Any, inputs: Sequence[Any], arguments: Mapping[str, Any]) -> Discovery:
+    """The rule of an operator's name, `package:function`, or an operator or function, called with `inputs` and `arguments`."""
+    if isinstance(target, str) and ":" in target.replace("::", ""):
+        target, inputs, arguments = _named(target, inputs, arguments)
+    kind = kind_of(target)
+    if kind is not None:
+        return discover(example(kind, inputs, arguments))
+    if not callable(target):
+        raise UsageError(f"{target!r} is no operator and no function")
+    name = f"{target.__module__}.{getattr(target, '__qualname__', type(target).__name__)}"
+    places = [f"input{i}" for i in range(len(inputs))]
+
+    def call(**given: Any) -> Any:
+        placed = [given.pop(place) for place in places]
+        return target(*placed, **given)
+
+    with known_as(name, call):
+        found = discover(_made(name, dict(zip(places, inputs, strict=True)) | dict(arguments)))
+    return replace(found, notes=(*found.notes, _PLAIN))
+
+
+def kind_of(target: Any) -> str | None:
+    """The operator kind of a name or of an operator of torch; None for other callables."""
+    if isinstance(target, str):
+        name = target.replace("::", ".")
+        kind = name if name.count(".") > 1 or name.startswith("onnx.") else f"{name}.default"
+        try:
+            function_of(kind)
+        except UnsupportedOperators as error:
+            raise UsageError(
+                f"no operator {kind!r} is known: write namespace.name.overload, and import what defines it (--rules)"
+            ) from error
+        return kind
+    target = getattr(target, "_opoverload", target)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        names: list[str] = target.overloads()  # type: ignore[no-untyped-call]
+        if "default" not in names and len(names) > 1:
+            raise UsageError(f"{target} has the overloads {', '.join(names)}: say which")
+        return f"{target}.{'default' if 'default' in names else names[0]}"
+    return str(target) if isinstance(target, torch._ops.OpOverload) else None
+
+
+def _named(text: str, inputs: Sequence[Any], arguments: Mapping[str, Any]) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
+    """What `package:function` stands for, and its example inputs where none are given."""
+    module_name, _, name = text.rpartition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+        found = getattr(module, name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{text!r} cannot be imported: {error}") from error
+    if inputs or arguments:
+        return found, inputs, arguments
+    beside = getattr(module, f"{name}_inputs", None)
+    with seeded():
+        if beside is not None:
+            given = beside() if callable(beside) else beside
+            return found, given if isinstance(given, tuple | list) else (given,), arguments
+        made = found() if inspect.isfunction(found) and not _required(found) else None
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not (isinstance(made[0], str) or callable(made[0])):
+        raise UsageError(
+            f"{text!r} must return (operator or function, example inputs[, keyword arguments]), or be one beside {name}_inputs"
+        )
+    given = made[1] if isinstance(made[1], tuple | list) else (made[1],)
+    return made[0], given, made[2] if len(made) == 3 else {}
+
+
+def _required(function: Callable[..., Any]) -> bool:
+    """Whether a function cannot be called without arguments."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(p.default is p.empty and p.kind not in kinds for p in inspect.signature(function).parameters.values())
+
+
+def example(kind: str, inputs: Sequence[Any], arguments: Mapping[str, Any]) -> Sample:
+    """A call of an operator with `inputs` in the order of its arguments, and `arguments` by name."""
+    function = function_of(kind)
+    if isinstance(function, torch._ops.OpOverload):
+        names = [argument.name for argument in function._schema.arguments]
+    else:
+        names = [name for name, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    if len(inputs) > len(names):
+        raise UsageError(f"{kind} takes {len(names)} arguments ({', '.join(names)}), not {len(inputs)}")
+    return _made(kind, dict(zip(names, inputs, strict=False)) | dict(arguments))
+
+
+def _made(kind: str, arguments: Mapping[str, Any]) -> Sample:
+    with seeded(), torch.no_grad():
+        try:
+            return sample(kind, "", **arguments)
+        except AutoparError:
+            raise
+        except Exception as error:
+            raise DiscoveryError(f"{kind}: its example call fails: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+
+
+def example_of_texts(target: str, inputs: str | None, settings: Sequence[str]) -> tuple[list[Tensor], dict[str, Any]]:
+    """The example call that a command line describes: `inputs` as `6x4,int64:6`, `settings` as `name=JSON`.
+
+    Floats are of either sign, or positive where that gives results that are not finite.
+    """
+    arguments = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        try:
+            arguments[name] = json.loads(value)
+        except ValueError as error:
+            raise UsageError(f"--set {text!r} is not of the form NAME=VALUE with a value in JSON") from error
+        if not equals or not name:
+            raise UsageError(f"--set {text!r} is not of the form NAME=VALUE")
+    texts = inputs.split(",") if inputs is not None else []
+    signed = tensors_of(texts, positive=False)
+    kind = None if ":" in target.replace("::", "") else kind_of(target)
+    if kind is not None:
+        made = outputs_of(example(kind, signed, arguments))
+        if not all(bool(value.isfinite().all()) for value in made):
+            return tensors_of(texts, positive=True), arguments
+    return signed, arguments
+
+
+def tensors_of(texts: Sequence[str], *, positive: bool) -> list[Tensor]:
+    """Random tensors of shapes given as texts: `6x4` of floats (`positive`: between 0.2 and 0.8, else -1 and 1), `int64:6x4`, `bool:6`.
+
+    >>> [(t.dtype, tuple(t.shape)) for t in tensors_of(["6x4", "int64:3", ""], positive=True)]
+    [(torch.float64, (6, 4)), (torch.int64, (3,)), (torch.float64, ())]
+    """
+    return [_random(text, i, positive) for i, text in enumerate(texts)]
+
+
+def _random(text: str, seed: int, positive: bool) -> Tensor:
+    word, _, sizes = text.rpartition(":")
+    dtype = getattr(torch, word or "float64", None)
+    parts = sizes.split("x") if sizes else []
+    if not isinstance(dtype, torch.dtype) or not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--inputs {text!r} is not of the form 6x4 or int64:6x4")
+    return random_values(tuple(map(int, parts)), dtype, torch.Generator().manual_seed(seed), positive=positive)
+
+
+def random_values(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, *, positive: bool) -> Tensor:
+    """Floats in double precision; integers below 4; true or false."""
+    if not dtype.is_floating_point:
+        return torch.randint(0, 2 if dtype is torch.bool else 4, shape, generator=generator).to(dtype)
+    values = torch.rand(shape, dtype=torch.float64, generator=generator)
+    return values * 0.6 + 0.2 if positive else values * 2 - 1
+
+
+def prove_rule(kind: str, entry: Entry, samples: Sequence[Any]) -> None:
+    """Prove a rule on a user's sample calls (tuples of arguments, or dicts by name); a `RuleError` says what contradicts it."""
+    calls = []
+    for given in samples:
+        named = isinstance(given, Mapping)
+        inputs = () if named else tuple(given) if isinstance(given, tuple | list) else (given,)
+        calls.append(in_double(example(kind, inputs, given if named else {})))
+    try:
+        _, split = prove_all(kind, entry, calls, MESHES)
+    except Disproved as error:
+        raise RuleError(f"the rule of {kind} is not what it computes: {error}") from error
+    untried = sorted({name for call in calls for name in factor_names(call, kind, entry)} - split)
+    if untried:
+        raise RuleError(f"the samples of {kind} leave a split of {', '.join(untried)} untried: their sizes should divide by 6")

@@ -1,0 +1,98 @@
+"""Local forms of ONNX operators that read or write along a split dim, or that count places over the whole tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from autopar.ir import Ref, Value
+
+from .collectives import Cut, shard_of
+from .functions import function_of
+from .special import Cuts, shard_index
+
+if TYPE_CHECKING:
+    from .localise import LocalCall
+
+
+def _inside(indices: Tensor, rows: int, cuts: Cuts) -> tuple[Tensor, Tensor]:
+    """Where places lie in this rank's shard, and which of them do; negative ones count from the end of the whole."""
+    return shard_index(torch.where(indices < 0, indices + rows, indices).long(), rows, cuts)
+
+
+def gather(data: Tensor, indices: Tensor, rows: int, cuts: Cuts, axis: int = 0) -> Tensor:
+    """`Gather` along a split dim: what other shards hold reads as zero."""
+    local, inside = _inside(indices, rows, cuts)
+    out = function_of("onnx.Gather")(data=data, indices=local, axis=axis)
+    return torch.where(inside.reshape(*inside.shape, *(1,) * (data.dim() - 1 - axis % data.dim())), out, 0.0)
+
+
+def gather_elements(data: Tensor, indices: Tensor, rows: int, cuts: Cuts, axis: int = 0) -> Tensor:
+    """`GatherElements` along a split dim: what other shards hold reads as zero."""
+    local, inside = _inside(indices, rows, cuts)
+    return torch.where(inside, function_of("onnx.GatherElements")(data=data, indices=local, axis=axis), 0.0)
+
+
+def scatter_elements(
+    data: Tensor, indices: Tensor, updates: Tensor, rows: int, cuts: Cuts, axis: int = 0, reduction: str = "none"
+) -> Tensor:
+    """`ScatterElements` along a split dim: what belongs to other shards is written to a row past the end, which is cut off."""
+    local, inside = _inside(indices, rows, cuts)
+    own = data.shape[axis]
+    wide = torch.cat((data, torch.zeros_like(data.narrow(axis, 0, 1))), dim=axis)
+    places = torch.where(inside, local, own)
+    out = function_of("onnx.ScatterElements")(data=wide, indices=places, updates=updates, axis=axis, reduction=reduction)
+    return out.narrow(axis, 0, own)  # type: ignore[no-any-return]
+
+
+def max_pool(X: Tensor, planes: Sequence[int], cuts: Cuts, **attributes: Any) -> tuple[Tensor, Tensor]:
+    """`MaxPool` with the places of the maxima, which count over all planes (samples and channels) of the whole tensor."""
+    y, places = function_of("onnx.MaxPool")(X=X, **attributes)
+    number = shard_of(torch.arange(math.prod(planes), device=X.device).reshape(tuple(planes)), [Cut(*cut) for cut in cuts])
+    size = math.prod(X.shape[2:])
+    return y, places % size + number.reshape(*number.shape, *(1,) * (X.dim() - 2)) * size
+
+
+def max_unpool(X: Tensor, I: Tensor, planes: Sequence[int], cuts: Cuts, **attributes: Any) -> Tensor:  # noqa: E741
+    """`MaxUnpool`, whose places count over all planes of the whole tensor: every value stays in its own plane."""
+    count = len(attributes["kernel_shape"])
+    steps, pads = attributes.get("strides") or (1,) * count, attributes.get("pads") or (0,) * (2 * count)
+    windows = zip(X.shape[2:], steps, attributes["kernel_shape"], pads[:count], pads[count:], strict=True)
+    size = math.prod((n - 1) * step + kernel - before - after for n, step, kernel, before, after in windows)
+    number = torch.arange(X.shape[0] * X.shape[1], device=X.device).reshape(*X.shape[:2], *(1,) * count)
+    out: Tensor = function_of("onnx.MaxUnpool")(X=X, I=I % size + number * size, **attributes)
+    return out
+
+
+LOCAL_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "onnx.Gather": gather, "onnx.GatherElements": gather_elements, "onnx.ScatterElements": scatter_elements,
+    "onnx.MaxPool": max_pool, "onnx.MaxUnpool": max_unpool,
+}  # fmt: skip
+
+
+def _rows(call: LocalCall) -> Mapping[str, Value] | None:
+    """The size of the dim that is indexed and where this rank's shard lies, where it is split."""
+    data, axis = call.operator.attributes["data"], call.operator.attributes.get("axis", 0)
+    assert isinstance(data, Ref) and isinstance(axis, int)
+    shape = call.inputs[data.index].shape
+    axis %= max(len(shape), 1)
+    cuts = tuple(tuple(cut) for cut in call.cuts(call.decision.inputs[data.index]) if cut.dim == axis)
+    return {"rows": shape[axis], "cuts": cuts} if cuts else None
+
+
+def _planes(call: LocalCall) -> Mapping[str, Value] | None:
+    """How many samples and channels there are, and where this rank's lie, where places in them are counted."""
+    cuts = tuple(tuple(cut) for cut in call.cuts(call.decision.inputs[0]))
+    counted = len(call.inputs) + len(call.outputs) > 2
+    return {"planes": call.inputs[0].shape[:2], "cuts": cuts} if cuts and counted else None
+
+
+LOCAL_SPECIALS: Mapping[str, Callable[[LocalCall], Mapping[str, Value] | None]] = {
+    **dict.fromkeys(("onnx.Gather", "onnx.GatherElements", "onnx.ScatterElements"), _rows),
+    **dict.fromkeys(("onnx.MaxPool", "onnx.MaxUnpool"), _planes),
+}
+"""What these functions take beside the operator's arguments; None where the operator runs as it is."""

@@ -1,0 +1,100 @@
+"""Reads and writes at given places along split dims: what lies in other shards reads as zero and is not written."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .functions import function_of
+from .special import Cuts, shard_index
+
+# Of each split dim: the dim, its size in the whole tensor, and the cuts that lead to this rank's shard.
+Splits = Sequence[tuple[int, int, Cuts]]
+
+
+def _inside(index: Tensor, size: int, cuts: Cuts) -> tuple[Tensor, Tensor]:
+    """Where places lie in this rank's shard, and which of them do; negative ones count from the end of the whole."""
+    return shard_index(torch.where(index < 0, index + size, index), size, cuts)
+
+
+def _read_rows(kind: str, name: str, splits: Splits, **arguments: Any) -> Tensor:
+    """`gather` and its like: one dim, read at the places `name`."""
+    (dim, size, cuts), = splits
+    local, inside = _inside(arguments[name], size, cuts)
+    out: Tensor = function_of(kind)(**{**arguments, name: local})
+    if inside.dim() < out.dim():
+        inside = inside.reshape(*(-1 if i == dim else 1 for i in range(out.dim())))
+    return torch.where(inside, out, 0.0)
+
+
+def _read_places(kind: str, splits: Splits, self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """`self[:, i, j]`."""
+    given = list(indices)
+    dims = [dim for dim, index in enumerate(given) if index is not None]
+    held = torch.ones((), dtype=torch.bool, device=self.device)
+    for dim, size, cuts in splits:
+        index = given[dim]
+        assert index is not None
+        given[dim], inside = _inside(index, size, cuts)
+        held = held & inside
+    out: Tensor = function_of(kind)(self, given)
+    together = dims[-1] - dims[0] == len(dims) - 1
+    behind = self.dim() - 1 - dims[-1] if together else self.dim() - len(dims)
+    return torch.where(held.reshape(*held.shape, *(1,) * behind), out, 0.0)
+
+
+def _write_rows(kind: str, name: str, splits: Splits, self: Tensor, **arguments: Any) -> Tensor:
+    """`scatter` and its like: what lies in other shards is written to a row past the end, which is cut off."""
+    (dim, size, cuts), = splits
+    local, inside = _inside(arguments[name], size, cuts)
+    rows = self.shape[dim]
+    wide = function_of(kind)(self=_with_spare(self, [dim]), **{**arguments, name: torch.where(inside, local, rows)})
+    out: Tensor = wide.narrow(dim, 0, rows)
+    return out
+
+
+def _write_places(kind: str, splits: Splits, self: Tensor, indices: Sequence[Tensor | None], **arguments: Any) -> Tensor:
+    """`self[:, i, j] = values`, as `_write_rows`."""
+    given = list(indices)
+    for dim, size, cuts in splits:
+        index = given[dim]
+        assert index is not None
+        local, inside = _inside(index, size, cuts)
+        given[dim] = torch.where(inside, local, self.shape[dim])
+    out: Tensor = function_of(kind)(self=_with_spare(self, [dim for dim, _, _ in splits]), indices=given, **arguments)
+    for dim, _, _ in splits:
+        out = out.narrow(dim, 0, self.shape[dim])
+    return out
+
+
+def _with_spare(whole: Tensor, dims: Sequence[int]) -> Tensor:
+    """One more row at the end of each of the dims."""
+    pad = [0] * (2 * whole.dim())
+    for dim in dims:
+        pad[2 * (whole.dim() - 1 - dim) + 1] = 1
+    return torch.constant_pad_nd(whole, pad)
+
+
+def _table(function: Callable[..., Tensor], kinds: str, name: str = "") -> dict[str, Callable[..., Tensor]]:
+    named = {"name": name} if name else {}
+    return {kind: functools.partial(function, kind, **named) for kind in kinds.split()}
+
+
+PLACED_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
+    **_table(_read_rows, "aten.gather.default aten.index_select.default", "index"),
+    **_table(_read_rows, "aten.take_along_dim.default", "indices"),
+    **_table(_read_places, "aten.index.Tensor aten._unsafe_index.Tensor"),
+    **_table(
+        _write_rows,
+        """aten.scatter.src aten.scatter.value aten.scatter.reduce aten.scatter.value_reduce aten.scatter_add.default
+        aten.scatter_reduce.two aten.index_add.default aten.index_copy.default aten.index_fill.int_Scalar
+        aten.index_fill.int_Tensor aten.index_reduce.default""",
+        "index",
+    ),
+    **_table(_write_places, "aten.index_put.default aten._unsafe_index_put.default aten._index_put_impl.default"),
+}
+"""The local forms, which take the split dims as `splits` beside the operator's arguments."""

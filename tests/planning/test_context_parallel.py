@@ -1,0 +1,109 @@
+"""Where the sequence is long: heads are split while there are enough, then keys go around a ring; the words and the accounts of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autopar.api import choose_cluster
+from autopar.errors import UsageError
+from autopar.frontends.load import LoadedModel
+from autopar.pins import Pins, parse_pin
+from autopar.plan import Plan
+from autopar.report.account import account_of
+from autopar.report.explain import operator_lines
+from autopar.report.words import phrase, scheme_words
+from autopar.sharding.analysis import analyse
+
+from .modules import loaded, plan_of, program_of, transformer
+
+SEQUENCE, WIDTH = 32768, 1024
+EIGHT = {"devices": 8, "mesh": (8,)}
+RING = ["*attention*=gpu:k"]
+
+
+def sequence_of(heads: int) -> LoadedModel:
+    """One long sequence through a causal layer."""
+    return loaded(transformer(1, WIDTH, heads), 1, SEQUENCE, WIDTH, dtype="bfloat16")
+
+
+class Both(nn.Module):
+    """Attention that sees both ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, device="meta") for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (4, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def split_of(plan: Plan) -> set[tuple[str, ...]]:
+    """How attention is split."""
+    return {op.strategy for name, op in plan.operators.items() if "attention" in name}
+
+
+@pytest.fixture(scope="module")
+def few() -> LoadedModel:
+    """Fewer heads than devices."""
+    return sequence_of(4)
+
+
+def test_heads_are_split_while_there_are_enough() -> None:
+    """Ulysses: what moves is the queries, keys and values of each token, once; in a ring they move once for every rank."""
+    model = sequence_of(8)
+    found = plan_of(model, **EIGHT)
+    assert split_of(found) == {("g",)} and ("forward", "all_to_all") in {(c.phase, c.kind) for c in found.collectives}
+    assert found.predicted.step < plan_of(model, **EIGHT, pins=RING).predicted.step
+
+
+def test_fewer_heads_than_devices_are_a_ring(few: LoadedModel) -> None:
+    found = plan_of(few, **EIGHT)
+    assert split_of(found) == {("k",)}
+    sent = [c for c in found.collectives if c.kind == "send"]
+    block = 2 * SEQUENCE // 8 * WIDTH * 2
+    assert Counter((c.phase, c.nbytes) for c in sent) == {("forward", block): 7, ("backward", block): 7, ("backward", 2 * block): 8}
+    assert found.predicted.step < 0.2 * plan_of(few, **EIGHT, pins=["*attention*=gpu:R"]).predicted.step
+    with pytest.raises(UsageError):
+        plan_of(few, **EIGHT, pins=["*attention*=gpu:g"])
+    assert Plan.model_validate_json(found.to_json()) == found
+    assert program_of(found, few).collectives() == program_of(Plan.model_validate_json(found.to_json()), few).collectives()
+
+
+def test_a_ring_keeps_less_than_gathered_keys() -> None:
+    """Gathering keys and values is fewer messages, and a little faster; where its copies do not fit, the ring is chosen."""
+    model = loaded(Both(), 1, SEQUENCE, WIDTH, dtype="bfloat16")
+    gathered, ring = (plan_of(model, **EIGHT, pins=[f"*attention*=gpu:{option}"]) for option in "qk")
+    whole, shard = 2 * SEQUENCE * WIDTH * 2, 2 * SEQUENCE // 8 * WIDTH * 2
+    saved = gathered.predicted.memory - ring.predicted.memory
+    assert saved > 0.9 * (whole - shard)
+    assert split_of(plan_of(model, **EIGHT)) == {("q",)} and gathered.predicted.step < ring.predicted.step < 1.02 * gathered.predicted.step
+    tight = plan_of(model, **EIGHT, memory=ring.predicted.memory * 1.01)
+    assert split_of(tight) == {("k",)}
+
+
+def test_it_is_named_and_every_send_is_accounted_for(few: LoadedModel) -> None:
+    found = plan_of(few, **EIGHT, pins=RING)
+    analysis = analyse(few.graph, train=True)
+    whole = account_of(found, analysis, choose_cluster("dgx-h100", 8)[0])
+    (attention,) = (account for account in whole.operators if "attention" in account.operator.name)
+    assert phrase(attention, whole) == "context-parallel (ring attention) over gpu"
+    assert scheme_words(whole) == {"gpu": "context parallel (ring attention)"}
+    lines = "\n".join(operator_lines(attention, whole))
+    assert "forward 7 x send over gpu" in lines and "backward 8 x send over gpu" in lines
+    told = Counter(c for account in whole.operators for c, _ in account.collectives)
+    sends = Counter(c for c in program_of(found, few).collectives() if c.kind == "send")
+    assert Counter({c: n for c, n in told.items() if c.kind == "send"}) == sends
+    assert whole.communication == pytest.approx(found.predicted.communication)
+
+
+def test_a_ring_is_pinned_by_its_factor() -> None:
+    name, axes = parse_pin("*attention*=gpu:k")
+    assert Pins(operators={name: axes}).operators == {"*attention*": {"gpu": "k"}}
+    model = loaded(transformer(1, 64, 2), 1, 64, 64)
+    with pytest.raises(UsageError, match="k"):
+        plan_of(model, devices=2, mesh=(2,), pins=["*attention*=gpu:ring"])

@@ -1,0 +1,62 @@
+"""Graphs whose exact tables would take too long: narrow tables come first, and wider ones only while the gap asks for them."""
+
+from __future__ import annotations
+
+import pytest
+from search_graphs import clique
+
+from autopar.search import Infeasible, dynamic_programming, solve
+from autopar.search.conditioning import Minimiser
+from autopar.search.dynamic_programming import eliminate_variables
+
+
+@pytest.fixture
+def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every exact table counts as too much work; the widths tried are collected."""
+    module = dynamic_programming.__globals__
+    monkeypatch.setitem(module, "EXACT_WORK", 0.0)
+    monkeypatch.setitem(module, "NARROW", (27, 81))
+    tried: list[int] = []
+    assignment = module["_assignment"]
+
+    def noted(graph: object, small: object, solver: Minimiser, limit: float | None) -> object:
+        tried.append(solver.max_entries)
+        return assignment(graph, small, solver, limit)
+
+    monkeypatch.setitem(module, "_assignment", noted)
+    return tried
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_narrow_answer_has_a_certified_gap(widths: list[int], seed: int) -> None:
+    graph = clique(count=8, size=3, seed=seed)
+    exact = solve(graph, method="exhaustive")
+    found = eliminate_variables(graph, memory_limit=None, max_entries=1 << 20)
+    assert widths == [27]
+    assert found.lower_bound <= exact.cost <= found.cost
+    assert found.gap > 0.0
+
+
+def test_wider_tables_narrow_the_gap(widths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(dynamic_programming.__globals__, "EXACT_WORK", 1e4)
+    graph = clique(count=9, size=3, seed=1)
+    alone = eliminate_variables(graph, memory_limit=None, max_entries=27)
+    widths.clear()
+    found = eliminate_variables(graph, memory_limit=None, max_entries=1 << 20)
+    assert widths == [27, 81]
+    assert alone.lower_bound < found.lower_bound <= found.cost <= alone.cost
+
+
+def test_memory_that_narrow_tables_miss_is_found_by_wide_ones(widths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(dynamic_programming.__globals__, "NARROW", (3,))
+    missed = 0
+    for seed in range(12):
+        graph = clique(count=8, size=3, seed=seed, forbidden=0.15)
+        with pytest.raises(Infeasible) as caught:
+            solve(graph, method="exhaustive", memory_limit=0.0)
+        least = caught.value.minimum_memory
+        widths.clear()
+        found = eliminate_variables(graph, memory_limit=least, max_entries=1 << 20)
+        assert found.memory <= least and found.cost < float("inf")
+        missed += len(widths) > 1
+    assert missed
