@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .collectives import Cut, shard_of
 from .communicating.rows import local_experts
-from .functions import function_of
+from .functions import arguments_of, function_of
 
 Cuts = Sequence[Sequence[int]]
 
@@ -102,7 +102,8 @@ def native_dropout(input: Tensor, p: float, train: bool, shape: Sequence[int], c
 
 def _drawn_like(kind: str, self: Tensor, shape: Sequence[int], cuts: Cuts, **arguments: Any) -> Tensor:
     """This rank's shard of random numbers drawn for the whole tensor."""
-    whole = function_of(kind)(self.new_empty(tuple(shape)), **arguments)
+    function = function_of(kind)
+    whole = function(self.new_empty(tuple(shape)), **arguments_of(function, arguments, (self,), self.device))
     return shard_of(whole, [Cut(*cut) for cut in cuts])
 
 

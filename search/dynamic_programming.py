@@ -35,10 +35,11 @@ def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_ent
     if widest.exact and widest.plan.work <= EXACT_WORK:
         return _finished(graph, *_assignment(graph, small, widest, memory_limit))
     best: list[int] | None = None
-    cost, bound = math.inf, -math.inf
+    cost, bound, work = math.inf, -math.inf, 0.0
     for solver in [*(Minimiser(small.graph, max_entries=width) for width in NARROW if width < max_entries), widest]:
-        if best is not None and (solver.plan.work > EXACT_WORK or cost - bound <= NEAR * abs(cost)):
+        if best is not None and (solver.plan.work == work or solver.plan.work > EXACT_WORK or cost - bound <= NEAR * abs(cost)):
             continue
+        work = solver.plan.work
         try:
             choices, found, certified = _assignment(graph, small, solver, memory_limit)
         except Infeasible:

@@ -159,7 +159,7 @@ def onnx_attention(
         missing = key.shape[-2] * group.size - attn_mask.shape[-1]
         attn_mask = F.pad(attn_mask, [0, missing], value=False if attn_mask.dtype == torch.bool else -math.inf)
         attn_mask = attn_mask.unsqueeze(0) if attn_mask.dim() == 1 else attn_mask
-    y, _ = ring(query, key, value, attn_mask, Round(group, 1 / math.sqrt(query.shape[-1]) if scale is None else scale, seen))
+    y = ring(query, key, value, attn_mask, Round(group, 1 / math.sqrt(query.shape[-1]) if scale is None else scale, seen))[0]
     return (y if Q.dim() == 4 else y.transpose(1, 2).flatten(2)), key, value
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autopar.errors import DiscoveryError
+from autopar.errors import DiscoveryError, RuleError
 from autopar.sharding.rules import RULES, Entry
 
 from ..proof import Disproved, Sample, decisions, prove
@@ -81,7 +81,11 @@ def discover(case: Sample) -> Discovery:
     for kept in _fewer_and_fewer(found):
         addends = frozenset[int]().union(*(loop.addends for loop in kept))
         for linear in dict.fromkeys((linear_sets(samples[1], addends), ())):
-            entry = _entry(samples[1], kept, linear)
+            try:
+                entry = _entry(samples[1], kept, linear)
+            except RuleError as error:
+                notes.append(f"not in the notation, so left out: {error}")
+                break
             try:
                 count, split = prove_all(case.kind, entry, samples, MESHES)
             except Disproved as error:

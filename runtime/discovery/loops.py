@@ -41,6 +41,11 @@ class Loop:
     reduction: str | None = None
     addends: frozenset[int] = frozenset()
 
+    def includes(self, other: Loop) -> bool:
+        """Whether it is the other loop with further inputs, on whose values nothing depends."""
+        pairs = zip(self.inputs, other.inputs, strict=True)
+        return self.outputs == other.outputs and all(theirs in (None, mine) for mine, theirs in pairs)
+
     @property
     def compound(self) -> bool:
         """Whether it is cut within parts somewhere."""
@@ -62,6 +67,11 @@ def equal(found: Tensor, wanted: Tensor) -> bool:
     if not wanted.is_floating_point():
         return torch.equal(found, wanted)
     return torch.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def _only_first(parts: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether all but the first rank, which alone has the addends, bring nothing: the cut inputs play no part."""
+    return not any(bool((value != 0).any()) for outputs in parts[1:] for value in outputs)
 
 
 def find_loops(case: Sample) -> list[Loop]:
@@ -95,7 +105,7 @@ class _Search:
 
     def _first(self, cuts: Iterator[tuple[Cut | None, ...]]) -> None:
         loop = next((loop for loop in map(self._loop, itertools.islice(cuts, MAX_TRIES)) if loop is not None), None)
-        if loop is None:
+        if loop is None or any(loop.includes(old) for old in self.loops):
             return
         self.loops.append(loop)
         for index, cut in enumerate(loop.inputs):
@@ -142,7 +152,7 @@ class _Search:
             results = [self._joined(index, [outputs[index] for outputs in parts]) for index in range(len(self.whole))]
             if results and all(result is not None for result in results):
                 words = {result for result in results if isinstance(result, str)}
-                if len(words) > 1 or (addends and words != {"sum"}):
+                if len(words) > 1 or (addends and (words != {"sum"} or _only_first(parts))):
                     continue
                 outputs = tuple(result if isinstance(result, tuple) else None for result in results)
                 size = min(

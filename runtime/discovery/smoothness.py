@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -37,16 +38,20 @@ def _is_linear(case: Sample, whole: Sequence[Tensor], members: set[int]) -> bool
     generator = torch.Generator().manual_seed(len(members))
     other = [drawn_like(v, tuple(v.shape), generator, fresh=True) for v in case.values]
 
-    def at(change: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
-        changed = [change(v, o) if i in members else v for i, (v, o) in enumerate(zip(case.values, other, strict=True))]
-        return outputs_of(case, changed)
+    def at(scale: float, share: float) -> list[Tensor]:
+        """The outputs at scale * values + share * other values."""
+        pairs = enumerate(zip(case.values, other, strict=True))
+        return outputs_of(case, [(scale * v + share * o if share else scale * v) if i in members else v for i, (v, o) in pairs])
 
     try:
-        second = at(lambda _, o: o)
-        mixed = all(_all_equal(at(lambda v, o, s=s: s * v + o), [s * f + g for f, g in zip(whole, second, strict=True)]) for s in SCALES)
-        scaled = mixed and all(_all_equal(at(lambda v, _, s=s: s * v), [s * f for f in whole]) for s in EXACT_SCALES)
-        # What is not finite must not be swept under the carpet: a share of a sum may be what the whole is not.
-        return scaled and not any(value.isfinite().all() for end in ("nan", "inf") for value in at(lambda v, _, e=end: v * float(e)))
+        second = at(0.0, 1.0)
+        for scale in SCALES:
+            if not _all_equal(at(scale, 1.0), [scale * f + g for f, g in zip(whole, second, strict=True)]):
+                return False
+        if not all(_all_equal(at(scale, 0.0), [scale * f for f in whole]) for scale in EXACT_SCALES):
+            return False
+        # What is not finite must stay so: a share of a sum may be what the whole is not.
+        return not any(bool(value.isfinite().all()) for end in (math.nan, math.inf) for value in at(end, 0.0))
     except Exception:  # whatever the operator raises, it does not take such values
         return False
 

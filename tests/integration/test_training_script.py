@@ -28,7 +28,7 @@ def test_losses_of_one_device(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(Path(train_script.__file__))]
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run([*command, str(tmp_path), *files, files[0]], env=environment, capture_output=True, text=True, timeout=180)
+    done = subprocess.run([*command, str(tmp_path), *files, files[0]], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     expected = pytest.approx(train_script.on_one_device(), rel=1e-9)
     for rank in range(2):

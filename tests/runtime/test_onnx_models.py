@@ -15,6 +15,7 @@ import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from autopar.frontends.onnx import import_onnx
+from autopar.frontends.onnx_model import stored_tensors
 from autopar.frontends.onnx_weights import load_weights
 from autopar.runtime.onnx_module import OnnxModule, to_torch
 
@@ -50,13 +51,19 @@ def network(name: str) -> ModelProto:
 
 
 def script(name: str) -> ModelProto:
-    """A graph that onnxscript spells out, with its random weights."""
+    """A graph that onnxscript spells out; its matrices are drawn anew, since its own, between 0 and 1, magnify rounding."""
     state = np.random.get_state()
-    np.random.seed(0)
     try:
-        return importlib.import_module(f"onnxscript.rewriter.models._{name}").make_model_with_random_weights()
+        model: ModelProto = importlib.import_module(f"onnxscript.rewriter.models._{name}").make_model_with_random_weights()
     finally:
         np.random.set_state(state)
+    rng = np.random.default_rng(0)
+    for tensor in stored_tensors(model.graph):
+        shape = tuple(tensor.dims)
+        if tensor.data_type == TensorProto.FLOAT and (len(shape) >= 2 or math.prod(shape) >= 16):
+            scale = drawn(rng, shape if len(shape) > 1 else (1, *shape), tensor.name, positive=len(shape) == 1)
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scale).reshape(shape), tensor.name))
+    return model
 
 
 def feeds(model: ModelProto, size: int) -> dict[str, np.ndarray]:

@@ -118,19 +118,22 @@ def test_form_agrees_with_onnxruntime(case: Case) -> None:
         np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("target", [13, 18, 21, onnx.defs.onnx_opset_version()])
-def test_converted_models_give_the_same(target: int) -> None:
+@pytest.mark.parametrize("target", [13, 18, 21])
+def test_converted_models_agree_with_onnxruntime(target: int) -> None:
+    # The converted file is what counts: the converter forgets asymmetric coordinates before opset 11 and what Hardmax did before 13.
+    onnxruntime.set_default_logger_severity(3)
     compared = 0
     for parameter in cases():
         case: Case = parameter.values[0]
-        if case.opset >= target or (case.kind == "Upsample" and case.attributes["mode"] == "linear"):
-            continue  # the converter makes a linear Upsample a Resize of other coordinates
+        if case.opset >= target:
+            continue
         try:
             converted = version_converter.convert_version(onnx.shape_inference.infer_shapes(case.model()), target)
         except Exception:  # the converter knows no way for some operators, and raises what its C++ throws
             continue
-        for found, right in zip(ours(converted, case.feeds()), ours(case.model(), case.feeds()), strict=True):
-            np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6, err_msg=str(parameter.id))
+        wanted = onnxruntime.InferenceSession(converted.SerializeToString()).run(None, case.feeds())
+        for found, right in zip(ours(converted, case.feeds()), wanted, strict=True):
+            np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5, err_msg=str(parameter.id))
         compared += 1
     print(f"{compared} of {len(list(cases()))} forms converted to opset {target}")
     assert compared >= 50
@@ -153,7 +156,7 @@ def test_node_tests_converted_to_the_newest_opset_give_the_same() -> None:
         after = OnnxModule(import_onnx(converted))(*[to_torch(feed) for feed in feeds])
         compared += 1
         for found, wanted in zip(after, before, strict=True):
-            if found.dtype != wanted.dtype or not torch.equal(found.nan_to_num(9), wanted.nan_to_num(9)):
+            if found.dtype != wanted.dtype or not np.array_equal(*(np.nan_to_num(v.double().numpy(), nan=9) for v in (found, wanted))):
                 wrong.append(test.name)
     assert compared >= 120 and not wrong
 

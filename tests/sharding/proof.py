@@ -71,18 +71,19 @@ class Proof:
 
     def add(self, case: Sample, meshes: Iterable[tuple[int, ...]]) -> None:
         """Prove a sample on these meshes."""
-        self.account.samples += 1
         try:
             whole = Execution(case)
+        except (RuntimeError, NotImplementedError) as error:  # torch itself has no such call or no gradient of it
+            self.messages.append(f"LEFT OUT {case}: {error}")
+            return
+        self.account.samples += 1
+        try:
             for mesh in meshes:
                 for decision in decisions(case, mesh):
                     self._try(whole, decision, mesh)
         except RuleError as error:
             self.account.refused += 1
             self.messages.append(f"REFUSED {case}: {error}")
-        except Exception as error:
-            self.account.failures += 1
-            self.messages.append(f"FAILED {case}: {type(error).__name__}: {error}")
 
     def _try(self, whole: Execution, decision: Decision, mesh: tuple[int, ...]) -> None:
         rule, account = decision.rule, self.account

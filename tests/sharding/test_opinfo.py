@@ -43,7 +43,7 @@ def test_sizes_are_torchs_own_again() -> None:
     before = [sample.input.shape for sample in softmax.sample_inputs("cpu", torch.float64)]
     calls = list(calls_of(softmax, {"aten.softmax.int"}))
     assert [sample.input.shape for sample in softmax.sample_inputs("cpu", torch.float64)] == before
-    assert {size % 4 for call in calls for tensor in call.tensors() for size in tensor.shape} == {0, 1, 2, 3}
+    assert {4, 5, 6} <= {size for call in calls for tensor in call.tensors() for size in tensor.shape}
 
 
 def test_a_call_is_taken_once_and_with_the_values_before_it() -> None:
@@ -54,21 +54,17 @@ def test_a_call_is_taken_once_and_with_the_values_before_it() -> None:
     assert not list(capture(lambda: torch.ones(4).add_(1), {"aten.add_.Tensor"}, seen))
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "wrong"),
-    [
-        ("softmax", "aten.softmax.int", "* -> *"),
-        ("mean", "aten.mean.default", "d0 d1 -> | d0, d1: sum"),
-        ("cumsum", "aten.cumsum.default", "* -> *"),
-    ],
-)
-def test_wrong_rules_are_caught(name: str, kind: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+WRONG = [("softmax", "aten.softmax.int"), ("tril", "aten.tril.default"), ("cumsum", "aten.cumsum.default")]
+
+
+@pytest.mark.parametrize(("name", "kind"), WRONG)
+def test_wrong_rules_are_caught(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     operator = next(op for op in operators() if op.name == name)
-    cases = [case for call in calls_of(operator, {kind}, quick=True) for case in as_sample(call) if len(case.values[0].shape) == 2]
+    cases = [case for call in calls_of(operator, {kind}, quick=True) for case in as_sample(call)]
     right, caught = Proof(), Proof()
     for case in cases:
         right.add(case, [(2,)])
-    monkeypatch.setitem(RULES, kind, Entry(rule=wrong))
+    monkeypatch.setitem(RULES, kind, Entry(rule="* -> *"))
     for case in cases:
         caught.add(case, [(2,)])
     assert right.account.split and not right.messages and caught.account.failures

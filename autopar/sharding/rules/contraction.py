@@ -6,6 +6,7 @@ import string
 
 from ...errors import RuleError
 from .registry import Call, register
+from .selection import all_whole
 from .spelling import by_name, tensor_named
 
 
@@ -92,6 +93,8 @@ def _attention(call: Call) -> str:
     not split on their own: their places decide what they see.
     """
     query, key = call.inputs[0].shape, call.inputs[1].shape
+    if len({len(query), len(key), len(call.inputs[2].shape)}) > 1:  # one is read again for every batch of the others
+        return all_whole(call)
     heads, shared = (query[-3], key[-3]) if len(query) > 2 else (1, 1)
     head, group = ("(g r)", "g") if heads != shared else ("g", "g") if len(query) > 2 else ("", "")
     rows = "!q" if call.get("is_causal") else "q"

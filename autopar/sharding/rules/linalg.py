@@ -22,7 +22,10 @@ def _matrices(*trailing: int) -> Callable[[Call], str]:
         for i, (tensor, own) in enumerate(zip(call.inputs, count, strict=True)):
             lead = len(tensor.shape) - own
             spelled.append(" ".join([*names[depth - lead :], whole(tensor.shape[lead:], f"m{i}_")]))
-        outs = [" ".join([*names, whole(t.shape[depth:], f"o{i}_")]) for i, t in enumerate(call.outputs)]
+        batch = call.outputs[0].shape[:depth]  # a further output may be left empty, without the batch
+        alike = [t.shape[:depth] == batch for t in call.outputs]
+        sides = [(i, t.shape, names if alike[i] else []) for i, t in enumerate(call.outputs)]
+        outs = [" ".join([*lead, whole(shape[len(lead) :], f"o{i}_")]) for i, shape, lead in sides]
         return f"{', '.join(spelled)} -> {', '.join(outs)}"
 
     return rule

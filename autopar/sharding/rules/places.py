@@ -45,7 +45,7 @@ def _spell(*tensors: Sequence[str]) -> str:
 def _gather(call: Call) -> str:
     """`out[i, j] = self[i, index[i, j]]`; the index may cover fewer rows than there are."""
     shape, index = call.inputs[0].shape, call.inputs[1].shape
-    if not shape or not index:
+    if not shape or len(index) != len(shape):  # the rank of an index without elements may be any
         return all_whole(call)
     dim = _dim(call)
     data, places = _aligned(dim, shape, index)
