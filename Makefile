@@ -51,9 +51,15 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --doctest-modules -q autopar
 
-# Executes every sharding rule of torch's operators on torch's own samples and on ours.
+# Executes every sharding rule on torch's own samples, on onnx's node tests and on ours, and writes down what came out.
 prove: $(VENV)/.dev
 	$(BIN)/python -m tests.sharding.proof -o docs/proof-aten.json
+	$(BIN)/python -m tests.sharding.onnx_proof docs/proof-onnx.json
+	$(BIN)/python -m tests.runtime.node_report docs/onnx-node-tests.json
+	$(BIN)/python -m tests.sharding.operators_page
+
+operators: $(VENV)/.dev
+	$(BIN)/python -m tests.sharding.operators_page
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py --quick

@@ -33,13 +33,15 @@ MESHES = ((2,), (3,), (2, 2))
 class Tally:
     """What came out for one operator kind.
 
-    `samples`: calls that were executed; `strategies`: how many were compared with the whole, `split` of them with a
-    split; `refused`: samples that torch cannot execute alone, with the reason; `failures`: what was not equal.
+    `rule`: the line of its first sample; `samples`: calls that were executed; `strategies`: how many were compared with
+    the whole, `split` of them with a split; `refused`: samples that torch cannot execute alone, with the reason;
+    `failures`: what was not equal.
     """
 
     samples: int = 0
     strategies: int = 0
     split: int = 0
+    rule: str = ""
     refused: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -94,6 +96,7 @@ def prove_all(sample: Sample, meshes: Sequence[tuple[int, ...]], tally: Tally) -
         for decision in decisions(sample, mesh):
             tally.strategies += 1
             tally.split += is_split(decision, mesh)
+            tally.rule = tally.rule or (decision.rule.text if decision.rule else "")
             try:
                 whole.check(decision, mesh)
             except Exception as error:  # whatever goes wrong is the finding
@@ -127,7 +130,10 @@ def report() -> dict[str, object]:
     chosen, others = splits(tests)
     wrong = wrong_on_two_ranks(chosen)
     kinds = {
-        kind: {"samples": t.samples, "strategies": t.strategies, "split": t.split, "refused": t.refused, "failures": t.failures}
+        kind: {
+            "rule": t.rule, "samples": t.samples, "strategies": t.strategies, "split": t.split,
+            "refused": t.refused, "failures": t.failures,
+        }
         for kind, t in sorted(tallies.items())
     }
     totals = {name: sum(getattr(t, name) for t in tallies.values()) for name in ("samples", "strategies", "split")}

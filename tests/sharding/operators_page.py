@@ -26,15 +26,18 @@ INSIDE = {
 
 HEAD = """# Operators
 
-Written by `python -m tests.sharding.operators_page` from the tables in `autopar/sharding/rules/` and the results in `docs/proof-aten.json`
-and `docs/proof-onnx.json` (`make prove` writes all of them).
+Written by `make operators` from the tables in `autopar/sharding/rules/` and the results in `docs/proof-aten.json` and
+`docs/proof-onnx.json` (`make prove` writes those).
 
-A rule is one line of factors: inputs `->` outputs `|` what splitting a factor leaves behind or needs. `!x` stays whole, `+x` is an addend
-that is given once, `(a b)` is a compound of which the outer part can be split, `*` is any number of leading dims. "e.g." stands before the
-rule of one sample where the line depends on the call. **Splits**: the factors that can be split over a mesh axis; every operator can also be
-computed whole on all devices. **Partial**: the inputs (counted from 0) in which a sum may still be outstanding. **Inside**: the
-communication that a split needs inside the operator. **Proof**: samples / strategies (of which split something), each executed shard by
-shard and compared with the whole, values and gradients.
+A rule is one line of factors: inputs `->` outputs `|` what splitting a factor leaves behind or needs. `!x` stays whole, `+x` is an
+addend that is given once, `(a b)` is a compound of which the outer part can be split, `*` is any number of leading dims. "e.g." stands
+before the rule of one sample where the line depends on the call.
+
+- **Splits**: the factors that can be split over a mesh axis; every operator can also be computed whole on all devices.
+- **Partial**: the inputs (counted from 0) in which a sum may still be outstanding, which then is in the output.
+- **Inside**: the communication that a split needs inside the operator.
+- **Proof**: samples / strategies (of which split something), each executed shard by shard and compared with the whole, values and
+  gradients.
 """
 
 
@@ -90,8 +93,9 @@ def page() -> str:
         f"| onnx {onnx['onnx']}: its node tests, as they are and grown | {onnx['kinds']} | {onnx['samples']} "
         f"| {onnx['strategies']} | {onnx['split']} | {onnx['failures']} |",
         "",
-        f"Of onnx's {nodes['tests']} node tests, {nodes['counted']} are counted; {nodes['right']} ({nodes['share']:.1%}) give the recorded "
-        f"numbers on one device. {ranks['splittable']} can be split over two ranks, and {ranks['right']} ({ranks['share']:.1%}) are right there.",
+        f"Of onnx's {nodes['tests']} node tests, {nodes['counted']} are counted; {nodes['right']} ({nodes['share']:.1%}) give the "
+        f"recorded numbers on one device. {ranks['splittable']} can be split over two ranks; there {ranks['right']} "
+        f"({ranks['share']:.1%}) are right.",
     ]
     left = [f"- {why}: {count} tests left out" for why, count in sorted(nodes["left_out"].items())]
     wrong: dict[str, list[str]] = {}

@@ -102,10 +102,10 @@ def fused() -> Iterator[Sample]:
         yield sample(kind, "mask of two dims", query=q, key=k, value=v, attn_mask=n(12, 6))
     yield sample(kind, "grouped", query=n(2, 12, 6, 2), key=n(2, 6, 6, 2), value=n(2, 6, 6, 6), enable_gqa=True)
     yield sample(kind, "dropout", query=q, key=k, value=v, dropout_p=0.4)
-    for left, right in (((12, 48), (3, 48, 24)), ((3, 24, 48), (48, 12)), ((24, 12), (12, 24))):
+    for left, right in (((12, 48), (3, 48, 48)), ((3, 48, 48), (48, 12)), ((48, 12), (12, 48))):  # shards of 16 bytes a row
         offsets = torch.tensor([2, 6, 12], dtype=torch.int32)
         yield single(sample("aten._grouped_mm.default", f"{left} {right}", self=n(*left).float(), mat2=n(*right).float(), offs=offsets))
-    yield single(sample("aten._grouped_mm.default", "batch", self=n(6, 24, 48).float(), mat2=n(6, 48, 24).float()))
+    yield single(sample("aten._grouped_mm.default", "batch", self=n(6, 24, 48).float(), mat2=n(6, 48, 48).float()))
     weights = {"qkv_weight": n(36, 12), "qkv_bias": n(36), "proj_weight": n(12, 12), "proj_bias": n(12)}
     x = n(6, 6, 12)
     kind = "aten._native_multi_head_attention.default"

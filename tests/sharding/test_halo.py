@@ -17,7 +17,7 @@ from .samples import n
 from .samples_halo import FAMILIES
 
 
-@pytest.mark.parametrize("mesh", [(2,), (3,), (4,), (2, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [(2,), (3,), (4,), pytest.param((2, 2), marks=[pytest.mark.slow, pytest.mark.ci])], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_option_equals_the_whole(family: str, mesh: tuple[int, ...]) -> None:
     failures = []

@@ -25,8 +25,8 @@ def _targets(*shape: int) -> torch.Tensor:
 
 
 LOSSES = [
-    sample("aten.cross_entropy_loss.default", self=n(*scores), target=_targets(*rows), reduction=reduction, label_smoothing=smooth, **weight)
-    for (scores, rows), reduction, smooth, weight in itertools.product(
+    sample("aten.cross_entropy_loss.default", self=n(*scores), target=_targets(*rows), reduction=kind, label_smoothing=smooth, **weight)
+    for (scores, rows), kind, smooth, weight in itertools.product(
         (((12, 12), (12,)), ((12, 12, 2), (12, 2)), ((12,), ())), (0, 1, 2), (0.0, 0.1), ({}, {"weight": f(12)})
     )
 ]
