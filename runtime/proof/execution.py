@@ -182,7 +182,8 @@ class Execution:
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         if not roots or not wanted:
             return [None] * len(leaves)
-        found = iter(torch.autograd.grad([o for o, _ in roots], wanted, [g for _, g in roots], allow_unused=True))
+        given = torch.autograd.grad([o for o, _ in roots], wanted, [g for _, g in roots], allow_unused=True)
+        found = iter([g.to_dense() if g is not None and g.is_sparse else g for g in given])
         grads = [next(found) if leaf.requires_grad else None for leaf in leaves]
         return [torch.zeros_like(v) if v.requires_grad and g is None else g for v, g in zip(leaves, grads, strict=True)]
 

@@ -137,11 +137,11 @@ def _rounded(given: SampleInput) -> Iterator[SampleInput]:
 
 
 def _grown(tensor: Tensor, multiple: int, generator: torch.Generator) -> Tensor:
-    """The tensor with its elements repeated; floats shrink by up to a hundredth, so that no two are equal."""
+    """The tensor with its elements repeated; floats shrink by up to a third, so that no rows are alike."""
     grown = tensor.detach()
     for dim, size in enumerate(tensor.shape):
         if size > 1 and size % multiple:
             grown = grown.index_select(dim, torch.arange(-(-size // multiple) * multiple) % size)
     if grown.shape == tensor.shape or not grown.is_floating_point():
         return grown
-    return grown * (1 - 0.01 * torch.rand(grown.shape, dtype=grown.dtype, generator=generator))
+    return grown * (1 - 0.3 * torch.rand(grown.shape, dtype=grown.dtype, generator=generator))

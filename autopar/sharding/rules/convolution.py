@@ -67,8 +67,9 @@ def _pool(call: Call) -> str:
     lead = " ".join(f"d{i}" for i in range(rank - space))
     if "lobal" in call.operator.kind or "adaptive" in call.operator.kind:
         return _adaptive(call, lead, space)
-    # The places that a pool gives beside the values count from the corner of the whole.
-    spots = spell(windows_of(call) if len(call.outputs) == 1 else (), space)
+    # The places that a pool gives beside the values count from the corner of the whole; a mean of integers is cut off but once.
+    mended = len(call.outputs) == 1 and (call.inputs[0].is_float or "max" in call.operator.kind.lower())
+    spots = spell(windows_of(call) if mended else (), space)
     return f"{lead} {spots.ins} -> " + ", ".join(f"{lead} {spots.outs}" for _ in call.outputs) + " | " + "; ".join(spots.clauses)
 
 
