@@ -288,8 +288,8 @@ def _attention_dropout(call: LocalCall) -> Mapping[str, Value] | None:
     """As `_dropout`, with the mask on [..., heads, queries, keys]."""
     if not call.operator.attributes.get("dropout_p"):
         return None
-    shape = (*call.inputs[0].shape[:-1], call.inputs[1].shape[-2])
-    return {"shape": shape, "cuts": tuple(tuple(cut) for cut in call.cuts(call.decision.inputs[0]))}
+    shape = (*call.outputs[0].shape[:-1], call.inputs[1].shape[-2])  # of the output: the queries may be read again for every batch
+    return {"shape": shape, "cuts": tuple(tuple(cut) for cut in call.cuts(call.decision.outputs[0]))}
 
 
 def _placed(call: LocalCall) -> Mapping[str, Value] | None:

@@ -245,4 +245,7 @@ class Execution:
         if gradient and _partial_axes(layout, gradient):  # shares of what is infinite add up to nothing
             found = torch.where(torch.isfinite(whole), found, whole)
         close = self.case.tolerance
-        torch.testing.assert_close(found, whole, rtol=close, atol=close, equal_nan=True, msg=lambda text: f"{what}: {text}")
+        # Random addends add up to small elements with the rounding of the large ones.
+        scale = float(whole[torch.isfinite(whole)].abs().max()) if whole.isfinite().any() else 0.0
+        slack = close * max(scale, 1.0)
+        torch.testing.assert_close(found, whole, rtol=close, atol=slack, equal_nan=True, msg=lambda text: f"{what}: {text}")

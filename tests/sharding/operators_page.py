@@ -57,8 +57,11 @@ def _splits(text: str) -> str:
 
 
 def _inside(text: str) -> str:
-    words = {meaning: " + ".join(names) for names, meaning in parse_rule(text).clauses if meaning in COMMUNICATION}
-    return "; ".join(f"{names}: {INSIDE[word]}" for word, names in words.items()) or "-"
+    words: dict[str, list[str]] = {}
+    for names, meaning in parse_rule(text).clauses:
+        if meaning in COMMUNICATION:
+            words.setdefault(meaning, []).append(" + ".join(names))
+    return "; ".join(f"{', '.join(names)}: {INSIDE[word]}" for word, names in words.items()) or "-"
 
 
 def _cell(text: str) -> str:
@@ -114,6 +117,9 @@ def page() -> str:
         "\n".join(_table("|".join(map(re.escape, others)) or "$^", {})),
         "## Node tests that are left out or differ",
         "\n".join(left),
+        "## Node tests that cannot be split over two ranks",
+        "Their names stand in `docs/proof-onnx.json`.",
+        "\n".join(f"- {why}: {count} tests" for why, count in sorted(ranks["not_splittable"].items())),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 

@@ -291,6 +291,8 @@ def moves() -> Iterator[Sample]:
     yield sample("aten.repeat.default", self=n(6, 6), repeats=[2, 1, 3])
     yield sample("aten.tile.default", self=n(6, 6), dims=[2])
     yield sample("aten.embedding.default", weight=n(12, 6), indices=ints(6, 2, high=12))
+    often = {"weight": n(12, 6), "indices": ints(6, 6, high=6), "scale_grad_by_freq": True}
+    yield sample("aten.embedding.default", "scaled by how often", **often)
     yield sample("aten.embedding.default", "padding", weight=n(12, 6), indices=ints(6, 6, high=12), padding_idx=7)
     yield sample("aten.index.Tensor", self=n(6, 6), indices=[ints(6)])
 

@@ -18,7 +18,15 @@ def _onnx_gather(call: Call) -> str:
     return f"{' '.join(left)}, {' '.join(index)} -> {' '.join(out)}" + (" | v: sum; v: masked" if rows == "v" else "")
 
 
-register("aten.embedding.default", "v h, * -> * h | v: sum; v: masked")
+def _embedding(call: Call) -> str:
+    """Rows of a table; where gradients are scaled by how often a row occurs, every rank needs all rows and indices."""
+    if not call.get("scale_grad_by_freq"):
+        return "v h, * -> * h | v: sum; v: masked"
+    index = " ".join(f"!{name}" for name in letters(len(call.inputs[1].shape)))
+    return f"!v h, {index} -> {index} h"
+
+
+register("aten.embedding.default", _embedding)
 register("onnx.Gather", _onnx_gather)
 
 
