@@ -229,6 +229,65 @@ def _discover(args: argparse.Namespace) -> None:
         print("".join(f"# {note}\n" for note in found.notes), end="")
 
 
+# --- calibrate, bench ---
+
+
+def _calibrate(args: argparse.Namespace) -> None:
+    from autopar.costmodel import dump, load_cluster
+
+    from .report.calibrated import calibrate, calibrated_parts
+    from .report.clusters import show_parts
+    from .report.tables import show
+
+    path = Path(args.output)
+    _check_output(path)
+    if path.suffix.lower() != ".json":
+        raise UsageError(f"{path}: a cluster file ends in .json")
+    _check_ranks(args)
+    if not args.tolerance > 0:
+        raise UsageError(f"--tolerance is {args.tolerance}; it must be above 0")
+    inside = load_cluster(args.inside) if args.inside else None
+    with contextlib.redirect_stdout(sys.stderr):
+        found = calibrate(
+            nproc=args.nproc, backend=args.backend, name=args.name or path.stem, quick=args.quick, tolerance=args.tolerance, inside=inside
+        )  # fmt: skip
+    if found is None:
+        return
+    path.write_text(dump(found), encoding="utf-8")
+    if args.json:
+        _print_json(json.loads(dump(found)))
+    else:
+        show([*show_parts(found), *calibrated_parts(found)])
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from .report.bench import bench_collectives, bench_json, bench_panels, bench_parts
+    from .report.plot import svg
+    from .report.tables import show
+    from .report.units import parse_bytes
+
+    if args.plot:
+        _check_output(Path(args.plot))
+    _check_ranks(args)
+    sizes = [int(parse_bytes(text, "--sizes")) for text in args.sizes.split(",")]
+    kinds = [kind for kind in args.collectives.split(",") if kind]
+    with contextlib.redirect_stdout(sys.stderr):
+        found = bench_collectives(nproc=args.nproc, backend=args.backend, sizes=sizes, kinds=kinds, cluster=args.cluster)
+    if found is None:
+        return
+    if args.plot:
+        Path(args.plot).write_text(svg(bench_panels(found)), encoding="utf-8")
+    if args.json:
+        _print_json(bench_json(found))
+    else:
+        show(bench_parts(found))
+
+
+def _check_ranks(args: argparse.Namespace) -> None:
+    if args.nproc is not None and args.nproc < 2:
+        raise UsageError(f"--nproc is {args.nproc}; collectives are measured on 2 ranks or more")
+
+
 # --- cluster ---
 
 
@@ -268,7 +327,8 @@ def _print_json(found: dict[str, Any]) -> None:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "plan": _plan, "run": _run, "explain": _explain, "discover": _discover, "cluster": _cluster,
+    "plan": _plan, "run": _run, "explain": _explain, "discover": _discover, "calibrate": _calibrate, "bench": _bench,
+    "cluster": _cluster,
 }  # fmt: skip
 
 

@@ -84,6 +84,10 @@ class RunError(AutoparError):
     exit_code = 6
 
 
+class NoisyMeasurement(RunError):
+    """Repeats of a measurement differ too much for anything to be learned from it (exit code 6)."""
+
+
 def nearest_kinds(kind: str, known: Iterable[str], count: int = 2) -> list[str]:
     """The known operator kinds whose own names, without library and overload, are most like that of `kind`.
 

@@ -276,7 +276,6 @@ def as_plan(found: Found, request: Request, *, lower_bound: float) -> Plan:
         t.name: ParameterPlan(shape=t.shape, dtype=t.dtype, storage=format_layout(assignment.storage[t.name])) for t in graph.parameters
     }
     memory = figures.memory
-    parts = {name: getattr(memory, name) for name in ("parameters", "gradients", "optimizer", "activations", "transient")}
     cost = found.solution.cost
     return Plan(
         model=ModelSpec(
@@ -294,7 +293,7 @@ def as_plan(found: Found, request: Request, *, lower_bound: float) -> Plan:
         replicated=tuple(sorted(graph.replicated)),
         predicted=Predicted(
             step=figures.step, forward=figures.forward, backward=figures.backward, update=figures.update,
-            communication=figures.communication, memory=memory.total, memory_parts=parts,
+            communication=figures.communication, memory=memory.total, memory_parts=memory.parts,
         ),
         provenance=Provenance(
             autopar=__version__, method=found.solution.method, seed=request.seed, objective=cost, lower_bound=lower_bound,

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from autopar.costmodel.distances import Distances, LayoutSpace
 from autopar.costmodel.kept import kept_values
-from autopar.costmodel.pricing import MeshPrices, communication_seconds, operator_seconds, storage_bytes, update_seconds
+from autopar.costmodel.operators import operator_seconds
+from autopar.costmodel.pricing import MeshPrices, communication_seconds, storage_bytes, update_seconds
 from autopar.search import CostGraph
 
-from .ir import DTYPE_BYTES, Graph, Operator, Tensor
+from .ir import Graph, Operator, Tensor
 from .sharding.analysis import Analysis, Offer
 from .sharding.candidates import Strategies, is_storable, strategies_of
 from .sharding.layout import Kind, Layout, Placement, R
@@ -204,9 +205,8 @@ class _Builder:
         local = sizes / strategies.degrees(self.mesh)
         memory = np.zeros(len(local))
         for share in self.kept.shares.get(op.name, ()):
-            names, dims = (op.outputs, strategies.rule.outputs) if share.output else (op.inputs, strategies.rule.inputs)
-            itemsize = DTYPE_BYTES[self.graph.tensors[names[share.position]].dtype]
-            memory += local_elements(dims[share.position], local) * itemsize * share.fraction
+            dims = strategies.rule.outputs if share.output else strategies.rule.inputs
+            memory += local_elements(dims[share.position], local) * share.nbytes
         return forward + backward + inside + BATCH_TIE * strategies.choices.sum(axis=1), memory
 
     def _call_gradients(self, op: Operator, offer: Offer) -> frozenset[str]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from autopar.errors import ClusterError, unknown
 from autopar.ir import DTYPE_BYTES
 
+from .measured import Measured
+
 # Where a device has no figure of its own for a dtype, its arithmetic runs at the rate of this family.
 FAMILIES: Mapping[str, str] = {
     **{dtype: "int" for dtype in DTYPE_BYTES if "int" in dtype or dtype == "bool"},
@@ -52,6 +54,8 @@ class Device:
     `matmul_fraction`: how much of the peak large matrix products reach; `half_size`: the smallest dimension at which half of that is left.
     `memory_fraction`: how much of `memory_bandwidth` (B/s) a streaming operator reaches. `launch`: seconds per operator.
     `reserved`: bytes of `memory_capacity` that the framework and the communication library keep.
+    `units`: processors that compute the tiles of a matrix product (0: not known); `ragged_fraction`: what is left of the rate of products
+    whose rows are no multiple of 16 bytes; `attention`: the fraction of the peak that a kernel reaches, by "flash2.forward".
     """
 
     name: str
@@ -63,6 +67,9 @@ class Device:
     memory_capacity: float
     launch: float
     reserved: float
+    units: int = 0
+    ragged_fraction: float = 1.0
+    attention: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
@@ -77,7 +84,10 @@ class Device:
             above={**rates, "memory_bandwidth": self.memory_bandwidth, "memory_capacity": self.memory_capacity},
             least={"half_size": self.half_size, "launch": self.launch, "reserved": self.reserved},
         )
-        _check_fractions(where, matmul_fraction=self.matmul_fraction, memory_fraction=self.memory_fraction)
+        _check_fractions(
+            where, matmul_fraction=self.matmul_fraction, memory_fraction=self.memory_fraction, ragged_fraction=self.ragged_fraction,
+            **{f"attention of {kernel}": value for kernel, value in self.attention.items()},
+        )  # fmt: skip
         if self.reserved >= self.memory_capacity:
             raise ClusterError(f"{where}: reserved is {self.reserved} B of {self.memory_capacity} B; nothing is left")
 
@@ -89,6 +99,13 @@ class Device:
         if family not in self.peak:
             raise ClusterError(f"device {self.name!r} has no peak FLOP/s for {dtype}; it has {', '.join(sorted(self.peak))}")
         return self.peak[family]
+
+    def attention_fraction(self, kernel: str, direction: str) -> float:
+        """The fraction of the peak that an attention kernel (flash1, flash2) reaches `direction` forward or backward."""
+        name = f"{kernel}.{direction}"
+        if name not in self.attention and self.attention:
+            raise ClusterError(f"device {self.name!r}: " + unknown("attention kernel", name, self.attention))
+        return self.attention.get(name, self.matmul_fraction)
 
     @property
     def usable_memory(self) -> float:
@@ -153,7 +170,7 @@ class Cluster:
 
     `backend`: whose collectives run ("nccl" or "gloo"). `shared_host`: the devices are ranks of one host, which divide its compute, memory
     and links among them; the figures are those of one rank at the present number. `sources`: where each figure comes from, by
-    "device.launch", "device.peak.float32", "nic.bandwidth".
+    "device.launch", "device.peak.float32", "nic.bandwidth". `measured`: collectives as calibrated, which go before the table of algorithms.
     """
 
     name: str
@@ -162,6 +179,7 @@ class Cluster:
     backend: str = "nccl"
     shared_host: bool = False
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    measured: tuple[Measured, ...] = field(default=(), hash=False)
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -169,6 +187,9 @@ class Cluster:
         names = [level.name for level in self.levels]
         if not names or len(set(names)) != len(names):
             raise ClusterError(f"cluster {self.name!r}: it needs at least one level, of distinct names, not [{', '.join(names)}]")
+        for entry in self.measured:
+            for part in entry.level.split("+"):
+                self.level(part.partition(":")[0])
 
     @property
     def devices(self) -> int:
@@ -208,7 +229,8 @@ class Cluster:
             return replace(self, levels=levels)
         factor = self.devices / devices
         levels = tuple(replace(level, bandwidth=level.bandwidth * factor) for level in levels)
-        return replace(self, levels=levels, device=self.device.shared(factor))
+        measured = tuple(entry.shared(factor) for entry in self.measured)
+        return replace(self, levels=levels, device=self.device.shared(factor), measured=measured)
 
 
 @functools.lru_cache(maxsize=4096)

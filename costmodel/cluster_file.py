@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -18,6 +19,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from autopar.errors import ClusterError, unknown
 
 from .cluster import Cluster, Device, Level
+from .collectives import KINDS
+from .measured import Curve, Measured
 
 MAX_FILE_BYTES = 1 << 20
 # Base unit of each kind of figure -> the units it may be written in, as multiples of the base unit.
@@ -58,6 +61,9 @@ class _DeviceFile(_Model):
     memory_capacity: Figure
     launch: Figure
     reserved: Figure
+    units: int = Field(default=0, ge=0)
+    ragged_fraction: Figure = _Figure(value=1.0)
+    attention: dict[str, Figure] = {}
 
 
 class _LevelFile(_Model):
@@ -72,6 +78,21 @@ class _LevelFile(_Model):
     features: tuple[str, ...] = ()
 
 
+class _MeasuredFile(_Model):
+    """A `Measured`; in base units, and without `limit` where it is one line."""
+
+    kind: str
+    level: str
+    group: int
+    drivers: int = 1
+    seconds: float
+    seconds_per_byte: float
+    limit: float | None = None
+    seconds_per_byte_above: float = 0.0
+    residual: float = 0.0
+    spread: float = 0.0
+
+
 class _ClusterFile(_Model):
     version: Literal[1] = 1
     name: str
@@ -79,6 +100,7 @@ class _ClusterFile(_Model):
     shared_host: bool = False
     device: _DeviceFile
     levels: tuple[_LevelFile, ...]
+    measured: tuple[_MeasuredFile, ...] = ()
 
 
 _BASE_UNITS: Mapping[str, str] = {
@@ -94,6 +116,8 @@ _BASE_UNITS: Mapping[str, str] = {
     "memory_fraction": "1",
     "efficiency": "1",
     "half_size": "1",
+    "ragged_fraction": "1",
+    "attention": "1",
 }
 
 
@@ -121,7 +145,7 @@ def _numbers(model: _DeviceFile | _LevelFile, owner: str, sources: dict[str, str
 
 def _cluster(file: _ClusterFile) -> Cluster:
     sources: dict[str, str] = {}
-    device = Device(name=file.device.name, **_numbers(file.device, "device", sources))
+    device = Device(name=file.device.name, units=file.device.units, **_numbers(file.device, "device", sources))
     levels = tuple(
         Level(
             name=level.name,
@@ -133,7 +157,30 @@ def _cluster(file: _ClusterFile) -> Cluster:
         )
         for level in file.levels
     )
-    return Cluster(name=file.name, device=device, levels=levels, backend=file.backend, shared_host=file.shared_host, sources=sources)
+    measured = tuple(map(_measured, file.measured))
+    return Cluster(
+        name=file.name, device=device, levels=levels, backend=file.backend, shared_host=file.shared_host, sources=sources, measured=measured
+    )  # fmt: skip
+
+
+def _measured(entry: _MeasuredFile) -> Measured:
+    if entry.kind not in KINDS:
+        raise ClusterError(unknown("collective", entry.kind, KINDS))
+    limit = math.inf if entry.limit is None else entry.limit
+    curve = Curve(alpha=entry.seconds, beta=entry.seconds_per_byte, limit=limit, beta_above=entry.seconds_per_byte_above)
+    return Measured(
+        kind=entry.kind, level=entry.level, group=entry.group, curve=curve, drivers=entry.drivers, residual=entry.residual,
+        spread=entry.spread,
+    )  # fmt: skip
+
+
+def _dump_measured(entry: Measured) -> dict[str, object]:
+    curve = entry.curve
+    above = {"limit": curve.limit, "seconds_per_byte_above": curve.beta_above} if curve.limit < math.inf else {}
+    return {
+        "kind": entry.kind, "level": entry.level, "group": entry.group, "drivers": entry.drivers, "seconds": curve.alpha,
+        "seconds_per_byte": curve.beta, **above, "residual": entry.residual, "spread": entry.spread,
+    }  # fmt: skip
 
 
 def _parse(text: str, where: str, *, as_yaml: bool) -> Cluster:
@@ -218,7 +265,8 @@ def dump(cluster: Cluster) -> str:
         "name": cluster.name,
         "backend": cluster.backend,
         "shared_host": cluster.shared_host,
-        "device": {"name": cluster.device.name, **_dump_figures(cluster, "device", cluster.device)},
+        "device": {"name": cluster.device.name, "units": cluster.device.units, **_dump_figures(cluster, "device", cluster.device)},
         "levels": levels,
+        **({"measured": [_dump_measured(entry) for entry in cluster.measured]} if cluster.measured else {}),
     }
     return json.dumps(data, indent=2) + "\n"

@@ -32,6 +32,8 @@ from numpy.typing import ArrayLike, NDArray
 from autopar.errors import ClusterError, unknown
 
 from .cluster import Cluster, Level, parse_span
+from .derived import measured_curve
+from .measured import Curve
 
 Span = tuple[tuple[Level, int], ...]
 Line = tuple[float, float]  # seconds, seconds per byte
@@ -202,11 +204,21 @@ def lines(kind: str, group: int, *, level: str, cluster: Cluster) -> tuple[Line,
     parts = _parts(cluster, parse_span(cluster, level, group))
     if not parts:
         return ((0.0, 0.0),)
+    if (curve := _measured(kind, group, level, cluster)) is not None:
+        return curve.lines
     kept: list[Line] = []
     for alpha, beta in sorted(set(_candidates(TABLE[cluster.backend][kind], parts))):
         if not kept or beta < kept[-1][1]:
             kept.append((alpha, beta))
     return tuple((cluster.device.launch + alpha, beta) for alpha, beta in kept)
+
+
+@functools.lru_cache(maxsize=4096)
+def _measured(kind: str, group: int, level: str, cluster: Cluster) -> Curve | None:
+    """The curve of a calibrated cluster, which goes before the table."""
+    if group < 2 or not cluster.measured:
+        return None
+    return measured_curve(kind, group, level, cluster, lambda kind, group, level, other: lines(kind, group, level=level, cluster=other))
 
 
 def linear(kind: str, group: int, *, level: str, cluster: Cluster) -> Line:
@@ -219,5 +231,7 @@ def collective_time(kind: str, nbytes: ArrayLike, group: int, *, level: str, clu
     sizes = np.asarray(nbytes, dtype=np.float64)
     if sizes.size and not float(sizes.min()) >= 0:
         raise ClusterError(f"the bytes of a collective cannot be negative or undefined: {sizes.min()}")
+    if (curve := _measured(kind, group, level, cluster)) is not None:
+        return curve.seconds(sizes)
     times = [alpha + beta * sizes for alpha, beta in lines(kind, group, level=level, cluster=cluster)]
     return np.asarray(functools.reduce(np.minimum, times), dtype=np.float64)

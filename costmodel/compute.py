@@ -1,42 +1,91 @@
 """The roofline: an operator takes as long as its arithmetic or its traffic with memory, whichever is longer, and a launch.
 
-    time     = max(flops / (peak(dtype) * fraction), bytes / (memory_bandwidth * memory_fraction)) + launch
-    fraction = matmul_fraction * d / (d + half_size)
+    time = max(flops / (peak(dtype) * fraction), bytes / (memory_bandwidth * memory_fraction)) + launch
 
-with d the smallest dimension of the *local* matrix product: where one dimension is small, tiles of the library's kernels are partly empty
-and operands are read again for little work; d = half_size leaves half of what large products reach. An operator that is no contraction has
-no d, and fraction = matmul_fraction (its bytes bound it). One without arithmetic and bytes (a view) launches nothing and takes no time.
+A matrix product [m, k] x [k, n] (a `batch` of them) is computed in tiles by the `units` of a device, wave after wave, each tile with
+a prologue as long as `half_size` steps of k (tile and wave quantisation: NVIDIA, Matrix Multiplication Background User's Guide):
+
+    waves = ceil(batch * ceil(m / tile_m) * ceil(n / tile_n) * s / units)
+    flops / fraction = waves * units * tile_m * tile_n * 2 (k / s + half_size) / (matmul_fraction * efficiency(tile))
+
+at the best tile and the best split s of k. Where the number of units is not known, the smallest side d stands for all of this:
+fraction = matmul_fraction * d / (d + half_size). Attention in one kernel reaches a fraction of its own, by kernel and direction.
+An operator without arithmetic and bytes (a view) launches nothing and takes no time.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .cluster import Device
 
+Floats = NDArray[np.float64]
 
-def contraction_fraction(smallest: ArrayLike, device: Device) -> NDArray[np.float64]:
-    """The fraction of the peak that a matrix product with this smallest local dimension reaches.
+# Rows and columns of a tile, and what it reaches of the largest tile's rate (smaller tiles read operands more often); assumed, after the
+# kernels that cuBLAS has for half precision.
+_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.6))
+_SPLITS = (1, 2, 4)
+# Every tile with every split: columns rows, columns, efficiency, split.
+_WAYS = np.array([(*tile, split) for tile in _TILES for split in _SPLITS], dtype=np.float64).T[:, :, None]
+ALIGNMENT_BYTES = 16
+"""Rows of operands whose bytes are no multiple of it are loaded piece by piece."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """Local sizes of a matrix product, arrays of one shape: `batch` products of [m, k] and [k, n]."""
+
+    batch: Floats
+    m: Floats
+    n: Floats
+    k: Floats
+
+    def turned(self) -> tuple[Product, Product]:
+        """The products of the backward pass: the gradient of the left operand [m, k], and of the right one [k, n]."""
+        return Product(batch=self.batch, m=self.m, n=self.k, k=self.n), Product(batch=self.batch, m=self.k, n=self.n, k=self.m)
+
+
+def contraction_fraction(smallest: ArrayLike, device: Device) -> Floats:
+    """The fraction of the peak that a matrix product with this smallest local dimension reaches, its units not known.
 
     >>> from autopar.costmodel import load_cluster
-    >>> device = load_cluster("dgx-h100").device
-    >>> [round(float(contraction_fraction(d, device)), 2) for d in (16, 128, 1024, 8192)]
-    [0.09, 0.4, 0.71, 0.79]
+    >>> device = load_cluster("local-cpu").device
+    >>> [round(float(contraction_fraction(d, device)), 2) for d in (8, 64, 1024)]
+    [0.4, 0.71, 0.79]
     """
     size = np.maximum(np.asarray(smallest, dtype=np.float64), 1.0)
     return np.asarray(device.matmul_fraction * size / (size + device.half_size), dtype=np.float64)
 
 
-def operator_time(
-    flops: ArrayLike, nbytes: ArrayLike, dtype: str, device: Device, *, smallest: ArrayLike | None = None, launch: bool = True
-) -> NDArray[np.float64]:
-    """Seconds of operators with local `flops` and `nbytes` (read and written), for arrays element by element.
+def product_seconds(product: Product, dtype: str, device: Device, *, itemsize: int) -> Floats:
+    """Seconds of the arithmetic of a matrix product whose operands have elements of `itemsize` bytes, without traffic and launch."""
+    peak = device.flops(dtype)
+    batch, m, n, k = product.batch, product.m, product.n, product.k
+    if not device.units:
+        smallest = np.minimum(np.minimum(m, n), k)
+        return np.asarray(2 * batch * m * n * k / (peak * contraction_fraction(smallest, device)), dtype=np.float64)
+    rows, columns, efficiency, split = _WAYS
+    waves = np.ceil(batch * np.ceil(m / rows) * np.ceil(n / columns) * split / device.units)
+    work = waves * (2 * device.units * rows * columns / efficiency) * (k / split + device.half_size)
+    ragged = ((n * itemsize) % ALIGNMENT_BYTES != 0) | ((k * itemsize) % ALIGNMENT_BYTES != 0)
+    fraction = device.matmul_fraction * np.where(ragged, device.ragged_fraction, 1.0)
+    return np.asarray(work.min(axis=0) / (peak * fraction), dtype=np.float64)
 
-    `smallest`: the smallest local dimension, for contractions. `launch=False`: the operator is fused into another, which launches.
-    """
-    work = np.asarray(flops, dtype=np.float64)
-    moved = np.asarray(nbytes, dtype=np.float64)
-    fraction = device.matmul_fraction if smallest is None else contraction_fraction(smallest, device)
-    busy = np.maximum(work / (device.flops(dtype) * fraction), moved / (device.memory_bandwidth * device.memory_fraction))
-    return np.asarray(np.where(busy > 0, busy + (device.launch if launch else 0.0), 0.0), dtype=np.float64)
+
+def attention_seconds(flops: ArrayLike, kernel: str, direction: str, dtype: str, device: Device) -> Floats:
+    """Seconds of the arithmetic of attention in one `kernel` (flash1, flash2), `direction` forward or backward."""
+    return np.asarray(np.asarray(flops, dtype=np.float64) / (device.flops(dtype) * device.attention_fraction(kernel, direction)))
+
+
+def memory_seconds(nbytes: ArrayLike, device: Device) -> Floats:
+    """Seconds of reading and writing `nbytes` in a stream."""
+    return np.asarray(np.asarray(nbytes, dtype=np.float64) / (device.memory_bandwidth * device.memory_fraction))
+
+
+def with_launch(arithmetic: ArrayLike, traffic: ArrayLike, device: Device, *, launches: float = 1.0) -> Floats:
+    """The roofline: the longer of both, and the launch of a kernel where there is anything to do."""
+    busy = np.maximum(arithmetic, traffic)
+    return np.asarray(np.where(busy > 0, busy + device.launch * launches, 0.0), dtype=np.float64)

@@ -1,27 +1,43 @@
-"""Which values autograd keeps from the forward to the backward pass, as shares of the operators that keep them.
+"""Which values autograd keeps from the forward to the backward pass, as facts of operators and as shares of those that keep them.
 
 A value is kept as its reader uses it: gathered, it is the gathered copy that lives on. A value that k operators keep is one
-memory when they use it in the same layout, so each bears 1/k of it; a view's memory is its source's.
+memory when they use it in the same layout, so each bears 1/k of it; a view's memory is its source's, all of it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.ir import Operator, Role
+from autopar.ir import Graph, Operator, Role
 from autopar.sharding.analysis import Analysis
-from autopar.sharding.rules import RULES
+from autopar.sharding.rules import RULES, Call
+from autopar.sharding.rules.saved import Keeps, Made, backward_scratch, keeps, passes_gradient, shares_memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What one operator does to memory, whatever the layouts.
+
+    `view`: its outputs are its first input's memory. `keeps`: what lives on to its backward pass. `flows`: its inputs with a
+    gradient, and whether that is (a view of) the output's. `scratch`: temporaries of its backward pass. `backward`: whether it has one.
+    """
+
+    view: bool
+    keeps: Keeps
+    flows: tuple[tuple[int, bool], ...]
+    scratch: Made | None
+    backward: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one operator bears of a kept value: the tensor at `position` of its inputs (or outputs), times `fraction`."""
+    """What one operator bears of a kept value: `nbytes` for each element of its input (or output) at `position`."""
 
     output: bool
     position: int
-    fraction: float
+    nbytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,28 +48,118 @@ class Kept:
     weights: frozenset[str]
 
 
-def kept_places(operator: Operator) -> list[tuple[bool, int]]:
-    """Where an operator with a gradient keeps tensors: (is an output, position)."""
-    entry = RULES[operator.kind]
-    if entry.view or not entry.saves:
-        return []
-    output = entry.saves == "output"
-    return [(output, i) for i in range(len(operator.outputs if output else operator.inputs))]
+REMEMBERED = 16
+_facts: OrderedDict[tuple[int, bool], tuple[Analysis, Mapping[str, Facts]]] = OrderedDict()
+
+
+def facts_of(analysis: Analysis, *, composite: bool = False) -> Mapping[str, Facts]:
+    """The facts of every operator of a graph, remembered for the graphs asked for last."""
+    key = (id(analysis), composite)
+    found = _facts.get(key)
+    if found is None or found[0] is not analysis:
+        found = analysis, _find_facts(analysis, composite)
+        _facts[key] = found
+        if len(_facts) > REMEMBERED:
+            _facts.popitem(last=False)
+    return found[1]
+
+
+def _find_facts(analysis: Analysis, composite: bool) -> dict[str, Facts]:
+    graph, gradients = analysis.graph, analysis.gradients
+    orders = _Orders(graph)
+    known: dict[object, Facts] = {}
+    found: dict[str, Facts] = {}
+    for operator in graph.operators:
+        contiguous = orders.visit(operator)
+        flows = tuple(name in gradients for name in operator.inputs)
+        backward = any(name in gradients for name in operator.outputs)
+        key = (graph.operator_fingerprint(operator), contiguous, flows, backward)
+        if key not in known:
+            call = Call.of(graph, operator)
+            view = operator.kind in RULES and shares_memory(call, contiguous=contiguous)
+            known[key] = Facts(
+                view=view,
+                keeps=keeps(call, flows, composite=composite) if backward else Keeps(),
+                flows=tuple((i, passes_gradient(call, i, view=view)) for i, flows in enumerate(flows) if flows and backward),
+                scratch=backward_scratch(call) if backward else None,
+                backward=backward,
+            )
+        found[operator.name] = known[key]
+        orders.make(operator, known[key].view)
+    return found
+
+
+class _Orders:
+    """In which order the dims of every tensor lie in memory, outermost first; None: with gaps or repeats."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.orders: dict[str, tuple[int, ...] | None] = {}
+
+    def of(self, name: str) -> tuple[int, ...] | None:
+        return self.orders.get(name, tuple(range(len(self.graph.tensors[name].shape))))
+
+    def visit(self, operator: Operator) -> bool:
+        """Whether the first input lies in the order of its dims."""
+        return not operator.inputs or self.of(operator.inputs[0]) == tuple(range(len(self.graph.tensors[operator.inputs[0]].shape)))
+
+    def make(self, operator: Operator, view: bool) -> None:
+        """Where the outputs of an operator lie."""
+        kind, tensors = operator.kind, self.graph.tensors
+        if kind == "aten.scaled_dot_product_attention.default" and len(tensors[operator.outputs[0]].shape) == 4:
+            self.orders[operator.outputs[0]] = (0, 2, 1, 3)  # flash attention writes the heads of a token side by side
+        if not view:
+            return
+        source = operator.inputs[0]
+        before, order = tensors[source].shape, self.of(source)
+        for name in operator.outputs:
+            after = tensors[name].shape
+            if before == after and kind not in _PERMUTING:
+                self.orders[name] = order
+            elif kind in _PERMUTING:
+                self.orders[name] = _permuted(operator, order, len(after))
+            elif len(operator.outputs) > 1 or tensors[name].size != tensors[source].size or order != tuple(range(len(before))):
+                self.orders[name] = None
+
+
+_PERMUTING = frozenset(("aten.transpose.int", "aten.permute.default", "aten.t.default", "aten.mT.default", "onnx.Transpose"))
+
+
+def _permuted(operator: Operator, order: tuple[int, ...] | None, rank: int) -> tuple[int, ...] | None:
+    """The order of the dims after they are permuted: where each dim of memory went."""
+    if order is None:
+        return None
+    dims = list(range(rank))
+    given = operator.attributes.get("dims", operator.attributes.get("perm"))
+    if isinstance(given, tuple):
+        dims = [int(d) % rank for d in given if isinstance(d, int)]
+    elif rank >= 2:
+        one, other = (operator.attributes.get(name, default) for name, default in (("dim0", -1), ("dim1", -2)))
+        assert isinstance(one, int) and isinstance(other, int)
+        dims[one], dims[other] = dims[other], dims[one]
+    return tuple(dims.index(d) for d in order)
 
 
 def kept_values(analysis: Analysis) -> Kept:
     """The shares of every operator; nothing is kept when not training."""
+    if not analysis.train:
+        return Kept(shares={}, weights=frozenset())
+    facts, tensors = facts_of(analysis), analysis.graph.tensors
     roots: dict[str, str] = {}
     places: dict[str, list[tuple[bool, int, str]]] = {}
-    for op in analysis.warm if analysis.train else ():
-        if RULES[op.kind].view and op.inputs:
+    for op in analysis.warm:
+        if facts[op.name].view:
             roots.update((name, roots.get(op.inputs[0], op.inputs[0])) for name in op.outputs)
-        elif any(name in analysis.gradients for name in op.outputs):
-            named = [(output, i, (op.outputs if output else op.inputs)[i]) for output, i in kept_places(op)]
-            places[op.name] = [(output, i, roots.get(name, name)) for output, i, name in named]
-    count = Counter(root for found in places.values() for _, _, root in found)
-    shares = {
-        name: tuple(Share(output=output, position=i, fraction=1 / count[root]) for output, i, root in found)
-        for name, found in places.items()
-    }
-    return Kept(shares=shares, weights=frozenset(name for name in count if analysis.graph.tensors[name].role is Role.PARAMETER))
+        kept = facts[op.name].keeps
+        places[op.name] = [(False, i, op.inputs[i]) for i in kept.inputs] + [(True, i, op.outputs[i]) for i in kept.outputs]
+    count = Counter(roots.get(name, name) for found in places.values() for _, _, name in found)
+    shares: dict[str, tuple[Share, ...]] = {}
+    for op in analysis.warm:
+        found = [Share(output=made.output, position=made.position, nbytes=made.nbytes) for made in facts[op.name].keeps.made]
+        for output, position, name in places[op.name]:
+            root = roots.get(name, name)
+            nbytes = tensors[root].bytes / max(tensors[name].size, 1) / count[root]
+            found.append(Share(output=output, position=position, nbytes=nbytes))
+        if found:
+            shares[op.name] = tuple(found)
+    return Kept(shares=shares, weights=frozenset(name for name in count if tensors[name].role is Role.PARAMETER))

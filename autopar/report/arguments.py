@@ -31,6 +31,10 @@ def build_parser() -> Parser:
     _run_options(_command(commands, "run", "run a plan on ranks of this machine"))
     _explain_options(_command(commands, "explain", "tell how the operators of a plan are sharded, and why"))
     _discover_options(_command(commands, "discover", "find an operator's sharding rule by executing it, and prove it"))
+    _calibrate_options(_command(commands, "calibrate", "measure the ranks at hand and write a cluster file"))
+    bench = _command(commands, "bench", "measurements beside the model's predictions")
+    benches = bench.add_subparsers(dest="bench_command", metavar="collectives", required=True, parser_class=Parser)
+    _bench_options(_command(benches, "collectives", "measure collectives by size, and compare with the model"))
     cluster = _command(commands, "cluster", "the clusters that autopar knows")
     kinds = cluster.add_subparsers(dest="cluster_command", metavar="list|show", required=True, parser_class=Parser)
     _json_option(_command(kinds, "list", "list the presets"))
@@ -124,6 +128,33 @@ def _discover_options(parser: Parser) -> None:
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="another argument of the operator, as JSON; repeatable")
     _rules_option(parser)
     _json_option(parser)
+
+
+def _calibrate_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("-o", "--output", required=True, metavar="FILE", help="write the cluster to FILE (.json), for `autopar plan --cluster FILE`")
+    _ranks_options(parser)
+    add("--inside", metavar="FILE", help="the cluster file of one node, calibrated before: the ranks, one a node, then stand for whole nodes")
+    add("--name", help="name of the cluster (default: that of FILE)")
+    add("--quick", action="store_true", help="sizes up to 4 MiB and fewer matrix products")
+    add("--tolerance", type=float, default=0.1, metavar="FRACTION", help="repeats that differ by more are refused (default: 0.1)")
+    _json_option(parser)
+
+
+def _bench_options(parser: Parser) -> None:
+    add = parser.add_argument
+    _ranks_options(parser)
+    add("--sizes", default="1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB", metavar="1KiB,1MiB", help="bytes (default: 1 KiB to 64 MiB)")
+    add("--collectives", default="", metavar="all_reduce,...", help="which collectives (default: all)")
+    add("--cluster", metavar="NAME|FILE", help="whose prediction to compare with (default: local-cpu for gloo, dgx-h100 for nccl)")
+    add("--plot", metavar="FILE", help="write bus bandwidth over bytes to FILE (.svg)")
+    _json_option(parser)
+
+
+def _ranks_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--nproc", type=int, metavar="N", help="number of forked ranks (default: one a core, at least 2); under torchrun, its ranks")
+    add("--backend", choices=("gloo", "nccl"), help="communication library (default: what fits this machine)")
 
 
 def _rules_option(parser: Parser) -> None:

@@ -1,0 +1,76 @@
+"""`autopar calibrate`: measure on the ranks at hand, fit, refuse noise, and say what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from autopar.costmodel import Cluster
+from autopar.costmodel.calibration import (
+    DeviceRepeats,
+    calibrated,
+    fit_collectives,
+    fit_device,
+    fit_level,
+    ports_shared,
+    refuse_noise,
+    settled,
+)
+
+from .tables import Table
+from .units import bytes_text, rate_text, seconds_text
+
+SIZES = (2**10, 2**26)
+QUICK_SIZES = (2**10, 2**22)
+
+
+def calibrate(
+    *, nproc: int | None, backend: str | None, name: str, quick: bool, tolerance: float, inside: Cluster | None
+) -> Cluster | None:
+    """The cluster of the ranks at hand; None on a rank that is not to tell it."""
+    from autopar.runtime.measuring import KINDS, Wanted, byte_sizes, measure
+
+    sizes = byte_sizes(*(QUICK_SIZES if quick else SIZES))
+    wanted = Wanted(kinds=KINDS, sizes=sizes, settled=partial(settled, tolerance=tolerance), device=True, quick=quick)
+    found, speaks = measure(wanted, nproc=nproc, backend=backend)
+    return from_measurements(found, name=name, tolerance=tolerance, inside=inside) if speaks else None
+
+
+def from_measurements(found: Any, *, name: str, tolerance: float, inside: Cluster | None = None) -> Cluster:
+    """The cluster of `runtime.measuring.Measurements`; `NoisyMeasurement` where the repeats do not agree."""
+    device = DeviceRepeats(
+        name=found.device.name, products=found.device.products, copy=found.device.copy, copied=found.device.copied,
+        launch=found.device.launch, capacity=found.device.capacity, reserved=found.device.reserved, units=found.device.units,
+    )  # fmt: skip
+    refuse_noise({**_named(found.collectives), **device.named()}, tolerance)
+    drivers = {(place.level, place.size): place.drivers for place in found.places}
+    measured = fit_collectives(found.collectives, drivers)
+    shared = ports_shared(*found.port, found.per_node) if found.port else 1
+    joined = [(place.level, found.per_node if place.drivers == 1 and found.per_node > 1 else found.nodes, place) for place in found.places]
+    levels = []
+    for level, size in dict.fromkeys((level, size) for level, size, _ in joined if ":" not in level):
+        levels.append(fit_level(level, size, measured, shared_by=shared if level == "nic" else 1))
+    return calibrated(name, found.backend, fit_device(device), levels, measured, inside=inside)
+
+
+def _named(times: Mapping[tuple[str, str, int, int], Sequence[float]]) -> dict[str, Sequence[float]]:
+    return {f"{kind} of {bytes_text(nbytes)} on {group} ranks ({level})": found for (kind, level, group, nbytes), found in times.items()}
+
+
+def calibrated_parts(cluster: Cluster) -> list[str | Table]:
+    """The measured collectives with their fits."""
+    rows = []
+    for entry in cluster.measured:
+        curve = entry.curve
+        two = curve.limit < math.inf
+        rows.append(
+            (
+                entry.kind, entry.level, str(entry.group), seconds_text(curve.alpha), rate_text(1 / curve.beta, "B/s") if curve.beta else "-",
+                bytes_text(curve.limit) if two else "-", rate_text(1 / curve.beta_above, "B/s") if two and curve.beta_above else "-",
+                f"{entry.residual:.1%}", f"{entry.spread:.1%}",
+            )
+        )  # fmt: skip
+    columns = ("collective", "level", ">ranks", ">latency", ">rate", ">up to", ">rate above", ">residual", ">repeats within")
+    return [Table(title="Collectives as measured", columns=columns, rows=tuple(rows))]

@@ -1,0 +1,132 @@
+"""From what is wanted of every operator's outputs straight to an assignment: a known scheme needs no search.
+
+On each axis an operator takes the option whose outputs have the wanted placement (one that splits a factor before one that
+does not). A parameter is stored as its operators use it, whole where they take shares of its gradient; or split.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+from ..errors import UsageError
+from ..ir import Role, Tensor
+from .analysis import Analysis, Offer
+from .candidates import Option
+from .layout import B, Kind, Layout, Placement, R, S, is_valid
+from .mesh import Mesh
+from .program import Assignment, Decision
+from .redistribution import changed_axis, is_step, cheapest_chain
+
+Wanted = Mapping[str, Sequence[Placement]]
+"""For every operator the placement of its outputs (of its first input, where it gives a scalar) on each axis."""
+
+
+def pinned_assignment(analysis: Analysis, mesh: Mesh, wanted: Wanted, *, split_storage: Sequence[int] = ()) -> Assignment:
+    """Decide every operator as wanted; parameters are stored split over the axes `split_storage` too (ZeRO-3), where a dim divides.
+
+    Raises `UsageError` that names the operator which has no such option, or whose sizes the mesh does not divide.
+    """
+    whole: Layout = (R,) * len(mesh.axes)
+    decisions: dict[str, Decision] = {}
+    for op in analysis.graph.operators:
+        if op.name in analysis.cold:
+            decisions[op.name] = Decision(options=(), rule=None, inputs=(whole,) * len(op.inputs), outputs=(whole,) * len(op.outputs))
+            continue
+        offer = analysis.offers[op.name]
+        options = tuple(_option(op.name, offer, placement) for placement in wanted[op.name])
+        decisions[op.name] = decision = _decision(offer, options)
+        tensors = zip((*offer.call.inputs, *offer.call.outputs), (*decision.inputs, *decision.outputs), strict=True)
+        for tensor, layout in tensors:
+            if not is_valid(layout, tensor.shape, mesh.shape):
+                raise UsageError(f"{op.name!r}: a tensor of shape {list(tensor.shape)} cannot be split evenly over the mesh {mesh}")
+    storage = _storage(analysis, mesh, decisions, split_storage)
+    return _connected(analysis, mesh, decisions, storage)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _of_outputs(options: tuple[Option, ...], placement: Placement, scalar: bool) -> Option | None:
+    fits = [o for o in options if (o.inputs if scalar else o.outputs)[0] == placement]
+    return min(fits, key=lambda o: o.factor < 0, default=None)
+
+
+def _option(name: str, offer: Offer, placement: Placement) -> Option:
+    found = _of_outputs(offer.options, placement, not offer.call.outputs[0].shape)
+    if found is None:
+        valid = ", ".join(dict.fromkeys(str(o.outputs[0]) for o in offer.options))
+        raise UsageError(f"{name!r} ({offer.call.operator.kind}) cannot give its output as {placement}; it can as {valid}")
+    return found
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _layouts(options: tuple[Option, ...]) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    ins = tuple(zip(*(o.inputs for o in options), strict=True)) if options else ()
+    outs = tuple(zip(*(o.outputs for o in options), strict=True)) if options else ()
+    return ins, outs
+
+
+def _decision(offer: Offer, options: tuple[Option, ...]) -> Decision:
+    inputs, outputs = _layouts(options)
+    if not options:
+        inputs, outputs = ((),) * len(offer.call.inputs), ((),) * len(offer.call.outputs)
+    return Decision(options=options, rule=offer.rule, inputs=inputs, outputs=outputs)
+
+
+def _storage(analysis: Analysis, mesh: Mesh, decisions: Mapping[str, Decision], split: Sequence[int]) -> dict[str, Layout]:
+    """Split as the first operator that reads it uses it, and over the axes `split` on the first dim that divides."""
+    storage: dict[str, Layout] = {}
+    for tensor in analysis.graph.parameters:
+        layout: Layout = (R,) * len(mesh.axes)
+        for index, position in analysis.readers.get(tensor.name, ())[:1]:
+            used = decisions[analysis.graph.operators[index].name].inputs[position]
+            layout = tuple(p if p.kind is Kind.SPLIT else R for p in used)
+        for axis in split:
+            layout = _also_split(tensor, layout, axis, mesh)
+        storage[tensor.name] = layout
+    return storage
+
+
+def _also_split(tensor: Tensor, layout: Layout, axis: int, mesh: Mesh) -> Layout:
+    for dim in range(len(tensor.shape)):
+        after = (*layout[:axis], S(dim), *layout[axis + 1 :])
+        if layout[axis] == R and is_valid(after, tensor.shape, mesh.shape):
+            return after
+    return layout
+
+
+def _connected(analysis: Analysis, mesh: Mesh, decisions: Mapping[str, Decision], storage: Mapping[str, Layout]) -> Assignment:
+    """Add the redistributions between what is there and what is read."""
+    graph = analysis.graph
+    whole: Layout = (R,) * len(mesh.axes)
+    home = {t.name: storage.get(t.name, whole) for t in graph.tensors.values() if t.role is not Role.ACTIVATION}
+    chains: dict[str, dict[Layout, tuple[Layout, ...]]] = {}
+
+    def connect(name: str, target: Layout) -> None:
+        if target != home[name] and target not in chains.get(name, {}):
+            tensor = graph.tensors[name]
+            chain = _chain(home[name], target, tensor.shape, mesh.shape, name in analysis.gradients)
+            chains.setdefault(name, {})[target] = chain
+
+    for op in graph.operators:
+        decision = decisions[op.name]
+        for name, layout in zip(op.inputs, decision.inputs, strict=True):
+            connect(name, layout)
+        home.update(zip(op.outputs, decision.outputs, strict=True))
+    outputs = {name: whole if name == graph.loss else home[name] for name in analysis.outputs}
+    for name, layout in outputs.items():
+        connect(name, layout)
+    return Assignment(
+        mesh=mesh, decisions=decisions, storage=storage, outputs=outputs, gradients=analysis.gradients,
+        chains={name: tuple(found.values()) for name, found in chains.items()},
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _chain(source: Layout, target: Layout, shape: tuple[int, ...], mesh: tuple[int, ...], gradient: bool) -> tuple[Layout, ...]:
+    """The chain of least traffic: every byte costs the same, and a collective as much as 1 MB."""
+    if not gradient:
+        source, target = (tuple(R if p == B else p for p in layout) for layout in (source, target))
+    differing = [axis for axis, (before, after) in enumerate(zip(source, target, strict=True)) if before != after]
+    if len(differing) == 1 and is_step(source, target, differing[0]):
+        return (source, target)
+    return cheapest_chain(source, target, shape, 1, mesh, lambda kind, axis, nbytes: 1e6 + nbytes, gradient=gradient)

@@ -1,0 +1,261 @@
+"""What autograd keeps of a call from the forward to the backward pass, and where its gradient is its output's own memory.
+
+A row is a set of operator kinds and words: the name of a tensor argument (kept), `result` or `result1` (an output, kept), `a*b` (a
+product: `a` is kept where `b` has a gradient, and the reverse). Source: torch's tools/autograd/derivatives.yaml, and for composite
+operators the tensors that `torch.autograd.graph.saved_tensors_hooks` reports. A kind without a row keeps what its rule's `saves` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...ir import DTYPE_BYTES, Ref, Tensor
+from .registry import RULES, Call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """Bytes that a kernel makes and keeps beside the graph's tensors: `nbytes` for each element of an input (or output)."""
+
+    output: bool
+    position: int
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeps:
+    """Positions of the inputs and outputs that are kept, and what is kept beside them."""
+
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    made: tuple[Made, ...] = ()
+
+
+_ROWS: tuple[tuple[str, str], ...] = (
+    ("aten.linear.default", "input*weight"),
+    ("aten.addmm.default", "mat1*mat2"),
+    ("aten.mm.default aten.bmm.default", "self*mat2"),
+    ("aten.baddbmm.default", "batch1*batch2"),
+    ("aten.matmul.default aten.linalg_matmul.default aten.mul.Tensor aten.multiply.Tensor aten.inner.default", "self*other"),
+    ("aten.div.Tensor aten.divide.Tensor aten.true_divide.Tensor", "self*other"),
+    ("aten.mul.Scalar aten.multiply.Scalar aten.div.Scalar aten.divide.Scalar aten.true_divide.Scalar", ""),
+    ("aten.mv.default", "self*vec"),
+    ("aten.dot.default", "self*tensor"),
+    ("aten.outer.default aten.ger.default", "self*vec2"),
+    ("aten.addcmul.default", "tensor1*tensor2"),
+    ("aten.lerp.Scalar", ""),
+    ("onnx.MatMul onnx.Gemm onnx.Mul onnx.Div", "A*B"),
+    ("aten.relu.default aten.tanh.default aten.sigmoid.default aten.exp.default aten.sqrt.default aten.rsqrt.default", "result"),
+    ("aten.reciprocal.default aten.expm1.default aten.exp2.default aten.hardsigmoid.default", "result"),
+    ("onnx.Relu onnx.Tanh onnx.Sigmoid onnx.Exp onnx.Sqrt onnx.Reciprocal", "result"),
+    ("aten.sum.default aten.sum.dim_IntList aten.mean.default aten.mean.dim aten.nansum.default", ""),
+    ("aten.repeat.default aten.tile.default aten.tril.default aten.triu.default aten.nan_to_num.default", ""),
+    ("onnx.ReduceSum onnx.ReduceMean onnx.Sum onnx.Mean onnx.Tile", ""),
+    ("aten.amax.default aten.amin.default aten.logsumexp.default aten.std.correction aten.std.dim aten.std.default", "self result"),
+    ("aten.max.dim aten.min.dim aten.sort.default aten.sort.stable aten.topk.default aten.kthvalue.default aten.median.dim", "result1"),
+    ("onnx.TopK", "result1"),
+    ("aten.where.self aten.where.ScalarOther aten.where.ScalarSelf onnx.Where", "condition"),
+    ("aten.masked_fill.Scalar aten.masked_fill.Tensor aten.masked_select.default", "mask"),
+    ("aten.gather.default aten.take_along_dim.default", "index"),
+    ("aten.embedding.default onnx.Gather", "indices"),
+    ("onnx.GatherElements onnx.GatherND onnx.ScatterElements onnx.ScatterND", "indices"),
+    ("aten.nll_loss.default aten.nll_loss_nd.default aten.mse_loss.default aten.l1_loss.default", "self target"),
+    ("aten.cross_entropy_loss.default", "target"),
+    ("onnx.SoftmaxCrossEntropyLoss", "labels"),
+    ("aten.layer_norm.default aten.native_layer_norm.default aten.group_norm.default aten.native_group_norm.default", "input weight"),
+    ("aten.rms_norm.default aten._fused_rms_norm.default", "input weight"),
+    ("aten.batch_norm.default aten._native_batch_norm_legit_functional.default", "input weight result1 result2"),
+    ("onnx.LayerNormalization", "X Scale"),
+    ("onnx.RMSNormalization onnx.SimplifiedLayerNormalization", "X scale"),
+    ("onnx.GroupNormalization onnx.InstanceNormalization onnx.BatchNormalization", "X scale"),
+    ("aten.scaled_dot_product_attention.default", "query key value result"),
+    ("aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv1d.padding aten.conv2d.padding", "input weight"),
+    ("aten.convolution.default aten._convolution.default", "input weight"),
+    ("aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input", "input weight"),
+    ("onnx.Conv onnx.ConvTranspose", "X W"),
+    ("aten.max_pool1d_with_indices.default aten.max_pool2d_with_indices.default aten.max_pool3d_with_indices.default", "self result1"),
+    ("aten.dropout.default aten.feature_dropout.default onnx.Dropout", ""),
+    ("aten.native_dropout.default", "result1"),
+)  # fmt: skip
+
+SAVED: Mapping[str, str] = {kind: words for kinds, words in _ROWS for kind in kinds.split()}
+
+
+def _size_of(call: Call, *names: str) -> int:
+    """The product of a shape attribute, or 1 where there is none."""
+    sizes = call.get(*names)
+    return math.prod(int(s) for s in sizes if isinstance(s, int)) if isinstance(sizes, tuple) else 1
+
+
+def _row_statistics(count: int) -> Callable[[Call, bool], tuple[Made, ...]]:
+    """`count` float32 numbers for each row that a norm spans."""
+
+    def made(call: Call, composite: bool) -> tuple[Made, ...]:
+        rank = len(call.inputs[0].shape)
+        axis = call.get("axis", default=-1)
+        sizes = _size_of(call, "normalized_shape") if "normalized_shape" in call.operator.attributes else None
+        width = sizes if sizes is not None else math.prod(call.inputs[0].shape[int(axis) % rank if isinstance(axis, int) else -1 :])
+        return (Made(output=False, position=0, nbytes=4.0 * count / max(width, 1)),)
+
+    return made
+
+
+def _rms(call: Call, composite: bool) -> tuple[Made, ...]:
+    """The reciprocal root; the composite also keeps the normalised values and another number for each row."""
+    (row,) = _row_statistics(2 if composite else 1)(call, composite)
+    return (row, Made(output=False, position=0, nbytes=float(DTYPE_BYTES[call.inputs[0].dtype]))) if composite else (row,)
+
+
+def _group_statistics(call: Call, composite: bool) -> tuple[Made, ...]:
+    """Mean and reciprocal deviation of each group of channels of each image."""
+    groups = call.integer("num_groups", "group", default=call.inputs[0].shape[1])
+    elements = call.inputs[0].size / max(call.inputs[0].shape[0] * groups, 1)
+    return (Made(output=False, position=0, nbytes=8.0 / elements),)
+
+
+def _mask(call: Call, composite: bool) -> tuple[Made, ...]:
+    """A byte for each element; the composite keeps the scaled noise in the values' own type."""
+    if not drops(call):
+        return ()
+    return (Made(output=True, position=0, nbytes=float(DTYPE_BYTES[call.outputs[0].dtype]) if composite else 1.0),)
+
+
+def _probabilities(call: Call, composite: bool) -> tuple[Made, ...]:
+    """The log-softmax of the scores."""
+    return (Made(output=False, position=0, nbytes=float(DTYPE_BYTES[call.inputs[0].dtype])),)
+
+
+def _indices(call: Call, composite: bool) -> tuple[Made, ...]:
+    """Where each maximum was found, in int64."""
+    return (Made(output=True, position=0, nbytes=8.0),)
+
+
+def _attention(call: Call, composite: bool) -> tuple[Made, ...]:
+    """The log-sum-exp of each row of scores, and a mask of booleans as numbers. Composite with dropout: the weights, four times over."""
+    itemsize = float(DTYPE_BYTES[call.inputs[0].dtype])
+    width = call.outputs[0].shape[-1]
+    found = [Made(output=True, position=0, nbytes=4.0 / width)]
+    if composite and drops(call):
+        keys = call.inputs[1].shape[-2]
+        found = [Made(output=True, position=0, nbytes=4 * itemsize * keys / width)]
+    mask = call.position("attn_mask")
+    if mask is not None and call.inputs[mask].dtype == "bool":
+        found.append(Made(output=False, position=mask, nbytes=itemsize))
+    return tuple(found)
+
+
+_MADE: Mapping[str, Callable[[Call, bool], tuple[Made, ...]]] = {
+    "aten.layer_norm.default": _row_statistics(2),
+    "onnx.LayerNormalization": _row_statistics(2),
+    "aten.rms_norm.default": _rms,
+    "onnx.RMSNormalization": _rms,
+    "onnx.SimplifiedLayerNormalization": _rms,
+    "aten.group_norm.default": _group_statistics,
+    "onnx.GroupNormalization": _group_statistics,
+    "aten.dropout.default": _mask,
+    "onnx.Dropout": _mask,
+    "aten.cross_entropy_loss.default": _probabilities,
+    "onnx.SoftmaxCrossEntropyLoss": _probabilities,
+    "aten.max_pool2d.default": _indices,
+    "aten.max_pool3d.default": _indices,
+    "onnx.MaxPool": _indices,
+    "aten.scaled_dot_product_attention.default": _attention,
+}  # fmt: skip
+
+
+def drops(call: Call) -> bool:
+    """Whether a dropout (or an attention) drops anything."""
+    rate = call.get("p", "ratio", "dropout_p", default=0.0)
+    return bool(rate) and call.get("train", "training_mode", default=True) is not False
+
+
+def keeps(call: Call, gradients: Sequence[bool], *, composite: bool = False) -> Keeps:
+    """What a call keeps whose inputs have a gradient or not.
+
+    `composite`: kernels of the CPU, where dropout and RMS norm are made of several operators; else the fused ones of GPUs.
+    """
+    kind = call.operator.kind
+    if not any(gradients):
+        return Keeps()
+    if kind not in SAVED:
+        entry = RULES[kind]
+        if entry.view or not entry.saves:
+            return Keeps(made=_made(call, composite))
+        count = range(len(call.outputs if entry.saves == "output" else call.inputs))
+        kept = tuple(count)
+        return Keeps(outputs=kept) if entry.saves == "output" else Keeps(inputs=kept, made=_made(call, composite))
+    inputs: list[int] = []
+    outputs: list[int] = []
+    for word in SAVED[kind].split():
+        names = [call.position(name) for name in word.split("*")]
+        if len(names) == 2:
+            one, other = names
+            inputs += [a for a, b in ((one, other), (other, one)) if a is not None and b is not None and gradients[b]]
+        elif word.startswith("result"):
+            outputs += [i for i in (int(word[6:] or 0),) if i < len(call.outputs)]
+        elif names[0] is not None:
+            inputs.append(names[0])
+    return Keeps(inputs=tuple(dict.fromkeys(inputs)), outputs=tuple(outputs), made=_made(call, composite))
+
+
+def _made(call: Call, composite: bool) -> tuple[Made, ...]:
+    return _MADE[call.operator.kind](call, composite) if call.operator.kind in _MADE else ()
+
+
+_SCRATCH: Mapping[str, float] = {"aten.cross_entropy_loss.default": 1, "aten.pow.Tensor_Scalar": 2, "aten.rsqrt.default": 1, "aten.where.self": 1}
+"""Temporaries of the backward formula beside the gradients, as multiples of the first input."""
+
+
+def backward_scratch(call: Call) -> Made | None:
+    """Temporaries of a call's backward formula."""
+    times = _SCRATCH.get(call.operator.kind)
+    return Made(output=False, position=0, nbytes=float(times * DTYPE_BYTES[call.inputs[0].dtype])) if times else None
+
+
+_IDENTITIES = frozenset(
+    "aten.alias.default aten.slice.Tensor aten.narrow.default aten.lift_fresh.default aten.detach_.default aten.positive.default "
+    "onnx.Identity".split()
+)
+_CASTS = frozenset(
+    "aten.to.dtype aten.to.dtype_layout aten.to.device aten.to.other aten._to_copy.default aten.type_as.default onnx.Cast".split()
+)
+_COPIES_WHERE_NEEDED = frozenset(
+    "aten.reshape.default aten._unsafe_view.default aten.flatten.using_ints aten.contiguous.default aten.ravel.default "
+    "onnx.Reshape onnx.Flatten".split()
+)
+_DROPOUTS = frozenset("aten.dropout.default aten.feature_dropout.default onnx.Dropout".split())
+
+
+def shares_memory(call: Call, *, contiguous: bool) -> bool:
+    """Whether the output is the first input's memory; `contiguous`: the elements of that lie in the order of its dims."""
+    kind = call.operator.kind
+    if not call.inputs:
+        return False
+    if kind in _COPIES_WHERE_NEEDED:
+        same = kind != "aten.contiguous.default" and call.inputs[0].shape == call.outputs[0].shape
+        return contiguous or same
+    if kind in _CASTS:
+        return call.inputs[0].dtype == call.outputs[0].dtype and kind != "aten._to_copy.default"
+    if kind in _DROPOUTS:
+        return not drops(call)
+    return kind in _IDENTITIES or RULES[kind].view
+
+
+_SUMS = frozenset("aten.add.Tensor aten.add.Scalar aten.sub.Scalar autopar.add onnx.Add onnx.Sum aten.sum.default aten.cat.default onnx.Concat aten.stack.default".split())
+_FIRST = frozenset("aten.sub.Tensor onnx.Sub aten.contiguous.default aten.clone.default".split())
+_CUTS = frozenset("aten.slice.Tensor aten.narrow.default aten.select.int onnx.Slice aten.diagonal.default".split())
+
+
+def passes_gradient(call: Call, position: int, *, view: bool) -> bool:
+    """Whether the gradient of an input is (a view of) the output's gradient rather than memory of its own."""
+    kind = call.operator.kind
+    given, made = call.inputs[position], call.outputs[0]
+    if len(call.outputs) > 1 or given.dtype != made.dtype or kind in _CUTS:
+        return False
+    if kind in ("aten.cat.default", "onnx.Concat", "aten.stack.default", "aten.sum.default"):
+        return True
+    if kind in _SUMS or (position == 0 and kind in _FIRST):
+        return given.shape == made.shape
+    return position == 0 and (view or RULES[kind].view) and given.size == made.size

@@ -1,0 +1,1 @@
+"""Scoring the cost model on published measurements."""

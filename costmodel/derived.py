@@ -1,0 +1,73 @@
+"""What was measured goes before the table of algorithms, and gives the links of the groups that were not measured.
+
+For other group sizes and levels the closed form of the table is used with the links' latency and rate solved from the nearest measured
+size of the same collective on each level: with A and B the table's seconds and seconds per byte for the measured group
+
+    latency' = latency * alpha / A        rate' = rate * B / beta
+
+A port that several groups drive at once is no faster than its own rate, which the message of one sender (`send`) shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from .cluster import Cluster, Level, parse_span
+from .measured import Curve, Line, Measured
+
+Table = Callable[[str, int, str, Cluster], tuple[Line, ...]]
+"""The lines of a collective by the table of algorithms: kind, group, level and cluster."""
+
+
+def measured_curve(kind: str, group: int, level: str, cluster: Cluster, table: Table) -> Curve | None:
+    """The curve of a collective from what was measured of it; None where that says nothing on some level of the group."""
+    span = parse_span(cluster, level, group)
+    known = [entry for entry in cluster.measured if entry.kind == kind]
+    if not known or not span:
+        return None
+    inside = dict(zip((place.name for place in cluster.levels), (1, *cluster.units), strict=False))
+    for entry in known:
+        if (entry.level, entry.group) == (level, group):
+            alone = len(span) > 1 or span[0][0].shared_by == 1
+            if alone or entry.drivers == min(inside[level], span[0][0].shared_by):
+                return entry.curve
+    nearest = {place.name: _nearest(known, place.name, branches) for place, branches in span}
+    if any(entry is None for entry in nearest.values()):
+        return None
+    return _derived(kind, group, level, cluster, {name: entry for name, entry in nearest.items() if entry is not None}, table)
+
+
+def _nearest(known: list[Measured], level: str, branches: int) -> Measured | None:
+    """The measurement on one level whose group is nearest in ratio, the larger of two as near."""
+    here = [entry for entry in known if entry.level == level]
+    return min(here, key=lambda entry: (abs(math.log(entry.group / branches)), -entry.group), default=None)
+
+
+def _derived(kind: str, group: int, level: str, cluster: Cluster, nearest: dict[str, Measured], table: Table) -> Curve:
+    """The closed form of the table on links solved from measurements, segment by segment."""
+    raw = replace(cluster, measured=(), device=replace(cluster.device, launch=0.0))
+    shared = table(kind, group, level, raw)[-1][1]
+    found: list[Line] = []
+    for above in (False, True):
+        levels = tuple(_solved(place, nearest[place.name], raw, table, above=above) if place.name in nearest else place for place in raw.levels)
+        lines = table(kind, group, level, replace(raw, levels=levels))
+        found.append(lines[-1 if above else 0])
+    limit = max(nearest.values(), key=lambda entry: entry.curve.beta).curve.limit
+    (alpha, beta), (_, beta_above) = found
+    floor = shared if any(place.shared_by > 1 for place, _ in parse_span(cluster, level, group)) else 0.0
+    return Curve(alpha=alpha, beta=max(beta, floor), limit=limit, beta_above=max(beta_above, floor) if limit < math.inf else 0.0)
+
+
+def _solved(place: Level, entry: Measured, raw: Cluster, table: Table, *, above: bool) -> Level:
+    """The level with the latency and rate that make the table say what was measured, to a device that has its port to itself."""
+    alone = replace(place, size=entry.group, shared_by=1, latency=place.latency or 1e-6)
+    lines = table(entry.kind, entry.group, place.name, replace(raw, levels=(alone,), shared_host=False))
+    steps, per_byte = lines[-1 if above else 0]
+    sharing = min(place.shared_by, entry.drivers)
+    beta = (entry.curve.beta_above if above and entry.curve.limit < math.inf else entry.curve.beta) / sharing
+    slower = beta / per_byte if beta > 0 and per_byte > 0 else 1.0
+    latency = alone.latency * (entry.curve.alpha / lines[0][0] if lines[0][0] > 0 else 1.0)
+    peer = None if place.peer_bandwidth is None else place.peer_bandwidth / slower
+    return replace(place, latency=latency, bandwidth=place.bandwidth / slower, peer_bandwidth=peer, shared_by=1)

@@ -1,0 +1,340 @@
+"""Which bytes are alive at every moment of a training step: the program walked forward, then backward, as autograd runs it.
+
+A memory is alive from the moment that makes it to the last that reads it. A value that autograd keeps is read by its keeper's
+backward moment. Gradients of a value with several readers add up in place. live(t) = sum of the sizes of all that is alive at t;
+the peak is its maximum. A segment that is recomputed keeps its inputs only, and is walked again before its backward pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.ir import Role
+from autopar.sharding.layout import Kind, Layout, Placement
+from autopar.sharding.program import Compute, Program, Redistribute
+from autopar.sharding.redistribution import changed_axis
+from autopar.sharding.rules.saved import Made
+
+from .kept import Facts
+
+Place = tuple[str, Layout]
+STORED = -1
+"""The memory of what is stored for good: it is counted apart."""
+KEPT, GRADIENT, BUFFER, PASSING = range(4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Groups of operators, by name, whose values are not kept but computed again in the backward pass, group by group."""
+
+    segments: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """Bytes alive at every moment by what they are; `saved`: those that forward leaves to backward (one micro-batch's)."""
+
+    kept: Sequence[float]
+    gradients: Sequence[float]
+    buffers: Sequence[float]
+    passing: Sequence[float]
+    saved: float
+
+
+def live_bytes(program: Program, facts: Mapping[str, Facts], *, train: bool, recompute: Recompute, accumulating: bool) -> Live:
+    """Walk a program once; `accumulating`: gradients are added to buffers that exist all the time."""
+    walk = _Walk(program, facts, recompute, accumulating)
+    walk.forward(train)
+    if train:
+        walk.backward()
+    return walk.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """What a single-axis step does to a value or a gradient: memory of its own or none (the same memory), and temporaries."""
+
+    made: bool
+    scratch: float
+
+
+_SAME = _Action(False, 0.0)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _actions(before: Placement, after: Placement, size: float, degree: int) -> tuple[_Action, _Action]:
+    """The actions on the value (of `size` local bytes before) and on the gradient of one step, as the runtime takes them.
+
+    Gathering along another dim than the first joins the pieces in a second copy; scattering deals them out in one.
+    """
+    split, whole, share, partial = Kind.SPLIT, Kind.REPLICATED, Kind.BROADCAST, Kind.PARTIAL
+    dim = before.dim if before.kind is split else after.dim
+    first = dim == 0 and before.parts == 1 and after.parts == 1
+    large = size * degree if before.kind is split else size
+    gather = scatter = _Action(True, 0.0 if first else large)
+    new, take = _Action(True, 0.0), _Action(not first, 0.0)
+    table = {
+        (whole, share): (_SAME, new),
+        (whole, split): (take, gather),
+        (whole, partial): (new, _SAME),
+        (share, whole): (_SAME, new),
+        (share, split): (take, new),
+        (share, partial): (new, new),
+        (split, whole): (gather, take),
+        (split, share): (gather, scatter),
+        (split, split): (_Action(True, 2 * size), _Action(True, 2 * size)),
+        (split, partial): (new, take),
+        (partial, whole): (new, _SAME),
+        (partial, split): (scatter, gather),
+        (partial, share): (new, new),
+        (partial, partial): (_SAME, _SAME),
+    }
+    if degree == 1:
+        return _SAME, _SAME
+    return table[before.kind, after.kind]
+
+
+class _Walk:
+    """The growing list of memories: their sizes, what they are, and the moments of their birth and death."""
+
+    def __init__(self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool) -> None:
+        self.program, self.facts, self.accumulating = program, facts, accumulating
+        self.tensors = program.graph.tensors
+        self.mesh = program.assignment.mesh.shape
+        self.now = 0
+        self.size: list[float] = []
+        self.birth: list[int] = []
+        self.death: list[int] = []
+        self.what: list[int] = []
+        self.scratch: list[tuple[int, float]] = []
+        self.shards: dict[Layout, int] = {}
+        self.values: dict[Place, int] = {}
+        self.saved: dict[int, list[int]] = {}  # step → the memories that its backward moment reads
+        self.gradients: dict[Place, int] = {}
+        self.holders: dict[int, int] = {}
+        self.ready: dict[str, int] = {}  # parameter → the moment at which its gradient is complete
+        self.stored = {(name, layout) for name, layout in program.assignment.storage.items()}
+        self.forward_end = 0
+        self.segment_of = self._segments(recompute)
+        self.began: dict[int, int] = {}
+        self.boundary: dict[int, set[int]] = {}
+
+    # --- memories ---
+
+    def bytes_of(self, name: str, layout: Layout) -> float:
+        shards = self.shards.get(layout)
+        if shards is None:
+            shards = self.shards[layout] = math.prod(self.mesh[a] for a, p in enumerate(layout) if p.kind is Kind.SPLIT)
+        return self.tensors[name].bytes / shards
+
+    def new(self, size: float, what: int = PASSING) -> int:
+        self.size.append(size)
+        self.birth.append(self.now)
+        self.death.append(self.now)
+        self.what.append(what)
+        return len(self.size) - 1
+
+    def read(self, memory: int) -> None:
+        if memory != STORED:
+            self.death[memory] = max(self.death[memory], self.now)
+
+    def value(self, place: Place, values: dict[Place, int]) -> int:
+        """The memory of a value; inputs, constants and parameters as they are stored are counted apart."""
+        found = values.get(place)
+        return found if found is not None else self.values.get(place, STORED)
+
+    # --- forward ---
+
+    def _segments(self, recompute: Recompute) -> list[int]:
+        """The segment of every step, or -1; a redistribution belongs to the operator behind it."""
+        names = {name: number for number, segment in enumerate(recompute.segments) for name in segment}
+        found, behind = [], -1
+        for step in reversed(self.program.steps):
+            if isinstance(step, Compute):
+                behind = names.get(step.operator.name, -1)
+            found.append(behind)
+        return found[::-1]
+
+    def forward(self, train: bool) -> None:
+        for index, step in enumerate(self.program.steps):
+            self.run(index, step, self.values, keep=train and self.segment_of[index] < 0)
+        for place in self.program.assignment.outputs.items():
+            if place[0] != self.program.graph.loss:
+                self.read(self.value(place, self.values))
+        self.forward_end = self.now
+
+    def run(self, index: int, step: Compute | Redistribute, values: dict[Place, int], *, keep: bool) -> None:
+        """One step of the forward pass; `keep`: what autograd wants is kept."""
+        self.now += 1
+        segment = -1 if keep else self.segment_of[index]
+        if isinstance(step, Redistribute):
+            self.enter(segment, [self.value((step.tensor, step.chain[0]), values)])
+            self.redistribute(step, values)
+            return
+        facts, operator = self.facts[step.operator.name], step.operator
+        inputs = [self.value(place, values) for place in zip(operator.inputs, step.decision.inputs, strict=True)]
+        for memory in inputs:
+            self.read(memory)
+        self.enter(segment, inputs)
+        if facts.view and inputs:
+            outputs = [inputs[0]] * len(operator.outputs)
+        else:
+            outputs = [self.new(self.bytes_of(*place)) for place in zip(operator.outputs, step.decision.outputs, strict=True)]
+        values.update(zip(zip(operator.outputs, step.decision.outputs, strict=True), outputs, strict=True))
+        keeps = facts.keeps
+        made = [self.new(self.made_bytes(step, one)) for one in keeps.made]
+        if keep and facts.backward:
+            self.saved[index] = [*(inputs[i] for i in keeps.inputs), *(outputs[i] for i in keeps.outputs), *made]
+
+    def enter(self, segment: int, memories: Sequence[int]) -> None:
+        """What a segment reads from outside lives until its backward pass ends."""
+        if segment >= 0:
+            began = self.began.setdefault(segment, self.now)
+            self.boundary.setdefault(segment, set()).update(m for m in memories if m != STORED and self.birth[m] < began)
+
+    def made_bytes(self, step: Compute, made: Made) -> float:
+        operator, decision = step.operator, step.decision
+        names, layouts = (operator.outputs, decision.outputs) if made.output else (operator.inputs, decision.inputs)
+        name = names[made.position]
+        return self.bytes_of(name, layouts[made.position]) / max(self.tensors[name].bytes, 1) * self.tensors[name].size * made.nbytes
+
+    def redistribute(self, step: Redistribute, values: dict[Place, int]) -> None:
+        memory = self.value((step.tensor, step.chain[0]), values)
+        for index, (before, after) in enumerate(itertools.pairwise(step.chain)):
+            self.read(memory)
+            if index >= step.bucketed:
+                ahead, _ = self.actions(step.tensor, before, after)
+                if ahead.made:
+                    self.scratch.append((self.now, ahead.scratch))
+                    memory = self.new(self.bytes_of(step.tensor, after))
+        values[step.tensor, step.chain[-1]] = memory
+
+    def actions(self, name: str, before: Layout, after: Layout) -> tuple[_Action, _Action]:
+        axis = changed_axis(before, after)
+        return _actions(before[axis], after[axis], self.bytes_of(name, before), self.mesh[axis])
+
+    # --- backward ---
+
+    def backward(self) -> None:
+        graph = self.program.graph
+        if graph.loss is not None:
+            self.add((graph.loss, self.program.assignment.outputs[graph.loss]), self.new(self.tensors[graph.loss].bytes))
+        again: set[int] = set()
+        steps = self.program.steps
+        last: dict[int, int] = {}
+        for index in range(len(steps)):
+            if self.segment_of[index] >= 0:
+                last.setdefault(self.segment_of[index], index)
+        for index in reversed(range(len(steps))):
+            segment = self.segment_of[index]
+            step = steps[index]
+            if segment >= 0 and segment not in again:
+                again.add(segment)
+                self.recompute(segment)
+            if isinstance(step, Redistribute):
+                self.redistribute_back(step)
+            elif self.facts[step.operator.name].backward:
+                self.run_back(index, step)
+            if segment >= 0 and last[segment] == index:
+                for memory in self.boundary.get(segment, ()):
+                    self.read(memory)
+        self.reduce_buckets()
+
+    def recompute(self, segment: int) -> None:
+        """Walk a segment forward once more, now keeping what autograd wants."""
+        values: dict[Place, int] = {}
+        for index, step in enumerate(self.program.steps):
+            if self.segment_of[index] == segment:
+                self.run(index, step, values, keep=True)
+
+    def add(self, place: Place, gradient: int) -> None:
+        """A reader's contribution to the gradient of a value: the first is it, the others are added in place where it is not shared."""
+        before = self.gradients.get(place)
+        if before is None:
+            self.gradients[place] = gradient
+            self.holders[gradient] = self.holders.get(gradient, 0) + 1
+        else:
+            self.read(before)
+            self.read(gradient)
+            if self.holders[before] > 1:
+                self.holders[before] -= 1
+                total = self.new(self.size[before])
+                self.gradients[place] = total
+                self.holders[total] = 1
+        if place in self.stored:
+            self.ready[place[0]] = self.now
+
+    def run_back(self, index: int, step: Compute) -> None:
+        self.now += 1
+        operator, decision, facts = step.operator, step.decision, self.facts[step.operator.name]
+        arrived = []
+        for place in zip(operator.outputs, decision.outputs, strict=True):
+            gradient = self.gradients.pop(place, None)
+            if gradient is not None:
+                self.read(gradient)
+                self.holders[gradient] -= 1
+                arrived.append(gradient)
+        for memory in self.saved.get(index, ()):
+            self.read(memory)
+        if not arrived:
+            return
+        if facts.scratch is not None:
+            self.scratch.append((self.now, self.made_bytes(step, facts.scratch)))
+        for position, same in facts.flows:
+            place = operator.inputs[position], decision.inputs[position]
+            self.add(place, arrived[0] if same else self.new(self.bytes_of(*place)))
+
+    def redistribute_back(self, step: Redistribute) -> None:
+        gradient = self.gradients.pop((step.tensor, step.chain[-1]), None)
+        if gradient is None or not step.differentiable:
+            return
+        self.now += 1
+        self.holders[gradient] -= 1
+        for index, (before, after) in reversed(list(enumerate(itertools.pairwise(step.chain)))):
+            self.read(gradient)
+            if index >= step.bucketed:
+                _, back = self.actions(step.tensor, before, after)
+                if back.made:
+                    self.scratch.append((self.now, back.scratch))
+                    gradient = self.new(self.bytes_of(step.tensor, before))
+        self.add((step.tensor, step.chain[0]), gradient)
+
+    def reduce_buckets(self) -> None:
+        """A bucket is copied flat, and summed into a copy, once its gradients and the buckets before it are ready; all end together."""
+        self.now += 1
+        moment = 0
+        for bucket in self.program.buckets:
+            moment = max([moment, *(self.ready.get(name, 0) for name in bucket.parameters)])
+            flat = self.new(float(bucket.nbytes), BUFFER)
+            self.birth[flat] = moment
+            if any(self.mesh[axis] > 1 for axis in bucket.axes):
+                self.scratch.append((moment, float(bucket.nbytes)))
+        for (name, layout), gradient in self.gradients.items():
+            if (name, layout) in self.stored and self.tensors[name].role is Role.PARAMETER:
+                self.what[gradient] = GRADIENT
+                if not self.accumulating:
+                    self.read(gradient)
+
+    # --- the sum ---
+
+    def finish(self) -> Live:
+        moments = self.now + 2
+        changes = [[0.0] * moments for _ in range(4)]
+        saved = 0.0
+        for size, birth, death, what in zip(self.size, self.birth, self.death, self.what, strict=True):
+            if what == PASSING and birth <= self.forward_end < death:
+                what = KEPT
+                saved += size
+            elif what == GRADIENT and self.accumulating:
+                what = PASSING
+            changes[what][birth] += size
+            changes[what][death + 1] -= size
+        for moment, size in self.scratch:
+            changes[PASSING][moment] += size
+            changes[PASSING][moment + 1] -= size
+        kept, gradients, buffers, passing = (list(itertools.accumulate(change))[:-1] for change in changes)
+        return Live(kept=kept, gradients=gradients, buffers=buffers, passing=passing, saved=saved)

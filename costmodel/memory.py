@@ -1,0 +1,161 @@
+"""The bytes of a device at the peak of a training step (or of an inference), part by part.
+
+peak = parameters + optimizer state + master weights + max over the moments t of (kept(t) + gradients(t) + buffers(t) + passing(t))
+
+`predicted_memory(program, analysis, optimizer=..., precision=..., recompute=..., in_flight=...)` walks a program (see `liveness`);
+`allocated` adds what the allocator and the context take. With `in_flight` micro-batches (of a pipeline stage, times the layers that
+the program stands for) the activations that one of them keeps count as often. `optimizer_shards` and `gradient_shards`: over how many
+devices optimizer state (with master weights) and gradients are split beside the storage of their parameters (ZeRO 1 and 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.errors import UsageError, unknown
+from autopar.ir import DTYPE_BYTES, Role
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.program import Program
+from autopar.sharding.redistribution import local_bytes
+
+from .kept import facts_of
+from .liveness import Live, Recompute, live_bytes
+from .pricing import optimizer_named
+
+NO_RECOMPUTE = Recompute()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes on one device at its peak, part by part.
+
+    `parameters`: with buffers and inputs. `activations`: what autograd keeps, of all micro-batches in flight. `buffers`: flat copies
+    of gradients under way. `transient`: all else that is alive at the peak. Beside these, `saved`: what one micro-batch leaves
+    from its forward to its backward pass.
+    """
+
+    parameters: float
+    gradients: float
+    master: float
+    optimizer: float
+    activations: float
+    buffers: float
+    transient: float
+    saved: float
+
+    @property
+    def total(self) -> float:
+        """Bytes at the peak."""
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The parts of the total by name."""
+        names = ("parameters", "gradients", "master", "optimizer", "activations", "buffers", "transient")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Bytes for each element of a parameter, None: as many as the parameter has itself.
+
+    `gradient`, `master` (a copy in higher precision; 0: none), `state` (of each tensor of the optimizer's). `main`: gradients are added
+    into buffers of that size that exist all the time.
+    """
+
+    gradient: float | None = None
+    master: float = 0.0
+    state: float | None = None
+    main: bool = False
+
+    def sizes(self, dtype: str) -> tuple[float, float, float]:
+        """Bytes of (gradient, master, one state) for each element of a parameter of `dtype`."""
+        own = float(DTYPE_BYTES[dtype])
+        return own if self.gradient is None else self.gradient, self.master, own if self.state is None else self.state
+
+
+PRECISIONS: Mapping[str, Precision] = {
+    "same": Precision(),
+    "mixed": Precision(master=4.0, state=4.0),
+    "mixed-main": Precision(gradient=4.0, master=4.0, state=4.0, main=True),
+}
+"""same: everything in the parameter's type. mixed: 16-bit weights and gradients, 2 + 2 + 12 bytes with Adam (Rajbhandari et al.,
+arXiv:1910.02054, section 3.1). mixed-main: gradients summed in float32, 18 bytes with Adam (Megatron-LM, docs of the distributed optimizer)."""
+
+
+def precision_named(name: str) -> Precision:
+    """The precision called `name`; an unknown name is an error that lists the valid ones."""
+    if name not in PRECISIONS:
+        raise UsageError(unknown("precision", name, PRECISIONS))
+    return PRECISIONS[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """Bytes of one device that stay from step to step, and `gradients` when all are there; `largest`: bytes of the largest trained shard."""
+
+    parameters: float
+    gradients: float
+    master: float
+    optimizer: float
+    largest: float
+
+
+def states_of(
+    program: Program, analysis: Analysis, *, optimizer: str, precision: str = "same", optimizer_shards: int = 1, gradient_shards: int = 1
+) -> States:
+    """What one device stores of the parameters, and what their training adds."""
+    graph, mesh, chosen = program.graph, program.assignment.mesh.shape, precision_named(precision)
+    count = optimizer_named(optimizer).states
+    stored = gradients = master = states = largest = 0.0
+    for tensor in graph.parameters:
+        size = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
+        stored += size
+        if analysis.train and tensor.trainable:
+            elements = size / DTYPE_BYTES[tensor.dtype]
+            of_gradient, of_master, of_state = chosen.sizes(tensor.dtype)
+            gradients += elements * of_gradient / gradient_shards
+            master += elements * of_master / optimizer_shards
+            states += elements * of_state * count / optimizer_shards
+            largest = max(largest, size)
+    stored += sum(tensor.bytes for tensor in graph.tensors.values() if tensor.role in (Role.CONSTANT, Role.INPUT))
+    return States(parameters=stored, gradients=gradients, master=master, optimizer=states, largest=largest)
+
+
+def predicted_memory(
+    program: Program,
+    analysis: Analysis,
+    *,
+    optimizer: str,
+    precision: str = "same",
+    recompute: Recompute = NO_RECOMPUTE,
+    in_flight: float = 1.0,
+    optimizer_shards: int = 1,
+    gradient_shards: int = 1,
+    composite: bool = False,
+) -> Memory:
+    """Bytes of one device at the peak of a step; `composite`: with the kernels of a CPU (see `rules.saved`)."""
+    states = states_of(
+        program, analysis, optimizer=optimizer, precision=precision, optimizer_shards=optimizer_shards, gradient_shards=gradient_shards
+    )
+    main = precision_named(precision).main or in_flight > 1
+    live = live_bytes(
+        program, facts_of(analysis, composite=composite), train=analysis.train, recompute=recompute, accumulating=main
+    )
+    return _at_peak(states, live, main=main, in_flight=in_flight, temporaries=optimizer_named(optimizer).temporaries)
+
+
+def _at_peak(states: States, live: Live, *, main: bool, in_flight: float, temporaries: float) -> Memory:
+    """The moment of the step's largest sum, or the optimizer's step after it."""
+    waiting = (in_flight - 1) * live.saved
+    totals = [sum(parts) for parts in zip(live.kept, live.gradients, live.buffers, live.passing, strict=True)]
+    peak = max(range(len(totals)), key=totals.__getitem__)
+    fixed = {"parameters": states.parameters, "master": states.master, "optimizer": states.optimizer, "saved": live.saved}
+    update = states.gradients + temporaries * states.largest
+    if update > totals[peak] + waiting + (states.gradients if main else 0.0):
+        return Memory(**fixed, gradients=states.gradients, activations=0.0, buffers=0.0, transient=update - states.gradients)
+    return Memory(
+        **fixed, gradients=states.gradients if main else live.gradients[peak], activations=live.kept[peak] + waiting,
+        buffers=live.buffers[peak], transient=live.passing[peak],
+    )  # fmt: skip

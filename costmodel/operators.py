@@ -1,0 +1,171 @@
+"""Seconds of an operator under every strategy, forward and backward, on its local shapes.
+
+forward    the roofline of its products and of what it reads and writes
+backward   a product as large for every operand with a gradient; else what comes back, what was kept, and what is passed on
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.ir import DTYPE_BYTES, Role, Tensor
+from autopar.sharding.candidates import Strategies
+from autopar.sharding.communication import visited
+from autopar.sharding.notation import local_elements
+from autopar.sharding.rules import RULES, Call
+from autopar.sharding.rules.saved import Keeps, keeps
+
+from .cluster import Cluster, Device
+from .compute import Product, attention_seconds, memory_seconds, product_seconds, with_launch
+
+Floats = NDArray[np.float64]
+
+BACKWARD_OF_ATTENTION = 2.5
+"""Products of flash attention's backward pass, as a multiple of the forward ones: five for two (Dao 2022, arXiv:2205.14135)."""
+DEFAULT_KERNEL = "flash2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSeconds:
+    """Arrays [strategies]; `weight` is the part of `backward` that makes the gradients of parameters."""
+
+    forward: Floats
+    backward: Floats
+    weight: Floats
+
+
+def operator_parts(
+    call: Call,
+    strategies: Strategies,
+    mesh: Sequence[int],
+    cluster: Cluster,
+    gradients: frozenset[str],
+    inside: frozenset[str] = frozenset(),
+) -> OperatorSeconds:
+    """Seconds of every strategy of an operator; tensors `inside` a fused chain are neither written nor read."""
+    degrees = strategies.degrees(tuple(mesh))
+    local = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64) / degrees
+    found = _Operator(call, strategies, local, cluster.device, gradients, inside)
+    rounds = visited(strategies, tuple(mesh))
+    return OperatorSeconds(forward=rounds * found.forward(), backward=rounds * found.backward(), weight=rounds * found.weight())
+
+
+def operator_seconds(
+    call: Call, strategies: Strategies, mesh: Sequence[int], cluster: Cluster, gradients: frozenset[str]
+) -> tuple[Floats, Floats]:
+    """Forward and backward seconds of every strategy of an operator: two arrays [strategies]."""
+    parts = operator_parts(call, strategies, mesh, cluster, gradients)
+    return parts.forward, parts.backward
+
+
+class _Operator:
+    """The local work of one operator: its products, and the bytes of each of its tensors."""
+
+    def __init__(
+        self, call: Call, strategies: Strategies, local: Floats, device: Device, gradients: frozenset[str], inside: frozenset[str]
+    ) -> None:
+        self.call, self.rule, self.local, self.device, self.gradients = call, strategies.rule, local, device, gradients
+        self.entry = RULES[call.operator.kind]
+        self.count = len(local)
+        self.launches = 0.0 if any(t.name in inside for t in call.outputs) else 1.0
+        tensors = (*call.inputs, *call.outputs)
+        sizes = (
+            np.zeros(self.count) if t.name in inside else local_elements(dims, local) * DTYPE_BYTES[t.dtype]
+            for t, dims in zip(tensors, (*self.rule.inputs, *self.rule.outputs), strict=True)
+        )
+        self.bytes = [np.broadcast_to(size, (self.count,)) for size in sizes]
+        self.ins, self.outs = self.bytes[: len(call.inputs)], self.bytes[len(call.inputs) :]
+        self.dtype = _computed_in(tensors)
+        self.is_attention = len(self.entry.products) > 1
+        self.product = self._product() if self.entry.products and not self.is_attention else None
+        self.trained = any(t.name in gradients for t in call.outputs)
+        self.kept = keeps(call, tuple(t.name in gradients for t in call.inputs)) if self.trained else Keeps()
+
+    def forward(self) -> Floats:
+        if self.entry.view:
+            return np.zeros(self.count)
+        looked_up = {f for f, factor in enumerate(self.rule.factors) if factor.special == "masked"}
+        # A look-up reads the rows that it gives, not the table.
+        read = [size for size, dims in zip(self.ins, self.rule.inputs, strict=True) if self.product or looked_up.isdisjoint(_members(dims))]
+        return self._time(self._arithmetic(), sum((*read, *self.outs, *self._made()), np.zeros(self.count)))
+
+    def backward(self) -> Floats:
+        wanted = [i for i, t in enumerate(self.call.inputs) if t.name in self.gradients]
+        if self.entry.view or not self.trained:
+            return np.zeros(self.count)
+        if self.is_attention:
+            return self._time(self._attention("backward") * BACKWARD_OF_ATTENTION, 2 * sum(self.bytes, np.zeros(self.count)))
+        if self.product is None:
+            kept = [*(self.ins[i] for i in self.kept.inputs), *(self.outs[i] for i in self.kept.outputs), *self._made()]
+            moved = [*self.outs, *kept, *(self.ins[i] for i in wanted)]
+            return self._time(self._arithmetic() * max(len(wanted), 1), sum(moved, np.zeros(self.count)))
+        left, right = self.product.turned()
+        whole = sum(self.bytes, np.zeros(self.count))
+        seconds = [self._time(self._seconds(product), whole) for i, product in ((self.left, left), (self.right, right)) if i in wanted]
+        return sum(seconds, np.zeros(self.count)) if seconds else self._time(self._seconds(right), whole)
+
+    def weight(self) -> Floats:
+        """The product that makes the gradient of a stored operand; operators with nothing but parameters to differentiate count whole."""
+        trained = [i for i, t in enumerate(self.call.inputs) if t.role is Role.PARAMETER and t.name in self.gradients]
+        if self.product is None or self.right not in trained:
+            only = trained and all(self.call.inputs[i].role is Role.PARAMETER for i in range(len(self.ins)) if self.call.inputs[i].is_float)
+            return self.backward() if only else np.zeros(self.count)
+        return self._time(self._seconds(self.product.turned()[1]), sum(self.bytes, np.zeros(self.count)))
+
+    def _made(self) -> list[Floats]:
+        """Bytes of what the kernel keeps beside its tensors (masks, statistics)."""
+        found = []
+        for made in self.kept.made:
+            tensors, sizes = (self.call.outputs, self.outs) if made.output else (self.call.inputs, self.ins)
+            found.append(sizes[made.position] * (made.nbytes / DTYPE_BYTES[tensors[made.position].dtype]))
+        return found
+
+    def _time(self, arithmetic: Floats, nbytes: Floats) -> Floats:
+        return with_launch(arithmetic, memory_seconds(nbytes, self.device), self.device, launches=self.launches)
+
+    def _arithmetic(self) -> Floats:
+        if self.is_attention:
+            return self._attention("forward")
+        return np.zeros(self.count) if self.product is None else self._seconds(self.product)
+
+    def _seconds(self, product: Product) -> Floats:
+        itemsize = min((DTYPE_BYTES[t.dtype] for t in self.call.inputs if t.is_float), default=4)
+        return product_seconds(product, self.dtype, self.device, itemsize=itemsize)
+
+    def _attention(self, direction: str) -> Floats:
+        flops = np.zeros(self.count)
+        for left_out in self.entry.products:
+            members = [i for i, f in enumerate(self.rule.factors) if not f.name.startswith(tuple(left_out))]
+            flops += 2 * np.prod(self.local[:, members], axis=1)
+        kernel = str(self.call.get("kernel", default=DEFAULT_KERNEL))
+        seen = 0.5 if self.call.get("is_causal") is True else 1.0
+        return seen * attention_seconds(flops, kernel, direction, self.dtype, self.device)
+
+    def _product(self) -> Product:
+        """Rows m, columns n and inner size k of the local product, from the factors that its two operands and its output share."""
+        members = [_members(dims) for dims in (*self.rule.inputs, self.rule.outputs[0])]
+        out = members[-1]
+        operands = [i for i, found in enumerate(members[:-1]) if len(found) > 1][:2]
+        self.left, self.right = operands if len(operands) == 2 else (0, min(1, len(members) - 2))
+        left, right = members[self.left], members[self.right]
+        left_out = self.entry.products[0]
+        shared = {i for i, f in enumerate(self.rule.factors) if left_out.startswith("/") and f.name.startswith(left_out[1:])}
+        sides = [(out & left & right) | shared, out - right - shared, (out & right) - left - shared, right - out - shared]
+        batch, m, n, k = (np.prod(self.local[:, sorted(side)], axis=1) for side in sides)
+        if shared:  # each row meets one of the experts
+            m = m / math.prod(self.rule.factors[i].size for i in shared)
+        return Product(batch=batch, m=m, n=n, k=k)
+
+
+def _members(dims: Sequence[Sequence[int]]) -> set[int]:
+    return {factor for dim in dims for factor in dim}
+
+
+def _computed_in(tensors: Sequence[Tensor]) -> str:
+    dtype = next((t.dtype for t in reversed(tensors) if t.is_float), "float32")
+    return dtype.replace("complex64", "float32").replace("complex128", "float64")

@@ -1,0 +1,324 @@
+"""The graph of a decoder-only transformer from its shape alone, with what the known schemes make of each operator.
+
+It holds the operators that a framework's kernels run: one operator a fused kernel, several where a framework runs several.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autopar.errors import UsageError, unknown
+from autopar.ir import Graph, Operator, Ref, Role, Tensor, Value
+from autopar.sharding.layout import P, Placement, R, S
+
+ATTENTIONS = ("unfused", "fused", "flash1", "flash2")
+"""Attention: separate kernels for scale, mask and softmax; these three in one kernel; flash attention 1 and 2."""
+NORMS = ("fused", "unfused")
+POSITIONS = ("learned", "rotary", "rotary-unfused")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A transformer: sizes in elements. `ffn` is the width of the feed-forward part (of each expert, where there are `experts`).
+
+    `gated`: SwiGLU with three matrices instead of two. `expert_every`: every so many layers is one of experts, each token going to
+    `top_k` of them; `capacity`: rows that the experts compute, as a multiple of tokens times `top_k`. `dropout`: applied or not.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    sequence: int
+    gated: bool = False
+    experts: int = 0
+    top_k: int = 2
+    expert_every: int = 1
+    capacity: float = 1.0
+    tied: bool = True
+    bias: bool = True
+    dropout: bool = True
+    norm: str = "layer_norm"
+    position: str = "learned"
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"a transformer's {name} must be at least 1, not {getattr(self, name)}")
+        if self.hidden % self.heads or self.heads % self.kv_heads:
+            raise UsageError(f"{self.heads} heads must divide hidden {self.hidden} and be a multiple of kv_heads {self.kv_heads}")
+        if self.position not in POSITIONS:
+            raise UsageError(unknown("position", self.position, POSITIONS))
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head."""
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What each kind of axis makes of an operator's outputs (of its first input, where it gives a scalar): the pin of every known scheme.
+
+    `tensor`: on a tensor-parallel axis as Megatron splits it; `sequence`: the same with sequence parallelism.
+    """
+
+    data: Placement
+    context: Placement
+    tensor: Placement
+    sequence: Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """A graph with the pins of its operators; the names of operators and parameters begin with their part."""
+
+    shape: Shape
+    graph: Graph
+    wanted: Mapping[str, Wanted]
+
+
+_ROWS = Wanted(data=S(0), context=S(1), tensor=R, sequence=S(1))
+_INNER = Wanted(data=S(0), context=S(1), tensor=S(2), sequence=S(2))
+_SUM = Wanted(data=S(0), context=S(1), tensor=P, sequence=P)
+_HEADS = Wanted(data=S(0), context=S(2), tensor=S(1), sequence=S(1))
+
+
+@functools.lru_cache(maxsize=256)
+def transformer(
+    shape: Shape, *, batch: int, dtype: str = "bfloat16", attention: str = "flash2", norm: str = "fused", layers: int | None = None
+) -> Transformer:
+    """The training graph of `batch` sequences, with as many `layers` as given (default: all).
+
+    `attention`: of `ATTENTIONS`. `norm`: "fused" is one kernel, "unfused" the chain of elementwise kernels in float32.
+    """
+    if attention not in ATTENTIONS:
+        raise UsageError(unknown("attention", attention, ATTENTIONS))
+    if norm not in NORMS:
+        raise UsageError(unknown("norm", norm, NORMS))
+    builder = _Builder(shape, batch, dtype, attention, norm)
+    return builder.build(shape.layers if layers is None else layers)
+
+
+@dataclass(slots=True)
+class _Builder:
+    shape: Shape
+    batch: int
+    dtype: str
+    attention: str
+    norm: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    operators: list[Operator] = field(default_factory=list)
+    wanted: dict[str, Wanted] = field(default_factory=dict)
+
+    def build(self, layers: int) -> Transformer:
+        s = self.shape
+        tokens = self.tensor("tokens", (self.batch, s.sequence), "int64", Role.INPUT)
+        labels = self.tensor("labels", (self.batch * s.sequence,), "int64", Role.INPUT)
+        x = self.embed(tokens)
+        for index in range(layers):
+            x = self.layer(f"layers.{index}", x, with_experts=s.experts > 0 and (index + 1) % s.expert_every == 0)
+        loss = self.head(x, labels)
+        graph = Graph(
+            name="transformer", tensors=self.tensors, operators=tuple(self.operators), inputs=(tokens, labels), outputs=(loss,), loss=loss
+        )
+        return Transformer(shape=s, graph=graph, wanted=self.wanted)
+
+    # --- pieces ---
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: str | None = None, role: Role = Role.ACTIVATION) -> str:
+        self.tensors[name] = Tensor(name=name, shape=shape, dtype=dtype or self.dtype, role=role, trainable=role is Role.PARAMETER)
+        return name
+
+    def weight(self, name: str, *shape: int) -> str:
+        return self.tensor(name, shape, role=Role.PARAMETER)
+
+    def op(
+        self, name: str, kind: str, inputs: Mapping[str, str], shape: tuple[int, ...], wanted: Wanted, *, dtype: str | None = None,
+        outputs: int = 1, **attributes: Value,
+    ) -> tuple[str, ...]:  # fmt: skip
+        """Add an operator; all of its outputs have one shape, dtype and pin."""
+        names = tuple(self.tensor(f"{name}:{i}", shape, dtype) for i in range(outputs))
+        refs = {argument: Ref(index) for index, argument in enumerate(inputs)}
+        self.operators.append(
+            Operator(name=name, kind=kind, inputs=tuple(inputs.values()), outputs=names, attributes={**refs, **attributes})
+        )
+        self.wanted[name] = wanted
+        return names
+
+    def rows(self, width: int) -> tuple[int, ...]:
+        return (self.batch, self.shape.sequence, width)
+
+    def linear(self, name: str, x: str, width: int, wanted: Wanted, *, bias: bool | None = None) -> str:
+        inner = self.tensors[x].shape[-1]
+        inputs = {"input": x, "weight": self.weight(f"{name}.weight", width, inner)}
+        if self.shape.bias if bias is None else bias:
+            inputs["bias"] = self.weight(f"{name}.bias", width)
+        return self.op(name, "aten.linear.default", inputs, (*self.tensors[x].shape[:-1], width), wanted)[0]
+
+    def pointwise(self, name: str, kind: str, x: str, wanted: Wanted, *, other: str | None = None, dtype: str | None = None) -> str:
+        inputs = {"self": x} if other is None else {"self": x, "other": other}
+        return self.op(name, kind, inputs, self.tensors[x].shape, wanted, dtype=dtype)[0]
+
+    def view(self, name: str, kind: str, x: str, shape: tuple[int, ...], wanted: Wanted, **attributes: Value) -> str:
+        return self.op(name, kind, {"self": x}, shape, wanted, **attributes)[0]
+
+    def dropout(self, name: str, x: str, wanted: Wanted) -> str:
+        if not self.shape.dropout:
+            return x
+        return self.op(name, "aten.dropout.default", {"input": x}, self.tensors[x].shape, wanted, p=0.1, train=True)[0]
+
+    # --- parts of the model ---
+
+    def embed(self, tokens: str) -> str:
+        s = self.shape
+        inputs = {"weight": self.weight("embed.weight", s.vocab, s.hidden), "indices": tokens}
+        x = self.op("embed.lookup", "aten.embedding.default", inputs, self.rows(s.hidden), _SUM)[0]
+        if s.position == "learned":
+            table = self.weight("embed.position", s.sequence, s.hidden)
+            x = self.op("embed.add", "aten.add.Tensor", {"self": x, "other": table}, self.rows(s.hidden), _ROWS)[0]
+        return self.dropout("embed.dropout", x, _ROWS)
+
+    def normalised(self, name: str, x: str) -> str:
+        if self.norm == "unfused":
+            return self.norm_in_pieces(name, x)
+        inputs = {"input": x, "weight": self.weight(f"{name}.weight", self.shape.hidden)}
+        if self.shape.norm == "layer_norm":
+            inputs["bias"] = self.weight(f"{name}.bias", self.shape.hidden)
+        kind = f"aten.{self.shape.norm}.default"
+        return self.op(name, kind, inputs, self.tensors[x].shape, _ROWS, normalized_shape=(self.shape.hidden,))[0]
+
+    def norm_in_pieces(self, name: str, x: str) -> str:
+        """RMS norm as a chain of kernels in float32: x * rsqrt(mean(x^2) + eps) * weight."""
+        shape = self.tensors[x].shape
+        one = (*shape[:-1], 1)
+        wide = self.pointwise(f"{name}.float", "aten.to.dtype", x, _ROWS, dtype="float32")
+        square = self.op(f"{name}.square", "aten.pow.Tensor_Scalar", {"self": wide}, shape, _ROWS, dtype="float32", exponent=2)[0]
+        mean = self.op(f"{name}.mean", "aten.mean.dim", {"self": square}, one, _ROWS, dtype="float32", dim=(-1,), keepdim=True)[0]
+        scale = self.pointwise(f"{name}.rsqrt", "aten.rsqrt.default", mean, _ROWS, dtype="float32")
+        scaled = self.pointwise(f"{name}.scale", "aten.mul.Tensor", wide, _ROWS, other=scale, dtype="float32")
+        narrow = self.pointwise(f"{name}.narrow", "aten.to.dtype", scaled, _ROWS, dtype=self.dtype)
+        return self.pointwise(f"{name}.weigh", "aten.mul.Tensor", narrow, _ROWS, other=self.weight(f"{name}.weight", shape[-1]))
+
+    def layer(self, name: str, x: str, *, with_experts: bool) -> str:
+        h = self.attend(f"{name}.attention", self.normalised(f"{name}.norm1", x))
+        x = self.pointwise(f"{name}.add1", "aten.add.Tensor", x, _ROWS, other=self.dropout(f"{name}.dropout1", h, _ROWS))
+        h = self.normalised(f"{name}.norm2", x)
+        h = self.experts(f"{name}.experts", h) if with_experts else self.feed_forward(f"{name}.mlp", h)
+        return self.pointwise(f"{name}.add2", "aten.add.Tensor", x, _ROWS, other=self.dropout(f"{name}.dropout2", h, _ROWS))
+
+    def heads(self, name: str, x: str, count: int, parts: int) -> tuple[str, ...]:
+        """Split a projection into `parts` tensors [batch, heads, sequence, head size]."""
+        s = self.shape
+        d = s.head_size
+        inner = (self.batch, s.sequence, count, parts * d)
+        x = self.view(f"{name}.view", "aten.view.default", x, inner, _INNER, size=inner)
+        cut = (*inner[:-1], d)
+        pieces = (x,)
+        if parts > 1:
+            pieces = self.op(f"{name}.split", "aten.split.Tensor", {"self": x}, cut, _INNER, outputs=parts, split_size=d, dim=-1)
+        shape = (self.batch, count, s.sequence, d)
+        return tuple(
+            self.view(f"{name}.transpose{i}", "aten.transpose.int", piece, shape, _HEADS, dim0=1, dim1=2) for i, piece in enumerate(pieces)
+        )
+
+    def attend(self, name: str, x: str) -> str:
+        s = self.shape
+        width = s.heads * s.head_size
+        if s.kv_heads == s.heads:
+            q, k, v = self.heads(name, self.linear(f"{name}.qkv", x, 3 * width, _INNER), s.heads, 3)
+        else:
+            (q,) = self.heads(f"{name}.q", self.linear(f"{name}.query", x, width, _INNER), s.heads, 1)
+            k, v = self.heads(f"{name}.kv", self.linear(f"{name}.keyvalue", x, 2 * s.kv_heads * s.head_size, _INNER), s.kv_heads, 2)
+        if s.position.startswith("rotary"):
+            q, k = (self.rotate(f"{name}.rotate{i}", t) for i, t in enumerate((q, k)))
+        context = self.core(f"{name}.core", q, k, v)
+        rows = self.view(
+            f"{name}.back", "aten.transpose.int", context, (self.batch, s.sequence, s.heads, s.head_size), _INNER, dim0=1, dim1=2
+        )
+        flat = self.rows(width)
+        # The product's kernel wants rows that lie together: flash attention writes them so, batched products do not.
+        kind = "aten.view.default" if self.attention.startswith("flash") else "aten.clone.default"
+        if kind == "aten.clone.default":
+            rows = self.pointwise(f"{name}.contiguous", kind, rows, _INNER)
+        flattened = self.view(f"{name}.flatten", "aten.view.default", rows, flat, _INNER, size=flat)
+        return self.linear(f"{name}.out", flattened, s.hidden, _SUM)
+
+    def rotate(self, name: str, x: str) -> str:
+        """Rotary positions: one kernel, or x * cos + rotated(x) * sin as six."""
+        if self.shape.position == "rotary":
+            return self.pointwise(name, "aten.neg.default", x, _HEADS)
+        halves = self.pointwise(f"{name}.neg", "aten.neg.default", x, _HEADS)
+        turned = self.pointwise(f"{name}.cat", "aten.clone.default", halves, _HEADS)
+        cos = self.op(f"{name}.cos", "aten.mul.Tensor", {"self": x}, self.tensors[x].shape, _HEADS, other=1.0)[0]
+        sin = self.op(f"{name}.sin", "aten.mul.Tensor", {"self": turned}, self.tensors[x].shape, _HEADS, other=1.0)[0]
+        return self.pointwise(f"{name}.sum", "aten.add.Tensor", cos, _HEADS, other=sin)
+
+    def core(self, name: str, q: str, k: str, v: str) -> str:
+        """Attention proper, [batch, heads, sequence, head size] each."""
+        s = self.shape
+        shape = self.tensors[q].shape
+        if self.attention.startswith("flash"):
+            inputs = {"query": q, "key": k, "value": v}
+            return self.op(
+                name, "aten.scaled_dot_product_attention.default", inputs, shape, _HEADS, attn_mask=None, is_causal=True,
+                dropout_p=0.1 if s.dropout else 0.0, enable_gqa=s.kv_heads != s.heads, kernel=self.attention,
+            )[0]  # fmt: skip
+        scores = (*shape[:3], s.sequence)
+        turned = self.view(
+            f"{name}.keys", "aten.transpose.int", k, (*self.tensors[k].shape[:2], shape[3], s.sequence),
+            Wanted(data=S(0), context=R, tensor=S(1), sequence=S(1)), dim0=-1, dim1=-2,
+        )  # fmt: skip
+        w = self.op(f"{name}.scores", "aten.matmul.default", {"self": q, "other": turned}, scores, _HEADS)[0]
+        w = self.softmax(name, w)
+        w = self.dropout(f"{name}.dropout", w, _HEADS)
+        return self.op(f"{name}.context", "aten.matmul.default", {"self": w, "other": v}, shape, _HEADS)[0]
+
+    def softmax(self, name: str, w: str) -> str:
+        """Scale, mask and softmax: one kernel, or a chain with a softmax in float32."""
+        shape = self.tensors[w].shape
+        if self.attention == "fused":
+            return self.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, _HEADS, dim=-1)[0]
+        w = self.op(f"{name}.scale", "aten.mul.Tensor", {"self": w}, shape, _HEADS, other=1.0)[0]
+        w = self.op(f"{name}.mask", "aten.mul.Tensor", {"self": w}, shape, _HEADS, other=1.0)[0]
+        w = self.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, _HEADS, dtype="float32", dim=-1)[0]
+        return self.pointwise(f"{name}.narrow", "aten.to.dtype", w, _HEADS, dtype=self.dtype)
+
+    def feed_forward(self, name: str, x: str) -> str:
+        s = self.shape
+        if not s.gated:
+            h = self.pointwise(f"{name}.gelu", "aten.gelu.default", self.linear(f"{name}.up", x, s.ffn, _INNER), _INNER)
+        else:
+            gate = self.pointwise(f"{name}.silu", "aten.silu.default", self.linear(f"{name}.gate", x, s.ffn, _INNER), _INNER)
+            h = self.pointwise(f"{name}.mul", "aten.mul.Tensor", gate, _INNER, other=self.linear(f"{name}.up", x, s.ffn, _INNER))
+        return self.linear(f"{name}.down", h, s.hidden, _SUM)
+
+    def experts(self, name: str, x: str) -> str:
+        raise NotImplementedError
+
+    def head(self, x: str, labels: str) -> str:
+        s = self.shape
+        h = self.normalised("head.norm", x)
+        if s.tied:
+            shape = self.rows(s.vocab)
+            logits = self.op("head.logits", "aten.linear.default", {"input": h, "weight": "embed.weight"}, shape, _INNER)[0]
+        else:
+            logits = self.linear("head.logits", h, s.vocab, _INNER, bias=False)
+        flat = (self.batch * s.sequence, s.vocab)
+        split = Wanted(data=S(0), context=S(0, self.batch), tensor=S(1), sequence=S(1))
+        logits = self.op("head.float", "aten.to.dtype", {"self": logits}, self.rows(s.vocab), _INNER, dtype="float32")[0]
+        rows = self.tensor("head.view:0", flat, "float32")
+        self.operators.append(
+            Operator(
+                name="head.view", kind="aten.view.default", inputs=(logits,), outputs=(rows,), attributes={"self": Ref(0), "size": flat}
+            )
+        )
+        self.wanted["head.view"] = split
+        loss = self.op(
+            "head.loss", "aten.cross_entropy_loss.default", {"self": rows, "target": labels}, (), split, dtype="float32", reduction=2
+        )
+        return loss[0]

@@ -1,0 +1,89 @@
+"""A measurement from start to end: on forked Gloo ranks, or on the ranks of `torchrun` of which this process is one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from autopar.errors import RunError
+
+from ..launch import init_from_environment, require_cuda, run_ranks
+from .collectives import ACROSS, Key, Place, measure_collectives, places
+from .device import DeviceTimes, measure_device
+from .session import Session
+
+TIMEOUT = 3600.0
+"""Seconds that a measurement may take."""
+PORT_BYTES = 2**20
+"""Size of the messages that show how many devices share a port."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to measure: collectives of `kinds` at `sizes` bytes, the device too or not; repeats until they are `settled`."""
+
+    kinds: tuple[str, ...]
+    sizes: tuple[int, ...]
+    settled: Callable[[Sequence[float]], bool]
+    device: bool
+    quick: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """Repeats of seconds; `port`: of messages that one rank of a node sends alone, and that all its ranks send at once."""
+
+    backend: str
+    nodes: int
+    per_node: int
+    places: tuple[Place, ...]
+    collectives: dict[Key, tuple[float, ...]]
+    device: DeviceTimes | None
+    port: tuple[tuple[float, ...], tuple[float, ...]] | None
+
+
+def measure(wanted: Wanted, *, nproc: int | None, backend: str | None) -> tuple[Measurements, bool]:
+    """What the ranks measured, and whether this process is to tell it (rank 0 of `torchrun`, or the parent of forked ranks)."""
+    if "RANK" in os.environ:
+        device = init_from_environment(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
+        found = measure_on_rank(wanted, device)
+        if nproc is not None and nproc != found.nodes * found.per_node:
+            raise RunError(f"{found.nodes * found.per_node} ranks run, not {nproc}")
+        return found, os.environ["RANK"] == "0"
+    if backend == "nccl":
+        require_cuda()
+        raise RunError("nccl ranks are started by torchrun: torchrun --nproc-per-node N -m autopar calibrate|bench collectives ...")
+    ranks = nproc or max(2, os.cpu_count() or 2)
+    return run_ranks(measure_on_rank, ranks, wanted, torch.device("cpu"), timeout=TIMEOUT)[0], True
+
+
+def measure_on_rank(wanted: Wanted, device: torch.device) -> Measurements:
+    """One rank of a measurement; every rank learns all of it."""
+    session = Session(device)
+    if session.world < 2:
+        raise RunError("collectives are measured on 2 ranks or more")
+    where = places(session.node_count, session.per_node, session.backend)
+    times = measure_collectives(session, where, wanted.sizes, wanted.settled, wanted.kinds)
+    return Measurements(
+        backend=session.backend,
+        nodes=session.node_count,
+        per_node=session.per_node,
+        places=where,
+        collectives=times,
+        device=measure_device(session, wanted.settled, quick=wanted.quick) if wanted.device else None,
+        port=_port(session, where, wanted) if wanted.device else None,
+    )
+
+
+def _port(session: Session, where: Sequence[Place], wanted: Wanted) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Messages between two nodes from one rank alone, and from all ranks of a node at once; None where a node has one rank."""
+    across = [place for place in where if (place.level, place.size) == (ACROSS, 2) and place.drivers > 1]
+    if not across:
+        return None
+    alone = replace(across[0], groups=across[0].groups[:1])
+    found = [measure_collectives(session, [place], [PORT_BYTES], wanted.settled, ["send"]) for place in (alone, across[0])]
+    (one,), (together,) = (each.values() for each in found)
+    return one, together

@@ -1,0 +1,142 @@
+"""`Session`: the ranks that measure together, where each of them runs, and one clock for all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from autopar.errors import RunError
+
+PINGS = 20
+"""Round trips from which the difference of two hosts' clocks is taken: that of the shortest."""
+_PR_SET_TIMERSLACK = 29
+
+
+class Session:
+    """Made on every rank of the process group; control messages go over Gloo, whatever backend is measured."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.backend = "nccl" if "nccl" in dist.get_backend() else "gloo"
+        self.control = dist.group.WORLD if self.backend == "gloo" else dist.new_group(backend="gloo")
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # sleeps end within microseconds
+        hosts, networks = zip(*self._everyone((_host(), _network())), strict=True)
+        self.nodes = _numbered(list(zip(hosts, networks, strict=True)))
+        self.per_node = self.world // (max(self.nodes) + 1)
+        if self.nodes != [rank // self.per_node for rank in range(self.world)]:
+            raise RunError(f"the ranks lie on nodes {self.nodes}; give every node as many ranks, and neighbouring ranks the same node")
+        self.offset = self._clock_offset([host == hosts[0] for host in hosts])
+        self.margin = self._control_latency()
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes; ranks of one node share a host and its network namespace."""
+        return self.world // self.per_node
+
+    def now(self) -> float:
+        """Seconds on the clock of rank 0."""
+        return time.monotonic() + self.offset
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        dist.barrier(group=self.control)
+
+    def start(self) -> None:
+        """Return at the same time on all ranks; sleeping, since ranks may share a core."""
+        self.barrier()
+        at = torch.tensor([self.now() + self.margin], dtype=torch.float64)
+        dist.broadcast(at, 0, group=self.control)
+        while (left := float(at) - self.now()) > 0:
+            time.sleep(left)
+
+    def timed(self, call: Callable[[], None], calls: int) -> torch.Tensor:
+        """When every rank entered and left each of `calls` calls: array [ranks, calls, 2] in seconds, the same on all ranks."""
+        mine = torch.empty(calls, 2, dtype=torch.float64)
+        for index in range(calls):
+            self.start()
+            entered = self.now()
+            call()
+            self.synchronize()
+            mine[index, 0], mine[index, 1] = entered, self.now()
+        return self.gathered(mine)
+
+    def gathered(self, mine: torch.Tensor) -> torch.Tensor:
+        """The tensors of all ranks, stacked, on all ranks."""
+        every = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(every, mine, group=self.control)
+        return torch.stack(every)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _everyone(self, mine: tuple[str, str]) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = [("", "")] * self.world
+        dist.all_gather_object(found, mine, group=self.control)
+        return found
+
+    def _control_latency(self) -> float:
+        """Seconds that cover an agreement on a start."""
+        times = []
+        for _ in range(5):
+            start = time.monotonic()
+            self.barrier()
+            times.append(time.monotonic() - start)
+        return float(self.gathered(torch.tensor([2 * statistics.median(times) + 5e-4], dtype=torch.float64)).max())
+
+    def _clock_offset(self, same_clock: list[bool]) -> float:
+        """What to add to this host's clock (Cristian 1989): half the shortest round trip after rank 0 answered."""
+        offset = 0.0
+        for rank in (r for r in range(self.world) if not same_clock[r]):
+            if self.rank == rank:
+                trips = [self._ping() for _ in range(PINGS)]
+                offset = min(trips)[1]
+            elif self.rank == 0:
+                for _ in range(PINGS):
+                    self._pong(rank)
+        return offset
+
+    def _ping(self) -> tuple[float, float]:
+        answer = torch.zeros(1, dtype=torch.float64)
+        sent = time.monotonic()
+        dist.send(answer, 0, group=self.control)
+        dist.recv(answer, 0, group=self.control)
+        trip = time.monotonic() - sent
+        return trip, float(answer) + trip / 2 - (sent + trip)
+
+    def _pong(self, rank: int) -> None:
+        question = torch.zeros(1, dtype=torch.float64)
+        dist.recv(question, rank, group=self.control)
+        dist.send(torch.tensor([time.monotonic()], dtype=torch.float64), rank, group=self.control)
+
+
+def _host() -> str:
+    """Names the running kernel, whose processes share a clock."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text(encoding="ascii").strip() if boot.exists() else platform.node()
+
+
+def _network() -> str:
+    """Names the network namespace: ranks in different ones reach each other over a network, even on one host."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return platform.node()
+
+
+def _numbered(names: list[tuple[str, str]]) -> list[int]:
+    """Numbers in the order of first appearance."""
+    first = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return [first[name] for name in names]
