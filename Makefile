@@ -16,7 +16,7 @@ help:
 	@echo "make test    the tests that take seconds      make slow    the others"
 	@echo "make check   ruff, mypy --strict, doctests"
 	@echo "make prove   every sharding rule, executed"
-	@echo "make bench   the benchmarks, quick"
+	@echo "make bench   the benchmarks, quick (DATA=DIR: the cost model on published measurements, too)"
 	@echo "make clean   remove .venv and build"
 
 $(BIN)/python:
@@ -63,6 +63,7 @@ operators: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py --quick
+	$(if $(DATA),$(BIN)/python benchmarks/validation.py --data $(DATA) --quick)
 
 clean:
 	rm -rf $(VENV) build

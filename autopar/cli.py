@@ -78,14 +78,18 @@ def _import_rules(modules: Sequence[str]) -> None:
 def _plan(args: argparse.Namespace) -> None:
     from .report.progress import ProgressBar
 
-    if args.output:
-        _check_output(Path(args.output))
+    for path in filter(None, (args.output, args.trace)):
+        _check_output(Path(path))
     with contextlib.redirect_stdout(sys.stderr), ProgressBar(wanted=not args.quiet) as bar:  # a user's module may print
         planned = _planned(args, bar)
         if not args.quiet:
             _warn_replicated(planned.plan)
     if args.output:
         planned.plan.save(args.output)
+    if args.trace:
+        from .report.traces import write_trace
+
+        write_trace(args.trace, planned.plan, planned.model.graph, planned.cluster)
     if args.quiet and not args.json:
         return
     from .report.planned import planned_json, planned_parts
@@ -191,6 +195,10 @@ def _explain(args: argparse.Namespace) -> None:
     plan = Plan.load(args.plan)
     if args.alternatives and not (args.operator and args.model):
         raise UsageError("--alternatives needs one OP and --model")
+    if args.trace:
+        if args.model is None:
+            raise UsageError("--trace needs --model")
+        _check_output(Path(args.trace))
     with contextlib.redirect_stdout(sys.stderr):
         found = _explained(plan, args)
     if args.json:
@@ -207,7 +215,12 @@ def _explained(plan: Plan, args: argparse.Namespace) -> Explained:
     from .api import cluster_of_plan, model_of_plan
 
     model = model_of_plan(args.model, plan)
-    return Explained.of_model(plan, model.graph, cluster_of_plan(plan, args.cluster), args.operator, rivals=args.alternatives)
+    cluster = cluster_of_plan(plan, args.cluster)
+    if args.trace:
+        from .report.traces import write_trace
+
+        write_trace(args.trace, plan, model.graph, cluster)
+    return Explained.of_model(plan, model.graph, cluster, args.operator, rivals=args.alternatives)
 
 
 # --- discover ---

@@ -154,13 +154,17 @@ class Scheme:
     options: OptionFilter
     storage: str
 
+    def good(self, name: str, offer: Offer, analysis: Analysis) -> tuple[Bools, Bools]:
+        """Which options of an operator the scheme allows, and which of them split a factor."""
+        matrix, classes = _has_matrix(offer), analysis.classes[name]
+        good = np.array([self.options(matrix, o, classes[o.factor] if o.factor >= 0 else None) for o in offer.options])
+        return good, np.array([option.factor >= 0 for option in offer.options])
+
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
         """The limits of the scheme; an operator of which it would leave nothing (on some axis) is free."""
 
         def strategies(name: str, offer: Offer, found: Strategies) -> Bools:
-            matrix, classes = _has_matrix(offer), analysis.classes[name]
-            good = np.array([self.options(matrix, o, classes[o.factor] if o.factor >= 0 else None) for o in offer.options])
-            splits = np.array([option.factor >= 0 for option in offer.options])
+            good, splits = self.good(name, offer, analysis)
             allowed: Bools = np.asarray(good[found.choices].all(axis=1))
             if self.options is _rows_only and (allowed & splits[found.choices].all(axis=1)).any():
                 allowed &= splits[found.choices].all(axis=1)
@@ -178,6 +182,38 @@ def _has_matrix(offer: Offer) -> bool:
     return bool(RULES[offer.call.operator.kind].products) and any(t.role is Role.PARAMETER and len(t.shape) > 1 for t in offer.call.inputs)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisSchemes:
+    """A scheme for each named axis of the mesh: data parallel on one and tensor parallel on another, say."""
+
+    by_axis: Mapping[str, Scheme]
+
+    def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
+        """The limits, axis by axis; an operator of which a scheme would leave nothing on its axis is free there."""
+        chosen = [(mesh.index(axis), scheme) for axis, scheme in self.by_axis.items()]
+
+        def strategies(name: str, offer: Offer, found: Strategies) -> Bools:
+            allowed = np.ones(len(found.choices), dtype=bool)
+            for axis, scheme in chosen:
+                good, splits = scheme.good(name, offer, analysis)
+                here = good[found.choices[:, axis]]
+                if scheme.options is _rows_only and (allowed & here & splits[found.choices[:, axis]]).any():
+                    here &= splits[found.choices[:, axis]]
+                if (allowed & here).any():
+                    allowed &= here
+            return allowed
+
+        def storage(tensor: Tensor, layouts: tuple[Layout, ...]) -> Bools:
+            wanted = np.ones(len(layouts), dtype=bool)
+            for axis, scheme in chosen:
+                split = np.array([layout[axis].kind is Kind.SPLIT for layout in layouts])
+                if scheme.storage == "whole" or (scheme.storage == "split" and (wanted & split).any()):
+                    wanted &= split == (scheme.storage == "split")
+            return wanted
+
+        return Limits(strategies=strategies, storage=storage)
+
+
 SCHEMES: Mapping[str, Scheme] = {
     "data": Scheme(options=_rows_only, storage="whole"),
     "zero3": Scheme(options=_rows_only, storage="split"),
@@ -187,8 +223,17 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 
-def scheme_named(name: str) -> Scheme:
-    """The scheme called `name`; an unknown name is an error that lists the valid ones."""
+def scheme_named(name: str) -> Scheme | AxisSchemes:
+    """The scheme called `name`, or one for each axis ("node:data,rank:megatron"); an unknown name is an error that lists the valid ones."""
+    if ":" in name:
+        pairs = [part.partition(":") for part in name.split(",")]
+        if any(not axis or not colon for axis, colon, _ in pairs):
+            raise UsageError(f"scheme {name!r} is not of the form NAME or AXIS:NAME,...")
+        return AxisSchemes(by_axis={axis: _scheme(scheme) for axis, _, scheme in pairs})
+    return _scheme(name)
+
+
+def _scheme(name: str) -> Scheme:
     if name not in SCHEMES:
         raise UsageError(unknown("scheme", name, SCHEMES))
     return SCHEMES[name]

@@ -101,13 +101,14 @@ class CollectivePlan(_Part):
 
 
 class Predicted(_Part):
-    """Seconds of one step and bytes of one device, by part."""
+    """Seconds of one step and bytes of one device, by part; of the communication, `overlapped` seconds run under computation."""
 
     step: float
     forward: float
     backward: float
     update: float
     communication: float
+    overlapped: float = 0.0
     memory: float
     memory_parts: dict[str, float]
 

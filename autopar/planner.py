@@ -252,9 +252,7 @@ def _collectives(found: Found) -> Iterator[CollectivePlan]:
     prices = found.tables.prices
     for c in found.program.collectives():
         axis = prices.mesh.axes[c.axis].name
-        yield CollectivePlan(
-            phase=c.phase, kind=c.kind, axis=axis, nbytes=c.nbytes, seconds=collective_seconds(c, prices), tensor=c.tensor
-        )
+        yield CollectivePlan(phase=c.phase, kind=c.kind, axis=axis, nbytes=c.nbytes, seconds=collective_seconds(c, prices), tensor=c.tensor)
 
 
 def as_plan(found: Found, request: Request, *, lower_bound: float) -> Plan:
@@ -293,7 +291,7 @@ def as_plan(found: Found, request: Request, *, lower_bound: float) -> Plan:
         replicated=tuple(sorted(graph.replicated)),
         predicted=Predicted(
             step=figures.step, forward=figures.forward, backward=figures.backward, update=figures.update,
-            communication=figures.communication, memory=memory.total, memory_parts=memory.parts,
+            communication=figures.communication, overlapped=figures.overlapped, memory=memory.total, memory_parts=memory.parts,
         ),
         provenance=Provenance(
             autopar=__version__, method=found.solution.method, seed=request.seed, objective=cost, lower_bound=lower_bound,

@@ -308,8 +308,8 @@ class _Builder:
     def _distances(self, tensor: Tensor, space: LayoutSpace) -> Distances:
         """Tensors of equal bytes for which the same layouts are valid share them."""
         gradient = tensor.name in self.analysis.gradients
+
         def make() -> Distances:
             return Distances(space, tensor.shape, tensor.bytes, self.prices.lines, gradient=gradient)
 
         return self._once(("reach", id(space), tensor.bytes, gradient, space.valid(tensor.shape).tobytes()), make)
-

@@ -2,8 +2,9 @@
 
 from .cluster import Cluster, Device, Level, bind_axes, parse_span
 from .cluster_file import dump, load_cluster, presets
-from .collectives import KINDS, Algorithm, collective_time, linear, lines
+from .collectives import KINDS, collective_time, linear, lines
 from .compute import contraction_fraction
+from .layouts import Algorithm
 from .local import default_cluster, local_gpus
 
 __all__ = [

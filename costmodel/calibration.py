@@ -22,6 +22,7 @@ from autopar.errors import NoisyMeasurement
 from .cluster import Cluster, Device, Level
 from .compute import Product, product_seconds
 from .measured import Curve, Measured
+from .operators import BACKWARD_OF_ATTENTION
 
 Floats = NDArray[np.float64]
 Key = tuple[str, str, int, int]
@@ -64,8 +65,8 @@ def refuse_noise(repeats: Mapping[str, Sequence[float]], tolerance: float = TOLE
     if apart:
         worst = ", ".join(f"{what} by {by:.0%}" for by, what in apart[:5])
         raise NoisyMeasurement(
-            f"{len(apart)} of {len(repeats)} measurements do not repeat within {tolerance:.0%} ({worst}): nothing is written. Stop what else "
-            "runs on these machines, give each rank a core of its own or a real-time priority (chrt -r 5), and calibrate again."
+            f"{len(apart)} of {len(repeats)} measurements do not repeat within {tolerance:.0%} ({worst}): nothing is written. Stop what "
+            "else runs on these machines, give each rank a core of its own or a real-time priority (chrt -r 5), and calibrate again."
         )
 
 
@@ -174,12 +175,19 @@ def fit_products(times: Mapping[tuple[int, int, int], float], device: Device, dt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRepeats:
-    """Repeats of seconds on a device: `products` by dtype, m, n, k; a copy that reads and writes `copied` bytes; a launch."""
+    """Repeats of seconds on a device: `products` by dtype, m, n, k; a `copy` and a `stream` of the usual operators between products,
+    which read and write `copied` and `streamed` bytes; `attention` "forward", and "backward" with forward, of `attention_flops` forward;
+    a launch.
+    """
 
     name: str
     products: Mapping[tuple[str, int, int, int], Sequence[float]]
     copy: Sequence[float]
     copied: float
+    stream: Sequence[float]
+    streamed: float
+    attention_flops: float
+    attention: Mapping[str, Sequence[float]]
     launch: Sequence[float]
     capacity: float
     reserved: float
@@ -188,7 +196,22 @@ class DeviceRepeats:
     def named(self) -> dict[str, Sequence[float]]:
         """The repeats by a name for people."""
         products = {f"{dtype} product {m}x{n}x{k}": times for (dtype, m, n, k), times in self.products.items()}
-        return {**products, "memory copy": self.copy, "launch": self.launch}
+        return {**products, "memory copy": self.copy, "operators in a stream": self.stream, **_attention_named(self), "launch": self.launch}
+
+
+def _attention_named(found: DeviceRepeats) -> dict[str, Sequence[float]]:
+    return {f"attention {direction}": times for direction, times in found.attention.items()}
+
+
+def _attention_fractions(found: DeviceRepeats, rate: float) -> dict[str, float]:
+    """What fused attention reaches of the rate, by kernel and direction; the one kernel that runs here stands for all."""
+    forward = agreed(found.attention["forward"])
+    backward = max(agreed(found.attention["backward"]) - forward, 1e-12)
+    reached = {
+        "forward": min(found.attention_flops / forward / rate, 1.0),
+        "backward": min(BACKWARD_OF_ATTENTION * found.attention_flops / backward / rate, 1.0),
+    }
+    return {f"{kernel}.{direction}": fraction for kernel in ("flash1", "flash2") for direction, fraction in reached.items()}
 
 
 def fit_device(found: DeviceRepeats) -> tuple[Device, dict[str, str]]:
@@ -197,9 +220,11 @@ def fit_device(found: DeviceRepeats) -> tuple[Device, dict[str, str]]:
     for (dtype, m, n, k), repeats in found.products.items():
         rates[dtype] = max(rates.get(dtype, 0.0), 2.0 * m * n * k / agreed(repeats))
     rates.setdefault("int", CPU_INTEGERS * rates["float32"])
+    bandwidth = found.copied / agreed(found.copy)
+    reached = min(found.streamed / agreed(found.stream) / bandwidth, 1.0)
     device = Device(
-        name=found.name, peak=rates, matmul_fraction=1.0, half_size=0.0, memory_bandwidth=found.copied / agreed(found.copy),
-        memory_fraction=1.0, memory_capacity=found.capacity, launch=agreed(found.launch), reserved=found.reserved, units=found.units,
+        name=found.name, peak=rates, matmul_fraction=1.0, half_size=0.0, memory_bandwidth=bandwidth,
+        memory_fraction=reached, memory_capacity=found.capacity, launch=agreed(found.launch), reserved=found.reserved, units=found.units,
     )  # fmt: skip
     shaped = {(m, n, k): agreed(repeats) for (dtype, m, n, k), repeats in found.products.items() if dtype == "float32"}
     fit = fit_products(shaped, device, "float32", itemsize=4)
@@ -208,12 +233,14 @@ def fit_device(found: DeviceRepeats) -> tuple[Device, dict[str, str]]:
         device, half_size=fit.half_size, matmul_fraction=min(fit.rate / (rates["float32"] * higher), 1.0),
         peak={family: rate * higher for family, rate in rates.items()},
     )  # fmt: skip
+    device = replace(device, attention=_attention_fractions(found, device.flops("bfloat16" if found.units else "float32")))
     said = f"measured on all ranks at once; a fit to {len(shaped)} products of float32 leaves a mean error of {fit.mean_error:.1%}"
     sources = {f"device.peak.{family}": said if family == "float32" else "measured: its largest product" for family in rates}
     sources["device.peak.int"] = f"assumed: {CPU_INTEGERS:g} of float32"
     sources |= {"device.matmul_fraction": said, "device.half_size": said}
+    sources |= {f"device.attention.{name}": "measured: causal attention as torch runs it here" for name in device.attention}
     sources["device.memory_bandwidth"] = f"measured: a copy of {found.copied / 2 / 2**20:g} MiB, repeats within {spread(found.copy):.1%}"
-    sources["device.memory_fraction"] = "the bandwidth is as measured"
+    sources["device.memory_fraction"] = "measured: addition, GELU and normalisation, forward and backward"
     sources["device.memory_capacity"] = "read: memory of the device, or of the host divided by its ranks"
     sources["device.reserved"] = "read: bytes in use before any tensor was made"
     sources["device.launch"] = f"measured: one of a chain of small operators, repeats within {spread(found.launch):.1%}"

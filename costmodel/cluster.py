@@ -16,6 +16,7 @@ from autopar.errors import ClusterError, unknown
 from autopar.ir import DTYPE_BYTES
 
 from .measured import Measured
+from .protocols import ALGORITHMS, Protocol
 
 # Where a device has no figure of its own for a dtype, its arithmetic runs at the rate of this family.
 FAMILIES: Mapping[str, str] = {
@@ -54,6 +55,7 @@ class Device:
     `matmul_fraction`: how much of the peak large matrix products reach; `half_size`: the smallest dimension at which half of that is left.
     `memory_fraction`: how much of `memory_bandwidth` (B/s) a streaming operator reaches. `launch`: seconds per operator.
     `reserved`: bytes of `memory_capacity` that the framework and the communication library keep.
+    `dispatch`: seconds of the host for each operator that it issues (it runs ahead of the device while kernels take longer).
     `units`: processors that compute the tiles of a matrix product (0: not known); `ragged_fraction`: what is left of the rate of products
     whose rows are no multiple of 16 bytes; `attention`: the fraction of the peak that a kernel reaches, by "flash2.forward".
     """
@@ -67,6 +69,7 @@ class Device:
     memory_capacity: float
     launch: float
     reserved: float
+    dispatch: float = 0.0
     units: int = 0
     ragged_fraction: float = 1.0
     attention: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -82,7 +85,7 @@ class Device:
         _check(
             where,
             above={**rates, "memory_bandwidth": self.memory_bandwidth, "memory_capacity": self.memory_capacity},
-            least={"half_size": self.half_size, "launch": self.launch, "reserved": self.reserved},
+            least={"half_size": self.half_size, "launch": self.launch, "dispatch": self.dispatch, "reserved": self.reserved},
         )
         _check_fractions(
             where, matmul_fraction=self.matmul_fraction, memory_fraction=self.memory_fraction, ragged_fraction=self.ragged_fraction,
@@ -130,7 +133,8 @@ class Level:
     `latency`: seconds per message. `bandwidth`: B/s one way of one port (the NVLink bundle of a device, a NIC), of which `efficiency` is
     reached; `shared_by`: how many devices use one port. `duplex`: a port sends and receives at full rate at once.
     `peer_bandwidth`: B/s one way to one peer where devices are joined pair by pair (None: any part of `bandwidth` reaches any peer).
-    `features`: of `FEATURES`.
+    `features`: of `FEATURES`. `protocols`: how the backend sends over it; an algorithm that none of them names runs at `latency` and
+    `efficiency`. `copy_bandwidth`: B/s at which a device passes what it sends over this level through its own memory (None: at no cost).
     """
 
     name: str
@@ -142,6 +146,8 @@ class Level:
     duplex: bool = True
     peer_bandwidth: float | None = None
     features: tuple[str, ...] = ()
+    protocols: tuple[Protocol, ...] = field(default=(), hash=False)
+    copy_bandwidth: float | None = None
 
     def __post_init__(self) -> None:
         where = f"level {self.name!r}"
@@ -149,19 +155,29 @@ class Level:
             raise ClusterError(f"{where}: the name of a level is one word of letters, digits and _, other than {ALONE!r}")
         if self.size < 1 or self.shared_by < 1:
             raise ClusterError(f"{where}: size ({self.size}) and shared_by ({self.shared_by}) must be at least 1")
-        peer = {} if self.peer_bandwidth is None else {"peer_bandwidth": self.peer_bandwidth}
-        _check(where, above={"bandwidth": self.bandwidth, **peer}, least={"latency": self.latency})
+        others = {"peer_bandwidth": self.peer_bandwidth, "copy_bandwidth": self.copy_bandwidth}
+        given = {name: value for name, value in others.items() if value is not None}
+        _check(where, above={"bandwidth": self.bandwidth, **given}, least={"latency": self.latency})
         _check_fractions(where, efficiency=self.efficiency)
         for feature in self.features:
             if feature not in FEATURES:
                 raise ClusterError(f"{where}: " + unknown("feature", feature, FEATURES))
 
-    def rate(self, group: int) -> float:
+    @property
+    def plain(self) -> Protocol:
+        """The protocol that the level's own latency and efficiency make."""
+        return Protocol(name="plain", algorithms=ALGORITHMS, overhead=0.0, latency=self.latency, efficiency=self.efficiency)
+
+    def protocols_for(self, algorithm: str) -> tuple[Protocol, ...]:
+        """The protocols that an algorithm may run in."""
+        return tuple(protocol for protocol in self.protocols if algorithm in protocol.algorithms) or (self.plain,)
+
+    def rate(self, group: int, efficiency: float | None = None) -> float:
         """B/s one way that one device reaches in a group of `group`, when it has the port to itself."""
         bandwidth = self.bandwidth
         if self.peer_bandwidth is not None:
             bandwidth = min(bandwidth, self.peer_bandwidth * max(group - 1, 1))
-        return bandwidth * self.efficiency * (1.0 if self.duplex else 0.5)
+        return bandwidth * (self.efficiency if efficiency is None else efficiency) * (1.0 if self.duplex else 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

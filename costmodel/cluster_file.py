@@ -18,9 +18,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from autopar.errors import ClusterError, unknown
 
+from .backends import KINDS
 from .cluster import Cluster, Device, Level
-from .collectives import KINDS
 from .measured import Curve, Measured
+from .protocols import Protocol
 
 MAX_FILE_BYTES = 1 << 20
 # Base unit of each kind of figure -> the units it may be written in, as multiples of the base unit.
@@ -61,9 +62,18 @@ class _DeviceFile(_Model):
     memory_capacity: Figure
     launch: Figure
     reserved: Figure
+    dispatch: Figure = _Figure(value=0.0)
     units: int = Field(default=0, ge=0)
     ragged_fraction: Figure = _Figure(value=1.0)
     attention: dict[str, Figure] = {}
+
+
+class _ProtocolFile(_Model):
+    name: str
+    algorithms: tuple[str, ...]
+    overhead: Figure = _Figure(value=0.0)
+    latency: Figure
+    efficiency: Figure
 
 
 class _LevelFile(_Model):
@@ -76,6 +86,8 @@ class _LevelFile(_Model):
     duplex: bool = True
     peer_bandwidth: Figure | None = None
     features: tuple[str, ...] = ()
+    copy_bandwidth: Figure | None = None
+    protocols: tuple[_ProtocolFile, ...] = ()
 
 
 class _MeasuredFile(_Model):
@@ -108,10 +120,13 @@ _BASE_UNITS: Mapping[str, str] = {
     "memory_bandwidth": "B/s",
     "bandwidth": "B/s",
     "peer_bandwidth": "B/s",
+    "copy_bandwidth": "B/s",
     "memory_capacity": "B",
     "reserved": "B",
     "launch": "s",
+    "dispatch": "s",
     "latency": "s",
+    "overhead": "s",
     "matmul_fraction": "1",
     "memory_fraction": "1",
     "efficiency": "1",
@@ -131,7 +146,7 @@ def _number(figure: _Figure, base: str, where: str, sources: dict[str, str]) -> 
     return figure.value * UNITS[base][unit]
 
 
-def _numbers(model: _DeviceFile | _LevelFile, owner: str, sources: dict[str, str]) -> dict[str, Any]:
+def _numbers(model: _DeviceFile | _LevelFile | _ProtocolFile, owner: str, sources: dict[str, str]) -> dict[str, Any]:
     """The figures of `model` by field."""
     out: dict[str, Any] = {}
     for name, base in _BASE_UNITS.items():
@@ -153,6 +168,10 @@ def _cluster(file: _ClusterFile) -> Cluster:
             shared_by=level.shared_by,
             duplex=level.duplex,
             features=level.features,
+            protocols=tuple(
+                Protocol(name=one.name, algorithms=one.algorithms, **_numbers(one, f"{level.name}.{one.name}", sources))
+                for one in level.protocols
+            ),
             **_numbers(level, level.name, sources),
         )
         for level in file.levels
@@ -233,7 +252,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     return _parse(text, name, as_yaml=path.suffix.lower() != ".json")
 
 
-def _dump_figures(cluster: Cluster, owner: str, part: Device | Level) -> dict[str, object]:
+def _dump_figures(cluster: Cluster, owner: str, part: Device | Level | Protocol) -> dict[str, object]:
     def figure(where: str, base: str, value: float) -> dict[str, object]:
         return {"value": value, "unit": base, **({"source": cluster.sources[where]} if where in cluster.sources else {})}
 
@@ -247,6 +266,11 @@ def _dump_figures(cluster: Cluster, owner: str, part: Device | Level) -> dict[st
     return out
 
 
+def _dump_protocol(cluster: Cluster, level: Level, protocol: Protocol) -> dict[str, object]:
+    figures = _dump_figures(cluster, f"{level.name}.{protocol.name}", protocol)
+    return {"name": protocol.name, "algorithms": list(protocol.algorithms), **figures}
+
+
 def dump(cluster: Cluster) -> str:
     """The text of a cluster file (JSON, base units) from which `load_cluster` makes an equal cluster."""
     levels = [
@@ -257,6 +281,7 @@ def dump(cluster: Cluster) -> str:
             "duplex": level.duplex,
             "features": list(level.features),
             **_dump_figures(cluster, level.name, level),
+            **({"protocols": [_dump_protocol(cluster, level, one) for one in level.protocols]} if level.protocols else {}),
         }
         for level in cluster.levels
     ]

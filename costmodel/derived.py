@@ -51,7 +51,8 @@ def _derived(kind: str, group: int, level: str, cluster: Cluster, nearest: dict[
     shared = table(kind, group, level, raw)[-1][1]
     found: list[Line] = []
     for above in (False, True):
-        levels = tuple(_solved(place, nearest[place.name], raw, table, above=above) if place.name in nearest else place for place in raw.levels)
+        solved = {name: _solved(raw.level(name), entry, raw, table, above=above) for name, entry in nearest.items()}
+        levels = tuple(solved.get(place.name, place) for place in raw.levels)
         lines = table(kind, group, level, replace(raw, levels=levels))
         found.append(lines[-1 if above else 0])
     limit = max(nearest.values(), key=lambda entry: entry.curve.beta).curve.limit
@@ -62,12 +63,14 @@ def _derived(kind: str, group: int, level: str, cluster: Cluster, nearest: dict[
 
 def _solved(place: Level, entry: Measured, raw: Cluster, table: Table, *, above: bool) -> Level:
     """The level with the latency and rate that make the table say what was measured, to a device that has its port to itself."""
-    alone = replace(place, size=entry.group, shared_by=1, latency=place.latency or 1e-6)
+    alone = replace(place, size=entry.group, shared_by=1, latency=place.latency or 1e-6, protocols=(), copy_bandwidth=None)
     lines = table(entry.kind, entry.group, place.name, replace(raw, levels=(alone,), shared_host=False))
-    steps, per_byte = lines[-1 if above else 0]
+    per_byte = lines[-1 if above else 0][1]
     sharing = min(place.shared_by, entry.drivers)
     beta = (entry.curve.beta_above if above and entry.curve.limit < math.inf else entry.curve.beta) / sharing
     slower = beta / per_byte if beta > 0 and per_byte > 0 else 1.0
     latency = alone.latency * (entry.curve.alpha / lines[0][0] if lines[0][0] > 0 else 1.0)
     peer = None if place.peer_bandwidth is None else place.peer_bandwidth / slower
-    return replace(place, latency=latency, bandwidth=place.bandwidth / slower, peer_bandwidth=peer, shared_by=1)
+    return replace(
+        place, latency=latency, bandwidth=place.bandwidth / slower, peer_bandwidth=peer, shared_by=1, protocols=(), copy_bandwidth=None
+    )

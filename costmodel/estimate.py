@@ -1,12 +1,11 @@
 """The predicted time and memory of a plan's program: what is priced is what is executed.
 
-step    = forward + backward + update computation, plus every collective of the program, one after another
+step    = forward + backward + update computation, plus every collective of the program, less what the timeline hides of them
 memory  = parameters + gradients + optimizer state + saved activations + the largest transient
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,24 +16,29 @@ from autopar.sharding.program import Collective, Compute, Program
 from autopar.sharding.redistribution import local_bytes
 
 from .memory import Memory, predicted_memory
-from .operators import operator_seconds
+from .operators import operator_parts
 from .pricing import MeshPrices, update_seconds
+from .timeline import SLOWDOWN, Overlap, Seconds, Timeline, step_timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Seconds of one step (or one inference) by part, and the memory of a device."""
+    """Seconds of one step (or one inference) by part, and the memory of a device.
+
+    `communication`: of all collectives, of which `overlapped` seconds are hidden under computation.
+    """
 
     forward: float
     backward: float
     update: float
     communication: float
+    overlapped: float
     memory: Memory
 
     @property
     def step(self) -> float:
         """Seconds of the whole step."""
-        return self.forward + self.backward + self.update + self.communication
+        return self.forward + self.backward + self.update + self.communication - self.overlapped
 
 
 def collective_seconds(collective: Collective, prices: MeshPrices) -> float:
@@ -43,28 +47,50 @@ def collective_seconds(collective: Collective, prices: MeshPrices) -> float:
 
 
 def estimate(program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str) -> Estimate:
-    """Price a program step by step."""
-    known: dict[object, tuple[float, float]] = {}
-    forward = backward = 0.0
-    for step in program.steps:
-        if isinstance(step, Compute) and step.operator.name not in analysis.cold:
-            offer = analysis.offers[step.operator.name]
-            key = (id(offer), tuple(option.name for option in step.decision.options))
-            if key not in known:
-                known[key] = _operator(step, analysis, prices)
-            forward += known[key][0]
-            backward += known[key][1]
-    update = 0.0
-    if analysis.train:
-        for tensor in program.graph.parameters:
-            shards = tensor.bytes // max(local_bytes(program.assignment.storage[tensor.name], tensor.bytes, prices.mesh.shape), 1)
-            update += float(update_seconds(tensor, np.array([max(shards, 1)]), optimizer, prices.cluster)[0])
-    seconds = math.fsum(collective_seconds(c, prices) for c in program.collectives())
-    memory = predicted_memory(program, analysis, optimizer=optimizer)
-    return Estimate(forward=forward, backward=backward, update=update, communication=seconds, memory=memory)
+    """Price a program by its timeline."""
+    found = timeline(program, analysis, prices, optimizer=optimizer)
+    return Estimate(
+        forward=found.forward,
+        backward=found.backward,
+        update=found.update,
+        communication=found.communication,
+        overlapped=found.hidden,
+        memory=predicted_memory(program, analysis, optimizer=optimizer),
+    )
 
 
-def _operator(step: Compute, analysis: Analysis, prices: MeshPrices) -> tuple[float, float]:
+def timeline(program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str, overlap: Overlap | None = None) -> Timeline:
+    """The timeline of a step; without `overlap`, with what the runtime overlaps."""
+    known: dict[object, Seconds] = {}
+
+    def seconds(step: Compute) -> Seconds:
+        if step.operator.name in analysis.cold:
+            return Seconds(0.0, 0.0)
+        key = (id(analysis.offers[step.operator.name]), tuple(option.name for option in step.decision.options))
+        if key not in known:
+            known[key] = _operator(step, analysis, prices)
+        return known[key]
+
+    habits = overlap or Overlap(slowdown=SLOWDOWN[prices.cluster.backend])
+    update = _update(program, prices, optimizer) if analysis.train else 0.0
+    return step_timeline(program, prices, seconds, gradients=program.assignment.gradients, update=update, overlap=habits)
+
+
+def _update(program: Program, prices: MeshPrices, optimizer: str) -> float:
+    """Seconds of the optimizer over all stored shards."""
+    known: dict[tuple[int, int, str, bool], float] = {}
+    total = 0.0
+    for tensor in program.graph.parameters:
+        stored = max(local_bytes(program.assignment.storage[tensor.name], tensor.bytes, prices.mesh.shape), 1)
+        key = (tensor.bytes, stored, tensor.dtype, tensor.trainable)
+        if key not in known:
+            shards = np.array([max(tensor.bytes // stored, 1)])
+            known[key] = float(update_seconds(tensor, shards, optimizer, prices.cluster)[0])
+        total += known[key]
+    return total
+
+
+def _operator(step: Compute, analysis: Analysis, prices: MeshPrices) -> Seconds:
     offer = analysis.offers[step.operator.name]
     position = {option.name: i for i, option in enumerate(offer.options)}
     row = np.array([[position[option.name] for option in step.decision.options]], dtype=np.int64)
@@ -72,5 +98,5 @@ def _operator(step: Compute, analysis: Analysis, prices: MeshPrices) -> tuple[fl
     mine = (*step.operator.inputs, *step.operator.outputs)
     theirs = (*offer.call.operator.inputs, *offer.call.operator.outputs)
     gradients = frozenset(other for name, other in zip(mine, theirs, strict=True) if name in analysis.gradients)
-    forward, backward = operator_seconds(offer.call, strategies, prices.mesh.shape, prices.cluster, gradients)
-    return float(forward[0]), float(backward[0])
+    parts = operator_parts(offer.call, strategies, prices.mesh.shape, prices.cluster, gradients)
+    return Seconds(float(parts.forward[0]), float(parts.backward[0]), float(parts.weight[0]))

@@ -7,19 +7,19 @@ the peak is its maximum. A segment that is recomputed keeps its inputs only, and
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.ir import Role
-from autopar.sharding.layout import Kind, Layout, Placement
+from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.redistribution import changed_axis
 from autopar.sharding.rules.saved import Made
 
 from .kept import Facts
+from .moves import Action, actions
 
 Place = tuple[str, Layout]
 STORED = -1
@@ -36,76 +36,44 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """Bytes alive at every moment by what they are; `saved`: those that forward leaves to backward (one micro-batch's)."""
+    """Bytes alive at every moment by what they are; `saved`: those that forward leaves to backward (one micro-batch's).
+
+    `moments`: the operator or the redistributed tensor of every moment; `saved_of`: what of `saved` each of them is the first to keep.
+    """
 
     kept: Sequence[float]
     gradients: Sequence[float]
     buffers: Sequence[float]
     passing: Sequence[float]
     saved: float
+    moments: Sequence[str]
+    saved_of: Mapping[str, float]
 
 
-def live_bytes(program: Program, facts: Mapping[str, Facts], *, train: bool, recompute: Recompute, accumulating: bool) -> Live:
-    """Walk a program once; `accumulating`: gradients are added to buffers that exist all the time."""
-    walk = _Walk(program, facts, recompute, accumulating)
+def live_bytes(
+    program: Program, facts: Mapping[str, Facts], *, train: bool, recompute: Recompute, accumulating: bool, regather: bool = False
+) -> Live:
+    """Walk a program once.
+
+    `accumulating`: gradients are added to buffers that exist all the time. `regather`: what was gathered is not kept but its shard
+    is, and gathered again in the backward pass (parameters: ZeRO-3; activations: sequence parallelism as Megatron has it).
+    """
+    walk = _Walk(program, facts, recompute, accumulating, regather)
     walk.forward(train)
     if train:
         walk.backward()
     return walk.finish()
 
 
-@dataclass(frozen=True, slots=True)
-class _Action:
-    """What a single-axis step does to a value or a gradient: memory of its own or none (the same memory), and temporaries."""
-
-    made: bool
-    scratch: float
-
-
-_SAME = _Action(False, 0.0)
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _actions(before: Placement, after: Placement, size: float, degree: int) -> tuple[_Action, _Action]:
-    """The actions on the value (of `size` local bytes before) and on the gradient of one step, as the runtime takes them.
-
-    Gathering along another dim than the first joins the pieces in a second copy; scattering deals them out in one.
-    """
-    split, whole, share, partial = Kind.SPLIT, Kind.REPLICATED, Kind.BROADCAST, Kind.PARTIAL
-    dim = before.dim if before.kind is split else after.dim
-    first = dim == 0 and before.parts == 1 and after.parts == 1
-    large = size * degree if before.kind is split else size
-    gather = scatter = _Action(True, 0.0 if first else large)
-    new, take = _Action(True, 0.0), _Action(not first, 0.0)
-    table = {
-        (whole, share): (_SAME, new),
-        (whole, split): (take, gather),
-        (whole, partial): (new, _SAME),
-        (share, whole): (_SAME, new),
-        (share, split): (take, new),
-        (share, partial): (new, new),
-        (split, whole): (gather, take),
-        (split, share): (gather, scatter),
-        (split, split): (_Action(True, 2 * size), _Action(True, 2 * size)),
-        (split, partial): (new, take),
-        (partial, whole): (new, _SAME),
-        (partial, split): (scatter, gather),
-        (partial, share): (new, new),
-        (partial, partial): (_SAME, _SAME),
-    }
-    if degree == 1:
-        return _SAME, _SAME
-    return table[before.kind, after.kind]
-
-
 class _Walk:
     """The growing list of memories: their sizes, what they are, and the moments of their birth and death."""
 
-    def __init__(self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool) -> None:
-        self.program, self.facts, self.accumulating = program, facts, accumulating
+    def __init__(self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool, regather: bool) -> None:
+        self.program, self.facts, self.accumulating, self.regather = program, facts, accumulating, regather
         self.tensors = program.graph.tensors
         self.mesh = program.assignment.mesh.shape
         self.now = 0
+        self.moments = [""]
         self.size: list[float] = []
         self.birth: list[int] = []
         self.death: list[int] = []
@@ -113,6 +81,8 @@ class _Walk:
         self.scratch: list[tuple[int, float]] = []
         self.shards: dict[Layout, int] = {}
         self.values: dict[Place, int] = {}
+        self.shard: dict[int, int] = {}  # what was gathered → what it was gathered from
+        self.keeper: dict[int, str] = {}  # a memory → the first operator that keeps it
         self.saved: dict[int, list[int]] = {}  # step → the memories that its backward moment reads
         self.gradients: dict[Place, int] = {}
         self.holders: dict[int, int] = {}
@@ -137,6 +107,11 @@ class _Walk:
         self.death.append(self.now)
         self.what.append(what)
         return len(self.size) - 1
+
+    def tick(self, name: str) -> None:
+        """The next moment, in which `name` is at work."""
+        self.now += 1
+        self.moments.append(name)
 
     def read(self, memory: int) -> None:
         if memory != STORED:
@@ -169,7 +144,7 @@ class _Walk:
 
     def run(self, index: int, step: Compute | Redistribute, values: dict[Place, int], *, keep: bool) -> None:
         """One step of the forward pass; `keep`: what autograd wants is kept."""
-        self.now += 1
+        self.tick(step.tensor if isinstance(step, Redistribute) else step.operator.name)
         segment = -1 if keep else self.segment_of[index]
         if isinstance(step, Redistribute):
             self.enter(segment, [self.value((step.tensor, step.chain[0]), values)])
@@ -189,12 +164,17 @@ class _Walk:
         made = [self.new(self.made_bytes(step, one)) for one in keeps.made]
         if keep and facts.backward:
             self.saved[index] = [*(inputs[i] for i in keeps.inputs), *(outputs[i] for i in keeps.outputs), *made]
+            for memory in self.saved[index]:
+                self.keeper.setdefault(memory, operator.name)
 
     def enter(self, segment: int, memories: Sequence[int]) -> None:
         """What a segment reads from outside lives until its backward pass ends."""
         if segment >= 0:
             began = self.began.setdefault(segment, self.now)
-            self.boundary.setdefault(segment, set()).update(m for m in memories if m != STORED and self.birth[m] < began)
+            outer = [m for m in memories if m != STORED and self.birth[m] < began]
+            self.boundary.setdefault(segment, set()).update(outer)
+            for memory in outer:
+                self.keeper.setdefault(memory, self.moments[self.now])
 
     def made_bytes(self, step: Compute, made: Made) -> float:
         operator, decision = step.operator, step.decision
@@ -210,12 +190,15 @@ class _Walk:
                 ahead, _ = self.actions(step.tensor, before, after)
                 if ahead.made:
                     self.scratch.append((self.now, ahead.scratch))
-                    memory = self.new(self.bytes_of(step.tensor, after))
+                    made = self.new(self.bytes_of(step.tensor, after))
+                    if self.regather and ahead.gathers:
+                        self.shard[made] = memory
+                    memory = made
         values[step.tensor, step.chain[-1]] = memory
 
-    def actions(self, name: str, before: Layout, after: Layout) -> tuple[_Action, _Action]:
+    def actions(self, name: str, before: Layout, after: Layout) -> tuple[Action, Action]:
         axis = changed_axis(before, after)
-        return _actions(before[axis], after[axis], self.bytes_of(name, before), self.mesh[axis])
+        return actions(before[axis], after[axis], self.bytes_of(name, before), self.mesh[axis])
 
     # --- backward ---
 
@@ -269,7 +252,7 @@ class _Walk:
             self.ready[place[0]] = self.now
 
     def run_back(self, index: int, step: Compute) -> None:
-        self.now += 1
+        self.tick(step.operator.name)
         operator, decision, facts = step.operator, step.decision, self.facts[step.operator.name]
         arrived = []
         for place in zip(operator.outputs, decision.outputs, strict=True):
@@ -279,6 +262,9 @@ class _Walk:
                 self.holders[gradient] -= 1
                 arrived.append(gradient)
         for memory in self.saved.get(index, ()):
+            while memory in self.shard:
+                self.scratch.append((self.now, self.size[memory]))
+                memory = self.shard[memory]
             self.read(memory)
         if not arrived:
             return
@@ -292,7 +278,7 @@ class _Walk:
         gradient = self.gradients.pop((step.tensor, step.chain[-1]), None)
         if gradient is None or not step.differentiable:
             return
-        self.now += 1
+        self.tick(step.tensor)
         self.holders[gradient] -= 1
         for index, (before, after) in reversed(list(enumerate(itertools.pairwise(step.chain)))):
             self.read(gradient)
@@ -305,7 +291,7 @@ class _Walk:
 
     def reduce_buckets(self) -> None:
         """A bucket is copied flat, and summed into a copy, once its gradients and the buckets before it are ready; all end together."""
-        self.now += 1
+        self.tick("")
         moment = 0
         for bucket in self.program.buckets:
             moment = max([moment, *(self.ready.get(name, 0) for name in bucket.parameters)])
@@ -324,11 +310,12 @@ class _Walk:
     def finish(self) -> Live:
         moments = self.now + 2
         changes = [[0.0] * moments for _ in range(4)]
-        saved = 0.0
-        for size, birth, death, what in zip(self.size, self.birth, self.death, self.what, strict=True):
+        saved_of: dict[str, float] = {}
+        for memory, (size, birth, death, what) in enumerate(zip(self.size, self.birth, self.death, self.what, strict=True)):
             if what == PASSING and birth <= self.forward_end < death:
                 what = KEPT
-                saved += size
+                keeper = self.keeper.get(memory, self.moments[birth])
+                saved_of[keeper] = saved_of.get(keeper, 0.0) + size
             elif what == GRADIENT and self.accumulating:
                 what = PASSING
             changes[what][birth] += size
@@ -337,4 +324,7 @@ class _Walk:
             changes[PASSING][moment] += size
             changes[PASSING][moment + 1] -= size
         kept, gradients, buffers, passing = (list(itertools.accumulate(change))[:-1] for change in changes)
-        return Live(kept=kept, gradients=gradients, buffers=buffers, passing=passing, saved=saved)
+        return Live(
+            kept=kept, gradients=gradients, buffers=buffers, passing=passing, saved=math.fsum(saved_of.values()), moments=self.moments,
+            saved_of=saved_of,
+        )  # fmt: skip

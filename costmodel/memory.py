@@ -10,7 +10,7 @@ devices optimizer state (with master weights) and gradients are split beside the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from autopar.errors import UsageError, unknown
@@ -81,7 +81,8 @@ PRECISIONS: Mapping[str, Precision] = {
     "mixed-main": Precision(gradient=4.0, master=4.0, state=4.0, main=True),
 }
 """same: everything in the parameter's type. mixed: 16-bit weights and gradients, 2 + 2 + 12 bytes with Adam (Rajbhandari et al.,
-arXiv:1910.02054, section 3.1). mixed-main: gradients summed in float32, 18 bytes with Adam (Megatron-LM, docs of the distributed optimizer)."""
+arXiv:1910.02054, section 3.1). mixed-main: gradients summed in float32, 18 bytes with Adam (Megatron-LM's page on its distributed
+optimizer)."""
 
 
 def precision_named(name: str) -> Precision:
@@ -93,7 +94,7 @@ def precision_named(name: str) -> Precision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Bytes of one device that stay from step to step, and `gradients` when all are there; `largest`: bytes of the largest trained shard."""
+    """Bytes of one device that stay from step to step, and `gradients` when all are there; `largest`: of the largest trained shard."""
 
     parameters: float
     gradients: float
@@ -103,18 +104,19 @@ class States:
 
 
 def states_of(
-    program: Program, analysis: Analysis, *, optimizer: str, precision: str = "same", optimizer_shards: int = 1, gradient_shards: int = 1
-) -> States:
-    """What one device stores of the parameters, and what their training adds."""
-    graph, mesh, chosen = program.graph, program.assignment.mesh.shape, precision_named(precision)
+    program: Program, analysis: Analysis, *, optimizer: str, precision: Precision, optimizer_shards: int = 1, gradient_shards: int = 1,
+    of: Callable[[str], bool] = lambda name: True,
+) -> States:  # fmt: skip
+    """What one device stores of the parameters whose names `of` takes (and of all constants and inputs), and what their training adds."""
+    graph, mesh = program.graph, program.assignment.mesh.shape
     count = optimizer_named(optimizer).states
     stored = gradients = master = states = largest = 0.0
-    for tensor in graph.parameters:
+    for tensor in filter(lambda t: of(t.name), graph.parameters):
         size = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
         stored += size
         if analysis.train and tensor.trainable:
             elements = size / DTYPE_BYTES[tensor.dtype]
-            of_gradient, of_master, of_state = chosen.sizes(tensor.dtype)
+            of_gradient, of_master, of_state = precision.sizes(tensor.dtype)
             gradients += elements * of_gradient / gradient_shards
             master += elements * of_master / optimizer_shards
             states += elements * of_state * count / optimizer_shards
@@ -128,22 +130,30 @@ def predicted_memory(
     analysis: Analysis,
     *,
     optimizer: str,
-    precision: str = "same",
+    precision: str | Precision = "same",
     recompute: Recompute = NO_RECOMPUTE,
     in_flight: float = 1.0,
     optimizer_shards: int = 1,
     gradient_shards: int = 1,
+    regather: bool = False,
     composite: bool = False,
 ) -> Memory:
-    """Bytes of one device at the peak of a step; `composite`: with the kernels of a CPU (see `rules.saved`)."""
+    """Bytes of one device at the peak of a step.
+
+    `regather`: what is gathered is gathered again in the backward pass rather than kept. `composite`: with a CPU's kernels
+    (see `rules.saved`), where the optimizer takes one parameter after another.
+    """
+    chosen = precision_named(precision) if isinstance(precision, str) else precision
     states = states_of(
-        program, analysis, optimizer=optimizer, precision=precision, optimizer_shards=optimizer_shards, gradient_shards=gradient_shards
+        program, analysis, optimizer=optimizer, precision=chosen, optimizer_shards=optimizer_shards, gradient_shards=gradient_shards
     )
-    main = precision_named(precision).main or in_flight > 1
+    main = analysis.train and (chosen.main or in_flight > 1)
     live = live_bytes(
-        program, facts_of(analysis, composite=composite), train=analysis.train, recompute=recompute, accumulating=main
+        program, facts_of(analysis, composite=composite), train=analysis.train, recompute=recompute, accumulating=main, regather=regather
     )
-    return _at_peak(states, live, main=main, in_flight=in_flight, temporaries=optimizer_named(optimizer).temporaries)
+    method = optimizer_named(optimizer)
+    at_once = states.largest * method.alone if composite else states.gradients * method.together
+    return _at_peak(states, live, main=main, in_flight=in_flight, temporaries=0.0 if chosen.master else at_once)
 
 
 def _at_peak(states: States, live: Live, *, main: bool, in_flight: float, temporaries: float) -> Memory:
@@ -152,7 +162,7 @@ def _at_peak(states: States, live: Live, *, main: bool, in_flight: float, tempor
     totals = [sum(parts) for parts in zip(live.kept, live.gradients, live.buffers, live.passing, strict=True)]
     peak = max(range(len(totals)), key=totals.__getitem__)
     fixed = {"parameters": states.parameters, "master": states.master, "optimizer": states.optimizer, "saved": live.saved}
-    update = states.gradients + temporaries * states.largest
+    update = states.gradients + temporaries
     if update > totals[peak] + waiting + (states.gradients if main else 0.0):
         return Memory(**fixed, gradients=states.gradients, activations=0.0, buffers=0.0, transient=update - states.gradients)
     return Memory(

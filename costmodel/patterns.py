@@ -36,9 +36,7 @@ def doubling_gather(ranks: Ranks, held: Held) -> list[Round]:
     rounds = []
     for k in range(log2_up(n)):
         count = min(2**k, n - 2**k)
-        rounds.append(
-            tuple(message(ranks[i], ranks[(i - 2**k) % n], joined([held[(i + j) % n] for j in range(count)])) for i in range(n))
-        )
+        rounds.append(tuple(message(ranks[i], ranks[(i - 2**k) % n], joined([held[(i + j) % n] for j in range(count)])) for i in range(n)))
     return rounds
 
 
@@ -76,9 +74,7 @@ def direct_broadcast(ranks: Ranks, chunks: Chunks) -> list[Round]:
 def binomial_broadcast(ranks: Ranks, chunks: Chunks) -> list[Round]:
     """Those who have it double in each round."""
     n = len(ranks)
-    return [
-        tuple(message(ranks[i], ranks[i + 2**k], chunks) for i in range(2**k) if i + 2**k < n) for k in range(log2_up(n))
-    ]
+    return [tuple(message(ranks[i], ranks[i + 2**k], chunks) for i in range(2**k) if i + 2**k < n) for k in range(log2_up(n))]
 
 
 def chain_broadcast(ranks: Ranks, chunks: Chunks) -> list[Round]:
@@ -96,7 +92,7 @@ def two_tree_broadcast(ranks: Ranks, chunks: Chunks) -> list[Round]:
     half = len(chunks) // 2
     phases = []
     for order, part in ((others, chunks[:half]), (others[::-1], chunks[half:])):
-        levels = [(message(root, order[0], ()),)]
+        levels: list[Round] = [(message(root, order[0], ()),)]
         for depth in range(1, len(order).bit_length()):
             levels.append(
                 tuple(message(order[i // 2 - 1], order[i - 1], ()) for i in range(2**depth, min(2 ** (depth + 1), len(order) + 1)))

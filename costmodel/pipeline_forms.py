@@ -135,7 +135,7 @@ def _few_micro_batches(forward: Floats, backward: Floats, weight: Floats, send: 
             end = max(free[s], arrived) + b[s]
             arrived = end + e[s - 1]
             free[s] = end + (w[s] if position >= s else 0.0)
-    return max(free[s] + min(s, micro_batches) * w[s] for s in range(stages))
+    return float(max(free[s] + min(s, micro_batches) * w[s] for s in range(stages)))
 
 
 def interleaved_seconds(
@@ -143,39 +143,48 @@ def interleaved_seconds(
 ) -> float:
     """The longest path among those that work on one stage h all the time but for both ends; exact for equal stages with short sends.
 
-    With positions as in 1F1B a step down takes two of them, so that no path gains by one in the middle. At the start it may go down to a
-    stage s >= h within the warm-up and come up by backward passes; at the end it may do the same in reverse. `held`: the forward and
-    backward seconds of a stage that works all the time, with the sends that it stands still for.
+    With positions as in 1F1B a step down takes two of them, so that no path gains by one in the middle; what enters stage h, or leaves it,
+    is one of `_entries`. `held`: the forward and backward seconds of a stage that works all the time, with the sends that it stands still
+    for.
     """
     p, m, v = len(forward), micro_batches, interleave
     f, b = forward / v, backward / v
     busy_f, busy_b = held[0] / v, held[1] / v
+    hold = busy_f + busy_b
     warm = np.minimum(2 * np.arange(p - 1, -1, -1) + (v - 1) * p, m * v)
     turns = m * v - warm
-    straight_f, round_f = _entry(f, b, send, warm, v, busy_f)
-    straight_b, round_b = _entry(b, f, send, warm, v, busy_b)
-    hold = busy_f + busy_b
-    paths = [
-        straight_f + turns * hold + straight_b,
-        np.where(turns >= 1, round_f + (turns - 1) * hold + straight_b, 0.0),
-        np.where(turns >= 1, straight_f + (turns - 1) * hold + round_b, 0.0),
-        np.where(turns >= 2, round_f + (turns - 2) * hold + round_b, 0.0),
-    ]
-    return float(max(path.max() for path in paths))
+    around = v > 1 and m >= 2 * p  # the last stage passes a later micro-batch on to the first one's next chunk
+    enter = _entries(f, b, send, warm, v, busy_f, hold, around)
+    leave = _entries(b, f, send, warm, v, busy_b, hold, around)
+    best = 0.0
+    for before, spent in enter:
+        for after, left in leave:
+            rest = turns - spent - left
+            best = max(best, float(np.where(rest >= 0, before + rest * hold + after, 0.0).max()))
+    return best
 
 
-def _entry(ahead: Floats, back: Floats, send: Floats, warm: NDArray[np.int64], chunks: int, busy: Floats) -> tuple[Floats, Floats]:
-    """The longest paths through the warm-up to every stage: straight to its first turn, and by a stage below to the end of that turn.
+def _entries(
+    ahead: Floats, back: Floats, send: Floats, warm: NDArray[np.int64], chunks: int, busy: Floats, hold: Floats, around: bool
+) -> list[tuple[Floats, NDArray[np.int64]]]:
+    """The longest paths from the start to every stage, and how many of its turns they spend: the ends are the same in reverse.
 
-    In the warm-up a path goes down once and stays on the slowest stage on its way, or goes through up to all chunks, p passes each.
+    - straight: in the warm-up a path goes down once and stays on the slowest stage on its way, or through up to all chunks, p passes each;
+    - by way of a stage below: it comes up with the first backward passes, in the first turn;
+    - around: it takes p turns on the last stage and goes on with the next chunk from the first stage down.
     """
     stages = len(ahead)
+    number = np.arange(stages)
     above = np.concatenate(([0.0], np.cumsum(ahead[:-1] + send[:-1])))
-    straight = above + warm * np.maximum.accumulate(busy)
+    straight: Floats = np.asarray(above + warm * np.maximum.accumulate(busy), dtype=np.float64)
     for ring in {1, chunks - 1} - {0}:
         rest = warm - ring * stages
-        around = above + ring * float(ahead.sum() + send.sum()) + rest * busy.max()
-        straight = np.where(rest >= 0, np.maximum(straight, around), straight)
+        through = above + ring * float(ahead.sum() + send.sum()) + rest * busy.max()
+        straight = np.where(rest >= 0, np.maximum(straight, through), straight)
     climbed = np.cumsum(back) + np.concatenate(([0.0], np.cumsum(send[:-1])))
-    turn = np.maximum.accumulate((straight + ahead + climbed)[::-1])[::-1]
-    return straight, turn - climbed + back
+    below = np.maximum.accumulate((straight + ahead + climbed)[::-1])[::-1] - climbed + back
+    found = [(straight, 0 * number), (below, 0 * number + 1)]
+    if around:
+        wrap = float(straight[-1] + stages * hold[-1] + ahead[-1] + send[-1])
+        found.append((wrap + above, 2 * number + 2))
+    return found

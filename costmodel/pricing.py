@@ -31,16 +31,18 @@ Floats = NDArray[np.float64]
 class Optimizer:
     """`states`: tensors of the parameter's size that it keeps; `traffic`: how many it reads and writes in an update.
 
-    `temporaries`: tensors of the size of the largest parameter that its step makes, where it takes the parameters one by one.
+    Temporaries of its step: `alone` times the largest parameter where it takes them one by one (torch's for-loop), `together` times
+    all gradients where it takes them at once (torch's foreach).
     """
 
     states: int
     traffic: int
-    temporaries: int = 0
+    alone: int = 0
+    together: int = 0
 
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
-    "adamw": Optimizer(states=2, traffic=7, temporaries=2),
+    "adamw": Optimizer(states=2, traffic=7, alone=2, together=1),
     "sgd": Optimizer(states=0, traffic=3),
     "none": Optimizer(states=0, traffic=0),
 }

@@ -7,7 +7,7 @@ another, which stores them or adds them to its own. A round reads what the ranks
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,8 +35,8 @@ Round = tuple[Message, ...]
 class Schedule:
     """What `ranks` ranks exchange in a collective of `kind`; the root, where there is one, is rank 0.
 
-    `parts`: chunks in the bytes of the collective (0: the messages are empty). `chunks`: all that there are, which is more in an all-to-all,
-    whose bytes are one rank's. A rank numbered `ranks` is the switch.
+    `parts`: chunks in the bytes of the collective (0: the messages are empty). `chunks`: all that there are, more in an all-to-all, whose
+    bytes are one rank's. A rank numbered `ranks` is the switch.
     """
 
     kind: str
@@ -75,7 +75,8 @@ def _merged(messages: Iterable[Message]) -> Round:
 def backwards(rounds: Sequence[Round], *, reduce: bool) -> list[Round]:
     """The rounds in reverse: what spread a chunk over ranks along a tree then collects it, adding up where `reduce` is set."""
     return [
-        tuple(replace(one, source=one.destination, destination=one.source, reduce=reduce) for one in messages) for messages in reversed(rounds)
+        tuple(replace(one, source=one.destination, destination=one.source, reduce=reduce) for one in messages)
+        for messages in reversed(rounds)
     ]
 
 
@@ -126,7 +127,7 @@ def execute(schedule: Schedule, inputs: Sequence[Sequence[float]]) -> list[NDArr
     [[7, 14, 21], [7, 14, 21], [7, 14, 21]]
     """
     own = max(schedule.parts, 1) if schedule.kind == "all_to_all" else schedule.chunks
-    length = len(inputs[0]) if inputs else 0
+    length = len(inputs[0]) if len(inputs) else 0
     if len(inputs) != schedule.ranks or any(len(row) != length for row in inputs) or length % own:
         raise ClusterError(f"a {schedule.kind} of {schedule.ranks} ranks takes as many buffers, all of one multiple of {own} numbers")
     width = length // own
@@ -150,11 +151,3 @@ def _deliver(messages: Round, held: Held) -> None:
     for one, chunk, value in arriving:
         place = one.destination, chunk
         held[place] = held[place] + value if one.reduce and place in held else value
-
-
-def message_counts(schedule: Schedule) -> Mapping[int, int]:
-    """Messages that each rank sends."""
-    counts: dict[int, int] = {}
-    for one in itertools.chain(*schedule.rounds):
-        counts[one.source] = counts.get(one.source, 0) + 1
-    return counts

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.errors import ClusterError
+
 from .schedules import Schedule
 
 SAME_TIME = 1e-12
@@ -109,13 +111,13 @@ class _Rounds:
         ready = ~self.begun[some] & (self.at[self.traffic.ends[some]] == self.traffic.round[some][:, None]).all(axis=1)
         found = np.flatnonzero(ready) + self.starts[low]
         self.begun[found] = True
-        return found
+        return np.asarray(found, dtype=np.int64)
 
 
 def simulate(schedule: Schedule, nbytes: float, sizes: Sequence[int], links: Sequence[Link]) -> float:
     """Seconds of a schedule for a collective of `nbytes`, over levels of `sizes` branches and their `links`, from the inside out."""
     if math.prod(sizes) != schedule.ranks or len(sizes) != len(links):
-        raise ValueError(f"levels of {tuple(sizes)} branches and {len(links)} links do not hold {schedule.ranks} ranks")
+        raise ClusterError(f"levels of {tuple(sizes)} branches and {len(links)} links do not hold {schedule.ranks} ranks")
     traffic = _traffic(schedule, nbytes, sizes, links)
     if not len(traffic.round):
         return 0.0

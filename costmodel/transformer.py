@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.errors import UsageError, unknown
 from autopar.ir import Graph, Operator, Ref, Role, Tensor, Value
@@ -16,7 +16,7 @@ from autopar.sharding.layout import P, Placement, R, S
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2")
 """Attention: separate kernels for scale, mask and softmax; these three in one kernel; flash attention 1 and 2."""
 NORMS = ("fused", "unfused")
-POSITIONS = ("learned", "rotary", "rotary-unfused")
+POSITIONS = ("learned", "rotary", "rotary-unfused", "alibi")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,8 @@ class Shape:
 
     `gated`: SwiGLU with three matrices instead of two. `expert_every`: every so many layers is one of experts, each token going to
     `top_k` of them; `capacity`: rows that the experts compute, as a multiple of tokens times `top_k`. `dropout`: applied or not.
+    `gathered_logits`: the loss is computed on the logits of the whole vocabulary. `shared_input`: the two products of a gated feed-forward
+    part take their input through one redistribution, or each through its own.
     """
 
     layers: int
@@ -44,6 +46,8 @@ class Shape:
     dropout: bool = True
     norm: str = "layer_norm"
     position: str = "learned"
+    gathered_logits: bool = False
+    shared_input: bool = True
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence"):
@@ -64,13 +68,15 @@ class Shape:
 class Wanted:
     """What each kind of axis makes of an operator's outputs (of its first input, where it gives a scalar): the pin of every known scheme.
 
-    `tensor`: on a tensor-parallel axis as Megatron splits it; `sequence`: the same with sequence parallelism.
+    `tensor`: on a tensor-parallel axis as Megatron splits it; `sequence`: the same with sequence parallelism. `expert`: on an axis that
+    splits the experts and, elsewhere, the batch (None: as `data`).
     """
 
     data: Placement
     context: Placement
     tensor: Placement
     sequence: Placement
+    expert: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +91,12 @@ class Transformer:
 _ROWS = Wanted(data=S(0), context=S(1), tensor=R, sequence=S(1))
 _INNER = Wanted(data=S(0), context=S(1), tensor=S(2), sequence=S(2))
 _SUM = Wanted(data=S(0), context=S(1), tensor=P, sequence=P)
+_WHOLE = Wanted(data=S(0), context=S(1), tensor=R, sequence=R)
+_WHOLE_SEQUENCE = Wanted(data=S(0), context=R, tensor=R, sequence=R)
+_DEALT = Wanted(data=S(1), context=R, tensor=R, sequence=R, expert=S(1))
+_DEALT_BACK = _DEALT
+_EXPERT = Wanted(data=S(1), context=R, tensor=R, sequence=R, expert=S(0))
+_EXPERT_INNER = Wanted(data=S(1), context=R, tensor=S(2), sequence=S(2), expert=S(0))
 _HEADS = Wanted(data=S(0), context=S(2), tensor=S(1), sequence=S(1))
 
 
@@ -114,6 +126,7 @@ class _Builder:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     operators: list[Operator] = field(default_factory=list)
     wanted: dict[str, Wanted] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
 
     def build(self, layers: int) -> Transformer:
         s = self.shape
@@ -124,7 +137,8 @@ class _Builder:
             x = self.layer(f"layers.{index}", x, with_experts=s.experts > 0 and (index + 1) % s.expert_every == 0)
         loss = self.head(x, labels)
         graph = Graph(
-            name="transformer", tensors=self.tensors, operators=tuple(self.operators), inputs=(tokens, labels), outputs=(loss,), loss=loss
+            name="transformer", tensors=self.tensors, operators=tuple(self.operators), inputs=(tokens, labels, *self.inputs), outputs=(loss,),
+            loss=loss,
         )
         return Transformer(shape=s, graph=graph, wanted=self.wanted)
 
@@ -138,11 +152,11 @@ class _Builder:
         return self.tensor(name, shape, role=Role.PARAMETER)
 
     def op(
-        self, name: str, kind: str, inputs: Mapping[str, str], shape: tuple[int, ...], wanted: Wanted, *, dtype: str | None = None,
+        self, name: str, kind: str, inputs: Mapping[str, str], out: tuple[int, ...], wanted: Wanted, *, dtype: str | None = None,
         outputs: int = 1, **attributes: Value,
     ) -> tuple[str, ...]:  # fmt: skip
-        """Add an operator; all of its outputs have one shape, dtype and pin."""
-        names = tuple(self.tensor(f"{name}:{i}", shape, dtype) for i in range(outputs))
+        """Add an operator whose outputs are all of shape `out`, with one dtype and pin."""
+        names = tuple(self.tensor(f"{name}:{i}", out, dtype) for i in range(outputs))
         refs = {argument: Ref(index) for index, argument in enumerate(inputs)}
         self.operators.append(
             Operator(name=name, kind=kind, inputs=tuple(inputs.values()), outputs=names, attributes={**refs, **attributes})
@@ -164,8 +178,8 @@ class _Builder:
         inputs = {"self": x} if other is None else {"self": x, "other": other}
         return self.op(name, kind, inputs, self.tensors[x].shape, wanted, dtype=dtype)[0]
 
-    def view(self, name: str, kind: str, x: str, shape: tuple[int, ...], wanted: Wanted, **attributes: Value) -> str:
-        return self.op(name, kind, {"self": x}, shape, wanted, **attributes)[0]
+    def view(self, name: str, kind: str, x: str, out: tuple[int, ...], wanted: Wanted, **attributes: Value) -> str:
+        return self.op(name, kind, {"self": x}, out, wanted, **attributes)[0]
 
     def dropout(self, name: str, x: str, wanted: Wanted) -> str:
         if not self.shape.dropout:
@@ -250,7 +264,7 @@ class _Builder:
 
     def rotate(self, name: str, x: str) -> str:
         """Rotary positions: one kernel, or x * cos + rotated(x) * sin as six."""
-        if self.shape.position == "rotary":
+        if self.shape.position == "rotary":  # any kernel that reads and writes once
             return self.pointwise(name, "aten.neg.default", x, _HEADS)
         halves = self.pointwise(f"{name}.neg", "aten.neg.default", x, _HEADS)
         turned = self.pointwise(f"{name}.cat", "aten.clone.default", halves, _HEADS)
@@ -268,22 +282,24 @@ class _Builder:
                 name, "aten.scaled_dot_product_attention.default", inputs, shape, _HEADS, attn_mask=None, is_causal=True,
                 dropout_p=0.1 if s.dropout else 0.0, enable_gqa=s.kv_heads != s.heads, kernel=self.attention,
             )[0]  # fmt: skip
-        scores = (*shape[:3], s.sequence)
-        turned = self.view(
-            f"{name}.keys", "aten.transpose.int", k, (*self.tensors[k].shape[:2], shape[3], s.sequence),
-            Wanted(data=S(0), context=R, tensor=S(1), sequence=S(1)), dim0=-1, dim1=-2,
-        )  # fmt: skip
-        w = self.op(f"{name}.scores", "aten.matmul.default", {"self": q, "other": turned}, scores, _HEADS)[0]
-        w = self.softmax(name, w)
-        w = self.dropout(f"{name}.dropout", w, _HEADS)
-        return self.op(f"{name}.context", "aten.matmul.default", {"self": w, "other": v}, shape, _HEADS)[0]
+        grouped = (shape[0], s.kv_heads, shape[1] // s.kv_heads * shape[2], shape[3])
+        if grouped != shape:  # the queries of a group lie behind one another and share its keys
+            q = self.view(f"{name}.group", "aten.reshape.default", q, grouped, _HEADS, shape=grouped)
+        keys = (*self.tensors[k].shape[:2], shape[3], s.sequence)
+        turned = self.view(f"{name}.keys", "aten.transpose.int", k, keys, replace(_HEADS, context=R), dim0=-1, dim1=-2)
+        w = self.op(f"{name}.scores", "aten.matmul.default", {"self": q, "other": turned}, (*grouped[:3], s.sequence), _HEADS)[0]
+        if s.position == "alibi":  # the bias is laid out whole before the product adds to it
+            w = self.pointwise(f"{name}.bias", "aten.clone.default", w, _HEADS)
+        w = self.dropout(f"{name}.dropout", self.softmax(name, w), _HEADS)
+        w = self.op(f"{name}.context", "aten.matmul.default", {"self": w, "other": v}, grouped, _HEADS)[0]
+        return w if grouped == shape else self.view(f"{name}.ungroup", "aten.reshape.default", w, shape, _HEADS, shape=shape)
 
     def softmax(self, name: str, w: str) -> str:
-        """Scale, mask and softmax: one kernel, or a chain with a softmax in float32."""
+        """Scale, mask and softmax: one kernel, or a copy, a masked fill, a softmax in float32 and a cast."""
         shape = self.tensors[w].shape
         if self.attention == "fused":
             return self.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, _HEADS, dim=-1)[0]
-        w = self.op(f"{name}.scale", "aten.mul.Tensor", {"self": w}, shape, _HEADS, other=1.0)[0]
+        w = self.pointwise(f"{name}.copy", "aten.clone.default", w, _HEADS)
         w = self.op(f"{name}.mask", "aten.mul.Tensor", {"self": w}, shape, _HEADS, other=1.0)[0]
         w = self.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, _HEADS, dtype="float32", dim=-1)[0]
         return self.pointwise(f"{name}.narrow", "aten.to.dtype", w, _HEADS, dtype=self.dtype)
@@ -293,12 +309,43 @@ class _Builder:
         if not s.gated:
             h = self.pointwise(f"{name}.gelu", "aten.gelu.default", self.linear(f"{name}.up", x, s.ffn, _INNER), _INNER)
         else:
-            gate = self.pointwise(f"{name}.silu", "aten.silu.default", self.linear(f"{name}.gate", x, s.ffn, _INNER), _INNER)
+            rows = self.rows(s.hidden)
+            own = x if s.shared_input else self.view(f"{name}.own", "aten.view.default", x, rows, _ROWS, size=rows)
+            gate = self.pointwise(f"{name}.silu", "aten.silu.default", self.linear(f"{name}.gate", own, s.ffn, _INNER), _INNER)
             h = self.pointwise(f"{name}.mul", "aten.mul.Tensor", gate, _INNER, other=self.linear(f"{name}.up", x, s.ffn, _INNER))
         return self.linear(f"{name}.down", h, s.hidden, _SUM)
 
     def experts(self, name: str, x: str) -> str:
-        raise NotImplementedError
+        """Experts as GShard computes them (Lepikhin et al., arXiv:2006.16668): a one-hot product deals the rows of each sequence out to
+        e experts of capacity c, each expert runs its rows, and another such product brings them back.
+        """
+        s = self.shape
+        b, e = self.batch, s.experts
+        c = max(round(s.capacity * s.top_k * s.sequence / e), 1)
+        router = self.linear(f"{name}.router", x, e, _ROWS, bias=False)
+        self.op(f"{name}.gates", "aten.softmax.int", {"self": router}, self.rows(e), _ROWS, dim=-1)
+        chosen = self.tensor(f"{name}.chosen", (b, e * c, s.sequence), role=Role.INPUT)
+        weights = self.tensor(f"{name}.weights", (b, s.sequence, e * c), role=Role.INPUT)
+        self.inputs += [chosen, weights]
+        dealt = self.op(f"{name}.deal", "aten.matmul.default", {"self": chosen, "other": x}, (b, e * c, s.hidden), _WHOLE_SEQUENCE)[0]
+        own = self.view(f"{name}.split", "aten.view.default", dealt, (b, e, c, s.hidden), _WHOLE_SEQUENCE, size=(b, e, c, s.hidden))
+        turned = self.view(f"{name}.turn", "aten.transpose.int", own, (e, b, c, s.hidden), _DEALT, dim0=0, dim1=1)
+        rows = self.view(f"{name}.join", "aten.reshape.default", turned, (e, b * c, s.hidden), _EXPERT, shape=(e, b * c, s.hidden))
+        up = self.weight(f"{name}.up.weight", e, s.hidden, s.ffn)
+        h = self.op(f"{name}.up", "aten.bmm.default", {"self": rows, "mat2": up}, (e, b * c, s.ffn), _EXPERT_INNER)[0]
+        if s.gated:
+            gate = self.weight(f"{name}.gate.weight", e, s.hidden, s.ffn)
+            g = self.op(f"{name}.gate", "aten.bmm.default", {"self": rows, "mat2": gate}, (e, b * c, s.ffn), _EXPERT_INNER)[0]
+            g = self.pointwise(f"{name}.silu", "aten.silu.default", g, _EXPERT_INNER)
+            h = self.pointwise(f"{name}.mul", "aten.mul.Tensor", g, _EXPERT_INNER, other=h)
+        else:
+            h = self.pointwise(f"{name}.act", "aten.gelu.default", h, _EXPERT_INNER)
+        down = self.weight(f"{name}.down.weight", e, s.ffn, s.hidden)
+        h = self.op(f"{name}.down", "aten.bmm.default", {"self": h, "mat2": down}, (e, b * c, s.hidden), replace(_EXPERT, tensor=P, sequence=P))[0]
+        h = self.view(f"{name}.part", "aten.view.default", h, (e, b, c, s.hidden), _DEALT_BACK, size=(e, b, c, s.hidden))
+        h = self.view(f"{name}.unturn", "aten.transpose.int", h, (b, e, c, s.hidden), _WHOLE_SEQUENCE, dim0=0, dim1=1)
+        h = self.view(f"{name}.unsplit", "aten.reshape.default", h, (b, e * c, s.hidden), _WHOLE_SEQUENCE, shape=(b, e * c, s.hidden))
+        return self.op(f"{name}.combine", "aten.matmul.default", {"self": weights, "other": h}, self.rows(s.hidden), _ROWS)[0]
 
     def head(self, x: str, labels: str) -> str:
         s = self.shape
@@ -308,17 +355,10 @@ class _Builder:
             logits = self.op("head.logits", "aten.linear.default", {"input": h, "weight": "embed.weight"}, shape, _INNER)[0]
         else:
             logits = self.linear("head.logits", h, s.vocab, _INNER, bias=False)
-        flat = (self.batch * s.sequence, s.vocab)
         split = Wanted(data=S(0), context=S(0, self.batch), tensor=S(1), sequence=S(1))
-        logits = self.op("head.float", "aten.to.dtype", {"self": logits}, self.rows(s.vocab), _INNER, dtype="float32")[0]
-        rows = self.tensor("head.view:0", flat, "float32")
-        self.operators.append(
-            Operator(
-                name="head.view", kind="aten.view.default", inputs=(logits,), outputs=(rows,), attributes={"self": Ref(0), "size": flat}
-            )
-        )
-        self.wanted["head.view"] = split
-        loss = self.op(
-            "head.loss", "aten.cross_entropy_loss.default", {"self": rows, "target": labels}, (), split, dtype="float32", reduction=2
-        )
-        return loss[0]
+        rows, columns = (_WHOLE, replace(split, tensor=R, sequence=R)) if s.gathered_logits else (_INNER, split)
+        logits = self.pointwise("head.float", "aten.to.dtype", logits, rows, dtype="float32")
+        flat = (self.batch * s.sequence, s.vocab)
+        logits = self.op("head.view", "aten.view.default", {"self": logits}, flat, columns, dtype="float32", size=flat)[0]
+        inputs = {"self": logits, "target": labels}
+        return self.op("head.loss", "aten.cross_entropy_loss.default", inputs, (), columns, dtype="float32", reduction=2)[0]

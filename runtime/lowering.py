@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch.distributed.tensor import DTensor
 
 from autopar.errors import PlanError
 from autopar.ir import Graph, Operator, Role, Tensor
@@ -25,7 +26,7 @@ from .localise import LocalCall, localise
 class LocalProgram:
     """What one rank runs: `module(*parameters, *constants, *inputs)` gives the local outputs as a tuple.
 
-    Parameters come as local shards of their storage layouts, constants and inputs whole; `outputs` pairs every output
+    Parameters come as local shards of their storage layouts (or as DTensors), constants and inputs whole; `outputs` pairs every output
     with its layout: the graph's outputs in order, then the loss where it is none of them. Behind the outputs come the whole new
     values of the constants `updates`.
     """
@@ -42,6 +43,11 @@ class LocalProgram:
 def lower(program: Program, groups: DeviceGroups, *, device: torch.device | str = "cpu") -> LocalProgram:
     """The local program of this rank; nodes carry the names of operators and tensors."""
     return _Lowering(program, groups, torch.device(device)).run()
+
+
+def local_shard(value: torch.Tensor) -> torch.Tensor:
+    """The shard of a DTensor, through which gradients flow; a shard as it is."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _identifier(name: str) -> str:
@@ -63,6 +69,7 @@ class _Lowering:
         self.device = device
         self.graph = fx.Graph()
         self.values: dict[tuple[str, Layout], fx.Node] = {}
+        self.unopened: set[fx.Node] = set()  # parameters that nothing has read so far
 
     def run(self) -> LocalProgram:
         """Lower every step in the program's order."""
@@ -72,6 +79,7 @@ class _Lowering:
         whole = replicated(len(self.mesh))
         for name in (*parameters, *constants, *model.inputs):
             self.values[name, storage.get(name, whole)] = self.graph.placeholder(_identifier(name))
+        self.unopened = {self.values[name, storage[name]] for name in parameters}
         for item in self.program.steps:
             if isinstance(item, Redistribute):
                 self._redistribute(item)
@@ -79,7 +87,7 @@ class _Lowering:
                 self._compute(item)
         outputs = self._outputs()
         fresh = [self._value(name, whole) for name in self.model.updates.values()]
-        self.graph.output((*(self.values[pair] for pair in outputs), *fresh))
+        self.graph.output((*(self._value(*pair) for pair in outputs), *fresh))
         self.graph.lint()
         names = [name for name, _ in outputs]
         return LocalProgram(
@@ -103,7 +111,12 @@ class _Lowering:
     def _value(self, name: str, layout: Layout) -> fx.Node:
         if (name, layout) not in self.values:
             raise PlanError(f"the plan reads {name!r} as [{format_layout(layout)}] before it is made")
-        return self.values[name, layout]
+        node = self.values[name, layout]
+        if node in self.unopened:
+            # Here and not before the program: autograd runs what came first last, and would hold back every gradient of a parameter.
+            self.unopened.remove(node)
+            node = self.values[name, layout] = self.graph.call_function(local_shard, (node,))
+        return node
 
     def _redistribute(self, item: Redistribute) -> None:
         """One node a step; bucketed steps are left to the gradient buckets."""

@@ -143,7 +143,7 @@ class ParallelModule(nn.Module):
     def forward(self, *inputs: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
         """Run this rank's share of the model on the whole inputs, given in order or by name."""
         values = self._inputs(inputs, named)
-        parameters = [_local(getattr(module, name)) for module, name in self._places]
+        parameters = [getattr(module, name) for module, name in self._places]
         changed = {name: self._local.constants.index(name) for name in self._local.updates}
         # Autograd may keep what a constant was: it gets a copy of those that change.
         constants = [c.clone() if i in changed.values() else c for i, c in enumerate(self._constants)]
@@ -196,10 +196,6 @@ class ParallelModule(nn.Module):
     def graph_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by their names in the graph, in its order."""
         return {name: getattr(module, leaf) for name, (module, leaf) in zip(self._local.parameters, self._places, strict=True)}
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _attach(root: nn.Module, path: str, value: Tensor) -> tuple[nn.Module, str]:

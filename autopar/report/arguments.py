@@ -74,7 +74,8 @@ def _plan_options(parser: Parser) -> None:
         "--memory", metavar="80GiB", help="memory limit per device, in bytes or with a unit: MB, MiB, GB, GiB, ... (default: the cluster's)"
     )
     add("--mesh", metavar="2x4", help="plan on this mesh only, outermost axis first (default: the best mesh)")
-    add("--scheme", choices=SCHEMES, help="restrict the plan to a known scheme")
+    schemes = f"restrict the plan to a known scheme ({', '.join(SCHEMES)}), or each axis of --mesh to one"
+    add("--scheme", metavar="NAME|AXIS:NAME,...", help=schemes)
     add("--pin", action="append", default=[], metavar="OP=AXIS:FACTOR,...", help="fix an operator (or a pattern) on mesh axes; repeatable")
     add("--strategy-load", metavar="FILE", help="use this plan as it is; it must match the model")
     add("--reuse", metavar="FILE", help="keep the strategies of this plan that match the model, and search the rest")
@@ -86,6 +87,7 @@ def _plan_options(parser: Parser) -> None:
     _rules_option(parser)
     add("--discover", action="store_true", help="find the rules of unknown operators by executing them on small shards (needs PyTorch)")
     add("--replicate-unknown", action="store_true", help="have every device compute all of the operators that have no rule")
+    _trace_option(parser)
     add("--no-compare", dest="compare", action="store_false", help="do not price the known schemes beside the plan")
     add("--quiet", action="store_true", help="print nothing but errors")
     _json_option(parser)
@@ -112,6 +114,7 @@ def _explain_options(parser: Parser) -> None:
     add("--model", metavar="MODEL", help="the model of the plan: adds layouts, collectives, bytes and times to what the plan file holds")
     add("--cluster", metavar="NAME|FILE", help="price on this cluster (default: the plan's)")
     add("--alternatives", action="store_true", help="with one OP and --model: the best plans in which it is split otherwise")
+    _trace_option(parser, "with --model: ")
     _rules_option(parser)
     _json_option(parser)
 
@@ -134,7 +137,7 @@ def _calibrate_options(parser: Parser) -> None:
     add = parser.add_argument
     add("-o", "--output", required=True, metavar="FILE", help="write the cluster to FILE (.json), for `autopar plan --cluster FILE`")
     _ranks_options(parser)
-    add("--inside", metavar="FILE", help="the cluster file of one node, calibrated before: the ranks, one a node, then stand for whole nodes")
+    add("--inside", metavar="FILE", help="cluster file of one node: the ranks, one a node, stand for such nodes")
     add("--name", help="name of the cluster (default: that of FILE)")
     add("--quick", action="store_true", help="sizes up to 4 MiB and fewer matrix products")
     add("--tolerance", type=float, default=0.1, metavar="FRACTION", help="repeats that differ by more are refused (default: 0.1)")
@@ -144,7 +147,8 @@ def _calibrate_options(parser: Parser) -> None:
 def _bench_options(parser: Parser) -> None:
     add = parser.add_argument
     _ranks_options(parser)
-    add("--sizes", default="1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB", metavar="1KiB,1MiB", help="bytes (default: 1 KiB to 64 MiB)")
+    sizes = "1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB"
+    add("--sizes", default=sizes, metavar="1KiB,1MiB", help="bytes (default: 1 KiB to 64 MiB)")
     add("--collectives", default="", metavar="all_reduce,...", help="which collectives (default: all)")
     add("--cluster", metavar="NAME|FILE", help="whose prediction to compare with (default: local-cpu for gloo, dgx-h100 for nccl)")
     add("--plot", metavar="FILE", help="write bus bandwidth over bytes to FILE (.svg)")
@@ -155,6 +159,11 @@ def _ranks_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--nproc", type=int, metavar="N", help="number of forked ranks (default: one a core, at least 2); under torchrun, its ranks")
     add("--backend", choices=("gloo", "nccl"), help="communication library (default: what fits this machine)")
+
+
+def _trace_option(parser: Parser, where: str = "") -> None:
+    text = where + "write the predicted timeline of a step to FILE, for chrome://tracing or Perfetto"
+    parser.add_argument("--trace", metavar="FILE", help=text)
 
 
 def _rules_option(parser: Parser) -> None:

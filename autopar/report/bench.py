@@ -91,6 +91,7 @@ def compared(found: Any, cluster: Cluster | None) -> Bench:
 def _level(cluster: Cluster, place: Any, nodes: int, per_node: int) -> str:
     """The text of the levels that the groups of a place span on the cluster."""
     world = nodes * per_node
+    sizes: tuple[int, ...]
     if place.size == world:
         sizes, axis = (world,), 0
     elif place.groups[0][1] - place.groups[0][0] == 1 and per_node > 1:
@@ -105,7 +106,8 @@ def _level(cluster: Cluster, place: Any, nodes: int, per_node: int) -> str:
 def bench_json(bench: Bench) -> dict[str, Any]:
     """The rows as an object."""
     names = ("kind", "level", "ranks", "nbytes", "seconds", "predicted", "error", "algorithm_bandwidth", "bus_bandwidth", "spread")
-    return {"cluster": bench.cluster, "backend": bench.backend, "rows": [{name: getattr(row, name) for name in names} for row in bench.rows]}
+    rows = [{name: getattr(row, name) for name in names} for row in bench.rows]
+    return {"cluster": bench.cluster, "backend": bench.backend, "rows": rows}
 
 
 def bench_parts(bench: Bench) -> list[str | Table]:

@@ -41,13 +41,13 @@ def calibrate(
 def from_measurements(found: Any, *, name: str, tolerance: float, inside: Cluster | None = None) -> Cluster:
     """The cluster of `runtime.measuring.Measurements`; `NoisyMeasurement` where the repeats do not agree."""
     device = DeviceRepeats(
-        name=found.device.name, products=found.device.products, copy=found.device.copy, copied=found.device.copied,
-        launch=found.device.launch, capacity=found.device.capacity, reserved=found.device.reserved, units=found.device.units,
+        name=found.device.name, products=found.device.products, copy=found.device.copy, copied=found.device.copied, stream=found.device.stream, streamed=found.device.streamed,
+        attention_flops=found.device.attention_flops, attention=found.device.attention, launch=found.device.launch, capacity=found.device.capacity, reserved=found.device.reserved, units=found.device.units,
     )  # fmt: skip
     refuse_noise({**_named(found.collectives), **device.named()}, tolerance)
     drivers = {(place.level, place.size): place.drivers for place in found.places}
     measured = fit_collectives(found.collectives, drivers)
-    shared = ports_shared(*found.port, found.per_node) if found.port else 1
+    shared = ports_shared(found.port[0], found.port[1], found.per_node) if found.port else 1
     joined = [(place.level, found.per_node if place.drivers == 1 and found.per_node > 1 else found.nodes, place) for place in found.places]
     levels = []
     for level, size in dict.fromkeys((level, size) for level, size, _ in joined if ":" not in level):
@@ -67,10 +67,14 @@ def calibrated_parts(cluster: Cluster) -> list[str | Table]:
         two = curve.limit < math.inf
         rows.append(
             (
-                entry.kind, entry.level, str(entry.group), seconds_text(curve.alpha), rate_text(1 / curve.beta, "B/s") if curve.beta else "-",
-                bytes_text(curve.limit) if two else "-", rate_text(1 / curve.beta_above, "B/s") if two and curve.beta_above else "-",
+                entry.kind, entry.level, str(entry.group), seconds_text(curve.alpha), _rate(curve.beta),
+                bytes_text(curve.limit) if two else "-", _rate(curve.beta_above) if two else "-",
                 f"{entry.residual:.1%}", f"{entry.spread:.1%}",
             )
         )  # fmt: skip
     columns = ("collective", "level", ">ranks", ">latency", ">rate", ">up to", ">rate above", ">residual", ">repeats within")
     return [Table(title="Collectives as measured", columns=columns, rows=tuple(rows))]
+
+
+def _rate(beta: float) -> str:
+    return rate_text(1 / beta, "B/s") if beta else "-"

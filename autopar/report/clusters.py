@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from autopar.costmodel import Cluster
+from autopar.costmodel import Cluster, Level, collective_time
+from autopar.costmodel.collectives import fastest_way
 
 from .tables import Table
 from .units import bytes_text, rate_text, seconds_text
+
+SIZES = (2**10, 2**20, 2**26, 2**30)
+"""Of the all-reduces that are shown (B)."""
 
 
 def list_table(clusters: Iterable[Cluster]) -> Table:
@@ -59,4 +63,31 @@ def show_parts(cluster: Cluster) -> list[str | Table]:
         f"cluster {cluster.name}: {cluster.devices} x {device.name}, collectives by {cluster.backend}{shared}",
         Table(title="Device", columns=("figure", "value", "source"), rows=rows),
         Table(title="Links, from the inside out", columns=columns, rows=levels),
+        *_protocols(cluster),
+        *_all_reduces(cluster),
     ]
+
+
+def _protocols(cluster: Cluster) -> list[Table]:
+    """How the backend sends over each level, where that is known."""
+    rows = tuple(
+        (level.name, p.name, ", ".join(p.algorithms), seconds_text(p.overhead), seconds_text(p.latency), f"{p.efficiency:.1%}")
+        for level in cluster.levels
+        for p in level.protocols
+    )
+    columns = ("level", "protocol", "algorithms", ">overhead", ">a step", ">reached")
+    return [Table(title="Protocols", columns=columns, rows=rows)] if rows else []
+
+
+def _all_reduces(cluster: Cluster) -> list[Table]:
+    """What an all-reduce of some sizes runs on each level, and how long it takes."""
+    if cluster.measured:
+        return []
+    rows = tuple(_all_reduce(cluster, level, nbytes) for level in cluster.levels if level.size > 1 for nbytes in SIZES)
+    return [Table(title="All-reduce", columns=("level", ">ranks", ">of", "algorithm", ">takes"), rows=rows)] if rows else []
+
+
+def _all_reduce(cluster: Cluster, level: Level, nbytes: int) -> tuple[str, ...]:
+    way = fastest_way("all_reduce", nbytes, level.size, level=level.name, cluster=cluster)
+    seconds = float(collective_time("all_reduce", nbytes, level.size, level=level.name, cluster=cluster))
+    return level.name, str(level.size), bytes_text(nbytes), way.name, seconds_text(seconds)

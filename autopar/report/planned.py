@@ -65,6 +65,7 @@ def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved
             "idle": idle_axes(account),
             "step": plan.predicted.step,
             "communication": plan.predicted.communication,
+            "overlapped": plan.predicted.overlapped,
             "memory": plan.predicted.memory,
             "gap": plan.provenance.gap,
             "operators": [group_json(group) for group in groups_of(account)],

@@ -85,12 +85,14 @@ def summary_lines(plan: Plan, sentence: str, whole: Account | None = None) -> li
     parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in found.memory_parts.items() if size)
     made = plan.provenance
     step = "step" if plan.model.mode == "train" else "inference"
-    times = (("forward", found.forward), ("backward", found.backward), ("update", found.update), ("communication", found.communication))
+    parts_of_time = ("forward", "backward", "update", "communication")
+    times = [f"{name} {seconds_text(getattr(found, name))}" for name in parts_of_time if getattr(found, name)]
+    times += [f"of which {seconds_text(found.overlapped)} hidden under computation"] if found.overlapped else []
     lines = [
         sentence,
         f"model {plan.model.name}, {plan.model.mode}" + (f" with {plan.model.optimizer}" if plan.model.mode == "train" else ""),
         f"mesh {mesh}: {plan.devices} device" + ("s" if plan.devices > 1 else ""),
-        f"{step} {seconds_text(found.step)}: " + ", ".join(f"{name} {seconds_text(value)}" for name, value in times if value),
+        f"{step} {seconds_text(found.step)}: " + ", ".join(times),
         f"memory {bytes_text(found.memory)} per device: {parts}",
         f"search {made.method}: at most {made.gap:.2%} above the best that it can prove",
     ]

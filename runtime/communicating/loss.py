@@ -28,6 +28,13 @@ def sum_over(value: Tensor, group: AxisGroup) -> Tensor:
     return step(value, Action("all_reduce"), Action("nothing"), group)
 
 
+def _pick(scores: Tensor, column: Tensor) -> Tensor:
+    """`scores[..., column]` for every row. Unlike `gather`, indexing keeps nothing of the scores for its gradient."""
+    rank = column.dim()
+    rows = [torch.arange(size, device=column.device).view(-1, *(1,) * (rank - 1 - i)) for i, size in enumerate(column.shape)]
+    return scores[(*rows, column)]
+
+
 def split_classes(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Mapping[str, Value]]:
     """The local form of a cross entropy with class indices."""
     return cross_entropy, {"group": group}
@@ -51,7 +58,7 @@ def cross_entropy(
     inside = (column >= 0) & (column < own) & counted
     column = torch.where(inside, column, 0)
     shifted = scores - all_reduce(scores.detach().amax(-1), group, "max").unsqueeze(-1)
-    score = torch.where(inside, shifted.gather(-1, column.unsqueeze(-1)).squeeze(-1), 0)
+    score = torch.where(inside, _pick(shifted, column), 0)
     parts = [shifted.exp().sum(-1), score]
     columns = None if weight is None else weight.to(scores.dtype)
     if columns is not None:

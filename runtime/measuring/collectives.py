@@ -120,8 +120,8 @@ def _one_repeat(session: Session, place: Place, call: Callable[[], None]) -> flo
 
 
 def _slowest_group(times: torch.Tensor, place: Place) -> torch.Tensor:
-    """Seconds of each call: [ranks, calls, 2] → [calls]."""
-    spans = [times[list(ranks), :, 1].amax(0) - times[list(ranks), :, 0].amax(0) for ranks in place.groups]
+    """Seconds of each call: [ranks, calls, 3] → [calls]."""
+    spans = [times[list(ranks), :, 2].amax(0) - times[list(ranks), :, 1].amax(0) for ranks in place.groups]
     return torch.stack(spans).amax(0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -22,20 +24,31 @@ SHAPES_CUDA: tuple[tuple[int, int, int], ...] = (*((m * 8, n * 8, k * 8) for m, 
 QUICK = 6
 """So many shapes, from the front, in a quick calibration."""
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+ATTENTION, ATTENTION_CUDA = (4, 4, 256, 64), (8, 16, 2048, 64)
+"""Batch, heads, sequence and width of the attention that is measured."""
 SMALL = 64
 CHAIN = 200
+COLD, COLD_CUDA = 2**26, 2**30
+"""Bytes of operands, on CPUs and GPUs, through which a measurement goes before it comes back to the first; more than caches hold."""
+MOST_COPIES = 64
 BATCH_SECONDS = 0.02
 """Seconds that a batch of calls takes at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTimes:
-    """Repeats of seconds: `products` by dtype, m, n, k; `copy` of `copied` bytes (read and written); `launch` of one operator."""
+    """Repeats of seconds: `products` by dtype, m, n, k; `copy` and `stream` (the usual operators between products) of so many bytes
+    that they read and write; `attention` forward, and forward with backward, of `attention_flops` forward; `launch` of one operator.
+    """
 
     name: str
     products: dict[tuple[str, int, int, int], tuple[float, ...]]
     copy: tuple[float, ...]
     copied: int
+    stream: tuple[float, ...]
+    streamed: int
+    attention_flops: float
+    attention: dict[str, tuple[float, ...]]
     launch: tuple[float, ...]
     capacity: float
     reserved: float
@@ -44,31 +57,39 @@ class DeviceTimes:
 
 
 def measure_device(session: Session, settled: Callable[[Sequence[float]], bool], *, quick: bool = False) -> DeviceTimes:
-    """Measure on all ranks at once; the mean over the ranks counts."""
+    """Measure on all ranks at once; the slowest counts, since ranks may take turns on a core."""
     cuda = session.device.type == "cuda"
     shapes = (SHAPES_CUDA if cuda else SHAPES)[: QUICK if quick else None]
     largest = shapes[QUICK - 2]
     wanted = [("float32", *shape) for shape in shapes] + [(dtype, *largest) for dtype in DTYPES[1:]]
     if cuda:
         wanted += [("bfloat16", *shape) for shape in shapes if shape != largest]
-    calls: dict[object, Callable[[], object]] = {key: _product(session.device, *key) for key in wanted}
-    copied = (2**30 if cuda else 2**26) // (4 if quick else 1)
-    source = torch.ones(copied // 4, device=session.device)
+    room = COLD_CUDA if cuda else COLD
+    calls: dict[object, Callable[[], object]] = {key: _product(session.device, room, *key) for key in wanted}
+    source = torch.ones(room // 4, device=session.device)
     target = torch.empty_like(source)
     calls["copy"] = lambda: target.copy_(source)
+    streamed, calls["stream"] = _stream(session.device, room // 16)
     calls["launch"] = _chain(session.device)
+    attention = ATTENTION_CUDA if cuda else ATTENTION
+    for backward in (False, True):
+        calls["backward" if backward else "forward"] = _attention(session.device, attention, backward=backward)
     times: dict[object, list[float]] = {key: [] for key in calls}
     for repeat in range(PASSES):
         for key, call in calls.items():
             if repeat < FIRST or not settled(times[key]):
-                times[key].append(_mean_over_ranks(session, call))
+                times[key].append(_on_all_ranks(session, call))
     capacity, reserved = _memory(session)
     name = torch.cuda.get_device_name(session.device) if cuda else "CPU rank"
     return DeviceTimes(
         name=name,
         products={key: tuple(times[key]) for key in wanted},
         copy=tuple(times["copy"]),
-        copied=2 * copied,
+        copied=2 * room,
+        stream=tuple(times["stream"]),
+        streamed=streamed,
+        attention_flops=float(2 * math.prod(attention) * attention[2]),
+        attention={direction: tuple(times[direction]) for direction in ("forward", "backward")},
         launch=tuple(seconds / CHAIN for seconds in times["launch"]),
         capacity=capacity,
         reserved=reserved,
@@ -76,27 +97,67 @@ def measure_device(session: Session, settled: Callable[[Sequence[float]], bool],
     )
 
 
-def _product(device: torch.device, dtype: str, m: int, n: int, k: int) -> Callable[[], object]:
-    a = torch.ones(m, k, dtype=getattr(torch, dtype), device=device)
-    b = torch.ones(k, n, dtype=getattr(torch, dtype), device=device)
-    return lambda: a @ b
+def _product(device: torch.device, room: int, dtype: str, m: int, n: int, k: int) -> Callable[[], object]:
+    """A product and the two of its backward pass in turn, on operands that have left the caches since they were used last.
 
-
-def _chain(device: torch.device) -> Callable[[], object]:
-    """`CHAIN` small operators that autograd records, one after another."""
-    x = torch.ones(SMALL, device=device, requires_grad=True)
+    Each takes the shape m, n, k; the backward ones read one operand transposed.
+    """
+    number = getattr(torch, dtype)
+    copies = max(1, min(room // ((m * k + k * n + m * n) * number.itemsize), MOST_COPIES))
+    a = torch.ones(copies, m, k, dtype=number, device=device)
+    b = torch.ones(copies, k, n, dtype=number, device=device)
+    at, bt = a.transpose(1, 2).contiguous().transpose(1, 2), b.transpose(1, 2).contiguous().transpose(1, 2)
+    forms = itertools.cycle([(x[i], y[i]) for i in range(copies) for x, y in ((a, bt), (a, b), (at, b))])
 
     def run() -> torch.Tensor:
-        y = x
-        for _ in range(CHAIN):
-            y = y + x
-        return y
+        x, y = next(forms)
+        return x @ y
 
     return run
 
 
-def _mean_over_ranks(session: Session, call: Callable[[], object]) -> float:
-    """Seconds of one call in a batch that all ranks run at the same time."""
+def _stream(device: torch.device, nbytes: int) -> tuple[int, Callable[[], object]]:
+    """Addition, GELU and normalisation, forward and backward, over tensors of `nbytes`, and the bytes that they read and write."""
+    width = 256
+    x = torch.linspace(-2, 2, nbytes // 4, device=device).view(-1, width).requires_grad_()
+    weight = torch.ones(width, device=device, requires_grad=True)
+
+    def run() -> object:
+        y = torch.nn.functional.gelu(x + x)
+        z = torch.nn.functional.layer_norm(y, (width,), weight, weight)
+        return torch.autograd.grad(z, x, z.detach())
+
+    forward, backward = 3 + 2 + 2, 3 + 3 + 3  # tensors that the addition, GELU and the normalisation read and write
+    return (forward + backward) * nbytes, run
+
+
+def _attention(device: torch.device, shape: tuple[int, int, int, int], *, backward: bool) -> Callable[[], object]:
+    """Causal attention in one kernel, of 16-bit numbers on a GPU."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    q, k, v = (torch.ones(shape, device=device, dtype=dtype, requires_grad=backward) for _ in range(3))
+
+    def run() -> object:
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return torch.autograd.grad(out, (q, k, v), out.detach()) if backward else out
+
+    return run
+
+
+def _chain(device: torch.device) -> Callable[[], object]:
+    """`CHAIN` small operators one after another, forward and backward."""
+    x = torch.ones(SMALL, device=device, requires_grad=True)
+
+    def run() -> object:
+        y = x
+        for _ in range(CHAIN // 2):
+            y = y * x
+        return torch.autograd.grad(y, x, y.detach())
+
+    return run
+
+
+def _on_all_ranks(session: Session, call: Callable[[], object]) -> float:
+    """Seconds of one call in a batch that all ranks run at the same time, on the slowest of them."""
     call()
     session.synchronize()
     started = time.perf_counter()
@@ -104,13 +165,12 @@ def _mean_over_ranks(session: Session, call: Callable[[], object]) -> float:
     session.synchronize()
     once = session.gathered(torch.tensor([time.perf_counter() - started], dtype=torch.float64))
     count = max(3, min(1000, int(BATCH_SECONDS / float(once.max()))))
-    session.start()
-    started = time.perf_counter()
+    started = session.start()  # not when this rank gets to run, which may be after another's turn on the same core
     for _ in range(count):
         call()
     session.synchronize()
-    mine = torch.tensor([(time.perf_counter() - started) / count], dtype=torch.float64)
-    return float(session.gathered(mine).mean())
+    mine = torch.tensor([(session.now() - started) / count], dtype=torch.float64)
+    return float(session.gathered(mine).max())
 
 
 def _memory(session: Session) -> tuple[float, float]:

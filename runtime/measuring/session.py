@@ -52,23 +52,23 @@ class Session:
         """Wait for all ranks."""
         dist.barrier(group=self.control)
 
-    def start(self) -> None:
-        """Return at the same time on all ranks; sleeping, since ranks may share a core."""
+    def start(self) -> float:
+        """Return at the same time, which it tells, on all ranks; sleeping, since ranks may share a core."""
         self.barrier()
         at = torch.tensor([self.now() + self.margin], dtype=torch.float64)
         dist.broadcast(at, 0, group=self.control)
         while (left := float(at) - self.now()) > 0:
             time.sleep(left)
+        return float(at)
 
     def timed(self, call: Callable[[], None], calls: int) -> torch.Tensor:
-        """When every rank entered and left each of `calls` calls: array [ranks, calls, 2] in seconds, the same on all ranks."""
-        mine = torch.empty(calls, 2, dtype=torch.float64)
+        """When each of `calls` calls was to start, and when every rank entered and left it: array [ranks, calls, 3], on all ranks."""
+        mine = torch.empty(calls, 3, dtype=torch.float64)
         for index in range(calls):
-            self.start()
-            entered = self.now()
+            start, entered = self.start(), self.now()
             call()
             self.synchronize()
-            mine[index, 0], mine[index, 1] = entered, self.now()
+            mine[index] = torch.tensor([start, entered, self.now()], dtype=torch.float64)
         return self.gathered(mine)
 
     def gathered(self, mine: torch.Tensor) -> torch.Tensor:

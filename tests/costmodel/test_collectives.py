@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.costmodel import KINDS, Cluster, Level, bind_axes, collective_time, linear, lines, load_cluster
-from autopar.costmodel.collectives import TABLE
+from autopar.costmodel import KINDS, Cluster, Level, bind_axes, collective_time, linear, lines, load_cluster, parse_span, presets
+from autopar.costmodel.algorithms import build
+from autopar.costmodel.backends import TABLE
+from autopar.costmodel.bandwidth import bus_factor
+from autopar.costmodel.collectives import fastest_way, lower_envelope
+from autopar.costmodel.layouts import parts_of, ways
+from autopar.costmodel.patterns import ring_gather
+from autopar.costmodel.protocols import Protocol
+from autopar.costmodel.schedules import Schedule, execute, together
+from autopar.costmodel.simulator import Link, simulate
 from autopar.errors import ClusterError
 
 GB = 1e9
@@ -57,11 +66,11 @@ def test_bytes_of_1_2_gb_at_1_gb_per_second(backend: str, kind: str, group: int,
     ("backend", "kind", "group", "steps"),
     [
         ("nccl", "all_reduce", 2, 2),
-        ("nccl", "all_reduce", 16, 8),
+        ("nccl", "all_reduce", 16, 30),
         ("nccl", "all_gather", 16, 15),
         ("nccl", "all_to_all", 9, 1),
         ("nccl", "all_to_all", 17, 2),
-        ("nccl", "barrier", 5, 6),
+        ("nccl", "barrier", 5, 8),
         ("gloo", "all_reduce", 4, 6),
         ("gloo", "reduce_scatter", 4, 6),
         ("gloo", "all_to_all", 4, 1),
@@ -73,11 +82,50 @@ def test_steps_of_an_empty_message(backend: str, kind: str, group: int, steps: i
     assert seconds(kind, 0, group, one_level(group, backend, latency=1e-5)) == pytest.approx(steps * 1e-5)
 
 
-def test_all_reduce_takes_the_tree_for_small_and_the_ring_for_large_messages() -> None:
-    found = lines("all_reduce", 16, level="link", cluster=one_level(16, latency=1e-5))
-    assert [round(alpha * 1e5) for alpha, _ in found] == [8, 30]
-    assert found[0][1] > found[1][1] == pytest.approx(2 * 15 / 16 / GB, rel=1e-9, abs=0)
-    assert linear("all_reduce", 16, level="link", cluster=one_level(16, latency=1e-5)) == found[-1]
+RING = ("ring", "tree")
+QUICK = Protocol(name="quick", algorithms=RING, overhead=1e-5, latency=1e-6, efficiency=0.1)
+BROAD = Protocol(name="broad", algorithms=RING, overhead=1e-4, latency=1e-6, efficiency=1.0)
+
+
+def test_protocols_are_chosen_by_size() -> None:
+    cluster = one_level(8, protocols=(QUICK, BROAD))
+    found = lines("all_reduce", 8, level="link", cluster=cluster)
+    assert found == pytest.approx(np.array([(1e-5 + 14e-6, 17.5 / GB), (1e-4 + 14e-6, 1.75 / GB)]), rel=1e-9, abs=0)
+    assert linear("all_reduce", 8, level="link", cluster=cluster) == found[-1]
+    assert fastest_way("all_reduce", 1e3, 8, level="link", cluster=cluster).name == "ring (quick)"
+    assert fastest_way("all_reduce", 1e6, 8, level="link", cluster=cluster).name == "ring (broad)"
+    # The overhead of a protocol has the launch in it.
+    slow_start = replace(cluster, device=replace(DEVICE, launch=1.0))
+    assert lines("all_reduce", 8, level="link", cluster=slow_start) == found
+    assert linear("all_to_all", 8, level="link", cluster=slow_start)[0] == 1.0
+    # No protocol names the sends of an all-to-all: they run at the level's own figures.
+    assert linear("all_to_all", 8, level="link", cluster=cluster) == pytest.approx((0.0, 7 / 8 / GB))
+
+
+def test_a_protocol_that_is_never_the_least_gives_no_line() -> None:
+    between = replace(QUICK, name="between", overhead=9e-5, efficiency=0.12)
+    assert lines("all_reduce", 8, level="link", cluster=one_level(8, protocols=(QUICK, between, BROAD))) == lines(
+        "all_reduce", 8, level="link", cluster=one_level(8, protocols=(QUICK, BROAD))
+    )
+
+
+def test_one_protocol_runs_on_all_levels_that_have_it() -> None:
+    cluster = two_levels()
+    inner, outer = cluster.levels
+    slow = replace(QUICK, latency=1e-5)
+    cluster = replace(cluster, levels=(replace(inner, protocols=(QUICK, BROAD)), replace(outer, protocols=(slow, BROAD))))
+    names = {fastest_way("all_reduce", size, 32, level="nvlink:8+nic:4", cluster=cluster).name for size in (0, 1e4, 1e6, 1e9)}
+    assert names == {"tree (quick)", "tree (broad)"}
+    every = ways(TABLE["nccl"]["all_reduce"], parts_of(cluster, parse_span(cluster, "nvlink:8+nic:4", 32)), launch=0.0)
+    assert sorted(way.name for way in every) == ["ring (broad)", "ring (quick)", "tree (broad)", "tree (quick)"]
+    # 2 * 7 steps of a chain inside, 2 * log2(4) between, and the overhead of both levels.
+    assert lines("all_reduce", 32, level="nvlink:8+nic:4", cluster=cluster)[0][0] == pytest.approx(14 * 1e-6 + 4 * 1e-5 + 2e-5)
+
+
+def test_each_device_passes_what_it_sends_through_its_own_memory() -> None:
+    plain, copying = one_level(4), one_level(4, copy_bandwidth=5 * GB)
+    for kind, passes in (("all_reduce", 2), ("all_gather", 1), ("all_to_all", 1), ("send", 0)):
+        assert seconds(kind, GB, 4, copying) - seconds(kind, GB, 4, plain) == pytest.approx(passes / 5)
 
 
 def test_reduction_in_the_switch_beats_the_ring() -> None:
@@ -113,8 +161,11 @@ def test_groups_that_share_a_port_divide_it() -> None:
 def test_over_two_levels_each_device_carries_its_share_outside() -> None:
     cluster = two_levels()
     text = "nvlink:8+nic:4"
-    # Outside: 3/4 of 1/8 of the bytes at 1 GB/s; inside: 7/8 of the bytes at 10 GB/s. The slower bounds it.
-    assert linear("all_gather", 32, level=text, cluster=cluster) == pytest.approx((7e-6 + 3e-5, max(3 / 32, 7 / 80) / GB), rel=1e-9, abs=0)
+    # Eight rings, each through another port: outside 31/32 of 1/8 of the bytes at 1 GB/s; inside 31/32 of the bytes at 10 GB/s.
+    # Of the 31 steps of a ring 4 leave a node.
+    expected = (27e-6 + 4e-5, max(31 / 32 / 8, 31 / 32 / 10) / GB)
+    assert linear("all_gather", 32, level=text, cluster=cluster) == pytest.approx(expected, rel=1e-9, abs=0)
+    # A tree carries 3/4 of 1/8 of the bytes outside, up and down again.
     assert linear("all_reduce", 32, level=text, cluster=cluster)[1] == pytest.approx(2 * 3 / 32 / GB, rel=1e-9, abs=0)
     # An all-to-all sends 24 of 32 parts outside through the device's own port.
     assert linear("all_to_all", 32, level=text, cluster=cluster)[1] == pytest.approx(24 / 32 / GB, rel=1e-9, abs=0)
@@ -164,3 +215,120 @@ def test_more_bytes_never_take_less_time(kind: str, name: str, sizes: tuple[int,
         assert times.shape == (len(nbytes),)
         assert np.all(np.diff(times) >= 0)
         assert np.all(times >= 0)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "algorithm"),
+    [
+        ("nccl", "all_reduce", "ring"),
+        ("nccl", "all_gather", "ring"),
+        ("nccl", "reduce_scatter", "ring"),
+        ("nccl", "all_to_all", "linear"),
+        ("nccl", "gather", "parameter_server"),
+        ("nccl", "scatter", "parameter_server"),
+        ("nccl", "send", "message"),
+        ("gloo", "all_reduce", "ring"),
+        ("gloo", "all_gather", "ring"),
+        ("gloo", "all_to_all", "linear"),
+        ("gloo", "broadcast", "binomial_tree"),
+        ("gloo", "gather", "parameter_server"),
+        ("gloo", "scatter", "parameter_server"),
+        ("gloo", "send", "message"),
+        ("gloo", "barrier", "dissemination"),
+    ],
+)
+@pytest.mark.parametrize("group", [2, 3, 8, 9])
+def test_what_a_backend_runs_takes_as_long_as_its_schedule(backend: str, kind: str, algorithm: str, group: int) -> None:
+    cluster = one_level(group, backend, latency=1e-5)
+    for nbytes in (0, 1e3, 1e9):
+        simulated = simulate(build(kind, algorithm, group), nbytes, (group,), (Link(latency=1e-5, rate=GB),))
+        assert seconds(kind, nbytes, group, cluster) == pytest.approx(simulated, rel=1e-9)
+
+
+@pytest.mark.parametrize(("members", "nodes"), [(2, 2), (4, 2), (4, 3), (8, 4)])
+@pytest.mark.parametrize("shared_by", [1, 2])
+def test_rings_through_every_port(members: int, nodes: int, shared_by: int) -> None:
+    """As many rings as a node has members, each leaving it by another port, simulated round by round."""
+    ranks = members * nodes
+    rings = []
+    for first in range(members):
+        order = [node * members + (first + i) % members for node in range(nodes) for i in range(members)]
+        # Every rank has a chunk for each ring.
+        rings.append(ring_gather(order, [(rank * members + first,) for rank in order]))
+    count = ranks * members
+    schedule = Schedule(kind="all_gather", ranks=ranks, parts=count, chunks=count, rounds=tuple(together(*rings)))
+    whole = execute(schedule, np.eye(ranks, count).tolist())
+    assert not np.isnan(whole).any()
+    inner = Level(name="nvlink", size=members, latency=0.0, bandwidth=1e6 * GB)
+    outer = Level(name="nic", size=nodes, latency=0.0, bandwidth=GB, shared_by=shared_by)
+    cluster = Cluster(name="test", device=DEVICE, levels=(inner, outer))
+    links = (Link(latency=0.0, rate=1e6 * GB), Link(latency=0.0, rate=GB, shared_by=shared_by))
+    predicted = seconds("all_gather", GB, ranks, cluster, f"nvlink:{members}+nic:{nodes}")
+    assert predicted == pytest.approx(simulate(schedule, GB, (members, nodes), links), rel=1e-9)
+
+
+def test_every_protocol_of_a_preset_says_where_its_figures_come_from() -> None:
+    for name in presets():
+        cluster = load_cluster(name)
+        for level in cluster.levels:
+            for protocol in level.protocols:
+                for figure in ("overhead", "latency", "efficiency"):
+                    assert cluster.sources[f"{level.name}.{protocol.name}.{figure}"]
+            if level.copy_bandwidth is not None:
+                assert cluster.sources[f"{level.name}.copy_bandwidth"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithms": ("rings",)}, "unknown algorithm 'rings': valid are ring, "),
+        ({"algorithms": ()}, "no algorithm runs in it"),
+        ({"overhead": -1.0}, "overhead is -1.0; it must be finite and not negative"),
+        ({"latency": float("inf")}, "latency is inf"),
+        ({"efficiency": 1.5}, "efficiency is 1.5; it must be above 0 and at most 1"),
+    ],
+)
+def test_wrong_protocols(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        replace(QUICK, **changes)  # type: ignore[arg-type]
+
+
+@given(found=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=12), nbytes=st.floats(0, 100))
+def test_the_lower_envelope_is_the_minimum(found: list[tuple[int, int]], nbytes: float) -> None:
+    kept = lower_envelope(found)
+    assert min(a + b * nbytes for a, b in kept) == pytest.approx(min(a + b * nbytes for a, b in found))
+    assert set(kept) <= set(found)
+    for before, after in itertools.pairwise(kept):
+        assert before[0] < after[0] and before[1] > after[1]
+
+
+# Rows of nccl-tests on 8 GPUs of an A100 node (stas00/ml-engineering@744d01e1:network/README.md), on 2 x 8 of p4de and 8 of p5
+# (awslabs/awsome-distributed-training@0edaf152), and of an A100 node with 2 and 4 GPUs (VIA-Research/vTrain@f8dda847:trace/a100).
+@pytest.mark.parametrize(
+    ("name", "group", "level", "nbytes", "measured"),
+    [
+        ("dgx-a100", 8, "nvlink", 2**15, 43.83e-6),
+        ("dgx-a100", 8, "nvlink", 2**23, 133.5e-6),
+        ("dgx-a100", 8, "nvlink", 2**26, 684.6e-6),
+        ("dgx-a100", 8, "nvlink", 2**34, 127997e-6),
+        ("dgx-a100", 2, "nvlink", 2**25, 230e-6),
+        ("dgx-a100", 4, "nvlink", 2**27, 998.6e-6),
+        ("p4d", 16, "nvlink:8+nic:2", 8, 164.3e-6),
+        ("p4d", 16, "nvlink:8+nic:2", 2**23, 762.8e-6),
+        ("p4d", 16, "nvlink:8+nic:2", 2**31, 51406e-6),
+        ("p5", 8, "nvlink", 2**19, 21.17e-6),
+        ("p5", 8, "nvlink", 2**24, 124e-6),
+        ("p5", 8, "nvlink", 2**34, 62239e-6),
+    ],
+)
+def test_published_all_reduces(name: str, group: int, level: str, nbytes: int, measured: float) -> None:
+    assert seconds("all_reduce", nbytes, group, load_cluster(name).sized(16), level) == pytest.approx(measured, rel=0.16)
+
+
+def test_rings_on_h200_without_the_switch() -> None:
+    cluster = load_cluster("hgx-h200")
+    ring = replace(cluster, levels=tuple(replace(level, features=()) for level in cluster.levels))
+    large = 2.0**34
+    for kind, used, bus in (("all_reduce", cluster, 480.0), ("all_reduce", ring, 367.2), ("all_gather", ring, 361.4)):
+        taken = seconds(kind, large, 8, used, "nvlink")
+        assert large / taken * bus_factor(kind, 8) / GB == pytest.approx(bus, rel=0.05)

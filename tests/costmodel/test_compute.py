@@ -1,48 +1,92 @@
-"""The roofline: which side bounds an operator, and how matrix products lose on small dimensions."""
+"""The roofline: which side bounds an operator, and how matrix products lose on tiles, waves and short inner sizes."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.costmodel import contraction_fraction, load_cluster, operator_time
+from autopar.costmodel import contraction_fraction, load_cluster
+from autopar.costmodel.compute import Product, attention_seconds, memory_seconds, product_seconds, with_launch
 from autopar.errors import ClusterError
 
 DEVICE = load_cluster("dgx-a100").device
+SMOOTH = replace(DEVICE, units=0)
 
 
-def test_arithmetic_bounds_large_products_and_memory_the_rest() -> None:
-    n = 8192
-    product = float(operator_time(2 * n**3, 3 * n * n * 2, "bfloat16", DEVICE, smallest=n, launch=False))
-    assert product == pytest.approx(2 * n**3 / (312e12 * 0.869 * n / (n + 96)))
-    addition = float(operator_time(n * n, 3 * n * n * 2, "bfloat16", DEVICE, launch=False))
-    assert addition == pytest.approx(3 * n * n * 2 / (1555e9 * 0.85))
+def product(m: float, n: float, k: float, batch: float = 1.0) -> Product:
+    return Product(batch=np.array([batch]), m=np.array([float(m)]), n=np.array([float(n)]), k=np.array([float(k)]))
 
 
-def test_a_launch_is_paid_once_and_by_views_never() -> None:
-    with_launch, fused = (operator_time([1e9, 0.0], [1e6, 0.0], "float32", DEVICE, launch=launch) for launch in (True, False))
-    assert with_launch[0] - fused[0] == pytest.approx(DEVICE.launch)
-    assert with_launch[1] == fused[1] == 0
+def seconds(m: float, n: float, k: float, batch: float = 1.0, *, dtype: str = "bfloat16") -> float:
+    return float(product_seconds(product(m, n, k, batch), dtype, DEVICE, itemsize=2)[0])
 
 
-def test_half_of_the_rate_at_half_size() -> None:
-    assert float(contraction_fraction(DEVICE.half_size, DEVICE)) == pytest.approx(DEVICE.matmul_fraction / 2)
-    assert np.all(np.diff(contraction_fraction([1, 2, 64, 4096], DEVICE)) > 0)
+def test_whole_waves_of_large_tiles_reach_the_fraction() -> None:
+    """108 tiles of 256 x 128 are one wave: nothing is lost but the prologue of every tile."""
+    m, n, k = 256 * 12, 128 * 9, 16384
+    best = 2 * m * n * k / (312e12 * DEVICE.matmul_fraction)
+    assert seconds(m, n, k) == pytest.approx(best * (k + DEVICE.half_size) / k, rel=1e-12)
 
 
-def test_arrays_broadcast() -> None:
-    times = operator_time(np.ones((3, 1)) * 1e12, np.ones(4), "float32", DEVICE, smallest=np.array([1, 16, 256, 4096]))
-    assert times.shape == (3, 4)
+def test_one_tile_more_costs_no_less_than_its_share_of_another_wave() -> None:
+    whole, more = seconds(256 * 12, 128 * 9, 4096), seconds(256 * 12 + 1, 128 * 9, 4096)
+    assert whole * 1.05 < more <= whole * 2
+
+
+@given(st.integers(1, 20000), st.integers(1, 20000), st.integers(1, 20000), st.integers(1, 64))
+def test_no_product_beats_the_fraction_of_the_peak(m: int, n: int, k: int, batch: int) -> None:
+    ideal = 2.0 * batch * m * n * k / (312e12 * DEVICE.matmul_fraction)
+    assert seconds(m, n, k, batch) >= ideal * (1 - 1e-12)
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 4096))
+def test_the_two_operands_may_change_places(m: int, n: int, k: int) -> None:
+    """Away from the alignment of rows, which is not symmetric."""
+    m, n, k = 8 * m, 8 * n, 8 * k
+    assert seconds(m, n, k) == pytest.approx(seconds(n, m, k), rel=1e-12)
+
+
+def test_long_inner_sizes_are_split_over_idle_units() -> None:
+    assert seconds(128, 128, 1 << 16) < 0.5 * (1 << 16) * 2 * 128 * 128 * 108 / (312e12 * DEVICE.matmul_fraction)
+
+
+def test_ragged_rows_are_slower() -> None:
+    assert seconds(4096, 4096, 4098) > seconds(4096, 4096, 4104) / DEVICE.ragged_fraction * 0.99
+
+
+def test_without_units_the_smallest_side_decides() -> None:
+    assert float(contraction_fraction(SMOOTH.half_size, SMOOTH)) == pytest.approx(SMOOTH.matmul_fraction / 2)
+    assert np.all(np.diff(contraction_fraction([1, 2, 64, 4096], SMOOTH)) > 0)
+    found = product_seconds(product(4096, 8192, SMOOTH.half_size), "float16", SMOOTH, itemsize=2)[0]
+    assert found == pytest.approx(2 * 4096 * 8192 * SMOOTH.half_size / (312e12 * SMOOTH.matmul_fraction / 2))
+
+
+def test_the_products_of_the_backward_pass_have_the_same_work() -> None:
+    forward = product(96, 160, 224, 3)
+    for turned in forward.turned():
+        sides = [float(side[0]) for side in (turned.batch, turned.m, turned.n, turned.k)]
+        assert math.prod(sides) == 3 * 96 * 160 * 224
+        assert sides[0] == 3
+
+
+def test_the_longer_of_arithmetic_and_traffic_bounds_and_a_view_is_free() -> None:
+    times = with_launch([2.0, 1.0, 0.0], [1.0, 3.0, 0.0], DEVICE)
+    assert times.tolist() == pytest.approx([2 + DEVICE.launch, 3 + DEVICE.launch, 0])
+    assert float(memory_seconds(1e9, DEVICE)) == pytest.approx(1e9 / (DEVICE.memory_bandwidth * DEVICE.memory_fraction))
+
+
+def test_attention_kernels_have_rates_of_their_own() -> None:
+    one, two = (float(attention_seconds(1e12, kernel, "forward", "float16", DEVICE)) for kernel in ("flash1", "flash2"))
+    assert one > 1.3 * two > 0
+    with pytest.raises(ClusterError, match=r"unknown attention kernel 'flash9\.forward'"):
+        attention_seconds(1e12, "flash9", "forward", "float16", DEVICE)
 
 
 def test_an_unknown_dtype_is_an_error() -> None:
     with pytest.raises(ClusterError, match="unknown dtype 'fp32'"):
-        operator_time(1, 1, "fp32", DEVICE)
-
-
-@given(st.floats(0, 1e18), st.floats(0, 1e18), st.floats(0, 1e15), st.integers(1, 10**5))
-def test_more_work_never_takes_less_time(flops: float, more: float, nbytes: float, smallest: int) -> None:
-    times = operator_time([flops, flops + more], nbytes, "float16", DEVICE, smallest=smallest)
-    assert times[0] <= times[1]
+        seconds(8, 8, 8, dtype="fp32")

@@ -31,7 +31,7 @@ def test_equal_stages_take_m_plus_p_minus_1_passes(name: str, p: int, m: int) ->
     assert found == pytest.approx(((m + p - 1) * 3.75,) * 2, rel=1e-12)
 
 
-@pytest.mark.parametrize(("p", "groups", "v"), [(2, 1, 2), (2, 3, 4), (3, 2, 2), (4, 1, 3), (4, 4, 2), (8, 2, 3), (6, 5, 2)])
+@pytest.mark.parametrize(("p", "groups", "v"), [(4, 3, 1), (2, 1, 2), (2, 3, 4), (3, 2, 2), (4, 1, 3), (4, 4, 2), (8, 2, 3), (6, 5, 2)])
 def test_interleaving_divides_the_bubble_by_the_chunks(p: int, groups: int, v: int) -> None:
     m = p * groups
     closed, simulated = both("interleaved", Times.of([1.0] * p, [2.0] * p), m, v)
@@ -86,7 +86,19 @@ def test_interleaving_is_exact_for_equal_stages_whose_sends_are_short(found: tup
     assert closed == pytest.approx(simulated, rel=1e-12)
 
 
-@pytest.mark.parametrize(("overlap", "mean", "most"), [(True, 0.001, 0.03), (False, 0.008, 0.06)])
+@given(st.integers(2, 8), st.integers(1, 6), st.integers(2, 5), st.floats(0, 0.3), st.floats(0, 0.3))
+@settings(max_examples=40, deadline=None)
+def test_interleaving_is_exact_where_the_embedding_and_the_head_lengthen_the_ends(
+    p: int, groups: int, v: int, first: float, last: float
+) -> None:
+    forward = np.ones(p)
+    forward[0] += first
+    forward[-1] += last
+    closed, simulated = both("interleaved", Times.of(forward, 2 * forward, 0.0, 0.1 / v), p * groups, v)
+    assert closed == pytest.approx(simulated, rel=1e-9)
+
+
+@pytest.mark.parametrize(("overlap", "mean", "most"), [(True, 0.0003, 0.01), (False, 0.004, 0.03)])
 def test_the_error_of_interleaving_with_unequal_stages_is_as_documented(overlap: bool, mean: float, most: float) -> None:
     random = np.random.default_rng(0)
     errors = []

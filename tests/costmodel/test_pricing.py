@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from autopar.api import choose_cluster, plan_loaded
-from autopar.costmodel.compute import operator_time
+from autopar.costmodel import load_cluster
+from autopar.costmodel.compute import Product, memory_seconds, product_seconds, with_launch
 from autopar.costmodel.estimate import estimate
-from autopar.costmodel.pricing import MeshPrices, operator_seconds, optimizer_named, storage_bytes, update_seconds
+from autopar.costmodel.operators import operator_seconds
+from autopar.costmodel.pricing import MeshPrices, optimizer_named, storage_bytes, update_seconds
 from autopar.errors import UsageError
 from autopar.frontends.load import LoadedModel, ModelOptions, load_model
 from autopar.ir import Role, Tensor
@@ -33,24 +35,46 @@ def weight(*shape: int, trainable: bool = True) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("option", "flops", "nbytes", "smallest"),
+    ("option", "m", "n", "k", "nbytes"),
     [
-        ("R", 2 * ROWS * IN * OUT, 4 * (ROWS * IN + IN * OUT + ROWS * OUT), IN),
-        ("d0", 2 * ROWS * IN * OUT / 4, ROWS * IN + 4 * IN * OUT + ROWS * OUT, ROWS / 4),
-        ("n", 2 * ROWS * IN * OUT / 4, 4 * ROWS * IN + IN * OUT + ROWS * OUT, IN),
-        ("k", 2 * ROWS * IN * OUT / 4, ROWS * IN + IN * OUT + 4 * ROWS * OUT, IN / 4),
+        ("R", ROWS, OUT, IN, 4 * (ROWS * IN + IN * OUT + ROWS * OUT)),
+        ("d0", ROWS / 4, OUT, IN, ROWS * IN + 4 * IN * OUT + ROWS * OUT),
+        ("n", ROWS, OUT / 4, IN, 4 * ROWS * IN + IN * OUT + ROWS * OUT),
+        ("k", ROWS, OUT, IN / 4, ROWS * IN + IN * OUT + 4 * ROWS * OUT),
     ],
 )
-def test_a_linear_layer_is_priced_on_its_local_shapes(option: str, flops: float, nbytes: float, smallest: float) -> None:
-    """Backward: one product (the input carries no gradient), and the traffic twice."""
+def test_a_linear_layer_is_priced_on_its_local_shapes(option: str, m: float, n: float, k: float, nbytes: float) -> None:
+    """Backward: one product, that of the weight's gradient [k, m] x [m, n] (the input carries none), on the same tensors."""
     analysis = analyse(linear().graph, train=True)
     offer = analysis.offers["0/linear"]
     cluster = choose_cluster("dgx-h100", 4)[0]
     strategies = strategies_of(offer.rule, offer.options, (4,))
     row = next(i for i in range(len(strategies.choices)) if strategies.names(i) == (option,))
     forward, backward = operator_seconds(offer.call, strategies, (4,), cluster, analysis.gradients)
-    assert forward[row] == pytest.approx(float(operator_time(flops, nbytes, "float32", cluster.device, smallest=smallest)), rel=1e-12)
-    assert backward[row] == pytest.approx(float(operator_time(flops, 2 * nbytes, "float32", cluster.device, smallest=smallest)), rel=1e-12)
+
+    def expected(m: float, n: float, k: float) -> float:
+        product = Product(batch=np.ones(1), m=np.array([m]), n=np.array([n]), k=np.array([k]))
+        busy = product_seconds(product, "float32", cluster.device, itemsize=4)
+        return float(with_launch(busy, memory_seconds(nbytes, cluster.device), cluster.device)[0])
+
+    assert forward[row] == pytest.approx(expected(m, n, k), rel=1e-12)
+    assert backward[row] == pytest.approx(expected(k, n, m), rel=1e-12)
+
+
+def test_a_convolution_counts_its_output_rows() -> None:
+    """With one image the rows of the product are the places of the output: 56 x 56 x 64 against a 64 x (64 x 9) filter."""
+    module = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    model = load_model(module, ModelOptions(train=True), (torch.empty(1, 64, 56, 56),))
+    analysis = analyse(model.graph, train=True)
+    op = next(op for op in analysis.warm if "conv" in op.kind)
+    offer = analysis.offers[op.name]
+    device = load_cluster("dgx-h100").device
+    strategies = strategies_of(offer.rule, offer.options, ())
+    forward, _ = operator_seconds(offer.call, strategies, (), load_cluster("dgx-h100"), analysis.gradients)
+    product = Product(batch=np.ones(1), m=np.array([56.0 * 56]), n=np.array([64.0]), k=np.array([64.0 * 9]))
+    busy = product_seconds(product, "float32", device, itemsize=4)
+    nbytes = 4 * (2 * 64 * 56 * 56 + 64 * 64 * 9)
+    assert forward[0] == pytest.approx(float(with_launch(busy, memory_seconds(nbytes, device), device)[0]), rel=1e-9)
 
 
 @pytest.mark.parametrize(("optimizer", "copies", "traffic"), [("adamw", 4, 7), ("sgd", 2, 3), ("none", 2, 0)])
@@ -83,8 +107,8 @@ def test_a_step_is_the_sum_of_its_parts(train: bool) -> None:
     found = estimate(program, analysis, prices, optimizer=plan.model.optimizer)
     issued = [prices.seconds(c.kind, c.axis, c.nbytes) for c in program.collectives()]
     assert found.communication == math.fsum(issued) == plan.predicted.communication
-    assert found.step == found.forward + found.backward + found.update + found.communication == plan.predicted.step
-    assert (found.backward > 0, found.update > 0, found.memory.gradients > 0, found.memory.optimizer > 0) == (train,) * 4
+    assert found.step == found.forward + found.backward + found.update + found.communication - found.overlapped == plan.predicted.step
+    assert (found.backward > 0, found.update > 0, found.memory.optimizer > 0) == (train,) * 3
     assert found.memory.total == plan.predicted.memory == sum(plan.predicted.memory_parts.values())
     stored = 4 * IN * OUT / (4 if plan.parameters["0.weight"].storage != "R" else 1)
     assert found.memory.parameters == stored + 4 * ROWS * IN, "the weight as stored, and the whole input"

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir import DTYPE_BYTES, Ref, Tensor
+from ...ir import DTYPE_BYTES
 from .registry import RULES, Call
 
 
@@ -183,8 +183,7 @@ def keeps(call: Call, gradients: Sequence[bool], *, composite: bool = False) -> 
         entry = RULES[kind]
         if entry.view or not entry.saves:
             return Keeps(made=_made(call, composite))
-        count = range(len(call.outputs if entry.saves == "output" else call.inputs))
-        kept = tuple(count)
+        kept = tuple(range(len(call.outputs if entry.saves == "output" else call.inputs)))
         return Keeps(outputs=kept) if entry.saves == "output" else Keeps(inputs=kept, made=_made(call, composite))
     inputs: list[int] = []
     outputs: list[int] = []
@@ -204,7 +203,9 @@ def _made(call: Call, composite: bool) -> tuple[Made, ...]:
     return _MADE[call.operator.kind](call, composite) if call.operator.kind in _MADE else ()
 
 
-_SCRATCH: Mapping[str, float] = {"aten.cross_entropy_loss.default": 1, "aten.pow.Tensor_Scalar": 2, "aten.rsqrt.default": 1, "aten.where.self": 1}
+_SCRATCH: Mapping[str, float] = {
+    "aten.cross_entropy_loss.default": 1, "aten.pow.Tensor_Scalar": 2, "aten.rsqrt.default": 1, "aten.where.self": 1,
+}  # fmt: skip
 """Temporaries of the backward formula beside the gradients, as multiples of the first input."""
 
 
@@ -214,18 +215,20 @@ def backward_scratch(call: Call) -> Made | None:
     return Made(output=False, position=0, nbytes=float(times * DTYPE_BYTES[call.inputs[0].dtype])) if times else None
 
 
-_IDENTITIES = frozenset(
+def _kinds(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_IDENTITIES = _kinds(
     "aten.alias.default aten.slice.Tensor aten.narrow.default aten.lift_fresh.default aten.detach_.default aten.positive.default "
-    "onnx.Identity".split()
+    "onnx.Identity"
 )
-_CASTS = frozenset(
-    "aten.to.dtype aten.to.dtype_layout aten.to.device aten.to.other aten._to_copy.default aten.type_as.default onnx.Cast".split()
-)
-_COPIES_WHERE_NEEDED = frozenset(
+_CASTS = _kinds("aten.to.dtype aten.to.dtype_layout aten.to.device aten.to.other aten._to_copy.default aten.type_as.default onnx.Cast")
+_COPIES_WHERE_NEEDED = _kinds(
     "aten.reshape.default aten._unsafe_view.default aten.flatten.using_ints aten.contiguous.default aten.ravel.default "
-    "onnx.Reshape onnx.Flatten".split()
+    "onnx.Reshape onnx.Flatten"
 )
-_DROPOUTS = frozenset("aten.dropout.default aten.feature_dropout.default onnx.Dropout".split())
+_DROPOUTS = _kinds("aten.dropout.default aten.feature_dropout.default onnx.Dropout")
 
 
 def shares_memory(call: Call, *, contiguous: bool) -> bool:
@@ -243,9 +246,10 @@ def shares_memory(call: Call, *, contiguous: bool) -> bool:
     return kind in _IDENTITIES or RULES[kind].view
 
 
-_SUMS = frozenset("aten.add.Tensor aten.add.Scalar aten.sub.Scalar autopar.add onnx.Add onnx.Sum aten.sum.default aten.cat.default onnx.Concat aten.stack.default".split())
-_FIRST = frozenset("aten.sub.Tensor onnx.Sub aten.contiguous.default aten.clone.default".split())
-_CUTS = frozenset("aten.slice.Tensor aten.narrow.default aten.select.int onnx.Slice aten.diagonal.default".split())
+_SUMS = _kinds("aten.add.Tensor aten.add.Scalar aten.sub.Scalar autopar.add onnx.Add onnx.Sum")
+_FIRST = _kinds("aten.sub.Tensor onnx.Sub aten.contiguous.default aten.clone.default")
+_JOINS = _kinds("aten.cat.default onnx.Concat aten.stack.default aten.sum.default")
+_CUTS = _kinds("aten.slice.Tensor aten.narrow.default aten.select.int onnx.Slice aten.diagonal.default")
 
 
 def passes_gradient(call: Call, position: int, *, view: bool) -> bool:
@@ -254,7 +258,7 @@ def passes_gradient(call: Call, position: int, *, view: bool) -> bool:
     given, made = call.inputs[position], call.outputs[0]
     if len(call.outputs) > 1 or given.dtype != made.dtype or kind in _CUTS:
         return False
-    if kind in ("aten.cat.default", "onnx.Concat", "aten.stack.default", "aten.sum.default"):
+    if kind in _JOINS:
         return True
     if kind in _SUMS or (position == 0 and kind in _FIRST):
         return given.shape == made.shape

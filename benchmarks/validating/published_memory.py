@@ -1,0 +1,116 @@
+"""Published figures of memory that belong to no run: states of ZeRO, and what a first pipeline stage stores and keeps.
+
+Peaks that were measured in a run are scored with the run. Sources: S. Rajbhandari et al., "ZeRO: memory optimizations toward training
+trillion parameter models" (2020), table 1; V. Korthikanti et al., "Reducing activation recomputation in large transformer models" (2022),
+figures 1 and 7, whose figures follow from formulas. A ratio is to the same configuration with tensor parallelism alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from autopar.costmodel.configuration import Configuration, Habits
+from autopar.costmodel.known_memory import stored_bytes, working
+from autopar.costmodel.parts import Parts, PartSeconds
+from autopar.costmodel.pipeline import in_flight
+from autopar.errors import UsageError
+
+from .rows import Row, Run, Table
+from .scores import Group, Sample
+from .steps import cluster_of, configuration_of, shape_of
+from .training import attempted
+
+GB, GIB = 1e9, 2.0**30
+ZERO = re.compile(r"DP=(\d+) ZeRO stage ([123])")
+STATES = "params+grads+optimizer"
+BASELINE = "activations, TP baseline no recompute"
+KEPT: Mapping[str, tuple[str, bool]] = {
+    BASELINE: ("none", False),
+    "activations, selective + sequence parallel": ("selective", True),
+    "sequence parallel only": ("none", True),
+    "selective recompute only": ("selective", False),
+    "both": ("selective", True),
+    "full recompute": ("full", False),
+}
+"""Recompute and sequence parallelism of what a row is about."""
+
+
+def memory_groups(table: Table, runs: Sequence[tuple[Row, Run]]) -> list[Group]:
+    """States by ZeRO's table, and stages by the figures; `runs`: training runs, where the models of the figures are found."""
+    samples: dict[str, list[Sample]] = {"ZeRO states": [], "stage": [], "ratio": []}
+    left_out: Counter[str] = Counter()
+    for number, row in enumerate(table.rows):
+        kind = row["component"]
+        if row["kind"].startswith("measured ("):
+            left_out["measured in a training run, and scored with it"] += 1
+        elif kind != "model states per GPU" and kind != STATES and kind not in KEPT:
+            left_out["a formula, or a figure of another kind"] += 1
+        else:
+            name, unit = "stage", GIB
+            if kind == "model states per GPU":
+                name, unit = "ZeRO states", GB
+            elif row["unit"].startswith("%"):
+                name, unit = "ratio", 0.01
+            measured = value(row, table, number) * unit
+            told = attempted(partial(PREDICTED[name], row, runs))
+            if told is None or isinstance(told, str):
+                left_out[told or "its configuration is not given"] += 1
+            else:
+                label = f"{row['model']}, {kind}, {row['config']}"
+                samples[name].append(Sample(label=label, measured=measured, predicted=told))
+    groups = [
+        Group(name=f"{table.name}, {name}", samples=tuple(members), unit="of the baseline" if name == "ratio" else "bytes")
+        for name, members in samples.items()
+    ]
+    return [replace(groups[0], left_out=left_out), *groups[1:]]
+
+
+def value(row: Row, table: Table, number: int) -> float:
+    """The figure of a row."""
+    try:
+        return float(row["value"])
+    except ValueError as error:
+        raise UsageError(f"{table.path.name}, row {number + 1}, column value: {row['value']!r} is no number") from error
+
+
+def zero_states(row: Row, _: Sequence[tuple[Row, Run]]) -> float | None:
+    """Bytes of parameters, gradients and Adam's states in mixed precision at a stage of ZeRO."""
+    found = ZERO.search(row["config"])
+    if found is None or not row["params_b"]:
+        return None
+    data, stage = int(found[1]), int(found[2])
+    c = Configuration(global_batch=data, data=data, zero=stage, habits=Habits(gradient_bytes=2))
+    return stored_bytes(PartSeconds(parameters=float(row["params_b"]) * 1e9), c)
+
+
+def stage_bytes(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:
+    """Bytes that the layers of the first pipeline stage store, or keep."""
+    found = next((step for step, run in runs if run.model == row["model"] and run.framework == "Megatron-LM 2022"), None)
+    shape = shape_of(found) if found is not None else None
+    if found is None or shape is None:
+        return None
+    c, cluster = configuration_of(found), cluster_of(found["gpu"], found["network"])
+    layers = shape.layers / c.pipeline
+    if row["component"] == STATES:
+        return stored_bytes(Parts(shape, c, cluster.sized(c.devices)).parts()["layer"], c) * layers
+    recompute, sequence = KEPT[row["component"]]
+    chosen = replace(c, recompute=recompute, sequence_parallel=sequence)
+    flying = in_flight("interleaved" if c.interleave > 1 else "1f1b", 0, c.pipeline, c.micro_batches, c.interleave)
+    return working(shape, chosen, cluster).layer * layers * flying
+
+
+def ratio(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:
+    """What the layers keep, over what they keep with tensor parallelism alone."""
+    ours, base = stage_bytes(row, runs), stage_bytes({**row, "component": BASELINE}, runs)
+    return ours / base if ours is not None and base is not None else None
+
+
+PREDICTED: Mapping[str, Callable[[Row, Sequence[tuple[Row, Run]]], float | None]] = {
+    "ZeRO states": zero_states,
+    "stage": stage_bytes,
+    "ratio": ratio,
+}

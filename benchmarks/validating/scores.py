@@ -1,0 +1,202 @@
+"""How well predictions agree with measurements, beside a model that knows nothing but a rate.
+
+Of a group of rows with measured m_i, predicted p_i and work w_i (FLOPs a device):
+
+    error_i    = p_i / m_i - 1;  mean error = mean |error_i|;  maximum = max |error_i|;  bias = mean error_i
+    null model = w_i / r_-i, with r_-i the geometric mean of w_j / m_j over the other rows j (leave one out)
+    Spearman   = Pearson's correlation of the ranks of p and m, equal values sharing their mean rank
+    regret     = m of the row with the least p / min m - 1
+
+Spearman and regret are those of one sweep (the same model, sequence length, devices and global batch); a group has their mean.
+Source of the rank correlation: C. Spearman, "The proof and measurement of association between two things" (1904).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+SWEEP = 3
+"""Timed rows that a sweep needs for a rank correlation to mean anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One row: seconds and bytes measured and predicted, and whether it ran out of memory; None where not known.
+
+    `work`: what the null model takes the measurement to be proportional to.
+    """
+
+    label: str
+    sweep: Hashable = None
+    measured: float | None = None
+    predicted: float | None = None
+    work: float | None = None
+    was_oom: bool | None = None
+    told_oom: bool | None = None
+    memory: float | None = None
+    told_memory: float | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a time to compare."""
+        return self.measured is not None and self.predicted is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rows that are scored together; `left_out` counts the others by reason. `unit`: of what is compared, for plots."""
+
+    name: str
+    samples: tuple[Sample, ...]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    unit: str = "s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The figures of a group, as fractions; None where one does not apply.
+
+    `oom`: rows told to run out of memory that did, told that did not, not told that did, not told that did not.
+    `chosen_oom`: sweeps in which the best of all rows that are told to fit ran out of memory.
+    """
+
+    n: int
+    mean_error: float | None = None
+    max_error: float | None = None
+    bias: float | None = None
+    null_error: float | None = None
+    sweeps: int = 0
+    spearman: float | None = None
+    worst_spearman: float | None = None
+    regret: float | None = None
+    worst_regret: float | None = None
+    chosen_oom: int | None = None
+    oom_accuracy: float | None = None
+    oom: tuple[int, int, int, int] | None = None
+    memory_n: int = 0
+    memory_error: float | None = None
+    memory_bias: float | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for a JSON object."""
+        return asdict(self) | {"left_out": dict(self.left_out)}
+
+
+def score(group: Group) -> Score:
+    """All figures of a group."""
+    timed = [s for s in group.samples if s.timed]
+    errors = relative([s.predicted for s in timed], [s.measured for s in timed])
+    sized = [s for s in group.samples if s.memory is not None and s.told_memory is not None]
+    memory = relative([s.told_memory for s in sized], [s.memory for s in sized])
+    sweeps = swept(group.samples)
+    ranks = [value for members in sweeps if (value := spearman(*measured_pairs(members))) is not None]
+    regrets = [regret(*measured_pairs(members)) for members in sweeps]
+    oom = confusion(group.samples)
+    return Score(
+        n=len(timed), mean_error=_mean(np.abs(errors)), max_error=float(np.abs(errors).max()) if timed else None, bias=_mean(errors),
+        null_error=null_error(timed), sweeps=len(sweeps), spearman=_mean(ranks), worst_spearman=min(ranks, default=None),
+        regret=_mean(regrets), worst_regret=max(regrets, default=None), chosen_oom=chosen_oom(sweeps) if oom else None,
+        oom_accuracy=(oom[0] + oom[3]) / sum(oom) if oom else None, oom=oom, memory_n=len(sized), memory_error=_mean(np.abs(memory)),
+        memory_bias=_mean(memory), left_out=dict(sorted(group.left_out.items())),
+    )  # fmt: skip
+
+
+def relative(predicted: Sequence[float | None], measured: Sequence[float | None]) -> NDArray[np.float64]:
+    """Signed errors as fractions of the measured values."""
+    return np.asarray(np.asarray(predicted, dtype=float) / np.asarray(measured, dtype=float) - 1.0)
+
+
+def _mean(values: ArrayLike) -> float | None:
+    array = np.asarray(values, dtype=float)
+    return float(array.mean()) if array.size else None
+
+
+def null_predictions(work: ArrayLike, measured: ArrayLike) -> NDArray[np.float64]:
+    """What each row would take at the geometric mean rate of all the others."""
+    work, measured = np.asarray(work, dtype=float), np.asarray(measured, dtype=float)
+    rates = np.log(work / measured)
+    others = (rates.sum() - rates) / (len(rates) - 1)
+    return np.asarray(work / np.exp(others))
+
+
+def null_error(timed: Sequence[Sample]) -> float | None:
+    """The mean error of the null model on the rows that the model is scored on; None where it has no other row to learn from."""
+    if len(timed) < 2 or any(s.work is None for s in timed):
+        return None
+    measured = [s.measured for s in timed]
+    return _mean(np.abs(relative(list(null_predictions([s.work for s in timed], measured)), measured)))  # type: ignore[arg-type]
+
+
+def ranked(values: ArrayLike) -> NDArray[np.float64]:
+    """Ranks from 1, equal values sharing the mean of theirs.
+
+    >>> ranked([3.0, 1.0, 3.0]).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, place, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2.0)[place], dtype=float)
+
+
+def spearman(predicted: ArrayLike, measured: ArrayLike) -> float | None:
+    """The rank correlation; None where all measured values are equal. Equal predictions order nothing: 0.
+
+    >>> spearman([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
+    0.5
+    """
+    ours, theirs = ranked(predicted), ranked(measured)
+    ours, theirs = ours - ours.mean(), theirs - theirs.mean()
+    if not theirs.any():
+        return None
+    if not ours.any():
+        return 0.0
+    return float(ours @ theirs / math.sqrt((ours @ ours) * (theirs @ theirs)))
+
+
+def regret(predicted: ArrayLike, measured: ArrayLike) -> float:
+    """What the choice of the model costs over the best; among equal predictions the choice is by lot, and the mean counts.
+
+    >>> regret([5.0, 4.0, 6.0], [2.0, 2.5, 9.0])
+    0.25
+    """
+    predicted, measured = np.asarray(predicted, dtype=float), np.asarray(measured, dtype=float)
+    return float(measured[predicted == predicted.min()].mean() / measured.min() - 1.0)
+
+
+def swept(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """The sweeps that hold enough timed rows, in the order in which they begin; rows out of memory belong to theirs."""
+    sweeps: dict[Hashable, list[Sample]] = {}
+    for sample in samples:
+        if sample.sweep is not None:
+            sweeps.setdefault(sample.sweep, []).append(sample)
+    return [members for members in sweeps.values() if sum(s.timed for s in members) >= SWEEP]
+
+
+def measured_pairs(members: Sequence[Sample]) -> tuple[list[float], list[float]]:
+    """Predicted and measured values of the timed rows."""
+    pairs = [(s.predicted, s.measured) for s in members if s.predicted is not None and s.measured is not None]
+    return [p for p, _ in pairs], [m for _, m in pairs]
+
+
+def chosen_oom(sweeps: Sequence[Sequence[Sample]]) -> int:
+    """Sweeps in which the least predicted of the rows told to fit ran out of memory."""
+    count = 0
+    for members in sweeps:
+        told = [s for s in members if s.predicted is not None and s.told_oom is False]
+        best = min(told, key=lambda s: s.predicted or 0.0, default=None)
+        count += best is not None and best.was_oom is True
+    return count
+
+
+def confusion(samples: Sequence[Sample]) -> tuple[int, int, int, int] | None:
+    """Rows told and found out of memory, told only, found only, neither; None where nothing was told, or nothing ever ran out."""
+    known = [(s.told_oom, s.was_oom) for s in samples if s.told_oom is not None and s.was_oom is not None]
+    if not any(was for _, was in known):
+        return None
+    return (known.count((True, True)), known.count((True, False)), known.count((False, True)), known.count((False, False)))

@@ -1,0 +1,145 @@
+"""How far the cost model can be trusted: its predictions beside published measurements, and beside a model that knows only a rate.
+
+Reads every CSV file of a folder that has the columns of a known kind (`benchmarks/validating/rows.py`) and scores each group in it
+(`benchmarks/validating/scores.py` has the formulas). Rows that leave open what was run are left out, and counted by reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from validating.groups import all_groups
+from validating.plots import write_plots
+from validating.scores import Group, Score, score
+
+from autopar.errors import AutoparError, UsageError, unknown
+
+QUICK = 40
+"""Rows of a group that --quick prices."""
+
+TARGETS = {
+    "korth_t5 dp 1": {"mean_error": 0.03, "max_error": 0.06},
+    "sc21_t1": {"mean_error": 0.05},
+    "vtrain_single": {"mean_error": 0.08},
+    "bloom": {"mean_error": 0.08},
+    "collectives from 1 MiB": {"mean_error": 0.15},
+    "collectives below 1 MiB": {"mean_error": 0.25},
+    "alephalpha 13B 2048": {"mean_error": 0.10, "worst_spearman": 0.9, "worst_regret": 0.05, "oom_accuracy": 0.95},
+    "alephalpha 13B 8192": {"mean_error": 0.10, "worst_spearman": 0.9, "worst_regret": 0.05, "oom_accuracy": 0.95},
+}
+"""What a group's figures are to reach; `worst_spearman` and `oom_accuracy` at least, the others at most."""
+AT_LEAST = ("worst_spearman", "oom_accuracy")
+OF_NULL, ENOUGH = 0.6, 0.05
+"""Every mean error is to be at most this share of the null model's, or this small."""
+HEADINGS = (
+    "n", "mean", "max", "bias", "null mean", "sweeps", "Spearman", "worst", "regret", "worst", "OOM right", "memory", "left out",
+)  # fmt: skip
+
+
+def named(groups: Sequence[Group], name: str) -> Group:
+    """The group of that name."""
+    found = next((group for group in groups if group.name == name), None)
+    if found is None:
+        raise UsageError(unknown("group", name, [group.name for group in groups]))
+    return found
+
+
+def missed(name: str, found: Score) -> list[str]:
+    """The targets that a group misses."""
+    told = []
+    for figure, limit in TARGETS.get(name, {}).items():
+        value = getattr(found, figure)
+        if value is None or (value < limit if figure in AT_LEAST else value > limit):
+            shown = "none" if value is None else f"{value:.3f}"
+            told.append(f"{figure} {shown}, target {limit}")
+    if found.null_error is not None and found.mean_error is not None and found.mean_error > max(OF_NULL * found.null_error, ENOUGH):
+        told.append(f"mean_error {found.mean_error:.3f}, {OF_NULL} of the null model's is {OF_NULL * found.null_error:.3f}")
+    return told
+
+
+def percent(value: float | None, sign: str = "") -> str:
+    """A fraction for the table."""
+    return "-" if value is None else f"{value:{sign}.1%}"
+
+
+def plain(value: float | None) -> str:
+    """A correlation for the table."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def shown(groups: Sequence[Group], scores: Sequence[Score], others: Sequence[str]) -> None:
+    """Print the table, the rows left out and the targets missed."""
+    console = Console(width=max(Console().width, 170), highlight=False)
+    table = Table(title="Predicted against measured")
+    table.add_column("group", no_wrap=True)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right")
+    for group, found in zip(groups, scores, strict=True):
+        table.add_row(
+            escape(group.name), str(found.n), percent(found.mean_error), percent(found.max_error), percent(found.bias, "+"),
+            percent(found.null_error), str(found.sweeps or "-"), plain(found.spearman), plain(found.worst_spearman), percent(found.regret),
+            percent(found.worst_regret), percent(found.oom_accuracy), percent(found.memory_error), str(sum(found.left_out.values()) or "-"),
+        )  # fmt: skip
+    console.print(table)
+    for group, found in zip(groups, scores, strict=True):
+        if found.oom:
+            both, told, was, neither = found.oom
+            text = f"told and found {both}, told only {told}, found only {was}, neither {neither}"
+            console.print(f"{escape(group.name)}: out of memory: {text}; chosen in {found.chosen_oom} of {found.sweeps} sweeps")
+        for reason, count in found.left_out.items():
+            console.print(f"{escape(group.name)}: {count} left out, {escape(reason)}")
+        for text in missed(group.name, found):
+            console.print(f"{escape(group.name)}: missed: {escape(text)}")
+    if others:
+        console.print(f"not scored: {escape(', '.join(others))}")
+
+
+def shown_rows(group: Group) -> None:
+    """Print every timed row of a group, the worst first."""
+    console = Console(width=max(Console().width, 170), highlight=False)
+    table = Table(title=f"Rows of {escape(group.name)}")
+    for heading in ("row", f"measured ({group.unit})", f"predicted ({group.unit})", "error"):
+        table.add_column(heading, justify="left" if heading == "row" else "right")
+    errors = [(s.predicted / s.measured - 1, s) for s in group.samples if s.predicted is not None and s.measured is not None]
+    for error, s in sorted(errors, key=lambda pair: -abs(pair[0])):
+        table.add_row(escape(s.label), f"{s.measured:.4g}", f"{s.predicted:.4g}", percent(error, "+"))
+    console.print(table)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of CSV files")
+    parser.add_argument("--quick", action="store_true", help=f"at most {QUICK} rows of each group")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write a plot of each group there")
+    parser.add_argument("--rows", metavar="GROUP", help="print every row of a group instead, the worst first")
+    arguments = parser.parse_args()
+    try:
+        groups, others = all_groups(arguments.data, most=QUICK if arguments.quick else None)
+        if arguments.rows:
+            shown_rows(named(groups, arguments.rows))
+            return
+    except AutoparError as error:
+        print(f"validation: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from error
+    scores = [score(group) for group in groups]
+    if arguments.plots:
+        for path in write_plots(arguments.plots, groups, scores):
+            print(path, file=sys.stderr)
+    if arguments.json:
+        found = {group.name: score.as_json() for group, score in zip(groups, scores, strict=True)}
+        print(json.dumps({"groups": found, "not_scored": others, "targets": TARGETS}, allow_nan=False))
+    else:
+        shown(groups, scores, others)
+
+
+if __name__ == "__main__":
+    main()

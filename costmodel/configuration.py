@@ -1,0 +1,90 @@
+"""What is known of a training run: its parallel degrees, its schedule, and what its framework does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autopar.errors import UsageError, unknown
+
+RECOMPUTE = ("none", "selective", "full")
+PARTITIONS = ("even", "greedy", "items", "balanced")
+"""How layers are dealt out. even: as many on each stage; greedy: each takes the most, the last what is left; items: even, embedding and
+head counting as layers; balanced: even in parameters, embedding and head counting as the layers that hold as many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """What a training framework overlaps and how it stores: facts about a program, not figures of the hardware.
+
+    `overlap_tensor`: tensor-parallel collectives of the backward pass run under the products of weight gradients. `regather`: what sequence
+    parallelism gathers is not kept, but gathered again under the product of the input's gradient. `overlap_gradients`: the
+    reduction of gradients runs under the last backward pass. `overlap_sends`: pipeline messages. `prefetch`: the next layer's parameters
+    are gathered under the present layer. `scatter_sends`: tensor-parallel ranks send a share each and gather it on arrival.
+    `fused_accumulation`: the products of weight gradients add to those of earlier micro-batches, with no pass of their own.
+    `fused`: chains of elementwise operators are one kernel. `compiled`: the host runs ahead of the device whatever the kernels. `gradient_bytes`: of an element where they are summed over micro-batches; `reduced_bytes`: in the reduction; `reduce_whole`: ZeRO-1 reduces
+    whole gradients on every rank. `buffer_bytes`: of the reduction's buffers on a device.
+    `accumulation_bytes`: that such a sum moves for each parameter and micro-batch, where it is more than reading both and writing one.
+    `blocking`: the host waits for every kernel before it issues the next. `partition`: how layers are dealt out to stages, of `PARTITIONS`.
+    `send_gathers`: gathers on arrival of a message that was sent in shares. `recompute_ends`: embedding and head are recomputed too.
+    `state_bytes`: of the optimizer for each parameter (master weight and moments); `update_traffic`: bytes moved for each in an update.
+    """
+
+    overlap_tensor: bool = False
+    regather: bool = False
+    overlap_gradients: bool = False
+    overlap_sends: bool = False
+    prefetch: bool = True
+    scatter_sends: bool = True
+    fused_accumulation: bool = False
+    compiled: bool = False
+    fused: bool = False
+    gradient_bytes: int = 4
+    reduced_bytes: int = 4
+    reduce_whole: bool = False
+    buffer_bytes: float = 0.0
+    accumulation_bytes: float | None = None
+    blocking: bool = False
+    partition: str = "even"
+    send_gathers: float = 1.0
+    recompute_ends: bool = False
+    state_bytes: int = 12
+    update_traffic: int = 34
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """Parallel degrees and schedule of a training run; `global_batch` sequences a step, `micro_batch` of them at once on a device."""
+
+    global_batch: int
+    micro_batch: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    context: int = 1
+    zero: int = 0
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    schedule: str = "1f1b"
+    interleave: int = 1
+    attention: str = "flash2"
+    norm: str = "fused"
+    dtype: str = "bfloat16"
+    habits: Habits = field(default_factory=Habits)
+
+    def __post_init__(self) -> None:
+        if self.recompute not in RECOMPUTE:
+            raise UsageError(unknown("recompute", self.recompute, RECOMPUTE))
+        if self.zero not in (0, 1, 2, 3):
+            raise UsageError(f"ZeRO stages are 0 to 3, not {self.zero}")
+        if self.global_batch % (self.micro_batch * self.data):
+            raise UsageError(f"a global batch of {self.global_batch} is no multiple of {self.data} x {self.micro_batch} sequences")
+
+    @property
+    def devices(self) -> int:
+        """Devices that it runs on."""
+        return self.tensor * self.pipeline * self.data * self.context
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step, each through every stage."""
+        return self.global_batch // (self.micro_batch * self.data)

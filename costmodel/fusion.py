@@ -1,0 +1,33 @@
+"""Chains of elementwise operators that one kernel runs: what stays inside a chain is neither written nor read.
+
+A value stays inside when an elementwise operator makes it and just one operator reads it, elementwise too (the bias, dropout and residual
+of a transformer; what a compiler fuses at least).
+"""
+
+from __future__ import annotations
+
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.notation import Rule
+from autopar.sharding.rules import RULES
+
+
+def inside_chains(analysis: Analysis) -> frozenset[str]:
+    """Names of the values that stay inside fused chains."""
+    graph = analysis.graph
+    elementwise = {op.name for op in analysis.warm if not RULES[op.kind].view and _is_elementwise(analysis.offers[op.name].rule, op.kind)}
+    found = set()
+    for op in analysis.warm:
+        if op.name in elementwise and len(op.outputs) == 1:
+            readers = analysis.readers.get(op.outputs[0], ())
+            if len(readers) == 1 and readers[0][0] >= 0 and graph.operators[readers[0][0]].name in elementwise:
+                found.add(op.outputs[0])
+    return frozenset(found)
+
+
+def _is_elementwise(rule: Rule, kind: str) -> bool:
+    """Every factor is one of the output's, none is kept whole, reduced or special."""
+    if RULES[kind].products or len(rule.outputs) != 1:
+        return False
+    out = {factor for dim in rule.outputs[0] for factor in dim}
+    plain = all(not f.whole and f.reduction is None and f.special is None for f in rule.factors)
+    return plain and out == set(range(len(rule.factors)))

@@ -1,0 +1,168 @@
+"""How an algorithm of a backend is laid over the levels that a group spans, and the line (seconds, seconds per byte) that it gives.
+
+Of a group of N with n branches on a level and m members inside a branch:
+
+- `channels` (NCCL's rings): one ring over all members, in as many copies as a branch has members, each leaving the branch by another
+  one's port: on every level traffic(N) * bytes / m. Of the N hops of a ring those between branches take the outer latency.
+- `nested` (NCCL's trees, the switch): level by level, outside with a share of the bytes only: traffic(n) * bytes / m. The levels work on
+  different chunks at once, so the slowest bounds the time; their steps add up.
+- `flat` (Gloo): one ring or tree over all members, with traffic(N) on every level; each step waits for the slowest.
+- `direct`: each member sends to its peers; on a level move the bytes for the peers that are reached through it.
+- `message`: between two members that are farthest apart.
+
+All groups of an axis communicate at once (that is what one program on all ranks does), so devices that share a port (`Level.shared_by`)
+divide it: in `channels`, `nested`, `direct` and `message` every device drives it; in `flat` one member of each group in the unit does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from .cluster import Cluster, Level
+from .measured import Line
+from .protocols import Protocol
+
+Span = tuple[tuple[Level, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """Steps, and bytes that the busiest port moves as a multiple of the collective's bytes, in a group of n; how it is laid over levels.
+
+    `copies`: how often each device passes the buffer through its own memory. `inner_steps`: the steps inside the innermost branches,
+    where they differ. `feature`: of the level that it needs.
+    """
+
+    name: str
+    layout: str
+    steps: Callable[[int], float]
+    traffic: Callable[[int], float]
+    copies: float = 0.0
+    inner_steps: Callable[[int], float] | None = None
+    feature: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One level of a span: its branches, the members of the group inside a branch, the devices inside a branch; the protocol in use."""
+
+    level: Level
+    branches: int
+    members: int
+    devices: int
+    protocol: Protocol
+
+    def seconds_per_byte(self, drivers: float) -> float:
+        """Of a device, where `drivers` of the devices that share a port use it at once."""
+        return max(drivers, 1.0) / self.level.rate(self.branches, self.protocol.efficiency)
+
+    @property
+    def sharing(self) -> int:
+        """Devices that share a port here."""
+        return min(self.level.shared_by, self.devices)
+
+
+Parts = tuple[Part, ...]
+
+
+def parts_of(cluster: Cluster, span: Span) -> Parts:
+    """The levels of a span, each in the protocol that its own latency and efficiency make."""
+    inside = dict(zip((level.name for level in cluster.levels), (1, *cluster.units), strict=False))
+    members = itertools.accumulate((branches for _, branches in span), lambda a, b: a * b, initial=1)
+    return tuple(
+        Part(level=level, branches=branches, members=before, devices=inside[level.name], protocol=level.plain)
+        for (level, branches), before in zip(span, members, strict=False)
+    )
+
+
+def _channels(choice: tuple[Algorithm, ...], parts: Parts) -> Line:
+    (algorithm, *_), group = choice, math.prod(part.branches for part in parts)
+    # Of the hops of a ring, those between units of a level, and of these the ones that cross a level further outside.
+    units = [group // (part.members * part.branches) for part in parts]
+    crossing = [group // part.members - (units[i] if units[i] > 1 else 0) for i, part in enumerate(parts)]
+    crossing[0] -= 1
+    rounds = algorithm.steps(group) / (group - 1)
+    steps = sum(rounds * hops * part.protocol.latency for hops, part in zip(crossing, parts, strict=True))
+    return steps, max(algorithm.traffic(group) / part.members * part.seconds_per_byte(part.sharing) for part in parts)
+
+
+def _nested(choice: tuple[Algorithm, ...], parts: Parts) -> Line:
+    steps, rates = 0.0, []
+    for algorithm, part in zip(choice, parts, strict=True):
+        count = algorithm.inner_steps if algorithm.inner_steps is not None and part.devices == 1 else algorithm.steps
+        steps += count(part.branches) * part.protocol.latency
+        rates.append(algorithm.traffic(part.branches) / part.members * part.seconds_per_byte(part.sharing))
+    return steps, max(rates)
+
+
+def _flat(choice: tuple[Algorithm, ...], parts: Parts) -> Line:
+    (algorithm, *_), group = choice, math.prod(part.branches for part in parts)
+    latency = max(part.protocol.latency for part in parts)
+    slowest = max(part.seconds_per_byte(part.sharing / part.members) for part in parts)
+    return algorithm.steps(group) * latency, algorithm.traffic(group) * slowest
+
+
+def _direct(choice: tuple[Algorithm, ...], parts: Parts) -> Line:
+    (algorithm, *_), group = choice, math.prod(part.branches for part in parts)
+    peers = [(part.branches - 1) * part.members for part in parts]
+    steps = max(algorithm.steps(count + 1) * part.protocol.latency for count, part in zip(peers, parts, strict=True))
+    rates = (count / group * part.seconds_per_byte(part.sharing) for count, part in zip(peers, parts, strict=True))
+    return steps, max(rates)
+
+
+def _message(choice: tuple[Algorithm, ...], parts: Parts) -> Line:
+    algorithm, outer = choice[0], parts[-1]
+    return algorithm.steps(2) * outer.protocol.latency, algorithm.traffic(2) * outer.seconds_per_byte(outer.sharing)
+
+
+_LAID: Mapping[str, Callable[[tuple[Algorithm, ...], Parts], Line]] = {
+    "channels": _channels, "nested": _nested, "flat": _flat, "direct": _direct, "message": _message,
+}  # fmt: skip
+Choice = tuple[tuple[Algorithm, Protocol], ...]
+
+
+def _per_level(algorithms: tuple[Algorithm, ...], parts: Parts) -> Iterator[Choice]:
+    """An algorithm and a protocol for each level. Algorithms are mixed where they nest; a protocol is not, where both levels have it."""
+    for layout in dict.fromkeys(algorithm.layout for algorithm in algorithms):
+        options: list[list[tuple[Algorithm, Protocol]]] = []
+        for part in parts:
+            usable = [a for a in algorithms if a.layout == layout and a.feature in (None, *part.level.features)]
+            options.append([(a, protocol) for a in usable for protocol in part.level.protocols_for(a.name)])
+        available = [{protocol.name for _, protocol in option} for option in options]
+        for choice in itertools.product(*options):
+            names = [protocol.name for _, protocol in choice]
+            same = all(
+                a == b or (a not in available[j] and b not in available[i])
+                for (i, a), (j, b) in itertools.combinations(enumerate(names), 2)
+            )
+            alike = layout == "nested" or len({a.name for a, _ in choice}) == 1
+            if same and alike:
+                yield choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to run a collective: its algorithms and protocols by level, and its line."""
+
+    name: str
+    line: Line
+
+
+def ways(algorithms: tuple[Algorithm, ...], parts: Parts, *, launch: float) -> list[Way]:
+    """Every way to run one of `algorithms` over the levels. Where no level has a protocol, the start takes a `launch`."""
+    found = []
+    for choice in _per_level(algorithms, parts):
+        chosen = tuple(algorithm for algorithm, _ in choice)
+        placed = tuple(replace(part, protocol=protocol) for part, (_, protocol) in zip(parts, choice, strict=True))
+        alpha, beta = _LAID[chosen[0].layout](chosen, placed)
+        started = any(part.level.protocols_for(a.name) != (part.level.plain,) for a, part in zip(chosen, parts, strict=True))
+        overhead = sum(protocol.overhead for _, protocol in choice) + (0.0 if started else launch)
+        copying = max(
+            (a.copies / p.level.copy_bandwidth for a, p in zip(chosen, placed, strict=True) if p.level.copy_bandwidth), default=0.0
+        )
+        name = " + ".join(dict.fromkeys(f"{a.name} ({p.protocol.name})" for a, p in zip(chosen, placed, strict=True)))
+        found.append(Way(name=name, line=(overhead + alpha, beta + copying)))
+    return found

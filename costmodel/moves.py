@@ -1,0 +1,57 @@
+"""What one step of a redistribution does to memory, forward to the value and backward to its gradient."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from autopar.sharding.layout import Kind, Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a single-axis step does to a value or a gradient: memory of its own or none (the same memory), and temporaries.
+
+    `gathers`: the memory of its own holds what the ranks hold already, so that it can be made again.
+    """
+
+    made: bool
+    scratch: float
+    gathers: bool = False
+
+
+SAME = Action(False, 0.0)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def actions(before: Placement, after: Placement, size: float, degree: int) -> tuple[Action, Action]:
+    """The actions on the value (of `size` local bytes before) and on the gradient of one step, as the runtime takes them.
+
+    Gathering along another dim than the first joins the pieces in a second copy; scattering deals them out in one.
+    """
+    split, whole, share, partial = Kind.SPLIT, Kind.REPLICATED, Kind.BROADCAST, Kind.PARTIAL
+    dim = before.dim if before.kind is split else after.dim
+    first = dim == 0 and before.parts == 1 and after.parts == 1
+    large = size * degree if before.kind is split else size
+    gather = Action(True, 0.0 if first else large, True)
+    scatter = Action(True, 0.0 if first else large)
+    new, take = Action(True, 0.0), Action(not first, 0.0)
+    table = {
+        (whole, share): (SAME, new),
+        (whole, split): (take, gather),
+        (whole, partial): (new, SAME),
+        (share, whole): (SAME, new),
+        (share, split): (take, new),
+        (share, partial): (new, new),
+        (split, whole): (gather, take),
+        (split, share): (gather, scatter),
+        (split, split): (Action(True, 2 * size), Action(True, 2 * size)),
+        (split, partial): (new, take),
+        (partial, whole): (new, SAME),
+        (partial, split): (scatter, gather),
+        (partial, share): (new, new),
+        (partial, partial): (SAME, SAME),
+    }
+    if degree == 1:
+        return SAME, SAME
+    return table[before.kind, after.kind]

@@ -1,0 +1,136 @@
+"""The memory of a device that holds many equal layers, from the program of one layer with what stands before and behind it.
+
+peak of a stage = states + in_flight * (sum over its parts of count * saved) + max over its parts of excess
+
+saved(part): what its operators are the first to keep for the backward pass. excess(part): what is alive at most while the part is at work,
+above all that it and the parts before it saved. Source of the form: V. Korthikanti et al., "Reducing activation recomputation in large
+transformer models" (arXiv:2205.05198), sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.program import Program
+
+from .cluster import Device
+from .configuration import Configuration
+from .kept import facts_of
+from .liveness import Live, Recompute, live_bytes
+from .memory import NO_RECOMPUTE, Memory, Precision, States, states_of
+from .pipeline import in_flight
+
+FRAGMENTATION = 0.15
+"""Share of what the caching allocator reserves that no tensor uses, on average over eight language models (C. Guo et al., "GMLake",
+ASPLOS 2024, arXiv:2401.08156: 15 %, up to 33 %); torch's expandable segments take most of it away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What one part of a model puts on a device: what it stores, and by micro-batch what it saves and what its work takes beside."""
+
+    states: States
+    saved: float
+    excess: float
+
+
+def loads(
+    program: Program,
+    analysis: Analysis,
+    part_of: Callable[[str], str],
+    *,
+    optimizer: str,
+    precision: Precision,
+    recompute: Recompute = NO_RECOMPUTE,
+    regather: bool = False,
+    optimizer_shards: int = 1,
+    gradient_shards: int = 1,
+) -> dict[str, Load]:
+    """The loads of the parts of a program, in their order; `part_of` tells the part of an operator or a tensor by its name.
+
+    What belongs to no part (an input that is cut) counts to the first.
+    """
+    live = live_bytes(program, facts_of(analysis), train=True, recompute=recompute, accumulating=True, regather=regather)
+    order = dict.fromkeys(part_of(op.name) for op in program.graph.operators)
+    saved = dict.fromkeys(order, 0.0)
+    for name, size in live.saved_of.items():
+        part = part_of(name)
+        saved[part if part in order else next(iter(order))] += size
+    excess = _excess(live, part_of, saved)
+    return {
+        part: Load(
+            states=states_of(
+                program, analysis, optimizer=optimizer, precision=precision, optimizer_shards=optimizer_shards,
+                gradient_shards=gradient_shards, of=lambda name, part=part: part_of(name) == part,  # type: ignore[misc]
+            ),
+            saved=saved[part], excess=excess[part],
+        )
+        for part in order
+    }  # fmt: skip
+
+
+def _excess(live: Live, part_of: Callable[[str], str], saved: Mapping[str, float]) -> dict[str, float]:
+    """By part: the most that is alive at one of its moments, above what it and the parts before it saved."""
+    below, total = {}, 0.0
+    for part, size in saved.items():
+        total += size
+        below[part] = total
+    excess = dict.fromkeys(saved, 0.0)
+    for moment, name in enumerate(live.moments):
+        part = part_of(name)
+        if part in excess:
+            alive = live.kept[moment] + live.gradients[moment] + live.buffers[moment] + live.passing[moment]
+            excess[part] = max(excess[part], alive - below[part])
+    return excess
+
+
+def stage_memory(members: Sequence[tuple[Load, float]], *, in_flight: float) -> Memory:
+    """The peak of a device that holds each load so many times, with `in_flight` micro-batches between their forward and backward."""
+    saved = math.fsum(count * load.saved for load, count in members)
+
+    def stored(name: str) -> float:
+        return math.fsum(count * getattr(load.states, name) for load, count in members)
+
+    return Memory(
+        parameters=stored("parameters"), gradients=stored("gradients"), master=stored("master"), optimizer=stored("optimizer"),
+        activations=in_flight * saved, buffers=0.0, transient=max(load.excess for load, count in members if count), saved=saved,
+    )  # fmt: skip
+
+
+def recomputed(analysis: Analysis, layer: str, kind: str) -> Recompute:
+    """What a framework recomputes of the layer whose operators' names begin so: "full": all; "selective": the core of attention."""
+    names = tuple(op.name for op in analysis.graph.operators if op.name.startswith(layer))
+    if kind == "selective":
+        names = tuple(name for name in names if ".core" in name)
+    elif kind != "full":
+        return NO_RECOMPUTE
+    return Recompute(segments=(names,))
+
+
+def configuration_memory(program: Program, analysis: Analysis, c: Configuration, layers: Sequence[int]) -> tuple[Memory, ...]:
+    """The memory of every stage of a known configuration whose parts are named embed, layers and head; `layers`: of each stage."""
+    state = (c.habits.state_bytes - 4) / 2
+    precision = Precision(gradient=float(c.habits.gradient_bytes), master=4.0, state=state, main=True)
+    found = loads(
+        program, analysis, lambda name: name.partition(".")[0], optimizer="adamw", precision=precision,
+        recompute=recomputed(analysis, "layers.", c.recompute), regather=c.habits.regather or c.zero == 3,
+        optimizer_shards=c.data * c.context if c.zero in (1, 2) else 1, gradient_shards=c.data if c.zero == 2 else 1,
+    )  # fmt: skip
+    stages = []
+    for stage, count in enumerate(layers):
+        ends = [(found["embed"], float(stage == 0)), (found["head"], float(stage == len(layers) - 1))]
+        held = in_flight(c.schedule if c.interleave == 1 else "interleaved", stage, len(layers), c.micro_batches, c.interleave)
+        stages.append(stage_memory([(found["layers"], float(count)), *ends], in_flight=held))
+    return tuple(stages)
+
+
+def occupied(memory: Memory, device: Device, *, fragmentation: float = FRAGMENTATION) -> float:
+    """Bytes that a monitor of the device shows at the peak.
+
+    What is stored is allocated once and wastes nothing; what comes and goes leaves gaps; context and libraries take `device.reserved`.
+    """
+    moving = memory.activations + memory.transient
+    return memory.total + moving * fragmentation / (1 - fragmentation) + device.reserved

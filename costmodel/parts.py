@@ -1,0 +1,190 @@
+"""Seconds and stored elements of the parts of a known transformer (embedding, layer, head), from the program that its pins make.
+
+The program of one layer with embedding and head is the ordinary one (`pinned_assignment`, `build_program`); each step is priced for the
+part that its name begins with, once for all configurations in which its local sizes are the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.ir import DTYPE_BYTES, Role
+from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.candidates import Strategies
+from autopar.sharding.layout import Layout
+from autopar.sharding.mesh import Axis, Mesh
+from autopar.sharding.pinned import pinned_assignment
+from autopar.sharding.program import Compute, Program, Redistribute, build_program, chain_collectives, operator_collectives
+from autopar.sharding.redistribution import local_bytes
+
+from .cluster import Cluster, bind_axes
+from .configuration import Configuration
+from .fusion import inside_chains
+from .operators import operator_parts
+from .pricing import MeshPrices
+from .transformer import Shape, Transformer, transformer
+
+PARTS = ("embed", "layer", "head")
+COLLECTIVE_ISSUES = 3
+"""Kernels in whose time the host issues a collective (assumed)."""
+OVERLAP_SLOWDOWN = 0.1256
+"""Share by which products slow down while a collective runs beside them (Galvatron's profile of 8 x A100; Hetu-Galvatron)."""
+
+
+def exposed(communication: float, cover: float) -> float:
+    """Seconds that a collective adds to the compute that covers it: what is longer than the cover, and the slowdown of the rest."""
+    return max(0.0, communication - cover) + OVERLAP_SLOWDOWN * min(communication, cover)
+
+
+
+@dataclass(slots=True, kw_only=True)
+class PartSeconds:
+    """Seconds of one micro-batch through a part of the model, and the bytes that it stores on a device.
+
+    `forward`, `backward`: compute. `again`: forward compute and communication of what selective recompute repeats.
+    `moved`: exposed collectives forward and backward. `gathered`: bytes of parameters gathered (ZeRO-3). `issued`: kernels that the host
+    issues, which is what bounds a part whose kernels are short.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    weight: float = 0.0
+    again: float = 0.0
+    moved_forward: float = 0.0
+    moved_backward: float = 0.0
+    parameters: float = 0.0
+    gathered: float = 0.0
+    issued_forward: float = 0.0
+    issued_backward: float = 0.0
+
+
+@functools.lru_cache(maxsize=256)
+def analysed(
+    shape: Shape, batch: int, dtype: str, attention: str, norm: str, layers: int = 1
+) -> tuple[Transformer, Analysis, frozenset[str]]:
+    """The graph of a transformer, what it offers, and the values that stay inside its fused chains."""
+    model = transformer(shape, batch=batch, dtype=dtype, attention=attention, norm=norm, layers=layers)
+    analysis = analyse(model.graph, train=True)
+    return model, analysis, inside_chains(analysis)
+
+
+class Parts:
+    """The parts of one configuration on a cluster of as many devices."""
+
+    def __init__(self, shape: Shape, c: Configuration, cluster: Cluster, *, layers: int = 1) -> None:
+        self.shape, self.c, self.cluster = shape, c, cluster
+        sizes = (c.pipeline, c.data, c.context, c.tensor)
+        levels = bind_axes(cluster, sizes)
+        assert levels is not None
+        named = zip(("data", "context", "tensor"), sizes[1:], levels[1:], strict=True)
+        self.stage_level, self.data_level = levels[0], levels[1]
+        self.mesh = Mesh(axes=tuple(Axis(name=n, size=s, level=level) for n, s, level in named if s > 1))
+        self.prices = MeshPrices(cluster=cluster, mesh=self.mesh)
+        self.model, self.analysis, inside = analysed(shape, c.micro_batch * c.data, c.dtype, c.attention, c.norm, layers)
+        self.inside = inside if c.habits.fused else frozenset()
+        self.axis = {axis.name: index for index, axis in enumerate(self.mesh.axes)}
+
+    def program(self) -> Program:
+        """The program of one micro-batch through one layer, with embedding and head."""
+        c = self.c
+        kinds = {"data": "data", "context": "context", "tensor": "sequence" if c.sequence_parallel else "tensor"}
+        names = [kinds[axis.name] for axis in self.mesh.axes]
+        wanted = {name: [getattr(w, kind) for kind in names] for name, w in self.model.wanted.items()}
+        split = [self.axis["data"]] if c.zero == 3 and c.data > 1 else []
+        return build_program(self.model.graph, pinned_assignment(self.analysis, self.mesh, wanted, split_storage=split))
+
+    def parts(self) -> dict[str, PartSeconds]:
+        """Price the program step by step, each step for the part that its name begins with."""
+        program = self.program()
+        found = {part: PartSeconds() for part in PARTS}
+        weights: dict[tuple[str, Layout], float] = {}
+        moves: list[Redistribute] = []
+        core = ".core"
+        for step in program.steps:
+            if isinstance(step, Redistribute):
+                moves.append(step)
+                continue
+            name = step.operator.name
+            part = found[_part(name)]
+            forward, backward, weight = self.operator(step)
+            part.forward += forward
+            part.backward += backward
+            part.weight += weight
+            part.again += forward if core in name else 0.0
+            part.issued_forward += 1
+            part.issued_backward += (backward > 0) + (weight > 0)
+            if weight:
+                place = (step.operator.inputs[0], step.decision.inputs[0])
+                weights[place] = weights.get(place, 0.0) + weight
+            if any(option.communication for option in step.decision.options):
+                for collective in operator_collectives(self.model.graph, step, self.mesh.shape, self.analysis.gradients):
+                    seconds = self.prices.seconds(collective.kind, collective.axis, collective.nbytes)
+                    if collective.phase == "forward":
+                        part.moved_forward += seconds
+                        part.again += seconds if core in name else 0.0
+                    else:
+                        part.moved_backward += seconds
+        for step in moves:
+            if self.model.graph.tensors[step.tensor].is_float:
+                self.move(step, found[_part(step.tensor)], weights)
+        self.stored(program, found)
+        return found
+
+    def move(self, step: Redistribute, part: PartSeconds, weights: dict[tuple[str, Layout], float]) -> None:
+        """A redistribution: gathers of parameters are counted in bytes, others in the seconds that nothing hides."""
+        graph = self.model.graph
+        forward, backward = chain_collectives(graph, step, self.mesh.shape)
+        if graph.tensors[step.tensor].role is Role.PARAMETER:
+            part.gathered += sum(c.nbytes for c in forward)
+            return
+        ahead = sum(self.prices.seconds(c.kind, c.axis, c.nbytes) for c in forward)
+        back = sum(self.prices.seconds(c.kind, c.axis, c.nbytes) for c in backward)
+        cover = weights.get((step.tensor, step.chain[-1]), 0.0) if self.c.habits.overlap_tensor else 0.0
+        part.issued_forward += COLLECTIVE_ISSUES * len(forward)
+        part.issued_backward += COLLECTIVE_ISSUES * len(backward)
+        part.moved_forward += ahead
+        part.moved_backward += exposed(back, cover)
+        if self.c.habits.regather and back and ahead:
+            part.moved_backward += exposed(ahead, cover)
+
+    def operator(self, step: Compute) -> tuple[float, float, float]:
+        sizes = [1.0] * (len(step.decision.rule.factors) if step.decision.rule else 0)
+        for option, axis in zip(step.decision.options, self.mesh.axes, strict=True):
+            for factor in (option.factor, *option.partners):
+                if factor >= 0:
+                    sizes[factor] *= axis.size
+        c = self.c
+        key = (self.shape, c.dtype, c.attention, c.norm, c.habits.fused, c.micro_batch * c.data, step.operator.name, tuple(sizes))
+        if key not in _SECONDS.setdefault(self.cluster.device, {}):
+            _SECONDS[self.cluster.device][key] = self._operator(step)
+        return _SECONDS[self.cluster.device][key]
+
+    def _operator(self, step: Compute) -> tuple[float, float, float]:
+        offer = self.analysis.offers[step.operator.name]
+        row = np.arange(len(step.decision.options))[None, :]
+        strategies = Strategies(rule=offer.rule, options=step.decision.options, choices=row)
+        names = (*step.operator.inputs, *step.operator.outputs)
+        theirs = (*offer.call.operator.inputs, *offer.call.operator.outputs)
+        gradients = frozenset(other for name, other in zip(names, theirs, strict=True) if name in self.analysis.gradients)
+        inside = frozenset(other for name, other in zip(names, theirs, strict=True) if name in self.inside)
+        parts = operator_parts(offer.call, strategies, self.mesh.shape, self.cluster, gradients, inside)
+        return float(parts.forward[0]), float(parts.backward[0]), float(parts.weight[0])
+
+    def stored(self, program: Program, found: dict[str, PartSeconds]) -> None:
+        """Elements of parameters that a device uses in each part (ZeRO-3 stores a share of them)."""
+        data = self.axis.get("data", -1)
+        for tensor in program.graph.parameters:
+            layout = program.assignment.storage[tensor.name]
+            used = tuple(p for a, p in enumerate(layout) if a != data)
+            sizes = [s for a, s in enumerate(self.mesh.shape) if a != data]
+            found[_part(tensor.name)].parameters += local_bytes(used, tensor.bytes, sizes) / DTYPE_BYTES[tensor.dtype]
+
+_SECONDS: dict[object, dict[object, tuple[float, float, float]]] = {}
+
+
+def _part(name: str) -> str:
+    head = name.partition(".")[0]
+    return "layer" if head == "layers" else head

@@ -1,0 +1,106 @@
+"""The peak of a training step's memory as torch's own tracker sees it, on fake tensors: nothing is computed or allocated.
+
+One rank of many runs on a process group that moves nothing, so any size of model and mesh can be tracked in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils.checkpoint import checkpoint
+
+from autopar.ir import Role
+from autopar.ir import Tensor as Described
+from autopar.sharding.program import Program
+
+from ..collectives import DeviceGroups
+from ..module import ParallelModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracked:
+    """Bytes: at the `peak`, and `saved` from the forward to the backward pass."""
+
+    peak: int
+    saved: int
+
+
+def _total(tracker: MemTracker, kind: str) -> int:
+    return sum(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot(kind).values())
+
+
+def track_step(loss: Callable[..., Tensor], module: nn.Module, inputs: Sequence[Tensor], *, foreach: bool = False) -> Tracked:
+    """The second step of training with AdamW: by then its state exists. `foreach`: all parameters updated together."""
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=foreach)
+
+    def step(forward_done: Callable[[], None]) -> None:
+        value = loss(*inputs)
+        forward_done()
+        value.backward()  # type: ignore[no-untyped-call]
+        del value
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(lambda: None)
+    tracker = MemTracker()
+    tracker.track_external(module, optimizer, *inputs)
+    between: list[int] = []
+    with tracker:
+        step(lambda: between.append(_total(tracker, "current")))
+    return Tracked(peak=_total(tracker, "peak"), saved=between[0] - _total(tracker, "current"))
+
+
+Parts = Callable[[nn.Module], Iterable[nn.Module]]
+
+
+def track_module(make: Callable[[], nn.Module], make_inputs: Callable[[], Sequence[Tensor]], *, recompute: Parts | None = None) -> Tracked:
+    """A module that returns its loss, on one device; `recompute` names the parts of it whose values are not kept but computed again."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module = make().train()
+        for part in recompute(module) if recompute is not None else ():
+            part.forward = _again(part.forward)
+        return track_step(module, module, make_inputs())
+
+
+def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+@contextmanager
+def fake_world(ranks: int) -> Iterator[None]:
+    """For a while this process is rank 0 of `ranks` that do not exist."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def track_program(program: Program, *, foreach: bool = False) -> Tracked:
+    """A program as this rank runs it; its mesh has as many devices as the process group (see `fake_world`)."""
+    graph, mode = program.graph, FakeTensorMode(allow_non_fake_inputs=True)
+
+    def empty(tensor: Described) -> Tensor:
+        with mode:
+            return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+
+    held = [tensor for tensor in graph.tensors.values() if tensor.role in (Role.PARAMETER, Role.CONSTANT)]
+    module = ParallelModule(program, DeviceGroups.create(program.assignment.mesh), {tensor.name: empty(tensor) for tensor in held})
+    # Called as a module, the tracker would hook its inputs, among them the parameters, and keep all of their gradients.
+    bare: Any = module._local.module.forward
+    module._local = replace(module._local, module=bare)
+    index = module.loss_index
+    assert index is not None
+    with mode:
+        inputs = [empty(graph.tensors[name]) for name in graph.inputs]
+        return track_step(lambda *values: module(*values)[index], module, inputs, foreach=foreach)

@@ -1,0 +1,128 @@
+"""Known configurations: their programs are the schemes' programs, equal layers are priced once, and steps add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from autopar.costmodel import load_cluster
+from autopar.costmodel.configuration import Configuration, Habits
+from autopar.costmodel.estimate import estimate
+from autopar.costmodel.known import price
+from autopar.costmodel.known_memory import working
+from autopar.costmodel.parts import Parts, exposed
+from autopar.costmodel.transformer import Shape, transformer
+from autopar.errors import UsageError
+
+CLUSTER = load_cluster("dgx-a100-80g")
+SHAPE = Shape(layers=4, hidden=1024, heads=16, kv_heads=16, ffn=4096, vocab=51200, sequence=512)
+LLAMA = replace(SHAPE, kv_heads=4, ffn=2816, gated=True, tied=False, bias=False, dropout=False, norm="rms_norm", position="rotary")
+
+
+def parts_of(shape: Shape, c: Configuration, layers: int = 1) -> Parts:
+    return Parts(shape, c, CLUSTER.sized(c.devices), layers=layers)
+
+
+def collectives(shape: Shape, c: Configuration) -> Counter[tuple[str, str]]:
+    """Collectives of activations that one layer issues, by phase and kind."""
+    found = parts_of(shape, c).program().collectives()
+    return Counter((x.phase, x.kind) for x in found if x.tensor.startswith("layers") and x.nbytes > 1e5 and not x.tensor.endswith("weight"))
+
+
+@pytest.mark.parametrize("shape", [SHAPE, LLAMA])
+@pytest.mark.parametrize("attention", ["fused", "flash2"])
+def test_megatron_reduces_twice_forward_and_twice_backward(shape: Shape, attention: str) -> None:
+    c = Configuration(global_batch=8, micro_batch=8, tensor=4, attention=attention)
+    extra = 1 if shape is LLAMA else 0  # the query and the key-value product share the norm's output, one redistribution
+    assert collectives(shape, c) == {("forward", "all_reduce"): 2, ("backward", "all_reduce"): 2}, extra
+
+
+def test_sequence_parallelism_gathers_and_scatters_the_same_bytes() -> None:
+    c = Configuration(global_batch=8, micro_batch=8, tensor=4, attention="flash2")
+    split = replace(c, sequence_parallel=True)
+    assert collectives(SHAPE, split) == {(phase, kind): 2 for phase in ("forward", "backward") for kind in ("all_gather", "reduce_scatter")}
+    whole, pieces = (
+        [x.nbytes for x in parts_of(SHAPE, one).program().collectives() if x.tensor.startswith("layers") and x.nbytes > 1e5] for one in (c, split)
+    )
+    assert 2 * sum(whole) == sum(pieces), "an all-reduce counts its buffer once, its two halves each count it"
+
+
+def test_zero_3_moves_half_as_much_again_as_data_parallelism() -> None:
+    c = Configuration(global_batch=8, micro_batch=1, data=8)
+    plain, split = parts_of(SHAPE, c).parts()["layer"], parts_of(SHAPE, replace(c, zero=3)).parts()["layer"]
+    assert plain.gathered == 0
+    gradients = split.parameters * 2
+    # All-reduce: twice the gradients. ZeRO-3: two gathers of the weights and one scatter of the gradients.
+    assert 2 * split.gathered + gradients == pytest.approx(1.5 * 2 * gradients, rel=0.01)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_layers_are_priced_once_and_counted_often(sequence_parallel: bool) -> None:
+    c = Configuration(global_batch=4, micro_batch=2, data=2, tensor=4, sequence_parallel=sequence_parallel, attention="fused")
+    one, four = parts_of(SHAPE, c).parts(), parts_of(SHAPE, c, layers=4).parts()
+    for name in ("forward", "backward", "weight", "moved_forward", "moved_backward", "parameters", "issued_forward"):
+        assert getattr(four["layer"], name) == pytest.approx(4 * getattr(one["layer"], name), rel=1e-9)
+        assert getattr(four["head"], name) == pytest.approx(getattr(one["head"], name), rel=1e-9)
+
+
+def test_the_parts_are_those_of_the_ordinary_estimate() -> None:
+    """No second model: the same program through `estimate` takes the same forward and backward seconds."""
+    c = Configuration(global_batch=4, micro_batch=2, data=2, tensor=4, attention="fused")
+    parts = parts_of(SHAPE, c, layers=4)
+    found = parts.parts()
+    whole = estimate(parts.program(), parts.analysis, parts.prices, optimizer="adamw")
+    assert sum(part.forward for part in found.values()) == pytest.approx(whole.forward, rel=1e-9)
+    assert sum(part.backward for part in found.values()) == pytest.approx(whole.backward, rel=1e-9)
+
+
+def test_a_pipeline_of_equal_stages_takes_its_bubble() -> None:
+    shape = replace(SHAPE, layers=32, vocab=64)
+    alone = price(shape, Configuration(global_batch=16), CLUSTER)
+    split = price(shape, Configuration(global_batch=16, pipeline=4, habits=Habits(overlap_sends=True)), CLUSTER)
+    assert split.pipeline == pytest.approx(alone.pipeline / 4 * (16 + 3) / 16, rel=0.03)
+
+
+def test_recomputing_everything_repeats_the_forward_pass_and_keeps_little() -> None:
+    c = Configuration(global_batch=4, micro_batch=4, attention="fused")
+    none, some, full = (price(SHAPE, replace(c, recompute=name), CLUSTER) for name in ("none", "selective", "full"))
+    assert none.backward[0] < some.backward[0] < full.backward[0]
+    assert none.memory > some.memory > full.memory
+    assert working(SHAPE, replace(c, recompute="full"), CLUSTER).layer == 4 * 512 * 1024 * 2, "only the input of a layer"
+
+
+def test_activations_of_a_layer_follow_korthikanti() -> None:
+    """s b h (34 + 5 a s / h) bytes for a layer, over t with sequence parallelism, 34 s b h / t with selective recompute (2205.05198)."""
+    c = Configuration(global_batch=2, micro_batch=2, attention="fused", dtype="float16")
+    rows, square = 512 * 2 * 1024, 16 * 512 * 512 * 2
+    assert working(SHAPE, c, CLUSTER).layer == pytest.approx(34 * rows + 5 * square, rel=0.03)
+    split = replace(c, tensor=4, sequence_parallel=True, habits=Habits(regather=True))
+    assert working(SHAPE, split, CLUSTER).layer == pytest.approx((34 * rows + 5 * square) / 4, rel=0.03)
+    assert working(SHAPE, replace(split, recompute="selective"), CLUSTER).layer == pytest.approx(34 * rows / 4, rel=0.05)
+
+
+def test_a_collective_under_cover_slows_the_cover_down() -> None:
+    assert exposed(1.0, 0.0) == 1.0
+    assert 0 < exposed(1.0, 5.0) < 0.2
+    assert exposed(3.0, 1.0) == pytest.approx(2.0 + exposed(1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"recompute": "some"}, "unknown recompute 'some': valid are none, selective, full"),
+        ({"zero": 4}, "ZeRO stages are 0 to 3"),
+        ({"data": 3}, "no multiple of 3 x 1"),
+    ],
+)
+def test_impossible_configurations_are_errors(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        replace(Configuration(global_batch=8), **change)  # type: ignore[arg-type]
+
+
+def test_degrees_that_do_not_divide_are_errors_that_name_the_operator() -> None:
+    with pytest.raises(UsageError, match=r"embed.*cannot be split evenly"):
+        price(SHAPE, Configuration(global_batch=8, tensor=3), CLUSTER)
+    with pytest.raises(UsageError, match="unknown attention 'flash'"):
+        transformer(SHAPE, batch=1, attention="flash")

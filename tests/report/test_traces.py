@@ -1,0 +1,68 @@
+"""The predicted timeline as a file: from `autopar plan` and `autopar explain`, and what keeps it from being written."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from report_models import perceptrons
+
+from autopar.api import plan_loaded
+from autopar.cli import run
+from autopar.errors import UsageError
+from autopar.frontends.load import ModelOptions, load_model
+from autopar.plan import Plan
+from autopar.report.tables import summary_lines
+from autopar.report.units import seconds_text
+
+FOUR = ("--cluster", "dgx-h100", "--devices", "4", "--mesh", "4", "--scheme", "tensor")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "model.onnx"
+    onnx.save(perceptrons(), path)
+    return str(path)
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """The complete events of a trace."""
+    return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+
+
+def test_plan_and_explain_write_the_timeline_of_the_predicted_step(model: str, tmp_path: Path) -> None:
+    plan, first, second = (tmp_path / name for name in ("plan.json", "first.json", "second.json"))
+    run(["plan", model, *FOUR, "-o", str(plan), "--trace", str(first), "--quiet"])
+    run(["explain", str(plan), "--model", model, "--trace", str(second)])
+    assert first.read_bytes() == second.read_bytes()
+    found, predicted = events(first), Plan.load(plan)
+    assert max(e["ts"] + e["dur"] for e in found) == pytest.approx(predicted.predicted.step * 1e6, rel=1e-9)
+    collectives = [e for e in found if e["tid"] != 0]
+    assert sorted(e["args"]["kind"] for e in collectives) == sorted(c.kind for c in predicted.collectives)
+    for thread in {e["tid"] for e in found}:
+        for before, after in pairwise([e for e in found if e["tid"] == thread]):
+            assert before["ts"] + before["dur"] <= after["ts"] * (1 + 1e-12)
+
+
+def test_a_plan_tells_how_much_communication_is_hidden() -> None:
+    """Four weights of 16 MiB are four buckets, of which all but the last are summed under the rest of the backward pass."""
+    loaded = load_model(perceptrons(2, 1024), ModelOptions())
+    found = plan_loaded(loaded, cluster="dgx-h100", devices=4, mesh=(4,), scheme="data", pins=("*MatMul=gpu:m",)).plan
+    parts = found.predicted
+    assert 0.0 < parts.overlapped < parts.communication
+    assert parts.step == pytest.approx(parts.forward + parts.backward + parts.update + parts.communication - parts.overlapped, rel=1e-12)
+    (line,) = (line for line in summary_lines(found, "cluster") if line.startswith("step"))
+    assert line.endswith(f"of which {seconds_text(parts.overlapped)} hidden under computation")
+
+
+def test_a_trace_that_cannot_be_made_is_refused_before_the_work(model: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no folder"):
+        run(["plan", "absent.onnx", *FOUR, "--trace", str(tmp_path / "absent" / "trace.json")])
+    plan = tmp_path / "plan.json"
+    run(["plan", model, *FOUR, "-o", str(plan), "--quiet"])
+    with pytest.raises(UsageError, match="--trace needs --model"):
+        run(["explain", str(plan), "--trace", str(tmp_path / "trace.json")])
