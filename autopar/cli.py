@@ -262,7 +262,8 @@ def _calibrate(args: argparse.Namespace) -> None:
     inside = load_cluster(args.inside) if args.inside else None
     with contextlib.redirect_stdout(sys.stderr):
         found = calibrate(
-            nproc=args.nproc, backend=args.backend, name=args.name or path.stem, quick=args.quick, tolerance=args.tolerance, inside=inside
+            nproc=args.nproc, backend=args.backend, name=args.name or path.stem, kinds=_kinds(args), quick=args.quick,
+            tolerance=args.tolerance, inside=inside,
         )  # fmt: skip
     if found is None:
         return
@@ -283,9 +284,8 @@ def _bench(args: argparse.Namespace) -> None:
         _check_output(Path(args.plot))
     _check_ranks(args)
     sizes = [int(parse_bytes(text, "--sizes")) for text in args.sizes.split(",")]
-    kinds = [kind for kind in args.collectives.split(",") if kind]
     with contextlib.redirect_stdout(sys.stderr):
-        found = bench_collectives(nproc=args.nproc, backend=args.backend, sizes=sizes, kinds=kinds, cluster=args.cluster)
+        found = bench_collectives(nproc=args.nproc, backend=args.backend, sizes=sizes, kinds=_kinds(args), cluster=args.cluster)
     if found is None:
         return
     if args.plot:
@@ -294,6 +294,10 @@ def _bench(args: argparse.Namespace) -> None:
         _print_json(bench_json(found))
     else:
         show(bench_parts(found))
+
+
+def _kinds(args: argparse.Namespace) -> list[str]:
+    return [kind for kind in args.collectives.split(",") if kind]
 
 
 def _check_ranks(args: argparse.Namespace) -> None:

@@ -79,7 +79,11 @@ def gpt2(*, batch: int = 8, sequence: int = 512, layers: int = 4, vocab: int = 5
 
     def make() -> nn.Module:
         config = _transformers().GPT2Config(
-            n_layer=layers, vocab_size=vocab, n_positions=1024, attn_implementation=attention, attn_pdrop=0.1 if attention == "eager" else 0.0
+            n_layer=layers,
+            vocab_size=vocab,
+            n_positions=1024,
+            attn_implementation=attention,
+            attn_pdrop=0.1 if attention == "eager" else 0.0,
         )
         return Loss(_transformers().GPT2LMHeadModel(config), "input_ids", use_cache=False)
 
@@ -112,11 +116,12 @@ def bert(*, batch: int = 16, sequence: int = 256, layers: int = 4, vocab: int = 
     return Model(make=make, inputs=_tokens(batch, sequence), blocks="model.bert.encoder.layer")
 
 
-def resnet50(*, batch: int = 16, size: int = 224) -> Model:
+def resnet50(*, batch: int = 16, size: int = 224, depths: tuple[int, ...] = (3, 4, 6, 3)) -> Model:
     """ResNet-50 on pictures."""
 
     def make() -> nn.Module:
-        return Loss(_transformers().ResNetForImageClassification(_transformers().ResNetConfig(num_labels=1000)), "pixel_values")
+        config = _transformers().ResNetConfig(num_labels=1000, depths=list(depths))
+        return Loss(_transformers().ResNetForImageClassification(config), "pixel_values")
 
     def inputs() -> tuple[Tensor, Tensor]:
         return torch.zeros(batch, 3, size, size), torch.zeros(batch, dtype=torch.long)

@@ -53,7 +53,9 @@ def skip_reason(testbed: Path) -> str:
         return "network namespaces need root"
     if not Path("/dev/net/tun").exists():
         return "there is no /dev/net/tun"
-    missing = [name for name in ("gcc", "ip", "chrt", "taskset") if shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None]
+    missing = [
+        name for name in ("gcc", "ip", "chrt", "taskset") if shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None
+    ]
     return f"not installed: {', '.join(missing)}" if missing else ""
 
 
@@ -85,11 +87,6 @@ def transformer(name: str) -> Any:
 
     torch.manual_seed(0)
     return nn.Sequential(*(Layer() for _ in range(layers))), (torch.randn(batch, sequence, width),)
-
-
-def balanced() -> Any:
-    """For `autopar run`."""
-    return transformer("balanced")
 
 
 def measure_steps(folder: Path, blocks: int, steps: int) -> None:
@@ -154,7 +151,8 @@ class Bench:
     def calibrate(self, nodes: int, rate: float, delay: float, name: str, tolerance: float, *more: str) -> Path:
         """A cluster file from 2 ranks."""
         path = self.folder / f"{name}.json"
-        command = ["-m", "autopar", "calibrate", "-o", str(path), "--backend", "gloo", "--tolerance", str(tolerance), "--json", *more]
+        command = ["-m", "autopar", "calibrate", "-o", str(path), "--backend", "gloo", "--tolerance", str(tolerance), "--json"]
+        command += ["--collectives", "all_reduce,all_gather,reduce_scatter,all_to_all", *more]
         with self.lab.Lab(nodes=nodes, mode="wire", rate=rate, delay=delay) as lab:
             self.run(lab, 2 // nodes, command, [0, 0])
         return path

@@ -1,9 +1,9 @@
 """Calibration: from repeated measurements on ranks to the figures of a cluster, or to an error where the repeats do not agree.
 
-    collectives      alpha + beta * min(x, limit) + beta_above * max(x - limit, 0): the break that leaves the least squared relative
-                     error, figures not negative (least squares by active sets: Lawson and Hanson 1974)
-    matrix products  t = constant + work(half_size) / (peak * fraction), work as `compute.product_seconds` has it
-    noise            of the repeats, the fastest three must agree, since what disturbs a measurement only adds time; their median counts
+collectives      alpha + beta * min(x, limit) + beta_above * max(x - limit, 0): the break that leaves the least squared relative
+                 error, figures not negative (least squares by active sets: Lawson and Hanson 1974)
+matrix products  t = constant + work(half_size) / (peak * fraction), work as `compute.product_seconds` has it
+noise            of the repeats, the fastest three must agree, since what disturbs a measurement only adds time; their median counts
 """
 
 from __future__ import annotations

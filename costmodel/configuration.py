@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from autopar.errors import UsageError, unknown
@@ -21,11 +22,15 @@ class Habits:
     reduction of gradients runs under the last backward pass. `overlap_sends`: pipeline messages. `prefetch`: the next layer's parameters
     are gathered under the present layer. `scatter_sends`: tensor-parallel ranks send a share each and gather it on arrival.
     `fused_accumulation`: the products of weight gradients add to those of earlier micro-batches, with no pass of their own.
-    `fused`: chains of elementwise operators are one kernel. `compiled`: the host runs ahead of the device whatever the kernels. `gradient_bytes`: of an element where they are summed over micro-batches; `reduced_bytes`: in the reduction; `reduce_whole`: ZeRO-1 reduces
-    whole gradients on every rank. `buffer_bytes`: of the reduction's buffers on a device.
+    `fused`: chains of elementwise operators are one kernel. `compiled`: the host runs ahead of the device whatever the kernels.
+    `gradient_bytes`: of an element where they are summed over micro-batches; `reduced_bytes`: in the reduction; `reduce_whole`: ZeRO-1
+    reduces whole gradients on every rank. `buffer_bytes`: of the reduction's buffers on a device.
     `accumulation_bytes`: that such a sum moves for each parameter and micro-batch, where it is more than reading both and writing one.
     `blocking`: the host waits for every kernel before it issues the next. `partition`: how layers are dealt out to stages, of `PARTITIONS`.
     `send_gathers`: gathers on arrival of a message that was sent in shares. `recompute_ends`: embedding and head are recomputed too.
+    `selective`: operators whose names hold one of these are recomputed selectively; `kept`: the others keep their outputs, instead, and all
+    that is not named is recomputed. `recomputed`: share of the layers that full recompute
+    takes. `gather_rate`: B/s at which ZeRO-3 gathers and scatters at most.
     `state_bytes`: of the optimizer for each parameter (master weight and moments); `update_traffic`: bytes moved for each in an update.
     """
 
@@ -47,13 +52,21 @@ class Habits:
     partition: str = "even"
     send_gathers: float = 1.0
     recompute_ends: bool = False
+    selective: tuple[str, ...] = (".core",)
+    kept: tuple[str, ...] = ()
+    recomputed: float = 1.0
+    gather_rate: float = math.inf
     state_bytes: int = 12
     update_traffic: int = 34
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Parallel degrees and schedule of a training run; `global_batch` sequences a step, `micro_batch` of them at once on a device."""
+    """Parallel degrees and schedule of a training run; `global_batch` sequences a step, `micro_batch` of them at once on a device.
+
+    `expert`: of the `data` ranks, as many split the experts among them. `products`: the dtype to which linear operators cast their
+    operands (float8_e4m3fn; empty: none).
+    """
 
     global_batch: int
     micro_batch: int = 1
@@ -61,6 +74,7 @@ class Configuration:
     pipeline: int = 1
     data: int = 1
     context: int = 1
+    expert: int = 1
     zero: int = 0
     sequence_parallel: bool = False
     recompute: str = "none"
@@ -68,6 +82,7 @@ class Configuration:
     interleave: int = 1
     attention: str = "flash2"
     norm: str = "fused"
+    products: str = ""
     dtype: str = "bfloat16"
     habits: Habits = field(default_factory=Habits)
 
@@ -76,8 +91,16 @@ class Configuration:
             raise UsageError(unknown("recompute", self.recompute, RECOMPUTE))
         if self.zero not in (0, 1, 2, 3):
             raise UsageError(f"ZeRO stages are 0 to 3, not {self.zero}")
+        if self.data % self.expert:
+            raise UsageError(f"{self.expert} expert-parallel ranks are no divisor of {self.data} data-parallel ones")
         if self.global_batch % (self.micro_batch * self.data):
             raise UsageError(f"a global batch of {self.global_batch} is no multiple of {self.data} x {self.micro_batch} sequences")
+
+    def repeats(self, operator: str) -> bool:
+        """Whether an operator of a layer runs again in the backward pass."""
+        if self.recompute == "selective" and self.habits.kept:
+            return not any(word in operator for word in self.habits.kept)
+        return self.recompute == "full" or (self.recompute == "selective" and any(word in operator for word in self.habits.selective))
 
     @property
     def devices(self) -> int:

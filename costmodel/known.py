@@ -17,7 +17,7 @@ from .collectives import collective_time
 from .compute import memory_seconds
 from .configuration import Configuration
 from .known_memory import peak_bytes
-from .parts import Parts, PartSeconds
+from .parts import PartSeconds, parts_of, places_of
 from .pipeline import pipeline_seconds
 from .transformer import Shape
 
@@ -41,12 +41,17 @@ def price(shape: Shape, configuration: Configuration, cluster: Cluster) -> Price
     return _Step(shape, configuration, cluster.sized(configuration.devices)).priced()
 
 
-class _Step(Parts):
+class _Step:
     """A step made of the parts."""
 
-    def layers(self, parts: dict[str, PartSeconds]) -> list[int]:
+    def __init__(self, shape: Shape, c: Configuration, cluster: Cluster) -> None:
+        self.shape, self.c, self.cluster = shape, c, cluster
+        self.places = places_of(c, cluster)
+        self.parts = parts_of(shape, c, cluster)
+
+    def layers(self) -> list[int]:
         """Layers of each stage; what does not divide is left over in the middle, or (greedy) missing at the end."""
-        p, habit = self.c.pipeline, self.c.habits.partition
+        p, habit, parts = self.c.pipeline, self.c.habits.partition, self.parts
         if habit == "greedy":
             each = -(-self.shape.layers // p)
             return [max(min(each, self.shape.layers - each * stage), 0) for stage in range(p)]
@@ -56,10 +61,10 @@ class _Step(Parts):
         return [each + (start <= stage < start + over) - ends * (stage in (0, p - 1)) for stage in range(p)]
 
     def priced(self) -> Priced:
-        c, parts = self.c, self.parts()
-        layer = parts["layer"]
+        c, parts = self.c, self.parts
+        layer, layers = parts["layer"], self.layers()
         forward, backward, weight, stored = [], [], [], []
-        for stage, count in enumerate(self.layers(parts)):
+        for stage, count in enumerate(layers):
             ends = [(parts["embed"], stage == 0), (parts["head"], stage == c.pipeline - 1)]
             members = [(layer, count), *((part, 1) for part, here in ends if here)]
             forward.append(sum(n * self.ahead(part) for part, n in members))
@@ -71,10 +76,11 @@ class _Step(Parts):
             c.schedule if c.interleave == 1 else "interleaved", forward, backward, weight, self.send(), c.micro_batches, c.interleave,
             overlap_sends=c.habits.overlap_sends,
         )  # fmt: skip
-        largest = max(stored)
-        reduction = self.reduction(largest, backward[-1])
+        fullest = max(range(len(stored)), key=stored.__getitem__)
+        largest, experts = stored[fullest], layer.experts * layers[fullest]
+        reduction = self.reduction(largest, experts, backward[-1])
         update = self.update(largest)
-        memory = peak_bytes(self.shape, c, self.cluster, parts, self.layers(parts))
+        memory = peak_bytes(self.shape, c, self.cluster, parts, layers)
         return Priced(
             step=pipeline + reduction + update, pipeline=pipeline, reduction=reduction, update=update, forward=tuple(forward),
             backward=tuple(backward), memory=memory, fits=memory <= self.cluster.device.memory_capacity,
@@ -84,7 +90,8 @@ class _Step(Parts):
         """Seconds of gathering a part's parameters at once (ZeRO-3)."""
         if not part.gathered:
             return 0.0
-        return self.collective("all_gather", part.gathered, self.c.data, self.data_level)
+        seconds = self.collective("all_gather", part.gathered, self.c.data, self.places.replicas)
+        return max(seconds, part.gathered / self.c.habits.gather_rate)
 
     def collective(self, kind: str, nbytes: float, group: int, level: str) -> float:
         return float(collective_time(kind, nbytes, group, level=level, cluster=self.cluster))
@@ -99,7 +106,8 @@ class _Step(Parts):
         if not part.gathered:
             return busy
         size = part.gathered * self.c.habits.reduced_bytes / DTYPE_BYTES[self.c.dtype]
-        moved = self.gather(part) + self.collective("reduce_scatter", size, self.c.data, self.data_level)
+        scattered = self.collective("reduce_scatter", size, self.c.data, self.places.replicas)
+        moved = self.gather(part) + max(scattered, size / self.c.habits.gather_rate)
         return max(busy, moved) if self.c.habits.prefetch else busy + moved
 
     def run(self, seconds: float, issued: float) -> float:
@@ -122,7 +130,7 @@ class _Step(Parts):
             return 0.0
         if self.c.recompute == "selective":
             return part.again
-        return self.run(part.forward + part.moved_forward, part.issued_forward)
+        return self.c.habits.recomputed * self.run(part.forward + part.moved_forward, part.issued_forward)
 
     def send(self) -> float:
         """Seconds of one message between stages, and the gather on arrival where the ranks send shares."""
@@ -131,24 +139,29 @@ class _Step(Parts):
             return 0.0
         nbytes = c.micro_batch * self.shape.sequence // c.context * self.shape.hidden * DTYPE_BYTES[c.dtype]
         share = c.tensor if c.habits.scatter_sends or c.sequence_parallel else 1
-        seconds = self.collective("send", nbytes / share, c.pipeline, self.stage_level)
+        seconds = self.collective("send", nbytes / share, c.pipeline, self.places.stages)
         if share > 1 and not c.sequence_parallel:
-            seconds += c.habits.send_gathers * self.prices.seconds("all_gather", self.axis["tensor"], nbytes)
+            seconds += c.habits.send_gathers * self.collective("all_gather", nbytes, c.tensor, self.places.axes[-1])
         return seconds
 
-    def reduction(self, parameters: float, last_backward: float) -> float:
+    def reduction(self, parameters: float, experts: float, last_backward: float) -> float:
         """Exposed seconds of reducing the gradients of a device once a step (and of gathering the updated shards)."""
         c = self.c
-        group = c.data * c.context
-        if group == 1 or c.zero == 3:
+        if c.data * c.context == 1 or c.zero == 3:
             return 0.0
+        seconds = self.reduced(parameters - experts, c.data, self.places.replicas)
+        if experts and c.data > c.expert:
+            seconds += self.reduced(experts, c.data // c.expert, self.places.axes[0])
+        return max(0.0, seconds - last_backward) if c.habits.overlap_gradients else seconds
+
+    def reduced(self, parameters: float, group: int, level: str) -> float:
+        """Seconds of reducing the gradients of as many parameters in a group."""
+        c = self.c
         nbytes = parameters * c.habits.reduced_bytes
         if c.zero == 0:
-            seconds = self.collective("all_reduce", nbytes, c.data, self.data_level)
-        else:
-            seconds = self.collective("all_reduce" if c.habits.reduce_whole else "reduce_scatter", nbytes, c.data, self.data_level)
-            seconds += self.collective("all_gather", parameters * DTYPE_BYTES[c.dtype], c.data, self.data_level)
-        return max(0.0, seconds - last_backward) if c.habits.overlap_gradients else seconds
+            return self.collective("all_reduce", nbytes, group, level)
+        seconds = self.collective("all_reduce" if c.habits.reduce_whole else "reduce_scatter", nbytes, group, level)
+        return seconds + self.collective("all_gather", parameters * DTYPE_BYTES[c.dtype], group, level)
 
     def update(self, parameters: float) -> float:
         shards = self.c.data if self.c.zero else 1

@@ -19,12 +19,10 @@ from autopar.sharding.redistribution import changed_axis
 from autopar.sharding.rules.saved import Made
 
 from .kept import Facts
+from .memories import BUFFER, GRADIENT, STORED, Live, Memories
 from .moves import Action, actions
 
 Place = tuple[str, Layout]
-STORED = -1
-"""The memory of what is stored for good: it is counted apart."""
-KEPT, GRADIENT, BUFFER, PASSING = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +30,6 @@ class Recompute:
     """Groups of operators, by name, whose values are not kept but computed again in the backward pass, group by group."""
 
     segments: tuple[tuple[str, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
-    """Bytes alive at every moment by what they are; `saved`: those that forward leaves to backward (one micro-batch's).
-
-    `moments`: the operator or the redistributed tensor of every moment; `saved_of`: what of `saved` each of them is the first to keep.
-    """
-
-    kept: Sequence[float]
-    gradients: Sequence[float]
-    buffers: Sequence[float]
-    passing: Sequence[float]
-    saved: float
-    moments: Sequence[str]
-    saved_of: Mapping[str, float]
 
 
 def live_bytes(
@@ -62,33 +44,25 @@ def live_bytes(
     walk.forward(train)
     if train:
         walk.backward()
-    return walk.finish()
+    return walk.live(accumulating=accumulating)
 
 
-class _Walk:
-    """The growing list of memories: their sizes, what they are, and the moments of their birth and death."""
+class _Walk(Memories):
+    """Where the values and gradients of a program lie while it runs."""
 
     def __init__(self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool, regather: bool) -> None:
+        super().__init__()
         self.program, self.facts, self.accumulating, self.regather = program, facts, accumulating, regather
         self.tensors = program.graph.tensors
         self.mesh = program.assignment.mesh.shape
-        self.now = 0
-        self.moments = [""]
-        self.size: list[float] = []
-        self.birth: list[int] = []
-        self.death: list[int] = []
-        self.what: list[int] = []
-        self.scratch: list[tuple[int, float]] = []
         self.shards: dict[Layout, int] = {}
         self.values: dict[Place, int] = {}
         self.shard: dict[int, int] = {}  # what was gathered → what it was gathered from
-        self.keeper: dict[int, str] = {}  # a memory → the first operator that keeps it
         self.saved: dict[int, list[int]] = {}  # step → the memories that its backward moment reads
         self.gradients: dict[Place, int] = {}
         self.holders: dict[int, int] = {}
         self.ready: dict[str, int] = {}  # parameter → the moment at which its gradient is complete
         self.stored = {(name, layout) for name, layout in program.assignment.storage.items()}
-        self.forward_end = 0
         self.segment_of = self._segments(recompute)
         self.began: dict[int, int] = {}
         self.boundary: dict[int, set[int]] = {}
@@ -100,22 +74,6 @@ class _Walk:
         if shards is None:
             shards = self.shards[layout] = math.prod(self.mesh[a] for a, p in enumerate(layout) if p.kind is Kind.SPLIT)
         return self.tensors[name].bytes / shards
-
-    def new(self, size: float, what: int = PASSING) -> int:
-        self.size.append(size)
-        self.birth.append(self.now)
-        self.death.append(self.now)
-        self.what.append(what)
-        return len(self.size) - 1
-
-    def tick(self, name: str) -> None:
-        """The next moment, in which `name` is at work."""
-        self.now += 1
-        self.moments.append(name)
-
-    def read(self, memory: int) -> None:
-        if memory != STORED:
-            self.death[memory] = max(self.death[memory], self.now)
 
     def value(self, place: Place, values: dict[Place, int]) -> int:
         """The memory of a value; inputs, constants and parameters as they are stored are counted apart."""
@@ -304,27 +262,3 @@ class _Walk:
                 self.what[gradient] = GRADIENT
                 if not self.accumulating:
                     self.read(gradient)
-
-    # --- the sum ---
-
-    def finish(self) -> Live:
-        moments = self.now + 2
-        changes = [[0.0] * moments for _ in range(4)]
-        saved_of: dict[str, float] = {}
-        for memory, (size, birth, death, what) in enumerate(zip(self.size, self.birth, self.death, self.what, strict=True)):
-            if what == PASSING and birth <= self.forward_end < death:
-                what = KEPT
-                keeper = self.keeper.get(memory, self.moments[birth])
-                saved_of[keeper] = saved_of.get(keeper, 0.0) + size
-            elif what == GRADIENT and self.accumulating:
-                what = PASSING
-            changes[what][birth] += size
-            changes[what][death + 1] -= size
-        for moment, size in self.scratch:
-            changes[PASSING][moment] += size
-            changes[PASSING][moment + 1] -= size
-        kept, gradients, buffers, passing = (list(itertools.accumulate(change))[:-1] for change in changes)
-        return Live(
-            kept=kept, gradients=gradients, buffers=buffers, passing=passing, saved=math.fsum(saved_of.values()), moments=self.moments,
-            saved_of=saved_of,
-        )  # fmt: skip

@@ -1,6 +1,6 @@
 """`Measured`: what a collective took on real ranks, as a curve of two straight lines over bytes.
 
-    seconds(x) = alpha + beta * min(x, limit) + beta_above * max(x - limit, 0)
+seconds(x) = alpha + beta * min(x, limit) + beta_above * max(x - limit, 0)
 """
 
 from __future__ import annotations

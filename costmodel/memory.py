@@ -20,7 +20,8 @@ from autopar.sharding.program import Program
 from autopar.sharding.redistribution import local_bytes
 
 from .kept import facts_of
-from .liveness import Live, Recompute, live_bytes
+from .liveness import Recompute, live_bytes
+from .memories import Live
 from .pricing import optimizer_named
 
 NO_RECOMPUTE = Recompute()
@@ -107,7 +108,7 @@ def states_of(
     program: Program, analysis: Analysis, *, optimizer: str, precision: Precision, optimizer_shards: int = 1, gradient_shards: int = 1,
     of: Callable[[str], bool] = lambda name: True,
 ) -> States:  # fmt: skip
-    """What one device stores of the parameters whose names `of` takes (and of all constants and inputs), and what their training adds."""
+    """What one device stores of the tensors whose names `of` takes, and what the training of the parameters among them adds."""
     graph, mesh = program.graph, program.assignment.mesh.shape
     count = optimizer_named(optimizer).states
     stored = gradients = master = states = largest = 0.0
@@ -121,7 +122,7 @@ def states_of(
             master += elements * of_master / optimizer_shards
             states += elements * of_state * count / optimizer_shards
             largest = max(largest, size)
-    stored += sum(tensor.bytes for tensor in graph.tensors.values() if tensor.role in (Role.CONSTANT, Role.INPUT))
+    stored += sum(tensor.bytes for tensor in graph.tensors.values() if tensor.role in (Role.CONSTANT, Role.INPUT) and of(tensor.name))
     return States(parameters=stored, gradients=gradients, master=master, optimizer=states, largest=largest)
 
 

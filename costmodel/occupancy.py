@@ -1,6 +1,6 @@
 """The memory of a device that holds many equal layers, from the program of one layer with what stands before and behind it.
 
-peak of a stage = states + in_flight * (sum over its parts of count * saved) + max over its parts of excess
+peak of a stage = states + (in_flight - 1) * saved(all) + max over its parts of (saved(up to the part) + excess(part))
 
 saved(part): what its operators are the first to keep for the backward pass. excess(part): what is alive at most while the part is at work,
 above all that it and the parts before it saved. Source of the form: V. Korthikanti et al., "Reducing activation recomputation in large
@@ -17,11 +17,10 @@ from autopar.sharding.analysis import Analysis
 from autopar.sharding.program import Program
 
 from .cluster import Device
-from .configuration import Configuration
 from .kept import facts_of
-from .liveness import Live, Recompute, live_bytes
+from .liveness import Recompute, live_bytes
+from .memories import Live
 from .memory import NO_RECOMPUTE, Memory, Precision, States, states_of
-from .pipeline import in_flight
 
 FRAGMENTATION = 0.15
 """Share of what the caching allocator reserves that no tensor uses, on average over eight language models (C. Guo et al., "GMLake",
@@ -88,43 +87,21 @@ def _excess(live: Live, part_of: Callable[[str], str], saved: Mapping[str, float
 
 
 def stage_memory(members: Sequence[tuple[Load, float]], *, in_flight: float) -> Memory:
-    """The peak of a device that holds each load so many times, with `in_flight` micro-batches between their forward and backward."""
+    """The peak of a device that holds each load so many times, in this order; `in_flight`: micro-batches between forward and backward."""
     saved = math.fsum(count * load.saved for load, count in members)
+    held, peak = (in_flight - 1) * saved, (0.0, 0.0)
+    for load, count in members:
+        held += count * load.saved
+        if count:
+            peak = max(peak, (held, load.excess), key=sum)
 
     def stored(name: str) -> float:
         return math.fsum(count * getattr(load.states, name) for load, count in members)
 
     return Memory(
         parameters=stored("parameters"), gradients=stored("gradients"), master=stored("master"), optimizer=stored("optimizer"),
-        activations=in_flight * saved, buffers=0.0, transient=max(load.excess for load, count in members if count), saved=saved,
+        activations=peak[0], buffers=0.0, transient=peak[1], saved=saved,
     )  # fmt: skip
-
-
-def recomputed(analysis: Analysis, layer: str, kind: str) -> Recompute:
-    """What a framework recomputes of the layer whose operators' names begin so: "full": all; "selective": the core of attention."""
-    names = tuple(op.name for op in analysis.graph.operators if op.name.startswith(layer))
-    if kind == "selective":
-        names = tuple(name for name in names if ".core" in name)
-    elif kind != "full":
-        return NO_RECOMPUTE
-    return Recompute(segments=(names,))
-
-
-def configuration_memory(program: Program, analysis: Analysis, c: Configuration, layers: Sequence[int]) -> tuple[Memory, ...]:
-    """The memory of every stage of a known configuration whose parts are named embed, layers and head; `layers`: of each stage."""
-    state = (c.habits.state_bytes - 4) / 2
-    precision = Precision(gradient=float(c.habits.gradient_bytes), master=4.0, state=state, main=True)
-    found = loads(
-        program, analysis, lambda name: name.partition(".")[0], optimizer="adamw", precision=precision,
-        recompute=recomputed(analysis, "layers.", c.recompute), regather=c.habits.regather or c.zero == 3,
-        optimizer_shards=c.data * c.context if c.zero in (1, 2) else 1, gradient_shards=c.data if c.zero == 2 else 1,
-    )  # fmt: skip
-    stages = []
-    for stage, count in enumerate(layers):
-        ends = [(found["embed"], float(stage == 0)), (found["head"], float(stage == len(layers) - 1))]
-        held = in_flight(c.schedule if c.interleave == 1 else "interleaved", stage, len(layers), c.micro_batches, c.interleave)
-        stages.append(stage_memory([(found["layers"], float(count)), *ends], in_flight=held))
-    return tuple(stages)
 
 
 def occupied(memory: Memory, device: Device, *, fragmentation: float = FRAGMENTATION) -> float:

@@ -27,6 +27,8 @@ Floats = NDArray[np.float64]
 
 BACKWARD_OF_ATTENTION = 2.5
 """Products of flash attention's backward pass, as a multiple of the forward ones: five for two (Dao 2022, arXiv:2205.14135)."""
+CAST_TRAFFIC = 2.5
+"""Bytes moved for each byte of a 16-bit operand that is cast to 8 bits: read for its largest element, read again, half written."""
 DEFAULT_KERNEL = "flash2"
 
 
@@ -80,7 +82,9 @@ class _Operator:
         )
         self.bytes = [np.broadcast_to(size, (self.count,)) for size in sizes]
         self.ins, self.outs = self.bytes[: len(call.inputs)], self.bytes[len(call.inputs) :]
-        self.dtype = _computed_in(tensors)
+        cast = call.get("compute")
+        self.dtype = cast if isinstance(cast, str) else _computed_in(tensors)
+        self.casts = CAST_TRAFFIC if isinstance(cast, str) else 0.0
         self.is_attention = len(self.entry.products) > 1
         self.product = self._product() if self.entry.products and not self.is_attention else None
         self.trained = any(t.name in gradients for t in call.outputs)
@@ -92,7 +96,7 @@ class _Operator:
         looked_up = {f for f, factor in enumerate(self.rule.factors) if factor.special == "masked"}
         # A look-up reads the rows that it gives, not the table.
         read = [size for size, dims in zip(self.ins, self.rule.inputs, strict=True) if self.product or looked_up.isdisjoint(_members(dims))]
-        return self._time(self._arithmetic(), sum((*read, *self.outs, *self._made()), np.zeros(self.count)))
+        return self._cast(self.ins) + self._time(self._arithmetic(), sum((*read, *self.outs, *self._made()), np.zeros(self.count)))
 
     def backward(self) -> Floats:
         wanted = [i for i, t in enumerate(self.call.inputs) if t.name in self.gradients]
@@ -107,7 +111,7 @@ class _Operator:
         left, right = self.product.turned()
         whole = sum(self.bytes, np.zeros(self.count))
         seconds = [self._time(self._seconds(product), whole) for i, product in ((self.left, left), (self.right, right)) if i in wanted]
-        return sum(seconds, np.zeros(self.count)) if seconds else self._time(self._seconds(right), whole)
+        return sum(seconds, self._cast(self.outs)) if seconds else self._time(self._seconds(right), whole)
 
     def weight(self) -> Floats:
         """The product that makes the gradient of a stored operand; operators with nothing but parameters to differentiate count whole."""
@@ -116,6 +120,10 @@ class _Operator:
             only = trained and all(self.call.inputs[i].role is Role.PARAMETER for i in range(len(self.ins)) if self.call.inputs[i].is_float)
             return self.backward() if only else np.zeros(self.count)
         return self._time(self._seconds(self.product.turned()[1]), sum(self.bytes, np.zeros(self.count)))
+
+    def _cast(self, sizes: Sequence[Floats]) -> Floats:
+        """Seconds of bringing operands to a narrower type."""
+        return memory_seconds(self.casts * sum(sizes, np.zeros(self.count)), self.device)
 
     def _made(self) -> list[Floats]:
         """Bytes of what the kernel keeps beside its tensors (masks, statistics)."""

@@ -7,14 +7,15 @@ part that its name begins with, once for all configurations in which its local s
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from autopar.ir import DTYPE_BYTES, Role
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.candidates import Strategies
-from autopar.sharding.layout import Layout
+from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Compute, Program, Redistribute, build_program, chain_collectives, operator_collectives
@@ -45,7 +46,8 @@ class PartSeconds:
     """Seconds of one micro-batch through a part of the model, and the bytes that it stores on a device.
 
     `forward`, `backward`: compute. `again`: forward compute and communication of what selective recompute repeats.
-    `moved`: exposed collectives forward and backward. `gathered`: bytes of parameters gathered (ZeRO-3). `issued`: kernels that the host
+    `moved`: exposed collectives forward and backward. `parameters`: elements that a device uses, of which
+    `experts` differ between expert-parallel ranks. `gathered`: bytes of parameters gathered (ZeRO-3). `issued`: kernels that the host
     issues, which is what bounds a part whose kernels are short.
     """
 
@@ -56,6 +58,7 @@ class PartSeconds:
     moved_forward: float = 0.0
     moved_backward: float = 0.0
     parameters: float = 0.0
+    experts: float = 0.0
     gathered: float = 0.0
     issued_forward: float = 0.0
     issued_backward: float = 0.0
@@ -63,37 +66,66 @@ class PartSeconds:
 
 @functools.lru_cache(maxsize=256)
 def analysed(
-    shape: Shape, batch: int, dtype: str, attention: str, norm: str, layers: int = 1
+    shape: Shape, batch: int, dtype: str, attention: str, norm: str, products: str, layers: int
 ) -> tuple[Transformer, Analysis, frozenset[str]]:
     """The graph of a transformer, what it offers, and the values that stay inside its fused chains."""
-    model = transformer(shape, batch=batch, dtype=dtype, attention=attention, norm=norm, layers=layers)
+    model = transformer(shape, batch=batch, dtype=dtype, attention=attention, norm=norm, products=products, layers=layers)
     analysis = analyse(model.graph, train=True)
     return model, analysis, inside_chains(analysis)
 
 
-class Parts:
-    """The parts of one configuration on a cluster of as many devices."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Levels that the axes of a configuration span: `axes` are data, expert, context and tensor; `replicas`: data and expert together."""
 
-    def __init__(self, shape: Shape, c: Configuration, cluster: Cluster, *, layers: int = 1) -> None:
+    stages: str
+    axes: tuple[str, ...]
+    replicas: str
+
+
+def places_of(c: Configuration, cluster: Cluster) -> Places:
+    """Pipeline stages outermost, then data, expert and context parallelism, tensor parallelism over neighbouring devices."""
+    levels = bind_axes(cluster, (c.pipeline, c.data // c.expert, c.expert, c.context, c.tensor))
+    together = bind_axes(cluster, (c.pipeline, c.data, c.context * c.tensor))
+    assert levels is not None and together is not None
+    return Places(stages=levels[0], axes=levels[1:], replicas=together[1])
+
+
+def parts_of(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, PartSeconds]:
+    """The parts of a configuration on a cluster of as many devices; data-parallel ranks run the program of one."""
+    alone = replace(c, pipeline=1, interleave=1, schedule="1f1b", data=c.expert, global_batch=c.micro_batch * c.expert)
+    one = replace(shape, layers=1)
+    return _parts_of(one, alone, cluster, places_of(c, cluster))
+
+
+@functools.lru_cache(maxsize=4096)
+def _parts_of(shape: Shape, c: Configuration, cluster: Cluster, places: Places) -> Mapping[str, PartSeconds]:
+    return Parts(shape, c, cluster, places).parts()
+
+
+class Parts:
+    """The parts of one configuration."""
+
+    def __init__(self, shape: Shape, c: Configuration, cluster: Cluster, places: Places, *, layers: int = 1) -> None:
         self.shape, self.c, self.cluster = shape, c, cluster
-        sizes = (c.pipeline, c.data, c.context, c.tensor)
-        levels = bind_axes(cluster, sizes)
-        assert levels is not None
-        named = zip(("data", "context", "tensor"), sizes[1:], levels[1:], strict=True)
-        self.stage_level, self.data_level = levels[0], levels[1]
+        self.period = shape.expert_every if shape.experts else 1
+        sizes = (c.data // c.expert, c.expert, c.context, c.tensor)
+        named = zip(("data", "expert", "context", "tensor"), sizes, places.axes, strict=True)
         self.mesh = Mesh(axes=tuple(Axis(name=n, size=s, level=level) for n, s, level in named if s > 1))
         self.prices = MeshPrices(cluster=cluster, mesh=self.mesh)
-        self.model, self.analysis, inside = analysed(shape, c.micro_batch * c.data, c.dtype, c.attention, c.norm, layers)
+        self.model, self.analysis, inside = analysed(
+            shape, c.micro_batch * c.data, c.dtype, c.attention, c.norm, c.products, layers * self.period
+        )
         self.inside = inside if c.habits.fused else frozenset()
         self.axis = {axis.name: index for index, axis in enumerate(self.mesh.axes)}
 
     def program(self) -> Program:
         """The program of one micro-batch through one layer, with embedding and head."""
         c = self.c
-        kinds = {"data": "data", "context": "context", "tensor": "sequence" if c.sequence_parallel else "tensor"}
+        kinds = {"data": "data", "expert": "expert", "context": "context", "tensor": "sequence" if c.sequence_parallel else "tensor"}
         names = [kinds[axis.name] for axis in self.mesh.axes]
-        wanted = {name: [getattr(w, kind) for kind in names] for name, w in self.model.wanted.items()}
-        split = [self.axis["data"]] if c.zero == 3 and c.data > 1 else []
+        wanted = {name: [getattr(w, kind) or w.data for kind in names] for name, w in self.model.wanted.items()}
+        split = [self.axis[name] for name in ("data", "expert") if name in self.axis] if c.zero == 3 else []
         return build_program(self.model.graph, pinned_assignment(self.analysis, self.mesh, wanted, split_storage=split))
 
     def parts(self) -> dict[str, PartSeconds]:
@@ -102,7 +134,6 @@ class Parts:
         found = {part: PartSeconds() for part in PARTS}
         weights: dict[tuple[str, Layout], float] = {}
         moves: list[Redistribute] = []
-        core = ".core"
         for step in program.steps:
             if isinstance(step, Redistribute):
                 moves.append(step)
@@ -113,7 +144,8 @@ class Parts:
             part.forward += forward
             part.backward += backward
             part.weight += weight
-            part.again += forward if core in name else 0.0
+            again = self.c.repeats(name)
+            part.again += forward if again else 0.0
             part.issued_forward += 1
             part.issued_backward += (backward > 0) + (weight > 0)
             if weight:
@@ -124,13 +156,15 @@ class Parts:
                     seconds = self.prices.seconds(collective.kind, collective.axis, collective.nbytes)
                     if collective.phase == "forward":
                         part.moved_forward += seconds
-                        part.again += seconds if core in name else 0.0
+                        part.again += seconds if again else 0.0
                     else:
                         part.moved_backward += seconds
         for step in moves:
             if self.model.graph.tensors[step.tensor].is_float:
                 self.move(step, found[_part(step.tensor)], weights)
         self.stored(program, found)
+        if self.period > 1:
+            found["layer"] = PartSeconds(**{name: value / self.period for name, value in asdict(found["layer"]).items()})
         return found
 
     def move(self, step: Redistribute, part: PartSeconds, weights: dict[tuple[str, Layout], float]) -> None:
@@ -157,7 +191,8 @@ class Parts:
                 if factor >= 0:
                     sizes[factor] *= axis.size
         c = self.c
-        key = (self.shape, c.dtype, c.attention, c.norm, c.habits.fused, c.micro_batch * c.data, step.operator.name, tuple(sizes))
+        model = (self.shape, c.dtype, c.attention, c.norm, c.products, c.micro_batch * c.data, c.habits.fused)
+        key = (model, step.operator.name, tuple(sizes))
         if key not in _SECONDS.setdefault(self.cluster.device, {}):
             _SECONDS[self.cluster.device][key] = self._operator(step)
         return _SECONDS[self.cluster.device][key]
@@ -175,12 +210,19 @@ class Parts:
 
     def stored(self, program: Program, found: dict[str, PartSeconds]) -> None:
         """Elements of parameters that a device uses in each part (ZeRO-3 stores a share of them)."""
-        data = self.axis.get("data", -1)
+        expert = self.axis.get("expert", -1)
         for tensor in program.graph.parameters:
             layout = program.assignment.storage[tensor.name]
-            used = tuple(p for a, p in enumerate(layout) if a != data)
-            sizes = [s for a, s in enumerate(self.mesh.shape) if a != data]
-            found[_part(tensor.name)].parameters += local_bytes(used, tensor.bytes, sizes) / DTYPE_BYTES[tensor.dtype]
+            own = ".experts." in tensor.name and not tensor.name.endswith("router.weight")
+            apart = [a for name, a in self.axis.items() if name == "data" or (name == "expert" and not own)]
+            used = tuple(p for a, p in enumerate(layout) if a not in apart)
+            sizes = [s for a, s in enumerate(self.mesh.shape) if a not in apart]
+            elements = local_bytes(used, tensor.bytes, sizes) / DTYPE_BYTES[tensor.dtype]
+            part = found[_part(tensor.name)]
+            part.parameters += elements
+            part.experts += elements if own and expert >= 0 else 0.0
+            if self.c.zero == 3 and not any(layout[a].kind is Kind.SPLIT for a in apart):
+                part.gathered += elements * DTYPE_BYTES[tensor.dtype]  # no dim divides: its shards are cut from the flat parameter
 
 _SECONDS: dict[object, dict[object, tuple[float, float, float]]] = {}
 

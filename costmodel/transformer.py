@@ -94,25 +94,27 @@ _SUM = Wanted(data=S(0), context=S(1), tensor=P, sequence=P)
 _WHOLE = Wanted(data=S(0), context=S(1), tensor=R, sequence=R)
 _WHOLE_SEQUENCE = Wanted(data=S(0), context=R, tensor=R, sequence=R)
 _DEALT = Wanted(data=S(1), context=R, tensor=R, sequence=R, expert=S(1))
-_DEALT_BACK = _DEALT
 _EXPERT = Wanted(data=S(1), context=R, tensor=R, sequence=R, expert=S(0))
+_EXPERT_SUM = replace(_EXPERT, tensor=P, sequence=P)
 _EXPERT_INNER = Wanted(data=S(1), context=R, tensor=S(2), sequence=S(2), expert=S(0))
 _HEADS = Wanted(data=S(0), context=S(2), tensor=S(1), sequence=S(1))
 
 
 @functools.lru_cache(maxsize=256)
 def transformer(
-    shape: Shape, *, batch: int, dtype: str = "bfloat16", attention: str = "flash2", norm: str = "fused", layers: int | None = None
-) -> Transformer:
+    shape: Shape, *, batch: int, dtype: str = "bfloat16", attention: str = "flash2", norm: str = "fused", products: str = "",
+    layers: int | None = None,
+) -> Transformer:  # fmt: skip
     """The training graph of `batch` sequences, with as many `layers` as given (default: all).
 
-    `attention`: of `ATTENTIONS`. `norm`: "fused" is one kernel, "unfused" the chain of elementwise kernels in float32.
+    `attention`: of `ATTENTIONS`. `norm`: "fused" is one kernel, "unfused" the chain of elementwise kernels in float32. `products`: the
+    dtype to which the layers' linear operators cast their operands (empty: none).
     """
     if attention not in ATTENTIONS:
         raise UsageError(unknown("attention", attention, ATTENTIONS))
     if norm not in NORMS:
         raise UsageError(unknown("norm", norm, NORMS))
-    builder = _Builder(shape, batch, dtype, attention, norm)
+    builder = _Builder(shape, batch, dtype, attention, norm, products)
     return builder.build(shape.layers if layers is None else layers)
 
 
@@ -123,6 +125,7 @@ class _Builder:
     dtype: str
     attention: str
     norm: str
+    products: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
     operators: list[Operator] = field(default_factory=list)
     wanted: dict[str, Wanted] = field(default_factory=dict)
@@ -137,9 +140,9 @@ class _Builder:
             x = self.layer(f"layers.{index}", x, with_experts=s.experts > 0 and (index + 1) % s.expert_every == 0)
         loss = self.head(x, labels)
         graph = Graph(
-            name="transformer", tensors=self.tensors, operators=tuple(self.operators), inputs=(tokens, labels, *self.inputs), outputs=(loss,),
-            loss=loss,
-        )
+            name="transformer", tensors=self.tensors, operators=tuple(self.operators), inputs=(tokens, labels, *self.inputs),
+            outputs=(loss,), loss=loss,
+        )  # fmt: skip
         return Transformer(shape=s, graph=graph, wanted=self.wanted)
 
     # --- pieces ---
@@ -156,6 +159,12 @@ class _Builder:
         outputs: int = 1, **attributes: Value,
     ) -> tuple[str, ...]:  # fmt: skip
         """Add an operator whose outputs are all of shape `out`, with one dtype and pin."""
+        return self.add(name, kind, inputs, out, wanted, attributes, dtype, outputs)
+
+    def add(
+        self, name: str, kind: str, inputs: Mapping[str, str], out: tuple[int, ...], wanted: Wanted, attributes: Mapping[str, Value],
+        dtype: str | None = None, outputs: int = 1,
+    ) -> tuple[str, ...]:  # fmt: skip
         names = tuple(self.tensor(f"{name}:{i}", out, dtype) for i in range(outputs))
         refs = {argument: Ref(index) for index, argument in enumerate(inputs)}
         self.operators.append(
@@ -172,14 +181,15 @@ class _Builder:
         inputs = {"input": x, "weight": self.weight(f"{name}.weight", width, inner)}
         if self.shape.bias if bias is None else bias:
             inputs["bias"] = self.weight(f"{name}.bias", width)
-        return self.op(name, "aten.linear.default", inputs, (*self.tensors[x].shape[:-1], width), wanted)[0]
+        cast = {"compute": self.products} if self.products and name.startswith("layers.") else {}
+        return self.add(name, "aten.linear.default", inputs, (*self.tensors[x].shape[:-1], width), wanted, cast)[0]
 
     def pointwise(self, name: str, kind: str, x: str, wanted: Wanted, *, other: str | None = None, dtype: str | None = None) -> str:
         inputs = {"self": x} if other is None else {"self": x, "other": other}
         return self.op(name, kind, inputs, self.tensors[x].shape, wanted, dtype=dtype)[0]
 
     def view(self, name: str, kind: str, x: str, out: tuple[int, ...], wanted: Wanted, **attributes: Value) -> str:
-        return self.op(name, kind, {"self": x}, out, wanted, **attributes)[0]
+        return self.add(name, kind, {"self": x}, out, wanted, attributes)[0]
 
     def dropout(self, name: str, x: str, wanted: Wanted) -> str:
         if not self.shape.dropout:
@@ -232,7 +242,7 @@ class _Builder:
         inner = (self.batch, s.sequence, count, parts * d)
         x = self.view(f"{name}.view", "aten.view.default", x, inner, _INNER, size=inner)
         cut = (*inner[:-1], d)
-        pieces = (x,)
+        pieces: tuple[str, ...] = (x,)
         if parts > 1:
             pieces = self.op(f"{name}.split", "aten.split.Tensor", {"self": x}, cut, _INNER, outputs=parts, split_size=d, dim=-1)
         shape = (self.batch, count, s.sequence, d)
@@ -322,8 +332,7 @@ class _Builder:
         s = self.shape
         b, e = self.batch, s.experts
         c = max(round(s.capacity * s.top_k * s.sequence / e), 1)
-        router = self.linear(f"{name}.router", x, e, _ROWS, bias=False)
-        self.op(f"{name}.gates", "aten.softmax.int", {"self": router}, self.rows(e), _ROWS, dim=-1)
+        self.linear(f"{name}.router", x, e, _ROWS, bias=False)
         chosen = self.tensor(f"{name}.chosen", (b, e * c, s.sequence), role=Role.INPUT)
         weights = self.tensor(f"{name}.weights", (b, s.sequence, e * c), role=Role.INPUT)
         self.inputs += [chosen, weights]
@@ -341,8 +350,8 @@ class _Builder:
         else:
             h = self.pointwise(f"{name}.act", "aten.gelu.default", h, _EXPERT_INNER)
         down = self.weight(f"{name}.down.weight", e, s.ffn, s.hidden)
-        h = self.op(f"{name}.down", "aten.bmm.default", {"self": h, "mat2": down}, (e, b * c, s.hidden), replace(_EXPERT, tensor=P, sequence=P))[0]
-        h = self.view(f"{name}.part", "aten.view.default", h, (e, b, c, s.hidden), _DEALT_BACK, size=(e, b, c, s.hidden))
+        h = self.op(f"{name}.down", "aten.bmm.default", {"self": h, "mat2": down}, (e, b * c, s.hidden), _EXPERT_SUM)[0]
+        h = self.view(f"{name}.part", "aten.view.default", h, (e, b, c, s.hidden), _DEALT, size=(e, b, c, s.hidden))
         h = self.view(f"{name}.unturn", "aten.transpose.int", h, (b, e, c, s.hidden), _WHOLE_SEQUENCE, dim0=0, dim1=1)
         h = self.view(f"{name}.unsplit", "aten.reshape.default", h, (b, e * c, s.hidden), _WHOLE_SEQUENCE, shape=(b, e * c, s.hidden))
         return self.op(f"{name}.combine", "aten.matmul.default", {"self": weights, "other": h}, self.rows(s.hidden), _ROWS)[0]

@@ -139,6 +139,7 @@ def _calibrate_options(parser: Parser) -> None:
     _ranks_options(parser)
     add("--inside", metavar="FILE", help="cluster file of one node: the ranks, one a node, stand for such nodes")
     add("--name", help="name of the cluster (default: that of FILE)")
+    add("--collectives", default="", metavar="all_reduce,...", help="which collectives, beside send (default: all)")
     add("--quick", action="store_true", help="sizes up to 4 MiB and fewer matrix products")
     add("--tolerance", type=float, default=0.1, metavar="FRACTION", help="repeats that differ by more are refused (default: 0.1)")
     _json_option(parser)

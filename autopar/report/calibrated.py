@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from autopar.costmodel.calibration import (
     settled,
 )
 
+from ..errors import UsageError, unknown
 from .tables import Table
 from .units import bytes_text, rate_text, seconds_text
 
@@ -27,23 +29,31 @@ QUICK_SIZES = (2**10, 2**22)
 
 
 def calibrate(
-    *, nproc: int | None, backend: str | None, name: str, quick: bool, tolerance: float, inside: Cluster | None
+    *,
+    nproc: int | None,
+    backend: str | None,
+    name: str,
+    kinds: Sequence[str] = (),
+    quick: bool,
+    tolerance: float,
+    inside: Cluster | None,
 ) -> Cluster | None:
-    """The cluster of the ranks at hand; None on a rank that is not to tell it."""
+    """The cluster of the ranks at hand, with `kinds` of collectives (all, where none is named); None on a rank that is not to tell it."""
     from autopar.runtime.measuring import KINDS, Wanted, byte_sizes, measure
 
     sizes = byte_sizes(*(QUICK_SIZES if quick else SIZES))
-    wanted = Wanted(kinds=KINDS, sizes=sizes, settled=partial(settled, tolerance=tolerance), device=True, quick=quick)
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UsageError(unknown("collective", kind, KINDS))
+    chosen = (*(kind for kind in kinds if kind != "send"), "send") if kinds else KINDS
+    wanted = Wanted(kinds=chosen, sizes=sizes, settled=partial(settled, tolerance=tolerance), device=True, quick=quick)
     found, speaks = measure(wanted, nproc=nproc, backend=backend)
     return from_measurements(found, name=name, tolerance=tolerance, inside=inside) if speaks else None
 
 
 def from_measurements(found: Any, *, name: str, tolerance: float, inside: Cluster | None = None) -> Cluster:
     """The cluster of `runtime.measuring.Measurements`; `NoisyMeasurement` where the repeats do not agree."""
-    device = DeviceRepeats(
-        name=found.device.name, products=found.device.products, copy=found.device.copy, copied=found.device.copied, stream=found.device.stream, streamed=found.device.streamed,
-        attention_flops=found.device.attention_flops, attention=found.device.attention, launch=found.device.launch, capacity=found.device.capacity, reserved=found.device.reserved, units=found.device.units,
-    )  # fmt: skip
+    device = DeviceRepeats(**{each.name: getattr(found.device, each.name) for each in fields(DeviceRepeats)})
     refuse_noise({**_named(found.collectives), **device.named()}, tolerance)
     drivers = {(place.level, place.size): place.drivers for place in found.places}
     measured = fit_collectives(found.collectives, drivers)

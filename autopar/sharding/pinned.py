@@ -7,7 +7,7 @@ does not). A parameter is stored as its operators use it, whole where they take 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import UsageError
 from ..ir import Role, Tensor
@@ -16,7 +16,7 @@ from .candidates import Option
 from .layout import B, Kind, Layout, Placement, R, S, is_valid
 from .mesh import Mesh
 from .program import Assignment, Decision
-from .redistribution import changed_axis, is_step, cheapest_chain
+from .redistribution import cheapest_chain, is_step
 
 Wanted = Mapping[str, Sequence[Placement]]
 """For every operator the placement of its outputs (of its first input, where it gives a scalar) on each axis."""

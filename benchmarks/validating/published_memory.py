@@ -15,7 +15,7 @@ from functools import partial
 
 from autopar.costmodel.configuration import Configuration, Habits
 from autopar.costmodel.known_memory import stored_bytes, working
-from autopar.costmodel.parts import Parts, PartSeconds
+from autopar.costmodel.parts import PartSeconds, parts_of
 from autopar.costmodel.pipeline import in_flight
 from autopar.errors import UsageError
 
@@ -96,7 +96,7 @@ def stage_bytes(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:
     c, cluster = configuration_of(found), cluster_of(found["gpu"], found["network"])
     layers = shape.layers / c.pipeline
     if row["component"] == STATES:
-        return stored_bytes(Parts(shape, c, cluster.sized(c.devices)).parts()["layer"], c) * layers
+        return stored_bytes(parts_of(shape, c, cluster.sized(c.devices))["layer"], c) * layers
     recompute, sequence = KEPT[row["component"]]
     chosen = replace(c, recompute=recompute, sequence_parallel=sequence)
     flying = in_flight("interleaved" if c.interleave > 1 else "1f1b", 0, c.pipeline, c.micro_batches, c.interleave)

@@ -1,7 +1,6 @@
 """A published training run, a row of `training_steps.csv`, as a known configuration on a cluster.
 
-What a row says is taken as it stands; what its framework does (which kernels, what overlaps, in which precision it reduces) is
-in one table of frameworks, and what its machines are in one table of clusters. Nothing here is fitted to a row.
+What a row says is taken as it stands; what its framework does is in `frameworks`, and what its machines are in one table of networks.
 """
 
 from __future__ import annotations
@@ -15,50 +14,9 @@ from autopar.costmodel.configuration import Configuration, Habits
 from autopar.costmodel.known import Priced, price
 from autopar.costmodel.transformer import Shape
 
+from .frameworks import ATTENTION, FRAMEWORKS
+
 Row = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
-    """`habits` of a framework, its norm and position kernels, and what else its models have."""
-
-    habits: Habits
-    position: str = "learned"
-    norm: str = "fused"
-    bias: bool = True
-    dropout: bool = True
-    tied: bool = True
-    gathered_logits: bool = False
-    shared_input: bool = True
-
-
-_MEGATRON_2021 = Habits()
-_DEEPSPEED = Habits(gradient_bytes=2, reduced_bytes=2, send_gathers=1.5)
-_FSDP = Habits(gradient_bytes=4, reduced_bytes=4)
-FRAMEWORKS: Mapping[str, Framework] = {
-    "Megatron-LM 2021": Framework(habits=_MEGATRON_2021),
-    "Megatron-LM 2021 + DeepSpeed ZeRO-3": Framework(habits=replace(_MEGATRON_2021, gradient_bytes=2, reduced_bytes=2)),
-    "Megatron-LM 2022": Framework(habits=replace(_MEGATRON_2021, overlap_tensor=True, regather=True, fused_accumulation=True)),
-    "Megatron-DeepSpeed (BLOOM)": Framework(habits=replace(_DEEPSPEED, blocking=True, partition="greedy"), position="alibi"),
-    "Aleph Alpha internal (Megatron-style)": Framework(
-        habits=Habits(gradient_bytes=2, reduced_bytes=4, reduce_whole=True, scatter_sends=False, partition="balanced", recompute_ends=True), position="rotary-unfused", norm="unfused", bias=False, dropout=False, tied=False, gathered_logits=True, shared_input=False,
-    ),  # fmt: skip
-    "torchtitan 2024-12": Framework(habits=_FSDP, position="rotary-unfused", norm="unfused", bias=False, dropout=False, tied=False),
-    "torchtitan 2025-06": Framework(habits=_FSDP, position="rotary-unfused", norm="unfused", bias=False, dropout=False, tied=False),
-    "torchtitan 2025-06 (Trainy)": Framework(habits=_FSDP, position="rotary-unfused", norm="unfused", bias=False, dropout=False, tied=False),
-    "PyTorch FSDP + compile": Framework(habits=_FSDP, position="rotary", bias=False, dropout=False, tied=False),
-    "vTrain": Framework(habits=_DEEPSPEED),
-}
-ATTENTION: Mapping[str, str] = {
-    "unfused": "fused",  # Megatron's own softmax kernel
-    "fused": "fused",
-    "torch": "unfused",
-    "flash_attentionv1.0.8": "flash1",
-    "flash_attention2": "flash2",
-    "flash_attention2 + RMS kernel": "flash2",
-    "SDPA/flash": "flash2",
-    "SDPA flash2": "flash2",
-}
 DTYPES: Mapping[str, str] = {"fp16": "float16", "mixed": "float16", "bf16": "bfloat16", "float8": "bfloat16"}
 
 
@@ -70,38 +28,53 @@ def shape_of(row: Row) -> Shape | None:
     """The model of a row, or None where its sizes are not given."""
     if not all(row[name] for name in ("layers", "hidden", "vocab")):
         return None
-    work = FRAMEWORKS[row["framework"]]
-    hidden = _int(row, "hidden")
+    work, hidden, experts = FRAMEWORKS[row["framework"]], _int(row, "hidden"), _int(row, "experts", 0)
     heads = _int(row, "heads", next(heads for heads in (96, 64, 32, 1) if hidden % heads == 0))  # where not given
     return Shape(
-        layers=_int(row, "layers"), hidden=hidden, heads=heads, kv_heads=_int(row, "kv_heads", heads), ffn=_int(row, "ffn", 4 * hidden),
-        vocab=_int(row, "vocab"), sequence=_int(row, "seq_len"), gated=row["gated_mlp"] == "1", tied=work.tied, bias=work.bias,
-        dropout=work.dropout, norm="rms_norm" if row["arch"] == "llama" else "layer_norm", position=work.position, gathered_logits=work.gathered_logits,
+        layers=_int(row, "layers"), hidden=hidden, heads=heads, kv_heads=_int(row, "kv_heads", heads), vocab=_int(row, "vocab"),
+        # Alpa's layers of experts (every second one) and the dense ones between are eight times as wide as the hidden dim.
+        ffn=_int(row, "ffn", 8 * hidden if experts else 4 * hidden), sequence=_int(row, "seq_len"), gated=row["gated_mlp"] == "1",
+        experts=experts, expert_every=2, top_k=_int(row, "topk", 2), tied=work.tied, bias=work.bias, dropout=work.dropout,
+        norm="rms_norm" if row["arch"] == "llama" else "layer_norm", position=work.position, gathered_logits=work.gathered_logits,
         shared_input=work.shared_input or row["seq_parallel"] == "1",
     )  # fmt: skip
 
 
-def configuration_of(row: Row) -> Configuration:
-    """The parallel configuration of a row."""
-    work = FRAMEWORKS[row["framework"]]
-    dtype = next(ours for word, ours in DTYPES.items() if row["precision"].startswith(word))
-    zero = row["zero_stage"]
-    habits = replace(work.habits, overlap_gradients="DDP torch (overlapped)" in row["notes"])
-    if row["precision"].startswith("bf16 (fp32 grad"):  # gradients are summed in float32 by kernels of their own
+def _habits(row: Row) -> Habits:
+    """What the framework does, as far as a row says that it did otherwise."""
+    habits = FRAMEWORKS[row["framework"]].habits
+    habits = replace(habits, overlap_gradients=habits.overlap_gradients or "DDP torch (overlapped)" in row["notes"])
+    if row["precision"].startswith("bf16 (fp32 grad"):  # a float32 buffer, to which kernels of their own add 16-bit gradients
         habits = replace(habits, gradient_bytes=6, accumulation_bytes=18.0, reduce_whole=True, partition="items")
-    compiled = "compile" in row["notes"] or "compile" in row["framework"]
-    if compiled:
+    if _compiled(row):
         habits = replace(habits, fused=True, compiled=True)
     if "async TP" in row["notes"]:
         habits = replace(habits, overlap_tensor=True)
-    pipeline, data, micro = _int(row, "pp"), _int(row, "dp"), _int(row, "micro_batch")
-    batch = _int(row, "global_batch")
-    recompute = row["recompute"].split("(")[0].split()[0]
+    if row["framework"].startswith("PyTorch FSDP") and row["hfu_pct"]:
+        # The share of layers that are recomputed is not published; model and hardware FLOP/s differ by a third of it.
+        share = 3 * (float(row["hfu_pct"]) / float(row["mfu_pct"]) - 1)
+        habits = replace(habits, recomputed=min(max(share, 0.0), 1.0))
+    return habits
+
+
+def _compiled(row: Row) -> bool:
+    return "compile" in row["notes"] or "compile" in row["framework"] or "Parax" in row["framework"]
+
+
+def configuration_of(row: Row) -> Configuration:
+    """The parallel configuration of a row."""
+    work, compiled = FRAMEWORKS[row["framework"]], _compiled(row)
+    data, micro, zero = _int(row, "dp"), _int(row, "micro_batch"), row["zero_stage"]
+    recompute = (row["recompute"].split("(")[0].split() or ["none"])[0]
+    if row["framework"].startswith("PyTorch FSDP") and recompute == "selective":
+        recompute = "full"  # of a share of the layers
     return Configuration(
-        global_batch=max(round(batch / (micro * data)), 1) * micro * data, micro_batch=micro, tensor=_int(row, "tp"), pipeline=pipeline,
-        data=data, context=_int(row, "cp"), zero=3 if zero[:1] in "3H" else int(zero or 0), sequence_parallel=row["seq_parallel"] == "1",
-        recompute=recompute, interleave=_int(row, "interleave"), attention=ATTENTION[row["attn_impl"]],
-        norm="fused" if compiled or "RMS" in row["attn_impl"] else work.norm, dtype=dtype, habits=habits,
+        global_batch=max(round(_int(row, "global_batch") / (micro * data)), 1) * micro * data, micro_batch=micro, tensor=_int(row, "tp"),
+        pipeline=_int(row, "pp"), data=data, context=_int(row, "cp"), zero=3 if zero[:1] in ("3", "H") else int(zero or 0),
+        sequence_parallel=row["seq_parallel"] == "1", recompute=recompute, interleave=_int(row, "interleave"),
+        attention=ATTENTION[row["attn_impl"]], norm="fused" if compiled or "RMS" in row["attn_impl"] else work.norm,
+        products="float8_e4m3fn" if row["precision"].startswith("float8") else "", habits=_habits(row),
+        dtype=next(ours for word, ours in DTYPES.items() if row["precision"].startswith(word)),
     )  # fmt: skip
 
 
@@ -127,9 +100,12 @@ PRESETS = (("A100", "dgx-a100-80g"), ("H100", "dgx-h100"), ("H200", "hgx-h200"),
 def cluster_of(gpu: str, network: str) -> Cluster:
     """The machines of a row."""
     cluster = load_cluster(next(preset for word, preset in PRESETS if gpu.startswith(word)))
-    if "96GB" in gpu:  # HBM2e and 500 W instead of HBM3 and 700 W
-        memory = cluster.device.memory_capacity * 96 / 80
-        cluster = replace(cluster, device=replace(cluster.device, memory_bandwidth=2.4e12, memory_capacity=memory))
+    device = cluster.device
+    if "96GB" in gpu:  # HBM2e instead of HBM3, and 500 W of 700 W
+        device = replace(device, memory_bandwidth=2.4e12, memory_capacity=device.memory_capacity * 96 / 80)
+    if "V100" in gpu and "32GB" in gpu:
+        device = replace(device, memory_capacity=device.memory_capacity * 2)
+    cluster = replace(cluster, device=device)
     for word, found in NETWORKS.items():
         if network.startswith(word):
             port = replace(cluster.levels[-1], bandwidth=found.bandwidth, shared_by=found.shared_by)

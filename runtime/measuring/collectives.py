@@ -170,9 +170,7 @@ _CALLS: Mapping[str, _Call] = {
     "all_reduce": lambda x, y, g, m, r: lambda: _wait(_C10D.all_reduce(x, "sum", g.group_name)),
     "all_gather": lambda x, y, g, m, r: lambda: _wait(_C10D.all_gather_into_tensor(y, len(m), g.group_name)),
     "reduce_scatter": lambda x, y, g, m, r: lambda: _wait(_C10D.reduce_scatter_tensor(x, "sum", len(m), g.group_name)),
-    "all_to_all": lambda x, y, g, m, r: lambda: _wait(
-        _C10D.all_to_all_single(x, [y.numel()] * len(m), [y.numel()] * len(m), g.group_name)
-    ),
+    "all_to_all": lambda x, y, g, m, r: lambda: _wait(_C10D.all_to_all_single(x, [y.numel()] * len(m), [y.numel()] * len(m), g.group_name)),
     "broadcast": lambda x, y, g, m, r: lambda: (dist.broadcast(x, m[0], group=g), None)[1],
     "reduce": lambda x, y, g, m, r: lambda: (dist.reduce(x, m[0], group=g), None)[1],
     "gather": lambda x, y, g, m, r: lambda: (dist.gather(y, _pieces(x, y, r == m[0]), m[0], group=g), None)[1],

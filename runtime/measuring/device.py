@@ -31,6 +31,8 @@ CHAIN = 200
 COLD, COLD_CUDA = 2**26, 2**30
 """Bytes of operands, on CPUs and GPUs, through which a measurement goes before it comes back to the first; more than caches hold."""
 MOST_COPIES = 64
+STREAM, STREAM_CUDA = 2**20, 2**26
+"""Bytes of a tensor between products."""
 BATCH_SECONDS = 0.02
 """Seconds that a batch of calls takes at least."""
 
@@ -56,8 +58,10 @@ class DeviceTimes:
     """Multiprocessors of a GPU."""
 
 
-def measure_device(session: Session, settled: Callable[[Sequence[float]], bool], *, quick: bool = False) -> DeviceTimes:
-    """Measure on all ranks at once; the slowest counts, since ranks may take turns on a core."""
+def measure_device(
+    session: Session, settled: Callable[[Sequence[float]], bool], *, memory: tuple[float, float], quick: bool = False
+) -> DeviceTimes:
+    """Measure on all ranks at once; the slowest counts, since ranks may take turns on a core. `memory`: capacity and reserved bytes."""
     cuda = session.device.type == "cuda"
     shapes = (SHAPES_CUDA if cuda else SHAPES)[: QUICK if quick else None]
     largest = shapes[QUICK - 2]
@@ -69,7 +73,7 @@ def measure_device(session: Session, settled: Callable[[Sequence[float]], bool],
     source = torch.ones(room // 4, device=session.device)
     target = torch.empty_like(source)
     calls["copy"] = lambda: target.copy_(source)
-    streamed, calls["stream"] = _stream(session.device, room // 16)
+    streamed, calls["stream"] = _stream(session.device, STREAM_CUDA if cuda else STREAM)
     calls["launch"] = _chain(session.device)
     attention = ATTENTION_CUDA if cuda else ATTENTION
     for backward in (False, True):
@@ -79,7 +83,6 @@ def measure_device(session: Session, settled: Callable[[Sequence[float]], bool],
         for key, call in calls.items():
             if repeat < FIRST or not settled(times[key]):
                 times[key].append(_on_all_ranks(session, call))
-    capacity, reserved = _memory(session)
     name = torch.cuda.get_device_name(session.device) if cuda else "CPU rank"
     return DeviceTimes(
         name=name,
@@ -91,8 +94,8 @@ def measure_device(session: Session, settled: Callable[[Sequence[float]], bool],
         attention_flops=float(2 * math.prod(attention) * attention[2]),
         attention={direction: tuple(times[direction]) for direction in ("forward", "backward")},
         launch=tuple(seconds / CHAIN for seconds in times["launch"]),
-        capacity=capacity,
-        reserved=reserved,
+        capacity=memory[0],
+        reserved=memory[1],
         units=torch.cuda.get_device_properties(session.device).multi_processor_count if cuda else 0,
     )
 
@@ -173,13 +176,15 @@ def _on_all_ranks(session: Session, call: Callable[[], object]) -> float:
     return float(session.gathered(mine).max())
 
 
-def _memory(session: Session) -> tuple[float, float]:
-    """Bytes that a rank may have, and those that are gone before any tensor is made."""
+def memory_of(session: Session) -> tuple[float, float]:
+    """Bytes that a rank may have, and those that are in use before any measurement; the least and the most of all ranks."""
     if session.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(session.device)
-        kept = torch.cuda.memory_reserved(session.device)
-        return float(total), float(total - free - kept)
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    total_kib = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:"))
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-    return total_kib * 1024.0 / session.per_node, resident
+        mine = (total, total - free - torch.cuda.memory_reserved(session.device))
+    else:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        total = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:")) * 1024
+        resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+        mine = (total // session.per_node, resident)
+    every = session.gathered(torch.tensor(mine, dtype=torch.float64))
+    return float(every[:, 0].min()), float(every[:, 1].max())

@@ -6,7 +6,7 @@ One rank of many runs on a process group that moves nothing, so any size of mode
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,21 +86,25 @@ def fake_world(ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def track_program(program: Program, *, foreach: bool = False) -> Tracked:
-    """A program as this rank runs it; its mesh has as many devices as the process group (see `fake_world`)."""
-    graph, mode = program.graph, FakeTensorMode(allow_non_fake_inputs=True)
+def track_program(program: Program, *, foreach: bool = False, fake: bool = True) -> Tracked:
+    """A program as this rank runs it; its mesh has as many devices as the process group (see `fake_world`).
 
-    def empty(tensor: Described) -> Tensor:
+    With real ranks, `fake` must be off: the tensors and the arithmetic are real then.
+    """
+    graph = program.graph
+    mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
+
+    def zeros(tensor: Described) -> Tensor:
         with mode:
-            return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+            return torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
 
     held = [tensor for tensor in graph.tensors.values() if tensor.role in (Role.PARAMETER, Role.CONSTANT)]
-    module = ParallelModule(program, DeviceGroups.create(program.assignment.mesh), {tensor.name: empty(tensor) for tensor in held})
+    module = ParallelModule(program, DeviceGroups.create(program.assignment.mesh), {tensor.name: zeros(tensor) for tensor in held})
     # Called as a module, the tracker would hook its inputs, among them the parameters, and keep all of their gradients.
     bare: Any = module._local.module.forward
     module._local = replace(module._local, module=bare)
     index = module.loss_index
     assert index is not None
     with mode:
-        inputs = [empty(graph.tensors[name]) for name in graph.inputs]
+        inputs = [zeros(graph.tensors[name]) for name in graph.inputs]
         return track_step(lambda *values: module(*values)[index], module, inputs, foreach=foreach)

@@ -12,7 +12,7 @@ from autopar.errors import RunError
 
 from ..launch import init_from_environment, require_cuda, run_ranks
 from .collectives import ACROSS, Key, Place, measure_collectives, places
-from .device import DeviceTimes, measure_device
+from .device import DeviceTimes, measure_device, memory_of
 from .session import Session
 
 TIMEOUT = 3600.0
@@ -65,6 +65,7 @@ def measure_on_rank(wanted: Wanted, device: torch.device) -> Measurements:
     session = Session(device)
     if session.world < 2:
         raise RunError("collectives are measured on 2 ranks or more")
+    memory = memory_of(session)
     where = places(session.node_count, session.per_node, session.backend)
     times = measure_collectives(session, where, wanted.sizes, wanted.settled, wanted.kinds)
     return Measurements(
@@ -73,7 +74,7 @@ def measure_on_rank(wanted: Wanted, device: torch.device) -> Measurements:
         per_node=session.per_node,
         places=where,
         collectives=times,
-        device=measure_device(session, wanted.settled, quick=wanted.quick) if wanted.device else None,
+        device=measure_device(session, wanted.settled, memory=memory, quick=wanted.quick) if wanted.device else None,
         port=_port(session, where, wanted) if wanted.device else None,
     )
 

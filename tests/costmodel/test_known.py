@@ -12,7 +12,7 @@ from autopar.costmodel.configuration import Configuration, Habits
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.known import price
 from autopar.costmodel.known_memory import working
-from autopar.costmodel.parts import Parts, exposed
+from autopar.costmodel.parts import Parts, exposed, places_of
 from autopar.costmodel.transformer import Shape, transformer
 from autopar.errors import UsageError
 
@@ -22,7 +22,8 @@ LLAMA = replace(SHAPE, kv_heads=4, ffn=2816, gated=True, tied=False, bias=False,
 
 
 def parts_of(shape: Shape, c: Configuration, layers: int = 1) -> Parts:
-    return Parts(shape, c, CLUSTER.sized(c.devices), layers=layers)
+    cluster = CLUSTER.sized(c.devices)
+    return Parts(shape, c, cluster, places_of(c, cluster), layers=layers)
 
 
 def collectives(shape: Shape, c: Configuration) -> Counter[tuple[str, str]]:
@@ -44,7 +45,8 @@ def test_sequence_parallelism_gathers_and_scatters_the_same_bytes() -> None:
     split = replace(c, sequence_parallel=True)
     assert collectives(SHAPE, split) == {(phase, kind): 2 for phase in ("forward", "backward") for kind in ("all_gather", "reduce_scatter")}
     whole, pieces = (
-        [x.nbytes for x in parts_of(SHAPE, one).program().collectives() if x.tensor.startswith("layers") and x.nbytes > 1e5] for one in (c, split)
+        [x.nbytes for x in parts_of(SHAPE, one).program().collectives() if x.tensor.startswith("layers") and x.nbytes > 1e5]
+        for one in (c, split)
     )
     assert 2 * sum(whole) == sum(pieces), "an all-reduce counts its buffer once, its two halves each count it"
 

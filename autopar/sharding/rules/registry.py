@@ -68,7 +68,7 @@ class Entry:
     out (`""`: it takes all factors; `"/e"`: each element meets one of the e, so a share of them does a share of the work); empty
     for memory-bound operators.
     `differentiable`: whether the output can carry a gradient.
-    `saves`: which tensors autograd keeps for the backward pass: "inputs", "output" or "" for none.
+    `saves`: which tensors autograd keeps for the backward pass: "inputs", "output" or "" for none; `saved` knows many kinds better.
     `view`: whether the output is the input's memory seen otherwise, which costs nothing.
     `covers`: which calls the rule is for (None: all). `stand_in`: there is no rule; it serves the graphs whose `replicated` names the kind.
     """

@@ -64,7 +64,8 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("aten.nll_loss.default aten.nll_loss_nd.default aten.mse_loss.default aten.l1_loss.default", "self target"),
     ("aten.cross_entropy_loss.default", "target"),
     ("onnx.SoftmaxCrossEntropyLoss", "labels"),
-    ("aten.layer_norm.default aten.native_layer_norm.default aten.group_norm.default aten.native_group_norm.default", "input weight"),
+    ("aten.layer_norm.default aten.native_layer_norm.default", "input weight bias"),
+    ("aten.group_norm.default aten.native_group_norm.default", "input weight"),
     ("aten.rms_norm.default aten._fused_rms_norm.default", "input weight"),
     ("aten.batch_norm.default aten._native_batch_norm_legit_functional.default", "input weight result1 result2"),
     ("onnx.LayerNormalization", "X Scale"),
@@ -103,8 +104,8 @@ def _row_statistics(count: int) -> Callable[[Call, bool], tuple[Made, ...]]:
 
 
 def _rms(call: Call, composite: bool) -> tuple[Made, ...]:
-    """The reciprocal root; the composite also keeps the normalised values and another number for each row."""
-    (row,) = _row_statistics(2 if composite else 1)(call, composite)
+    """The reciprocal root of each row; the composite also keeps the normalised values."""
+    (row,) = _row_statistics(1)(call, composite)
     return (row, Made(output=False, position=0, nbytes=float(DTYPE_BYTES[call.inputs[0].dtype]))) if composite else (row,)
 
 

@@ -1,0 +1,82 @@
+"""Memories with a size, a birth and a last use, and the bytes that are alive at every moment between."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+STORED = -1
+"""The memory of what is stored for good: it is counted apart."""
+KEPT, GRADIENT, BUFFER, PASSING = range(4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """Bytes alive at every moment by what they are; `saved`: those that forward leaves to backward (one micro-batch's).
+
+    `moments`: the operator or the redistributed tensor of every moment; `saved_of`: what of `saved` each of them is the first to keep.
+    """
+
+    kept: Sequence[float]
+    gradients: Sequence[float]
+    buffers: Sequence[float]
+    passing: Sequence[float]
+    saved: float
+    moments: Sequence[str]
+    saved_of: Mapping[str, float]
+
+
+class Memories:
+    """The growing list of memories: sizes, what they are, and the moments of their birth and last use."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.forward_end = 0
+        self.moments = [""]
+        self.size: list[float] = []
+        self.birth: list[int] = []
+        self.death: list[int] = []
+        self.what: list[int] = []
+        self.scratch: list[tuple[int, float]] = []
+        self.keeper: dict[int, str] = {}  # a memory → the first operator that keeps it
+
+    def tick(self, name: str) -> None:
+        """The next moment, in which `name` is at work."""
+        self.now += 1
+        self.moments.append(name)
+
+    def new(self, size: float, what: int = PASSING) -> int:
+        self.size.append(size)
+        self.birth.append(self.now)
+        self.death.append(self.now)
+        self.what.append(what)
+        return len(self.size) - 1
+
+    def read(self, memory: int) -> None:
+        if memory != STORED:
+            self.death[memory] = max(self.death[memory], self.now)
+
+    def live(self, *, accumulating: bool) -> Live:
+        """The sums at every moment; `accumulating`: a gradient that is complete has been added to a buffer and is gone."""
+        moments = self.now + 2
+        changes = [[0.0] * moments for _ in range(4)]
+        saved_of: dict[str, float] = {}
+        for memory, (size, birth, death, what) in enumerate(zip(self.size, self.birth, self.death, self.what, strict=True)):
+            if what == PASSING and birth <= self.forward_end < death:
+                what = KEPT
+                keeper = self.keeper.get(memory, self.moments[birth])
+                saved_of[keeper] = saved_of.get(keeper, 0.0) + size
+            elif what == GRADIENT and accumulating:
+                what = PASSING
+            changes[what][birth] += size
+            changes[what][death + 1] -= size
+        for moment, size in self.scratch:
+            changes[PASSING][moment] += size
+            changes[PASSING][moment + 1] -= size
+        kept, gradients, buffers, passing = (list(itertools.accumulate(change))[:-1] for change in changes)
+        return Live(
+            kept=kept, gradients=gradients, buffers=buffers, passing=passing, saved=math.fsum(saved_of.values()), moments=self.moments,
+            saved_of=saved_of,
+        )  # fmt: skip
