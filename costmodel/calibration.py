@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import NoisyMeasurement
+from autopar.ir import DTYPE_BYTES
 
 from .cluster import Cluster, Device, Level
 from .compute import Product, product_seconds
@@ -32,8 +33,8 @@ AGREE = 3
 """How many repeats must agree."""
 TOLERANCE = 0.10
 """How far they may differ, as a fraction of the fastest."""
-WORTH = 0.9
-"""A second segment is kept where it leaves less than this part of the error of one line."""
+WORTH, EXACT = 0.9, 1e-10
+"""A second segment is kept where it leaves less than this part of the error of one line, and one line is not exact (squared error)."""
 HALF_SIZES = (0.0, *(2.0 ** (step / 4) for step in range(4 * 11)))
 CPU_INTEGERS = 0.2
 """Integer arithmetic as a fraction of float32, which no library tunes; assumed."""
@@ -91,7 +92,7 @@ def fit_curve(nbytes: Sequence[float], seconds: Sequence[float]) -> Fit:
     if len(x) >= 5:
         limits = [*x[1:-1], *np.sqrt(x[1:-2] * x[2:-1])]
         second = min((_with_break(x, t, float(limit)) for limit in limits), key=lambda found: found[0])
-        best = second if second[0] < (WORTH**2) * best[0] else best
+        best = second if best[0] > EXACT and second[0] < WORTH**2 * best[0] else best
     errors = np.abs(best[1].seconds(x) / t - 1)
     return Fit(curve=best[1], mean_error=float(errors.mean()), max_error=float(errors.max()))
 
@@ -226,16 +227,17 @@ def fit_device(found: DeviceRepeats) -> tuple[Device, dict[str, str]]:
         name=found.name, peak=rates, matmul_fraction=1.0, half_size=0.0, memory_bandwidth=bandwidth,
         memory_fraction=reached, memory_capacity=found.capacity, launch=agreed(found.launch), reserved=found.reserved, units=found.units,
     )  # fmt: skip
-    shaped = {(m, n, k): agreed(repeats) for (dtype, m, n, k), repeats in found.products.items() if dtype == "float32"}
-    fit = fit_products(shaped, device, "float32", itemsize=4)
-    higher = max(fit.rate / rates["float32"], 1.0)  # the rate that the fit tends to may lie above all that was measured
+    dtype = "bfloat16" if found.units else "float32"
+    shaped = {(m, n, k): agreed(repeats) for (name, m, n, k), repeats in found.products.items() if name == dtype}
+    fit = fit_products(shaped, device, dtype, itemsize=DTYPE_BYTES[dtype])
+    higher = max(fit.rate / rates[dtype], 1.0)  # the rate that the fit tends to may lie above all that was measured
     device = replace(
-        device, half_size=fit.half_size, matmul_fraction=min(fit.rate / (rates["float32"] * higher), 1.0),
+        device, half_size=fit.half_size, matmul_fraction=min(fit.rate / (rates[dtype] * higher), 1.0),
         peak={family: rate * higher for family, rate in rates.items()},
     )  # fmt: skip
-    device = replace(device, attention=_attention_fractions(found, device.flops("bfloat16" if found.units else "float32")))
-    said = f"measured on all ranks at once; a fit to {len(shaped)} products of float32 leaves a mean error of {fit.mean_error:.1%}"
-    sources = {f"device.peak.{family}": said if family == "float32" else "measured: its largest product" for family in rates}
+    device = replace(device, attention=_attention_fractions(found, device.flops(dtype)))
+    said = f"measured on all ranks at once; a fit to {len(shaped)} products of {dtype} leaves a mean error of {fit.mean_error:.1%}"
+    sources = {f"device.peak.{family}": said if family == dtype else "measured: its largest product" for family in rates}
     sources["device.peak.int"] = f"assumed: {CPU_INTEGERS:g} of float32"
     sources |= {"device.matmul_fraction": said, "device.half_size": said}
     sources |= {f"device.attention.{name}": "measured: causal attention as torch runs it here" for name in device.attention}

@@ -29,8 +29,6 @@ from .pricing import MeshPrices
 from .transformer import Shape, Transformer, transformer
 
 PARTS = ("embed", "layer", "head")
-COLLECTIVE_ISSUES = 3
-"""Kernels in whose time the host issues a collective (assumed)."""
 OVERLAP_SLOWDOWN = 0.1256
 """Share by which products slow down while a collective runs beside them (Galvatron's profile of 8 x A100; Hetu-Galvatron)."""
 
@@ -47,8 +45,8 @@ class PartSeconds:
 
     `forward`, `backward`: compute. `again`: forward compute and communication of what selective recompute repeats.
     `moved`: exposed collectives forward and backward. `parameters`: elements that a device uses, of which
-    `experts` differ between expert-parallel ranks. `gathered`: bytes of parameters gathered (ZeRO-3). `issued`: kernels that the host
-    issues, which is what bounds a part whose kernels are short.
+    `experts` differ between expert-parallel ranks. `gathered`: bytes of parameters gathered (ZeRO-3). `issued`: kernels and
+    collectives that the host issues, which is what bounds a part whose kernels are short.
     """
 
     forward: float = 0.0
@@ -177,8 +175,8 @@ class Parts:
         ahead = sum(self.prices.seconds(c.kind, c.axis, c.nbytes) for c in forward)
         back = sum(self.prices.seconds(c.kind, c.axis, c.nbytes) for c in backward)
         cover = weights.get((step.tensor, step.chain[-1]), 0.0) if self.c.habits.overlap_tensor else 0.0
-        part.issued_forward += COLLECTIVE_ISSUES * len(forward)
-        part.issued_backward += COLLECTIVE_ISSUES * len(backward)
+        part.issued_forward += len(forward)
+        part.issued_backward += len(backward)
         part.moved_forward += ahead
         part.moved_backward += exposed(back, cover)
         if self.c.habits.regather and back and ahead:

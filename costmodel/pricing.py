@@ -42,7 +42,7 @@ class Optimizer:
 
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
-    "adamw": Optimizer(states=2, traffic=7, alone=2, together=1),
+    "adamw": Optimizer(states=2, traffic=21, alone=2, together=1),
     "sgd": Optimizer(states=0, traffic=3),
     "none": Optimizer(states=0, traffic=0),
 }

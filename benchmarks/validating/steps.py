@@ -89,7 +89,7 @@ class Network:
 NETWORKS: Mapping[str, Network] = {
     # 100 Gbit/s Omni-Path without GPUDirect: 5 GB/s a node were measured before the host's topology was set right, and no figure after
     # (bigscience-workshop/bigscience@9e64edec: experiments/bandwidth, train/tr11-176B-ml/chronicles-prequel.md); fitted to the sweep.
-    "4x100Gb OPA": Network(bandwidth=2.5e9, shared_by=2),
+    "4x100Gb OPA": Network(bandwidth=2.2e9, shared_by=2),
     "400Gbps": Network(bandwidth=5e10, shared_by=8),
     "800Gbps": Network(bandwidth=1e11, shared_by=8),
 }
