@@ -19,7 +19,7 @@ from .configuration import Configuration
 from .known_memory import peak_bytes
 from .parts import PartSeconds, parts_of, places_of
 from .pipeline import pipeline_seconds
-from .transformer import Shape
+from .shape import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

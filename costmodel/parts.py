@@ -26,7 +26,8 @@ from .configuration import Configuration
 from .fusion import inside_chains
 from .operators import operator_parts
 from .pricing import MeshPrices
-from .transformer import Shape, Transformer, transformer
+from .shape import Shape
+from .transformer import Transformer, transformer
 
 PARTS = ("embed", "layer", "head")
 OVERLAP_SLOWDOWN = 0.1256
@@ -62,14 +63,25 @@ class PartSeconds:
     issued_backward: float = 0.0
 
 
+Seconds = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysed:
+    """The graph of a transformer, what it offers, the values `inside` fused chains, and the seconds of operators priced so far."""
+
+    model: Transformer
+    analysis: Analysis
+    inside: frozenset[str]
+    seconds: dict[object, Seconds]
+
+
 @functools.lru_cache(maxsize=256)
-def analysed(
-    shape: Shape, batch: int, dtype: str, attention: str, norm: str, products: str, layers: int
-) -> tuple[Transformer, Analysis, frozenset[str]]:
-    """The graph of a transformer, what it offers, and the values that stay inside its fused chains."""
+def analysed(shape: Shape, batch: int, dtype: str, attention: str, norm: str, products: str, layers: int) -> Analysed:
+    """Build and analyse a transformer once."""
     model = transformer(shape, batch=batch, dtype=dtype, attention=attention, norm=norm, products=products, layers=layers)
     analysis = analyse(model.graph, train=True)
-    return model, analysis, inside_chains(analysis)
+    return Analysed(model=model, analysis=analysis, inside=inside_chains(analysis), seconds={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +123,9 @@ class Parts:
         named = zip(("data", "expert", "context", "tensor"), sizes, places.axes, strict=True)
         self.mesh = Mesh(axes=tuple(Axis(name=n, size=s, level=level) for n, s, level in named if s > 1))
         self.prices = MeshPrices(cluster=cluster, mesh=self.mesh)
-        self.model, self.analysis, inside = analysed(
-            shape, c.micro_batch * c.data, c.dtype, c.attention, c.norm, c.products, layers * self.period
-        )
-        self.inside = inside if c.habits.fused else frozenset()
+        found = analysed(shape, c.micro_batch * c.data, c.dtype, c.attention, c.norm, c.products, layers * self.period)
+        self.model, self.analysis, self.seconds = found.model, found.analysis, found.seconds
+        self.inside = found.inside if c.habits.fused else frozenset()
         self.axis = {axis.name: index for index, axis in enumerate(self.mesh.axes)}
 
     def program(self) -> Program:
@@ -137,7 +148,7 @@ class Parts:
                 moves.append(step)
                 continue
             name = step.operator.name
-            part = found[_part(name)]
+            part = found[part_of(name)]
             forward, backward, weight = self.operator(step)
             part.forward += forward
             part.backward += backward
@@ -159,7 +170,7 @@ class Parts:
                         part.moved_backward += seconds
         for step in moves:
             if self.model.graph.tensors[step.tensor].is_float:
-                self.move(step, found[_part(step.tensor)], weights)
+                self.move(step, found[part_of(step.tensor)], weights)
         self.stored(program, found)
         if self.period > 1:
             found["layer"] = PartSeconds(**{name: value / self.period for name, value in asdict(found["layer"]).items()})
@@ -182,20 +193,19 @@ class Parts:
         if self.c.habits.regather and back and ahead:
             part.moved_backward += exposed(ahead, cover)
 
-    def operator(self, step: Compute) -> tuple[float, float, float]:
+    def operator(self, step: Compute) -> Seconds:
+        """Seconds forward, backward, and of the part of backward that makes gradients of parameters."""
         sizes = [1.0] * (len(step.decision.rule.factors) if step.decision.rule else 0)
         for option, axis in zip(step.decision.options, self.mesh.axes, strict=True):
             for factor in (option.factor, *option.partners):
                 if factor >= 0:
                     sizes[factor] *= axis.size
-        c = self.c
-        model = (self.shape, c.dtype, c.attention, c.norm, c.products, c.micro_batch * c.data, c.habits.fused)
-        key = (model, step.operator.name, tuple(sizes))
-        if key not in _SECONDS.setdefault(self.cluster.device, {}):
-            _SECONDS[self.cluster.device][key] = self._operator(step)
-        return _SECONDS[self.cluster.device][key]
+        key = (step.operator.name, tuple(sizes), self.cluster.device, self.c.habits.fused)
+        if key not in self.seconds:
+            self.seconds[key] = self._operator(step)
+        return self.seconds[key]
 
-    def _operator(self, step: Compute) -> tuple[float, float, float]:
+    def _operator(self, step: Compute) -> Seconds:
         offer = self.analysis.offers[step.operator.name]
         row = np.arange(len(step.decision.options))[None, :]
         strategies = Strategies(rule=offer.rule, options=step.decision.options, choices=row)
@@ -216,15 +226,13 @@ class Parts:
             used = tuple(p for a, p in enumerate(layout) if a not in apart)
             sizes = [s for a, s in enumerate(self.mesh.shape) if a not in apart]
             elements = local_bytes(used, tensor.bytes, sizes) / DTYPE_BYTES[tensor.dtype]
-            part = found[_part(tensor.name)]
+            part = found[part_of(tensor.name)]
             part.parameters += elements
             part.experts += elements if own and expert >= 0 else 0.0
             if self.c.zero == 3 and not any(layout[a].kind is Kind.SPLIT for a in apart):
                 part.gathered += elements * DTYPE_BYTES[tensor.dtype]  # no dim divides: its shards are cut from the flat parameter
 
-_SECONDS: dict[object, dict[object, tuple[float, float, float]]] = {}
-
-
-def _part(name: str) -> str:
+def part_of(name: str) -> str:
+    """The part, of `PARTS`, of an operator or a tensor by its name."""
     head = name.partition(".")[0]
     return "layer" if head == "layers" else head

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from autopar.costmodel import Cluster, load_cluster
 from autopar.costmodel.configuration import Configuration, Habits
 from autopar.costmodel.known import Priced, price
-from autopar.costmodel.transformer import Shape
+from autopar.costmodel.shape import Shape
 
 from .frameworks import ATTENTION, FRAMEWORKS
 

@@ -19,10 +19,10 @@ from autopar.costmodel.configuration import Configuration
 from autopar.costmodel.kept import facts_of, kept_values
 from autopar.costmodel.liveness import Recompute, live_bytes
 from autopar.costmodel.memory import PRECISIONS, Memory, Precision, precision_named, predicted_memory, states_of
-from autopar.costmodel.occupancy import Load, loads, occupied, stage_memory
+from autopar.costmodel.occupancy import KEPT_SLACK, PASSING_SLACK, Load, loads, occupied, stage_memory
 from autopar.costmodel.parts import Parts, places_of
 from autopar.costmodel.pricing import MeshPrices
-from autopar.costmodel.transformer import Shape
+from autopar.costmodel.shape import Shape
 from autopar.errors import UsageError
 from autopar.ir import DTYPE_BYTES, Graph
 from autopar.planner import Request, best_on_mesh
@@ -350,8 +350,9 @@ def test_inference_keeps_nothing() -> None:
 def test_occupied_adds_gaps_and_the_context() -> None:
     device = load_cluster("dgx-a100").device
     memory = Memory(parameters=10.0, gradients=0.0, master=0.0, optimizer=0.0, activations=60.0, buffers=0.0, transient=30.0, saved=60.0)
-    assert occupied(memory, device, fragmentation=0.0) == 100 + device.reserved
-    assert occupied(memory, device, fragmentation=0.1) == pytest.approx(10 + 90 / 0.9 + device.reserved)
+    assert occupied(memory, device) == pytest.approx(100 + 60 * KEPT_SLACK + 30 * PASSING_SLACK + device.reserved)
+    still = replace(memory, activations=0.0, transient=0.0)
+    assert occupied(still, device) == 10 + device.reserved, "what is stored once wastes nothing"
 
 
 def test_a_stage_takes_the_largest_excess_of_what_it_holds() -> None:
