@@ -38,6 +38,8 @@ from .tables import Limits, Tables, build_tables
 MAX_AXES = 3
 MEMORY_TRIES = 6
 """How often the search's limit is lowered when the program's exact memory is above what the tables added up to."""
+THRIFTY = (1 + 1e-9, 1.1, 1.25, 1.5, 2.0)
+"""Limits, as multiples of the least memory that the tables add up to, among whose solutions the thriftiest program is taken."""
 EVALUATED = 2
 """How many of the cheapest meshes have their programs built and priced exactly."""
 
@@ -219,12 +221,22 @@ def fit(choice: Solved, request: Request) -> Found:
 
 
 def smallest(choice: Solved, request: Request) -> Found:
-    """The plan of least memory in the tables; `Infeasible` if its program does not fit either."""
+    """The plan of least memory, or the first that fits; `Infeasible` if none does.
+
+    The tables add memory up operator by operator, the program has its peak at one moment: thrifty solutions are tried in turn.
+    """
     try:
         solution = _solve(choice.tables, request.method, 0.0)
+        limits: tuple[float, ...] = ()
     except Infeasible as error:
-        solution = _solve(choice.tables, request.method, error.minimum_memory * (1 + 1e-9))
+        limits = tuple(error.minimum_memory * factor for factor in THRIFTY)
+        solution = _solve(choice.tables, request.method, limits[0])
     found = evaluate(choice.tables, solution)
+    for limit in limits[1:]:
+        if found.estimate.memory.total <= request.limit:
+            break
+        other = evaluate(choice.tables, _solve(choice.tables, request.method, limit))
+        found = min(found, other, key=lambda f: f.estimate.memory.total)
     if found.estimate.memory.total <= request.limit:
         return found
     raise Infeasible(found.estimate.memory.total, request.limit)

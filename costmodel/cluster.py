@@ -70,7 +70,7 @@ class Device:
     launch: float
     reserved: float
     dispatch: float = 0.0
-    units: int = 0
+    units: float = 0.0
     ragged_fraction: float = 1.0
     attention: Mapping[str, float] = field(default_factory=dict, hash=False)
 

@@ -63,7 +63,7 @@ class _DeviceFile(_Model):
     launch: Figure
     reserved: Figure
     dispatch: Figure = _Figure(value=0.0)
-    units: int = Field(default=0, ge=0)
+    units: Figure = _Figure(value=0)
     ragged_fraction: Figure = _Figure(value=1.0)
     attention: dict[str, Figure] = {}
 
@@ -131,6 +131,7 @@ _BASE_UNITS: Mapping[str, str] = {
     "memory_fraction": "1",
     "efficiency": "1",
     "half_size": "1",
+    "units": "1",
     "ragged_fraction": "1",
     "attention": "1",
 }
@@ -160,7 +161,7 @@ def _numbers(model: _DeviceFile | _LevelFile | _ProtocolFile, owner: str, source
 
 def _cluster(file: _ClusterFile) -> Cluster:
     sources: dict[str, str] = {}
-    device = Device(name=file.device.name, units=file.device.units, **_numbers(file.device, "device", sources))
+    device = Device(name=file.device.name, **_numbers(file.device, "device", sources))
     levels = tuple(
         Level(
             name=level.name,
@@ -290,7 +291,7 @@ def dump(cluster: Cluster) -> str:
         "name": cluster.name,
         "backend": cluster.backend,
         "shared_host": cluster.shared_host,
-        "device": {"name": cluster.device.name, "units": cluster.device.units, **_dump_figures(cluster, "device", cluster.device)},
+        "device": {"name": cluster.device.name, **_dump_figures(cluster, "device", cluster.device)},
         "levels": levels,
         **({"measured": [_dump_measured(entry) for entry in cluster.measured]} if cluster.measured else {}),
     }

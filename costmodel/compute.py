@@ -26,12 +26,16 @@ Floats = NDArray[np.float64]
 
 # Rows and columns of a tile, and what it reaches of the largest tile's rate (smaller tiles read operands more often); assumed, after the
 # kernels that cuBLAS has for half precision.
-_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.6))
-_SPLITS = (1, 2, 4)
-# Every tile with every split: columns rows, columns, efficiency, split.
+_TILES = (
+    (256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.6), (128, 32, 0.5), (32, 128, 0.5),
+)  # fmt: skip
+_SPLITS = (1, 2, 4, 8, 16, 32)
+# Every tile with every split: rows, columns, efficiency, split.
 _WAYS = np.array([(*tile, split) for tile in _TILES for split in _SPLITS], dtype=np.float64).T[:, :, None]
 ALIGNMENT_BYTES = 16
-"""Rows of operands whose bytes are no multiple of it are loaded piece by piece."""
+"""Rows of operands whose bytes are no multiple of it are loaded piece by piece, where tensor units wait for them..."""
+TENSOR_BYTES = 2
+"""... which is for elements of at most so many bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,7 @@ def product_seconds(product: Product, dtype: str, device: Device, *, itemsize: i
     rows, columns, efficiency, split = _WAYS
     waves = np.ceil(batch * np.ceil(m / rows) * np.ceil(n / columns) * split / device.units)
     work = waves * (2 * device.units * rows * columns / efficiency) * (k / split + device.half_size)
-    ragged = ((n * itemsize) % ALIGNMENT_BYTES != 0) | ((k * itemsize) % ALIGNMENT_BYTES != 0)
+    ragged = (np.mod(n * itemsize, ALIGNMENT_BYTES) + np.mod(k * itemsize, ALIGNMENT_BYTES) > 0) & (itemsize <= TENSOR_BYTES)
     fraction = device.matmul_fraction * np.where(ragged, device.ragged_fraction, 1.0)
     return np.asarray(work.min(axis=0) / (peak * fraction), dtype=np.float64)
 

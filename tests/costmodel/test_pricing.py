@@ -77,7 +77,7 @@ def test_a_convolution_counts_its_output_rows() -> None:
     assert forward[0] == pytest.approx(float(with_launch(busy, memory_seconds(nbytes, device), device)[0]), rel=1e-9)
 
 
-@pytest.mark.parametrize(("optimizer", "copies", "traffic"), [("adamw", 4, 7), ("sgd", 2, 3), ("none", 2, 0)])
+@pytest.mark.parametrize(("optimizer", "copies", "traffic"), [("adamw", 4, 21), ("sgd", 2, 3), ("none", 2, 0)])
 def test_storage_and_update_of_a_parameter(optimizer: str, copies: int, traffic: int) -> None:
     cluster = choose_cluster("dgx-h100", 4)[0]
     shards = np.array([1, 4])

@@ -136,7 +136,7 @@ def test_running_statistics() -> None:
 
 
 def test_large_pictures_are_split_in_space() -> None:
-    """One picture on four devices: its rows are split, which is faster than split channels, and far faster than repeated work."""
+    """One picture on four devices: its rows are split, which is far faster than split channels (few, so that tiles stay empty) or repeated work."""
     module, inputs = net(size=1024)
     graph = with_loss(import_torch(module.train(), inputs).graph)
     wanted = request((4,), train=True)
@@ -144,6 +144,7 @@ def test_large_pictures_are_split_in_space() -> None:
     heavy = [operator.strategy for name, operator in found.operators.items() if "conv2d" in name]
     assert heavy.count(("y0",)) >= 3
     channels, repeated = (search_plan(graph, replace(wanted, limits=limits)) for limits in (space_whole, nothing_split))
-    assert found.predicted.step < channels.predicted.step < repeated.predicted.step / 2
+    assert found.predicted.step < channels.predicted.step / 2
+    assert channels.predicted.step < repeated.predicted.step
     everywhere = search_plan(graph, replace(wanted, limits=rows_split((2,))))
     assert found.predicted.step <= everywhere.predicted.step < 1.02 * found.predicted.step

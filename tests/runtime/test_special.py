@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -112,7 +114,8 @@ def test_the_local_program_reads_well() -> None:
     graph = mlp()
     local = lower(one_device(graph), DeviceGroups.single())
     code = local.module.code
-    assert "linear_0 = torch.ops.aten.linear.default(input = x, weight = up_weight, bias = up_bias)" in code
+    assert re.search(r"local_shard = \w+local_shard\(up_weight\)", code), "a parameter is opened where it is first read"
+    assert re.search(r"linear_0 = torch\.ops\.aten\.linear\.default\(input = x, weight = local_shard, bias = local_shard_1\)", code)
     assert local.parameters == ("up.weight", "up.bias", "down.weight", "down.bias") and local.inputs == ("x",)
     assert local.loss == 2
 
