@@ -100,7 +100,7 @@ def stage_bytes(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:
     recompute, sequence = KEPT[row["component"]]
     chosen = replace(c, recompute=recompute, sequence_parallel=sequence)
     flying = in_flight("interleaved" if c.interleave > 1 else "1f1b", 0, c.pipeline, c.micro_batches, c.interleave)
-    return working(shape, chosen, cluster).layer * layers * flying
+    return working(shape, chosen, cluster)["layer"].saved * layers * flying
 
 
 def ratio(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:

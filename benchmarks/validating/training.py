@@ -19,9 +19,10 @@ from autopar.costmodel.configuration import RECOMPUTE
 from autopar.costmodel.known import Priced
 from autopar.errors import AutoparError
 
+from .frameworks import ATTENTION, FRAMEWORKS
 from .rows import Row, Run
 from .scores import Group, Sample
-from .steps import ATTENTION, DTYPES, FRAMEWORKS, predict
+from .steps import DTYPES, predict
 
 GIB = 2.0**30
 Predict = Callable[[Row], Priced | None]

@@ -136,7 +136,7 @@ def test_running_statistics() -> None:
 
 
 def test_large_pictures_are_split_in_space() -> None:
-    """One picture on four devices: its rows are split, which is far faster than split channels (few, so that tiles stay empty) or repeated work."""
+    """One picture on four devices: its rows are split, far faster than split channels (so few that tiles stay empty) or repeated work."""
     module, inputs = net(size=1024)
     graph = with_loss(import_torch(module.train(), inputs).graph)
     wanted = request((4,), train=True)
@@ -147,4 +147,4 @@ def test_large_pictures_are_split_in_space() -> None:
     assert found.predicted.step < channels.predicted.step / 2
     assert channels.predicted.step < repeated.predicted.step
     everywhere = search_plan(graph, replace(wanted, limits=rows_split((2,))))
-    assert found.predicted.step <= everywhere.predicted.step < 1.02 * found.predicted.step
+    assert found.predicted.step <= everywhere.predicted.step < 1.05 * found.predicted.step
