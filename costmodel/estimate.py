@@ -55,7 +55,7 @@ def estimate(program: Program, analysis: Analysis, prices: MeshPrices, *, optimi
         update=found.update,
         communication=found.communication,
         overlapped=found.hidden,
-        memory=predicted_memory(program, analysis, optimizer=optimizer),
+        memory=predicted_memory(program, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"),
     )
 
 

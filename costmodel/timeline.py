@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from autopar.ir import Role
 from autopar.sharding.layout import Layout
-from autopar.sharding.program import Collective, Compute, Program, Redistribute, chain_collectives, operator_collectives
+from autopar.sharding.program import Bucket, Collective, Compute, Program, Redistribute, chain_collectives, operator_collectives
 
+from .compute import memory_seconds
 from .pricing import MeshPrices
 from .streams import Clock, Event
 
@@ -176,6 +177,7 @@ class _Player:
             self.clock.wait(end)
             for axis in bucket.axes[1:]:
                 self._blocking([self._sum(bucket.nbytes, axis, bucket.parameters[0])])
+            self._copy(bucket, "write gradients back")
         self.clock.wait(max(self.clock.free.values(), default=0.0))
 
     def _places(self) -> set[tuple[str, Layout]]:
@@ -234,7 +236,12 @@ class _Player:
 
     def _start(self, number: int) -> float:
         bucket = self.program.buckets[number]
+        self._copy(bucket, "flatten gradients")
         return self._issue(self._sum(bucket.nbytes, bucket.axes[0], bucket.parameters[0]), self.clock.now) if bucket.axes else 0.0
+
+    def _copy(self, bucket: Bucket, what: str) -> None:
+        """Every gradient is read and written once on its way into a bucket, and once on its way out."""
+        self.clock.compute(bucket.parameters[0], what, float(memory_seconds(2 * bucket.nbytes, self.prices.cluster.device)))
 
     def _sum(self, nbytes: int, axis: int, name: str) -> Collective:
         return Collective(phase="backward", kind="all_reduce", axis=axis, nbytes=nbytes, tensor=name)

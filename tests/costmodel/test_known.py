@@ -72,7 +72,7 @@ def test_layers_are_priced_once_and_counted_often(sequence_parallel: bool) -> No
 
 def test_the_parts_are_those_of_the_ordinary_estimate() -> None:
     """No second model: the same program through `estimate` takes the same forward and backward seconds."""
-    c = Configuration(global_batch=4, micro_batch=2, data=2, tensor=4, attention="fused")
+    c = Configuration(global_batch=2, micro_batch=2, tensor=4, attention="fused")
     parts = parts_of(SHAPE, c, layers=4)
     found = parts.parts()
     whole = estimate(parts.program(), parts.analysis, parts.prices, optimizer="adamw")
