@@ -3,7 +3,7 @@
     benchmarks/testbed.py --testbed DIR [--quick] [--json]
 
 DIR holds a lab of network namespaces joined by a user-space switch of a given rate and delay (`lab.py`, `wire.c`); root, gcc and
-/dev/net/tun are needed, else the benchmark is skipped with a reason. In one session, for each rate of the network:
+/dev/net/tun are needed, else the benchmark is skipped with a reason. In one run, for each rate of the network:
 
 1. `autopar calibrate` on 2 ranks of one node, and on 2 ranks of two nodes (both on one core: as many ranks a core as in step 3);
 2. plans for 4 ranks of data parallelism, of tensor parallelism, and of both, one inside the nodes and the other across, and back;
@@ -98,13 +98,13 @@ def measure_steps(folder: Path, blocks: int, steps: int) -> None:
     from autopar.runtime.check import optimizer_of
     from autopar.runtime.collectives import DeviceGroups
     from autopar.runtime.launch import init_from_environment
-    from autopar.runtime.measuring.session import Session
+    from autopar.runtime.measuring.crew import Crew
     from autopar.runtime.module import ParallelModule
     from autopar.runtime.parallelize import model_values
     from autopar.sharding.analysis import analyse
 
     torch.set_num_threads(1)
-    session = Session(init_from_environment("gloo"))
+    crew = Crew(init_from_environment("gloo"))
     found: dict[str, list[list[float]]] = {}
     for path in sorted(folder.glob("*.plan.json")):
         plan = Plan.load(path)
@@ -119,14 +119,14 @@ def measure_steps(folder: Path, blocks: int, steps: int) -> None:
             stepper.step()
             local.zero_grad()
 
-        session.timed(step, 2)
-        times = [session.timed(step, steps) for _ in range(blocks)]
+        crew.timed(step, 2)
+        times = [crew.timed(step, steps) for _ in range(blocks)]
         found[path.name] = [(each[:, :, 2].amax(0) - each[0, :, 0]).tolist() for each in times]
-    if session.rank == 0:
+    if crew.rank == 0:
         print(json.dumps(found))
 
 
-# --- the session ---
+# --- the runs ---
 
 
 class Bench:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from autopar.errors import UsageError, unknown
+from autopar.ir import DTYPE_BYTES
 
 RECOMPUTE = ("none", "selective", "full")
 PARTITIONS = ("even", "greedy", "items", "balanced")
@@ -87,6 +88,12 @@ class Configuration:
     habits: Habits = field(default_factory=Habits)
 
     def __post_init__(self) -> None:
+        for name in ("global_batch", "micro_batch", "tensor", "pipeline", "data", "context", "expert", "interleave"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"a configuration's {name} must be at least 1, not {getattr(self, name)}")
+        for dtype in (self.dtype, self.products):
+            if dtype and dtype not in DTYPE_BYTES:
+                raise UsageError(unknown("dtype", dtype, DTYPE_BYTES))
         if self.recompute not in RECOMPUTE:
             raise UsageError(unknown("recompute", self.recompute, RECOMPUTE))
         if self.zero not in (0, 1, 2, 3):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autopar.errors import UsageError
 from autopar.ir import DTYPE_BYTES
 
 from .cluster import Cluster
@@ -37,7 +38,13 @@ class Priced:
 
 
 def price(shape: Shape, configuration: Configuration, cluster: Cluster) -> Priced:
-    """Predict a step of `configuration` on the cluster, cut or grown to its devices."""
+    """Predict a step of `configuration` on the cluster, cut or grown to its devices.
+
+    Raises `UsageError` where degrees do not divide the shape (it names the operator), or there are more stages than layers.
+    """
+    chunks = configuration.pipeline * configuration.interleave
+    if chunks > shape.layers:
+        raise UsageError(f"{chunks} pipeline stages, with their chunks, are more than the {shape.layers} layers of the model")
     return _Step(shape, configuration, cluster.sized(configuration.devices)).priced()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from .session import Session
+from .crew import Crew
 
 _C10D = torch.ops._c10d_functional
 INSIDE: Mapping[str, str] = {"gloo": "loopback", "nccl": "node"}
@@ -71,7 +71,7 @@ def _blocks(start: int, count: int, size: int) -> list[int]:
 
 
 def measure_collectives(
-    session: Session,
+    crew: Crew,
     where: Sequence[Place],
     sizes: Sequence[int],
     settled: Callable[[Sequence[float]], bool],
@@ -80,15 +80,15 @@ def measure_collectives(
     """Seconds of each collective at each place and size: as many repeats as it takes to be `settled`, within `PASSES`."""
     found: dict[Key, list[float]] = {}
     for place in where:
-        group, members = _group(session, place)
+        group, members = _group(crew, place)
         for kind in kinds:
             if kind != "send" or place.size == 2:
-                _measure(session, place, group, members, kind, sizes, settled, found)
+                _measure(crew, place, group, members, kind, sizes, settled, found)
     return {key: tuple(repeats) for key, repeats in found.items()}
 
 
 def _measure(
-    session: Session,
+    crew: Crew,
     place: Place,
     group: dist.ProcessGroup | None,
     members: tuple[int, ...],
@@ -104,19 +104,19 @@ def _measure(
             repeats = found.setdefault((kind, place.level, place.size, nbytes), [])
             if repeat >= FIRST and settled(repeats):
                 continue
-            call = _call(kind, nbytes, group, members, session) if group is not None else lambda: None
-            seconds = _one_repeat(session, place, call)
+            call = _call(kind, nbytes, group, members, crew) if group is not None else lambda: None
+            seconds = _one_repeat(crew, place, call)
             repeats.append(seconds)
             if seconds > SLOW:
                 whole = [size for size in whole if size <= nbytes]
                 break
 
 
-def _one_repeat(session: Session, place: Place, call: Callable[[], None]) -> float:
+def _one_repeat(crew: Crew, place: Place, call: Callable[[], None]) -> float:
     """The median of some calls, after one that is not counted but tells how long a call takes."""
-    first = _slowest_group(session.timed(call, 1), place)
+    first = _slowest_group(crew.timed(call, 1), place)
     calls = max(1, min(CALLS, round(BUDGET / float(first))))
-    return float(_slowest_group(session.timed(call, calls), place).median())
+    return float(_slowest_group(crew.timed(call, calls), place).median())
 
 
 def _slowest_group(times: torch.Tensor, place: Place) -> torch.Tensor:
@@ -125,13 +125,13 @@ def _slowest_group(times: torch.Tensor, place: Place) -> torch.Tensor:
     return torch.stack(spans).amax(0)
 
 
-def _group(session: Session, place: Place) -> tuple[dist.ProcessGroup | None, tuple[int, ...]]:
+def _group(crew: Crew, place: Place) -> tuple[dist.ProcessGroup | None, tuple[int, ...]]:
     """This rank's group at a place and its members; none where the groups leave it out. All ranks make all groups."""
     own: tuple[dist.ProcessGroup | None, tuple[int, ...]] = (None, ())
     for ranks in place.groups:
-        whole = len(ranks) == session.world
+        whole = len(ranks) == crew.world
         made = dist.group.WORLD if whole else dist.new_group(list(ranks))
-        if session.rank in ranks:
+        if crew.rank in ranks:
             own = (made, ranks)
     return own
 
@@ -141,12 +141,12 @@ def _whole(nbytes: int, group: int) -> int:
     return max(nbytes // (4 * group), 1) * 4 * group
 
 
-def _call(kind: str, nbytes: int, group: dist.ProcessGroup, members: tuple[int, ...], session: Session) -> Callable[[], None]:
+def _call(kind: str, nbytes: int, group: dist.ProcessGroup, members: tuple[int, ...], crew: Crew) -> Callable[[], None]:
     """One collective of `nbytes` by the cost model's convention, issued as the runtime issues it where it does."""
-    size, device = len(members), session.device
+    size, device = len(members), crew.device
     whole = torch.ones(nbytes // 4, device=device)
     shard = torch.ones(nbytes // 4 // size, device=device)
-    return _CALLS[kind](whole, shard, group, members, session.rank)
+    return _CALLS[kind](whole, shard, group, members, crew.rank)
 
 
 _Call = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup, tuple[int, ...], int], Callable[[], None]]

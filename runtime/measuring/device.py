@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from .collectives import FIRST, PASSES
-from .session import Session
+from .crew import Crew
 
 SHAPES: tuple[tuple[int, int, int], ...] = (
     (32, 32, 32), (64, 64, 64), (128, 128, 128), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024),
@@ -59,31 +59,31 @@ class DeviceTimes:
 
 
 def measure_device(
-    session: Session, settled: Callable[[Sequence[float]], bool], *, memory: tuple[float, float], quick: bool = False
+    crew: Crew, settled: Callable[[Sequence[float]], bool], *, memory: tuple[float, float], quick: bool = False
 ) -> DeviceTimes:
     """Measure on all ranks at once; the slowest counts, since ranks may take turns on a core. `memory`: capacity and reserved bytes."""
-    cuda = session.device.type == "cuda"
+    cuda = crew.device.type == "cuda"
     shapes = (SHAPES_CUDA if cuda else SHAPES)[: QUICK if quick else None]
     largest = shapes[QUICK - 2]
     wanted = [("float32", *shape) for shape in shapes] + [(dtype, *largest) for dtype in DTYPES[1:]]
     if cuda:
         wanted += [("bfloat16", *shape) for shape in shapes if shape != largest]
     room = COLD_CUDA if cuda else COLD
-    calls: dict[object, Callable[[], object]] = {key: _product(session.device, room, *key) for key in wanted}
-    source = torch.ones(room // 4, device=session.device)
+    calls: dict[object, Callable[[], object]] = {key: _product(crew.device, room, *key) for key in wanted}
+    source = torch.ones(room // 4, device=crew.device)
     target = torch.empty_like(source)
     calls["copy"] = lambda: target.copy_(source)
-    streamed, calls["stream"] = _stream(session.device, STREAM_CUDA if cuda else STREAM)
-    calls["launch"] = _chain(session.device)
+    streamed, calls["stream"] = _stream(crew.device, STREAM_CUDA if cuda else STREAM)
+    calls["launch"] = _chain(crew.device)
     attention = ATTENTION_CUDA if cuda else ATTENTION
     for backward in (False, True):
-        calls["backward" if backward else "forward"] = _attention(session.device, attention, backward=backward)
+        calls["backward" if backward else "forward"] = _attention(crew.device, attention, backward=backward)
     times: dict[object, list[float]] = {key: [] for key in calls}
     for repeat in range(PASSES):
         for key, call in calls.items():
             if repeat < FIRST or not settled(times[key]):
-                times[key].append(_on_all_ranks(session, call))
-    name = torch.cuda.get_device_name(session.device) if cuda else "CPU rank"
+                times[key].append(_on_all_ranks(crew, call))
+    name = torch.cuda.get_device_name(crew.device) if cuda else "CPU rank"
     return DeviceTimes(
         name=name,
         products={key: tuple(times[key]) for key in wanted},
@@ -96,7 +96,7 @@ def measure_device(
         launch=tuple(seconds / CHAIN for seconds in times["launch"]),
         capacity=memory[0],
         reserved=memory[1],
-        units=torch.cuda.get_device_properties(session.device).multi_processor_count if cuda else 0,
+        units=torch.cuda.get_device_properties(crew.device).multi_processor_count if cuda else 0,
     )
 
 
@@ -159,32 +159,32 @@ def _chain(device: torch.device) -> Callable[[], object]:
     return run
 
 
-def _on_all_ranks(session: Session, call: Callable[[], object]) -> float:
+def _on_all_ranks(crew: Crew, call: Callable[[], object]) -> float:
     """Seconds of one call in a batch that all ranks run at the same time, on the slowest of them."""
     call()
-    session.synchronize()
+    crew.synchronize()
     started = time.perf_counter()
     call()
-    session.synchronize()
-    once = session.gathered(torch.tensor([time.perf_counter() - started], dtype=torch.float64))
+    crew.synchronize()
+    once = crew.gathered(torch.tensor([time.perf_counter() - started], dtype=torch.float64))
     count = max(3, min(1000, int(BATCH_SECONDS / float(once.max()))))
-    started = session.start()  # not when this rank gets to run, which may be after another's turn on the same core
+    started = crew.start()  # not when this rank gets to run, which may be after another's turn on the same core
     for _ in range(count):
         call()
-    session.synchronize()
-    mine = torch.tensor([(session.now() - started) / count], dtype=torch.float64)
-    return float(session.gathered(mine).max())
+    crew.synchronize()
+    mine = torch.tensor([(crew.now() - started) / count], dtype=torch.float64)
+    return float(crew.gathered(mine).max())
 
 
-def memory_of(session: Session) -> tuple[float, float]:
+def memory_of(crew: Crew) -> tuple[float, float]:
     """Bytes that a rank may have, and those that are in use before any measurement; the least and the most of all ranks."""
-    if session.device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(session.device)
-        mine = (total, total - free - torch.cuda.memory_reserved(session.device))
+    if crew.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(crew.device)
+        mine = (total, total - free - torch.cuda.memory_reserved(crew.device))
     else:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         total = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:")) * 1024
         resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
-        mine = (total // session.per_node, resident)
-    every = session.gathered(torch.tensor(mine, dtype=torch.float64))
+        mine = (total // crew.per_node, resident)
+    every = crew.gathered(torch.tensor(mine, dtype=torch.float64))
     return float(every[:, 0].min()), float(every[:, 1].max())

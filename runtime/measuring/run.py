@@ -12,8 +12,8 @@ from autopar.errors import RunError
 
 from ..launch import init_from_environment, require_cuda, run_ranks
 from .collectives import ACROSS, Key, Place, measure_collectives, places
+from .crew import Crew
 from .device import DeviceTimes, measure_device, memory_of
-from .session import Session
 
 TIMEOUT = 3600.0
 """Seconds that a measurement may take."""
@@ -62,29 +62,29 @@ def measure(wanted: Wanted, *, nproc: int | None, backend: str | None) -> tuple[
 
 def measure_on_rank(wanted: Wanted, device: torch.device) -> Measurements:
     """One rank of a measurement; every rank learns all of it."""
-    session = Session(device)
-    if session.world < 2:
+    crew = Crew(device)
+    if crew.world < 2:
         raise RunError("collectives are measured on 2 ranks or more")
-    memory = memory_of(session)
-    where = places(session.node_count, session.per_node, session.backend)
-    times = measure_collectives(session, where, wanted.sizes, wanted.settled, wanted.kinds)
+    memory = memory_of(crew)
+    where = places(crew.node_count, crew.per_node, crew.backend)
+    times = measure_collectives(crew, where, wanted.sizes, wanted.settled, wanted.kinds)
     return Measurements(
-        backend=session.backend,
-        nodes=session.node_count,
-        per_node=session.per_node,
+        backend=crew.backend,
+        nodes=crew.node_count,
+        per_node=crew.per_node,
         places=where,
         collectives=times,
-        device=measure_device(session, wanted.settled, memory=memory, quick=wanted.quick) if wanted.device else None,
-        port=_port(session, where, wanted) if wanted.device else None,
+        device=measure_device(crew, wanted.settled, memory=memory, quick=wanted.quick) if wanted.device else None,
+        port=_port(crew, where, wanted) if wanted.device else None,
     )
 
 
-def _port(session: Session, where: Sequence[Place], wanted: Wanted) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+def _port(crew: Crew, where: Sequence[Place], wanted: Wanted) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Messages between two nodes from one rank alone, and from all ranks of a node at once; None where a node has one rank."""
     across = [place for place in where if (place.level, place.size) == (ACROSS, 2) and place.drivers > 1]
     if not across:
         return None
     alone = replace(across[0], groups=across[0].groups[:1])
-    found = [measure_collectives(session, [place], [PORT_BYTES], wanted.settled, ["send"]) for place in (alone, across[0])]
+    found = [measure_collectives(crew, [place], [PORT_BYTES], wanted.settled, ["send"]) for place in (alone, across[0])]
     (one,), (together,) = (each.values() for each in found)
     return one, together

@@ -117,6 +117,9 @@ def test_a_collective_under_cover_slows_the_cover_down() -> None:
         ({"recompute": "some"}, "unknown recompute 'some': valid are none, selective, full"),
         ({"zero": 4}, "ZeRO stages are 0 to 3"),
         ({"data": 3}, "no multiple of 3 x 1"),
+        ({"tensor": 0}, "tensor must be at least 1"),
+        ({"data": 4, "expert": 3}, "no divisor of 4"),
+        ({"dtype": "fp16"}, "unknown dtype 'fp16'"),
     ],
 )
 def test_impossible_configurations_are_errors(change: dict[str, object], message: str) -> None:
@@ -127,5 +130,21 @@ def test_impossible_configurations_are_errors(change: dict[str, object], message
 def test_degrees_that_do_not_divide_are_errors_that_name_the_operator() -> None:
     with pytest.raises(UsageError, match=r"embed.*cannot be split evenly"):
         price(SHAPE, Configuration(global_batch=8, tensor=3), CLUSTER)
+    with pytest.raises(UsageError, match="8 pipeline stages, with their chunks, are more than the 4 layers"):
+        price(SHAPE, Configuration(global_batch=8, pipeline=8), CLUSTER)
     with pytest.raises(UsageError, match="unknown attention 'flash'"):
         transformer(SHAPE, batch=1, attention="flash")
+
+
+def test_experts_split_over_ranks_move_their_rows_by_all_to_all() -> None:
+    """Two all-to-alls forward and two backward for each layer of experts; their weights lie on a share of the ranks."""
+    shape = replace(SHAPE, experts=8, expert_every=2, ffn=2048)
+    c = Configuration(global_batch=8, micro_batch=1, data=8, expert=4)
+    cluster = CLUSTER.sized(c.devices)
+    parts = Parts(shape, c, cluster, places_of(c, cluster))
+    moved = Counter((x.phase, x.kind) for x in parts.program().collectives() if x.kind == "all_to_all")
+    assert moved == {("forward", "all_to_all"): 2, ("backward", "all_to_all"): 2}
+    alone = replace(c, expert=1)
+    together = parts_of(shape, alone).parts()["layer"].parameters - 2 * 1024 * 2048 * 8 / 2
+    assert parts.parts()["layer"].parameters == pytest.approx(together + 2 * 1024 * 2048 * 8 / 2 / 4, rel=1e-6)
+    assert price(shape, c, CLUSTER).memory < price(shape, alone, CLUSTER).memory

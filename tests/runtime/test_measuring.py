@@ -20,7 +20,7 @@ from autopar.runtime.launch import run_ranks
 from autopar.runtime.measuring import KINDS, Wanted, byte_sizes, measure_on_rank, places
 from autopar.runtime.measuring import collectives as measured_collectives
 from autopar.runtime.measuring import device as measured_device
-from autopar.runtime.measuring.session import Session
+from autopar.runtime.measuring.crew import Crew
 
 CPU = torch.device("cpu")
 
@@ -66,14 +66,14 @@ def test_sizes() -> None:
 
 def _each_kind_once() -> dict[str, list[float]]:
     """What the buffers of this rank hold after one call of each collective."""
-    session = Session(CPU)
-    group, members = dist.group.WORLD, tuple(range(session.world))
+    crew = Crew(CPU)
+    group, members = dist.group.WORLD, tuple(range(crew.world))
     assert group is not None
     found = {}
     for kind, make in measured_collectives._CALLS.items():
-        whole = torch.full((6,), float(session.rank + 1))
-        shard = torch.full((3,), float(session.rank + 1))
-        make(whole, shard, group, members, session.rank)()
+        whole = torch.full((6,), float(crew.rank + 1))
+        shard = torch.full((3,), float(crew.rank + 1))
+        make(whole, shard, group, members, crew.rank)()
         found[kind] = [*whole.tolist(), *shard.tolist()]
     return found
 
@@ -88,9 +88,9 @@ def test_calls_move_what_they_say() -> None:
 
 
 def _session() -> tuple[int, int, float, list[list[float]]]:
-    session = Session(CPU)
-    times = session.timed(lambda: dist.barrier(), 3)
-    return session.node_count, session.per_node, session.offset, times.flatten(0, 1).tolist()
+    crew = Crew(CPU)
+    times = crew.timed(lambda: dist.barrier(), 3)
+    return crew.node_count, crew.per_node, crew.offset, times.flatten(0, 1).tolist()
 
 
 def test_one_clock_on_one_host() -> None:

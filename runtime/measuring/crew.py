@@ -1,4 +1,4 @@
-"""`Session`: the ranks that measure together, where each of them runs, and one clock for all."""
+"""`Crew`: the ranks that measure together, where each of them runs, and one clock for all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PINGS = 20
 _PR_SET_TIMERSLACK = 29
 
 
-class Session:
+class Crew:
     """Made on every rank of the process group; control messages go over Gloo, whatever backend is measured."""
 
     def __init__(self, device: torch.device) -> None:
