@@ -34,21 +34,30 @@ def working(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Lo
 
 @functools.lru_cache(maxsize=1024)
 def _working(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Load]:
-    parts = Parts(shape, c, cluster, places_of(c, cluster.sized(c.devices)))
+    """From the program of two layers: the second stands for all, since its input is a layer's output too."""
+    parts = Parts(shape, c, cluster, places_of(c, cluster.sized(c.devices)), layers=2)
     program = parts.program()
-    again = tuple(op.name for op in parts.analysis.warm if part_of(op.name) == "layer" and (c.habits.kept or c.repeats(op.name)))
-    recompute = Recompute(segments=(again,) if c.recompute != "none" else ())
-    same = precision_named("same")  # what is stored is counted apart
+    second = tuple(f"layers.{index}." for index in range(parts.period, 2 * parts.period))
+
+    def place(name: str) -> str:
+        part = part_of(name)
+        return "before" if part == "embed" or (part == "layer" and not name.startswith(second)) else part
+
+    again = [op.name for op in parts.analysis.warm if part_of(op.name) == "layer" and (c.habits.kept or c.repeats(op.name))]
+    segments = tuple(tuple(name for name in again if name.startswith(second) is late) for late in (False, True))
     found = loads(
-        program, parts.analysis, part_of, optimizer="none", precision=same, recompute=recompute, regather=c.habits.regather
-    )
+        program, parts.analysis, place, optimizer="none", precision=precision_named("same"),  # what is stored is counted apart
+        recompute=Recompute(segments=segments if c.recompute != "none" else ()), regather=c.habits.regather,
+    )  # fmt: skip
+    layer, before = found["layer"], found["before"]
+    embed = replace(before, saved=max(before.saved - layer.saved, 0.0))
     if c.recompute == "selective" and c.habits.kept:
-        found["layer"] = replace(found["layer"], saved=found["layer"].saved + _kept_outputs(program, c))
-    return {part: replace(load, saved=load.saved / parts.period) if part == "layer" else load for part, load in found.items()}
+        layer = replace(layer, saved=layer.saved + _kept_outputs(program, c) / 2)
+    return {"embed": embed, "layer": replace(layer, saved=layer.saved / parts.period), "head": found["head"]}
 
 
 def _kept_outputs(program: Program, c: Configuration) -> float:
-    """Outputs that a layer keeps although it is recomputed."""
+    """Outputs that layers keep although they are recomputed."""
     return sum(
         local_bytes(layout, program.graph.tensors[name].bytes, program.assignment.mesh.shape)
         for step in program.steps
