@@ -60,6 +60,10 @@ class Habits:
     state_bytes: int = 12
     update_traffic: int = 34
 
+    def __post_init__(self) -> None:
+        if self.partition not in PARTITIONS:
+            raise UsageError(unknown("partition", self.partition, PARTITIONS))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:

@@ -27,17 +27,15 @@ from .fusion import inside_chains
 from .operators import operator_parts
 from .pricing import MeshPrices
 from .shape import Shape
+from .timeline import SLOWDOWN
 from .transformer import Transformer, transformer
 
 PARTS = ("embed", "layer", "head")
-OVERLAP_SLOWDOWN = 0.1256
-"""Share by which products slow down while a collective runs beside them (Galvatron's profile of 8 x A100; Hetu-Galvatron)."""
 
 
 def exposed(communication: float, cover: float) -> float:
     """Seconds that a collective adds to the compute that covers it: what is longer than the cover, and the slowdown of the rest."""
-    return max(0.0, communication - cover) + OVERLAP_SLOWDOWN * min(communication, cover)
-
+    return max(0.0, communication - cover) + (SLOWDOWN["nccl"] - 1) * min(communication, cover)
 
 
 @dataclass(slots=True, kw_only=True)

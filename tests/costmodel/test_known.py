@@ -129,6 +129,11 @@ def test_impossible_configurations_are_errors(change: dict[str, object], message
         replace(Configuration(global_batch=8), **change)  # type: ignore[arg-type]
 
 
+def test_an_unknown_way_to_deal_out_layers_is_an_error() -> None:
+    with pytest.raises(UsageError, match="unknown partition 'all': valid are even, greedy, items, balanced"):
+        Habits(partition="all")
+
+
 def test_degrees_that_do_not_divide_are_errors_that_name_the_operator() -> None:
     with pytest.raises(UsageError, match=r"embed.*cannot be split evenly"):
         price(SHAPE, Configuration(global_batch=8, tensor=3), CLUSTER)
