@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping
 
 from .layouts import Algorithm
-from .methods import share
-from .patterns import log2_up
+from .schedules.methods import share
+from .schedules.patterns import log2_up
 
 PEERS_AT_ONCE = 8
 """Peers that NCCL serves at once in an all-to-all (1; recalled from its point-to-point scheduling)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autopar.costmodel.configuration import Habits
+from autopar.costmodel.known.configuration import Habits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from autopar.costmodel.configuration import Configuration, Habits
-from autopar.costmodel.known_memory import stored_bytes, working
-from autopar.costmodel.parts import PartSeconds, parts_of
+from autopar.costmodel.known.configuration import Configuration, Habits
+from autopar.costmodel.known.memory import stored_bytes, working
+from autopar.costmodel.known.parts import PartSeconds, parts_of
 from autopar.costmodel.pipeline import in_flight
 from autopar.errors import UsageError
 

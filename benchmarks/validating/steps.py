@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster, load_cluster
-from autopar.costmodel.configuration import Configuration, Habits
-from autopar.costmodel.known import Priced, price
-from autopar.costmodel.shape import Shape
+from autopar.costmodel.known.configuration import Configuration, Habits
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.step import Priced, price
 
 from .frameworks import ATTENTION, FRAMEWORKS
 

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from autopar.costmodel.configuration import RECOMPUTE
-from autopar.costmodel.known import Priced
+from autopar.costmodel.known.configuration import RECOMPUTE
+from autopar.costmodel.known.step import Priced
 from autopar.errors import AutoparError
 
 from .frameworks import ATTENTION, FRAMEWORKS

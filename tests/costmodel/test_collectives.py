@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.costmodel import KINDS, Cluster, Level, bind_axes, collective_time, linear, lines, load_cluster, parse_span, presets
-from autopar.costmodel.algorithms import build
 from autopar.costmodel.backends import TABLE
 from autopar.costmodel.bandwidth import bus_factor
 from autopar.costmodel.collectives import fastest_way, lower_envelope
 from autopar.costmodel.layouts import parts_of, ways
-from autopar.costmodel.patterns import ring_gather
 from autopar.costmodel.protocols import Protocol
-from autopar.costmodel.schedules import Schedule, execute, together
-from autopar.costmodel.simulator import Link, simulate
+from autopar.costmodel.schedules.algorithms import build
+from autopar.costmodel.schedules.patterns import ring_gather
+from autopar.costmodel.schedules.schedule import Schedule, execute, together
+from autopar.costmodel.schedules.simulator import Link, simulate
 from autopar.errors import ClusterError
 
 GB = 1e9

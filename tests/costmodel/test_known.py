@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.configuration import Configuration, Habits
 from autopar.costmodel.estimate import estimate
-from autopar.costmodel.known import price
-from autopar.costmodel.known_memory import working
-from autopar.costmodel.parts import Parts, exposed, places_of
-from autopar.costmodel.shape import Shape
-from autopar.costmodel.transformer import transformer
+from autopar.costmodel.known.configuration import Configuration, Habits
+from autopar.costmodel.known.memory import working
+from autopar.costmodel.known.parts import Parts, exposed, places_of
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.step import price
+from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 
 CLUSTER = load_cluster("dgx-a100-80g")

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.configuration import Configuration
 from autopar.costmodel.kept import facts_of, kept_values
+from autopar.costmodel.known.configuration import Configuration
+from autopar.costmodel.known.parts import Parts, places_of
+from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.liveness import Recompute, live_bytes
 from autopar.costmodel.memory import PRECISIONS, Memory, Precision, precision_named, predicted_memory, states_of
 from autopar.costmodel.occupancy import KEPT_SLACK, PASSING_SLACK, Load, loads, occupied, stage_memory
-from autopar.costmodel.parts import Parts, places_of
 from autopar.costmodel.pricing import MeshPrices
-from autopar.costmodel.shape import Shape
 from autopar.errors import UsageError
 from autopar.ir import DTYPE_BYTES, Graph
 from autopar.planner import Request, best_on_mesh

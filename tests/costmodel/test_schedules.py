@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.costmodel.algorithms import METHODS, build, costs, fastest, method, seconds
-from autopar.costmodel.schedules import Message, Schedule, execute, required
-from autopar.costmodel.simulator import Link, simulate
+from autopar.costmodel.schedules.algorithms import METHODS, build, costs, fastest, method, seconds
+from autopar.costmodel.schedules.schedule import Message, Schedule, execute, required
+from autopar.costmodel.schedules.simulator import Link, simulate
 from autopar.errors import ClusterError
 
 ALL = [(kind, algorithm) for kind in METHODS for algorithm in METHODS[kind]]

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from autopar.costmodel import Cluster, bind_axes, load_cluster
 from autopar.costmodel.estimate import estimate, timeline
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.pipeline import Times
 from autopar.costmodel.pipeline_simulation import simulate
 from autopar.costmodel.pricing import MeshPrices
-from autopar.costmodel.shape import Shape
 from autopar.costmodel.streams import COMPUTE, Clock, Event
 from autopar.costmodel.timeline import SLOWDOWN, Overlap, Timeline
 from autopar.costmodel.trace import chrome_trace, pipeline_events
-from autopar.costmodel.transformer import transformer
 from autopar.pins import Pins, parse_pin
 from autopar.planner import Request, best_on_mesh
 from autopar.sharding.analysis import Analysis, analyse

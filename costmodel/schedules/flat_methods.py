@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from . import patterns
 from .methods import Cost, Method, Rounds, Shape, after, back, flat, share, then, without_bytes
 from .patterns import log2_up
-from .schedules import Chunks, Message, Round, backwards, message, together
+from .schedule import Chunks, Message, Round, backwards, message, together
 
 Methods = dict[str, Method]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import ClusterError
 
-from .schedules import Schedule
+from .schedule import Schedule
 
 SAME_TIME = 1e-12
 """Events nearer than this, relative to the time between events, are one (1)."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from autopar.errors import UsageError
 from autopar.ir import DTYPE_BYTES
 
-from .cluster import Cluster
-from .collectives import collective_time
-from .compute import memory_seconds
+from ..cluster import Cluster
+from ..collectives import collective_time
+from ..compute import memory_seconds
+from ..pipeline import pipeline_seconds
 from .configuration import Configuration
-from .known_memory import peak_bytes
+from .memory import peak_bytes
 from .parts import PartSeconds, parts_of, places_of
-from .pipeline import pipeline_seconds
 from .shape import Shape
 
 

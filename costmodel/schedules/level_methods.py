@@ -15,7 +15,7 @@ from dataclasses import replace
 from . import patterns
 from .methods import Cost, Costs, Method, Rounds, Shape, after, back, share, then, without_bytes
 from .patterns import log2_up
-from .schedules import Round, together
+from .schedule import Round, together
 
 
 def _gather(shape: Shape) -> list[Round]:

@@ -30,7 +30,7 @@ from autopar.errors import ClusterError, unknown
 
 from . import flat_methods, level_methods
 from .methods import SEGMENTS, Cost, Method, Shape, back
-from .schedules import Schedule
+from .schedule import Schedule
 from .simulator import Link
 
 METHODS: Mapping[str, Mapping[str, Method]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from .schedules import Chunks, Message, Round, message, together
+from .schedule import Chunks, Message, Round, message, together
 
 Ranks = Sequence[int]
 Held = Sequence[Chunks]

@@ -21,13 +21,13 @@ from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Compute, Program, Redistribute, build_program, chain_collectives, operator_collectives
 from autopar.sharding.redistribution import local_bytes
 
-from .cluster import Cluster, bind_axes
+from ..cluster import Cluster, bind_axes
+from ..fusion import inside_chains
+from ..operators import operator_parts
+from ..pricing import MeshPrices
+from ..timeline import SLOWDOWN
 from .configuration import Configuration
-from .fusion import inside_chains
-from .operators import operator_parts
-from .pricing import MeshPrices
 from .shape import Shape
-from .timeline import SLOWDOWN
 from .transformer import Transformer, transformer
 
 PARTS = ("embed", "layer", "head")

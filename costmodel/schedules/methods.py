@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from .schedules import Round, backwards
+from .schedule import Round, backwards
 
 SEGMENTS = 8
 """Into how many segments pipelined algorithms cut the bytes (1), unless told."""

@@ -14,13 +14,13 @@ from autopar.ir import DTYPE_BYTES
 from autopar.sharding.program import Compute, Program
 from autopar.sharding.redistribution import local_bytes
 
-from .cluster import Cluster
+from ..cluster import Cluster
+from ..liveness import Recompute
+from ..memory import precision_named
+from ..occupancy import Load, loads, occupied, stage_memory
+from ..pipeline import in_flight
 from .configuration import Configuration, Habits
-from .liveness import Recompute
-from .memory import precision_named
-from .occupancy import Load, loads, occupied, stage_memory
 from .parts import PARTS, Parts, PartSeconds, part_of, places_of
-from .pipeline import in_flight
 from .shape import Shape
 
 
