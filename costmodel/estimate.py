@@ -68,7 +68,7 @@ def timeline(program: Program, analysis: Analysis, prices: MeshPrices, *, optimi
             return Seconds(0.0, 0.0)
         key = (id(analysis.offers[step.operator.name]), tuple(option.name for option in step.decision.options))
         if key not in known:
-            known[key] = _operator(step, analysis, prices)
+            known[key] = step_seconds(step, analysis, prices)
         return known[key]
 
     habits = overlap or Overlap(slowdown=SLOWDOWN[prices.cluster.backend])
@@ -90,13 +90,15 @@ def _update(program: Program, prices: MeshPrices, optimizer: str) -> float:
     return total
 
 
-def _operator(step: Compute, analysis: Analysis, prices: MeshPrices) -> Seconds:
+def step_seconds(step: Compute, analysis: Analysis, prices: MeshPrices, inside: frozenset[str] = frozenset()) -> Seconds:
+    """Seconds of an operator as it was decided; values `inside` a fused chain are neither written nor read."""
     offer = analysis.offers[step.operator.name]
-    position = {option.name: i for i, option in enumerate(offer.options)}
-    row = np.array([[position[option.name] for option in step.decision.options]], dtype=np.int64)
-    strategies = Strategies(rule=offer.rule, options=offer.options, choices=row)
+    choice = np.arange(len(step.decision.options))[None, :]
+    strategies = Strategies(rule=offer.rule, options=step.decision.options, choices=choice)
     mine = (*step.operator.inputs, *step.operator.outputs)
     theirs = (*offer.call.operator.inputs, *offer.call.operator.outputs)
-    gradients = frozenset(other for name, other in zip(mine, theirs, strict=True) if name in analysis.gradients)
-    parts = operator_parts(offer.call, strategies, prices.mesh.shape, prices.cluster, gradients)
+    gradients, unseen = (
+        frozenset(other for name, other in zip(mine, theirs, strict=True) if name in names) for names in (analysis.gradients, inside)
+    )
+    parts = operator_parts(offer.call, strategies, prices.mesh.shape, prices.cluster, gradients, unseen)
     return Seconds(float(parts.forward[0]), float(parts.backward[0]), float(parts.weight[0]))

@@ -25,7 +25,7 @@ class Habits:
     `fused_accumulation`: the products of weight gradients add to those of earlier micro-batches, with no pass of their own.
     `fused`: chains of elementwise operators are one kernel. `compiled`: the host runs ahead of the device whatever the kernels.
     `gradient_bytes`: of an element where they are summed over micro-batches; `reduced_bytes`: in the reduction; `reduce_whole`: ZeRO-1
-    reduces whole gradients on every rank. `buffer_bytes`: of the reduction's buffers on a device.
+    reduces whole gradients on every rank.
     `accumulation_bytes`: that such a sum moves for each parameter and micro-batch, where it is more than reading both and writing one.
     `blocking`: the host waits for every kernel before it issues the next. `partition`: how layers are dealt out to stages, of `PARTITIONS`.
     `send_gathers`: gathers on arrival of a message that was sent in shares. `recompute_ends`: embedding and head are recomputed too.
@@ -47,7 +47,6 @@ class Habits:
     gradient_bytes: int = 4
     reduced_bytes: int = 4
     reduce_whole: bool = False
-    buffer_bytes: float = 0.0
     accumulation_bytes: float | None = None
     blocking: bool = False
     partition: str = "even"
@@ -117,6 +116,16 @@ class Configuration:
     def devices(self) -> int:
         """Devices that it runs on."""
         return self.tensor * self.pipeline * self.data * self.context
+
+    @property
+    def replicas(self) -> int:
+        """Devices that hold the same parameters (experts aside) and reduce their gradients together."""
+        return self.data * self.context
+
+    @property
+    def pipeline_schedule(self) -> str:
+        """The schedule that runs: with several chunks a stage, the interleaved one."""
+        return self.schedule if self.interleave == 1 else "interleaved"
 
     @property
     def micro_batches(self) -> int:

@@ -1,7 +1,7 @@
 """Bytes of a device in a known configuration, at the peak of its fullest stage.
 
 A stage holds its parameters with gradients and optimizer state, and for every micro-batch in flight what its layers keep (`occupancy`, from
-one walk of the program of one layer with embedding and head). `occupied` adds what the allocator and the libraries take.
+one walk of the program of two layers with embedding and head). `occupied` adds what the allocator and the libraries take.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _kept_outputs(program: Program, c: Configuration) -> float:
 
 def stored_bytes(part: PartSeconds, c: Configuration) -> float:
     """Parameters of a part with their gradients and optimizer state."""
-    shards = c.data * c.context
+    shards = c.replicas
     weights = DTYPE_BYTES[c.dtype] / (shards if c.zero == 3 else 1)
     gradients = c.habits.gradient_bytes / (shards if c.zero >= 2 else 1)
     states = c.habits.state_bytes / (shards if c.zero >= 1 else 1)
@@ -82,12 +82,11 @@ def peak_bytes(shape: Shape, c: Configuration, cluster: Cluster, parts: Mapping[
     if c.recompute == "full" and c.habits.recomputed < 1:
         whole = working(shape, replace(c, recompute="none"), cluster)["layer"]
         layer = replace(layer, saved=c.habits.recomputed * layer.saved + (1 - c.habits.recomputed) * whole.saved)
-    schedule = c.schedule if c.interleave == 1 else "interleaved"
-    gathered = c.habits.buffer_bytes + (2 * parts["layer"].gathered if c.zero == 3 else 0.0)
+    gathered = 2 * parts["layer"].gathered if c.zero == 3 else 0.0
     peaks = []
     for stage, count in enumerate(layers):
         counts = dict(zip(PARTS, (float(stage == 0), float(count), float(stage == len(layers) - 1)), strict=True))
-        flying = in_flight(schedule, stage, len(layers), c.micro_batches, c.interleave)
+        flying = in_flight(c.pipeline_schedule, stage, len(layers), c.micro_batches, c.interleave)
         memory = stage_memory([(layer if part == "layer" else found[part], counts[part]) for part in PARTS], in_flight=flying)
         stored = sum(counts[part] * stored_bytes(parts[part], c) for part in PARTS)
         if counts["head"] and not counts["embed"] and shape.tied:

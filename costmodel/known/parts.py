@@ -10,11 +10,8 @@ import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-import numpy as np
-
 from autopar.ir import DTYPE_BYTES, Role
 from autopar.sharding.analysis import Analysis, analyse
-from autopar.sharding.candidates import Strategies
 from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.pinned import pinned_assignment
@@ -22,10 +19,10 @@ from autopar.sharding.program import Compute, Program, Redistribute, build_progr
 from autopar.sharding.redistribution import local_bytes
 
 from ..cluster import Cluster, bind_axes
+from ..estimate import step_seconds
 from ..fusion import inside_chains
-from ..operators import operator_parts
 from ..pricing import MeshPrices
-from ..timeline import SLOWDOWN
+from ..timeline import SLOWDOWN, Seconds
 from .configuration import Configuration
 from .shape import Shape
 from .transformer import Transformer, transformer
@@ -61,9 +58,6 @@ class PartSeconds:
     issued_backward: float = 0.0
 
 
-Seconds = tuple[float, float, float]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysed:
     """The graph of a transformer, what it offers, the values `inside` fused chains, and the seconds of operators priced so far."""
@@ -84,7 +78,7 @@ def analysed(shape: Shape, batch: int, dtype: str, attention: str, norm: str, pr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Levels that the axes of a configuration span: `axes` are data, expert, context and tensor; `replicas`: data and expert together."""
+    """Levels that the axes of a configuration span: `axes` are data, expert, context and tensor; `replicas`: the first three together."""
 
     stages: str
     axes: tuple[str, ...]
@@ -94,7 +88,7 @@ class Places:
 def places_of(c: Configuration, cluster: Cluster) -> Places:
     """Pipeline stages outermost, then data, expert and context parallelism, tensor parallelism over neighbouring devices."""
     levels = bind_axes(cluster, (c.pipeline, c.data // c.expert, c.expert, c.context, c.tensor))
-    together = bind_axes(cluster, (c.pipeline, c.data, c.context * c.tensor))
+    together = bind_axes(cluster, (c.pipeline, c.replicas, c.tensor))
     assert levels is not None and together is not None
     return Places(stages=levels[0], axes=levels[1:], replicas=together[1])
 
@@ -200,19 +194,8 @@ class Parts:
                     sizes[factor] *= axis.size
         key = (step.operator.name, tuple(sizes), self.cluster.device, self.c.habits.fused)
         if key not in self.seconds:
-            self.seconds[key] = self._operator(step)
+            self.seconds[key] = step_seconds(step, self.analysis, self.prices, self.inside)
         return self.seconds[key]
-
-    def _operator(self, step: Compute) -> Seconds:
-        offer = self.analysis.offers[step.operator.name]
-        row = np.arange(len(step.decision.options))[None, :]
-        strategies = Strategies(rule=offer.rule, options=step.decision.options, choices=row)
-        names = (*step.operator.inputs, *step.operator.outputs)
-        theirs = (*offer.call.operator.inputs, *offer.call.operator.outputs)
-        gradients = frozenset(other for name, other in zip(names, theirs, strict=True) if name in self.analysis.gradients)
-        inside = frozenset(other for name, other in zip(names, theirs, strict=True) if name in self.inside)
-        parts = operator_parts(offer.call, strategies, self.mesh.shape, self.cluster, gradients, inside)
-        return float(parts.forward[0]), float(parts.backward[0]), float(parts.weight[0])
 
     def stored(self, program: Program, found: dict[str, PartSeconds]) -> None:
         """Elements of parameters that a device uses in each part (ZeRO-3 stores a share of them)."""
@@ -229,6 +212,7 @@ class Parts:
             part.experts += elements if own and expert >= 0 else 0.0
             if self.c.zero == 3 and not any(layout[a].kind is Kind.SPLIT for a in apart):
                 part.gathered += elements * DTYPE_BYTES[tensor.dtype]  # no dim divides: its shards are cut from the flat parameter
+
 
 def part_of(name: str) -> str:
     """The part, of `PARTS`, of an operator or a tensor by its name."""

@@ -80,7 +80,7 @@ class _Step:
             weight.append(sum(n * part.weight for part, n in members))
             stored.append(sum(n * part.parameters for part, n in members))
         pipeline = pipeline_seconds(
-            c.schedule if c.interleave == 1 else "interleaved", forward, backward, weight, self.send(), c.micro_batches, c.interleave,
+            c.pipeline_schedule, forward, backward, weight, self.send(), c.micro_batches, c.interleave,
             overlap_sends=c.habits.overlap_sends,
         )  # fmt: skip
         fullest = max(range(len(stored)), key=stored.__getitem__)
@@ -97,7 +97,7 @@ class _Step:
         """Seconds of gathering a part's parameters at once (ZeRO-3)."""
         if not part.gathered:
             return 0.0
-        seconds = self.collective("all_gather", part.gathered, self.c.data, self.places.replicas)
+        seconds = self.collective("all_gather", part.gathered, self.c.replicas, self.places.replicas)
         return max(seconds, part.gathered / self.c.habits.gather_rate)
 
     def collective(self, kind: str, nbytes: float, group: int, level: str) -> float:
@@ -113,7 +113,7 @@ class _Step:
         if not part.gathered:
             return busy
         size = part.gathered * self.c.habits.reduced_bytes / DTYPE_BYTES[self.c.dtype]
-        scattered = self.collective("reduce_scatter", size, self.c.data, self.places.replicas)
+        scattered = self.collective("reduce_scatter", size, self.c.replicas, self.places.replicas)
         moved = self.gather(part) + max(scattered, size / self.c.habits.gather_rate)
         return max(busy, moved) if self.c.habits.prefetch else busy + moved
 
@@ -154,11 +154,12 @@ class _Step:
     def reduction(self, parameters: float, experts: float, last_backward: float) -> float:
         """Exposed seconds of reducing the gradients of a device once a step (and of gathering the updated shards)."""
         c = self.c
-        if c.data * c.context == 1 or c.zero == 3:
+        if c.replicas == 1 or c.zero == 3:
             return 0.0
-        seconds = self.reduced(parameters - experts, c.data, self.places.replicas)
-        if experts and c.data > c.expert:
-            seconds += self.reduced(experts, c.data // c.expert, self.places.axes[0])
+        seconds = self.reduced(parameters - experts, c.replicas, self.places.replicas)
+        if experts:
+            apart, _, context, _ = self.places.axes
+            seconds += self.reduced(experts, c.data // c.expert, apart) + self.reduced(experts, c.context, context)
         return max(0.0, seconds - last_backward) if c.habits.overlap_gradients else seconds
 
     def reduced(self, parameters: float, group: int, level: str) -> float:
@@ -171,5 +172,5 @@ class _Step:
         return seconds + self.collective("all_gather", parameters * DTYPE_BYTES[c.dtype], group, level)
 
     def update(self, parameters: float) -> float:
-        shards = self.c.data if self.c.zero else 1
+        shards = self.c.replicas if self.c.zero else 1
         return float(memory_seconds(parameters * self.c.habits.update_traffic / shards, self.cluster.device))

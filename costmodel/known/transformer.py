@@ -218,9 +218,10 @@ class _Builder:
         shape = self.tensors[q].shape
         if self.attention.startswith("flash"):
             inputs = {"query": q, "key": k, "value": v}
+            # Its kernels draw dropout from a counter: nothing more is read, written or kept.
             return self.op(
-                name, "aten.scaled_dot_product_attention.default", inputs, shape, HEADS, attn_mask=None, is_causal=True,
-                dropout_p=0.1 if s.dropout else 0.0, enable_gqa=s.kv_heads != s.heads, kernel=self.attention,
+                name, "aten.scaled_dot_product_attention.default", inputs, shape, HEADS, attn_mask=None, is_causal=True, dropout_p=0.0,
+                enable_gqa=s.kv_heads != s.heads, kernel=self.attention,
             )[0]  # fmt: skip
         grouped = (shape[0], s.kv_heads, shape[1] // s.kv_heads * shape[2], shape[3])
         if grouped != shape:  # the queries of a group lie behind one another and share its keys

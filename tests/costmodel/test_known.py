@@ -143,6 +143,21 @@ def test_degrees_that_do_not_divide_are_errors_that_name_the_operator() -> None:
         transformer(SHAPE, batch=1, attention="flash")
 
 
+@pytest.mark.parametrize("shape", [SHAPE, LLAMA])
+def test_context_parallel_ranks_send_keys_around_and_reduce_gradients(shape: Shape) -> None:
+    c = Configuration(global_batch=8, context=4, tensor=2, sequence_parallel=True)
+    cluster = CLUSTER.sized(c.devices)
+    program = Parts(shape, replace(c, global_batch=1), cluster, places_of(c, cluster)).program()
+    assert Counter((x.phase, x.kind) for x in program.collectives())["forward", "send"] == 3
+    alone, split = price(shape, replace(c, context=1), CLUSTER), price(shape, c, CLUSTER)
+    assert alone.reduction == 0 < split.reduction
+    sharded = price(shape, replace(c, zero=1), CLUSTER)
+    assert sharded.update == pytest.approx(split.update / 4)
+    assert sharded.memory < split.memory
+    gathered = price(shape, replace(c, zero=3), CLUSTER)
+    assert gathered.reduction == 0 and gathered.memory < sharded.memory
+
+
 def test_experts_split_over_ranks_move_their_rows_by_all_to_all() -> None:
     """Two all-to-alls forward and two backward for each layer of experts; their weights lie on a share of the ranks."""
     shape = replace(SHAPE, experts=8, expert_every=2, ffn=2048)
