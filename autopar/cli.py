@@ -248,6 +248,7 @@ def _discover(args: argparse.Namespace) -> None:
 def _calibrate(args: argparse.Namespace) -> None:
     from autopar.costmodel import dump, load_cluster
 
+    from .plan import write_whole
     from .report.calibrated import calibrate, calibrated_parts
     from .report.clusters import show_parts
     from .report.tables import show
@@ -267,7 +268,7 @@ def _calibrate(args: argparse.Namespace) -> None:
         )  # fmt: skip
     if found is None:
         return
-    path.write_text(dump(found), encoding="utf-8")
+    write_whole(path, dump(found))
     if args.json:
         _print_json(json.loads(dump(found)))
     else:
@@ -275,6 +276,7 @@ def _calibrate(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
+    from .plan import write_whole
     from .report.bench import bench_collectives, bench_json, bench_panels, bench_parts
     from .report.plot import svg
     from .report.tables import show
@@ -289,7 +291,7 @@ def _bench(args: argparse.Namespace) -> None:
     if found is None:
         return
     if args.plot:
-        Path(args.plot).write_text(svg(bench_panels(found)), encoding="utf-8")
+        write_whole(Path(args.plot), svg(bench_panels(found)))
     if args.json:
         _print_json(bench_json(found))
     else:
