@@ -9,131 +9,50 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from .errors import PlanError, RuleError, UsageError
 from .ir import Graph
+from .plan_parts import (
+    AxisSpec,
+    CollectivePlan,
+    ModelSpec,
+    OperatorPlan,
+    ParameterPlan,
+    Part,
+    Predicted,
+    Provenance,
+    RulePlan,
+    SchedulePlan,
+    StagePlan,
+    mesh_of,
+)
 from .sharding.analysis import Analysis
 from .sharding.candidates import is_storable
 from .sharding.layout import Kind, Layout, R, format_layout, is_valid, parse_layout
-from .sharding.mesh import Axis, Mesh
+from .sharding.mesh import Mesh
 from .sharding.program import Assignment, Decision, Program, build_program
 from .sharding.rules import preamble
 from .sharding.rules.found import FoundRule, add_found, replicate
 
 SCHEMA = "autopar-plan"
-VERSION = 1
+VERSION = 2
+UPGRADED = 1
+"""Version of files that are still read: they have one stage and no schedule."""
 MAX_FILE_BYTES = 256 * 2**20
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class InputSpec(_Part):
-    """Shape (of the global batch) and dtype of one model input."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-
-class ModelSpec(_Part):
-    """Which model the plan is for, and how it is run."""
-
-    name: str
-    fingerprint: str
-    mode: Literal["train", "infer"]
-    optimizer: str
-    loss: str | None = None
-    inputs: dict[str, InputSpec]
-
-
-class AxisSpec(_Part):
-    """One mesh axis."""
-
-    name: str
-    size: int = Field(ge=1)
-    level: str
-
-
-class OperatorPlan(_Part):
-    """An operator's strategy: one factor (or R, B, P) for each mesh axis.
-
-    `inputs` and `outputs` pair its tensors with the layouts that follow, for those who read the plan without the model.
-    """
-
-    kind: str
-    fingerprint: str
-    strategy: tuple[str, ...]
-    inputs: tuple[tuple[str, str], ...] = ()
-    outputs: tuple[tuple[str, str], ...] = ()
-
-
-class ParameterPlan(_Part):
-    """A parameter's storage layout."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    storage: str
-
-
-class RulePlan(_Part):
-    """A sharding rule that was found by executing the operator, for its calls with one signature."""
-
-    kind: str
-    signature: str
-    rule: str
-    linear: tuple[tuple[int, ...], ...] = ()
-    products: tuple[str, ...] = ()
-    differentiable: bool = True
-    saves: Literal["inputs", "output", ""] = "inputs"
-
-
-class CollectivePlan(_Part):
-    """One collective of a step, as priced: its phase, kind, mesh axis, bytes and seconds, and the tensor that it moves."""
-
-    phase: str
-    kind: str
-    axis: str
-    nbytes: int
-    seconds: float
-    tensor: str
-
-
-class Predicted(_Part):
-    """Seconds of one step and bytes of one device, by part; of the communication, `overlapped` seconds run under computation."""
-
-    step: float
-    forward: float
-    backward: float
-    update: float
-    communication: float
-    overlapped: float = 0.0
-    memory: float
-    memory_parts: dict[str, float]
-
-
-class Provenance(_Part):
-    """Who made the plan: version of autopar, search method, seed, and the optimality gap that it certifies."""
-
-    autopar: str
-    method: str
-    seed: int = 0
-    objective: float
-    lower_bound: float
-    gap: float
-
-
-class Plan(_Part):
+class Plan(Part):
     """All strategies of a model on a mesh, with the predicted costs.
 
-    `redistributions`: for every tensor the chains of layouts that bring it to its readers. `stages`, `micro_batches` and
-    `recompute` describe the schedule (one stage and one micro-batch: no pipeline). `rules`: those that were found for this
-    model rather than taken from the table; `replicated`: the operator kinds without a rule, computed whole on every device.
+    `mesh`: of the devices, or of each stage's where there are `stages` (none are listed where there is but one). `unused`: devices of
+    the cluster that the plan leaves idle. `redistributions`: for every tensor the chains of layouts that bring it to its readers. `rules`:
+    those that were found for this model rather than taken from the table; `replicated`: the operator kinds without a rule, computed
+    whole on every device.
     """
 
     schema_: Literal["autopar-plan"] = Field(default="autopar-plan", alias="schema")
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     model: ModelSpec
     cluster: str
     mesh: tuple[AxisSpec, ...]
@@ -144,9 +63,9 @@ class Plan(_Part):
     collectives: tuple[CollectivePlan, ...] = ()
     rules: tuple[RulePlan, ...] = ()
     replicated: tuple[str, ...] = ()
-    stages: Literal[1] = 1
-    micro_batches: Literal[1] = 1
-    recompute: Literal["none"] = "none"
+    schedule: SchedulePlan = SchedulePlan()
+    stages: tuple[StagePlan, ...] = ()
+    unused: int = Field(default=0, ge=0)
     predicted: Predicted
     provenance: Provenance
 
@@ -155,18 +74,18 @@ class Plan(_Part):
     @field_validator("mesh")
     @classmethod
     def _axes_are_distinct(cls, mesh: tuple[AxisSpec, ...]) -> tuple[AxisSpec, ...]:
-        _mesh(mesh)
+        mesh_of(mesh)
         return mesh
 
     @property
     def devices(self) -> int:
-        """Number of devices (ranks)."""
-        return self.mesh_.devices
+        """Number of devices (ranks) that the plan uses."""
+        return sum(stage.devices for stage in self.stages) if self.stages else self.mesh_.devices
 
     @property
     def mesh_(self) -> Mesh:
-        """The mesh."""
-        return _mesh(self.mesh)
+        """The mesh (of a stage)."""
+        return mesh_of(self.mesh)
 
     def bring_rules(self, graph: Graph) -> Graph:
         """Put the plan's found rules into the table; the graph with the operators marked that are computed whole."""
@@ -198,6 +117,10 @@ class Plan(_Part):
             raise PlanError(f"{path}: not a strategy checkpoint: {error}") from error
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise PlanError(f"{path}: not a strategy checkpoint: it holds no 'schema': '{SCHEMA}'")
+        if data.get("version") == UPGRADED:
+            data = {name: value for name, value in data.items() if name not in ("stages", "micro_batches", "recompute")} | {
+                "version": VERSION
+            }
         if data.get("version") != VERSION:
             raise PlanError(f"{path}: version {data.get('version')!r} of the plan file; this autopar reads version {VERSION}")
         try:
@@ -263,10 +186,6 @@ class Plan(_Part):
     def program(self, analysis: Analysis) -> Program:
         """The local program that executes the plan."""
         return build_program(analysis.graph, self.assignment(analysis))
-
-
-def _mesh(axes: tuple[AxisSpec, ...]) -> Mesh:
-    return Mesh(axes=tuple(Axis(name=axis.name, size=axis.size, level=axis.level) for axis in axes))
 
 
 def write_whole(path: Path, text: str) -> None:

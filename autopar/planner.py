@@ -15,18 +15,17 @@ from . import __version__
 from .decoding import decode
 from .errors import NoPlanFits, UsageError, unknown
 from .ir import Graph, Role
-from .plan import (
+from .plan import Plan, as_text
+from .plan_parts import (
     AxisSpec,
     CollectivePlan,
     InputSpec,
     ModelSpec,
     OperatorPlan,
     ParameterPlan,
-    Plan,
     Predicted,
     Provenance,
     RulePlan,
-    as_text,
 )
 from .sharding.analysis import Analysis, analyse
 from .sharding.layout import format_layout

@@ -162,7 +162,7 @@ BROKEN: dict[str, Callable[[dict[str, Any]], None]] = {
     "no schema": _drop("schema"),
     "another schema": _set("schema", to="onnx"),
     "no version": _drop("version"),
-    "a later version": _set("version", to=2),
+    "a later version": _set("version", to=3),
     "a field more": _set("surprise", to=1),
     "no mesh": _drop("mesh"),
     "a mesh of text": _set("mesh", to="2x2"),

@@ -1,0 +1,156 @@
+"""The parts of a strategy checkpoint: what its file holds, validated on load."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .sharding.mesh import Axis, Mesh
+
+
+class Part(BaseModel):
+    """Nothing beside the named fields, and nothing changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class InputSpec(Part):
+    """Shape (of the global batch) and dtype of one model input."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class ModelSpec(Part):
+    """Which model the plan is for, and how it is run."""
+
+    name: str
+    fingerprint: str
+    mode: Literal["train", "infer"]
+    optimizer: str
+    loss: str | None = None
+    inputs: dict[str, InputSpec]
+
+
+class AxisSpec(Part):
+    """One mesh axis."""
+
+    name: str
+    size: int = Field(ge=1)
+    level: str
+
+
+class OperatorPlan(Part):
+    """An operator's strategy: one factor (or R, B, P) for each mesh axis.
+
+    `inputs` and `outputs` pair its tensors with the layouts that follow, for those who read the plan without the model.
+    """
+
+    kind: str
+    fingerprint: str
+    strategy: tuple[str, ...]
+    inputs: tuple[tuple[str, str], ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+
+
+class ParameterPlan(Part):
+    """A parameter's storage layout."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    storage: str
+
+
+class RulePlan(Part):
+    """A sharding rule that was found by executing the operator, for its calls with one signature."""
+
+    kind: str
+    signature: str
+    rule: str
+    linear: tuple[tuple[int, ...], ...] = ()
+    products: tuple[str, ...] = ()
+    differentiable: bool = True
+    saves: Literal["inputs", "output", ""] = "inputs"
+
+
+class CollectivePlan(Part):
+    """One collective of a step, as priced: its phase, kind, mesh axis, bytes and seconds, and the tensor that it moves."""
+
+    phase: str
+    kind: str
+    axis: str
+    nbytes: int
+    seconds: float
+    tensor: str
+
+
+class SchedulePlan(Part):
+    """When the work of a step is done, beside where.
+
+    `micro_batches`: equal parts of the global batch, run one after the other, their gradients added up. `recompute`: segments, each
+    the names of operators whose outputs are made again in the backward pass. `gathered`: parameters stored split and used whole
+    are "kept" from their first use to the backward pass (ZeRO 1 and 2) or gathered "again" (ZeRO 3). `accumulated`: gradients of kept
+    parameters are added up "whole" and scattered once a step (ZeRO 1), or as "shards" after every micro-batch (ZeRO 2). `pipeline`,
+    `interleave`: the order in which stages run micro-batches, and how many chunks of the model each holds.
+    """
+
+    micro_batches: int = Field(default=1, ge=1)
+    recompute: tuple[tuple[str, ...], ...] = ()
+    gathered: Literal["kept", "again"] = "kept"
+    accumulated: Literal["whole", "shards"] = "whole"
+    pipeline: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
+    interleave: int = Field(default=1, ge=1)
+
+
+class StagePlan(Part):
+    """One pipeline stage: the operators from `first` on, in the model's order, to where the next stage begins, on devices of its own.
+
+    `cluster`: the part of a cluster of several device types that its devices belong to (empty: there is one type). `forward`,
+    `backward`: predicted seconds of one micro-batch. `memory`: predicted bytes of one of its devices at the peak.
+    """
+
+    first: str
+    mesh: tuple[AxisSpec, ...]
+    cluster: str = ""
+    forward: float
+    backward: float
+    memory: float
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of the stage."""
+        return mesh_of(self.mesh).devices
+
+
+class Predicted(Part):
+    """Seconds of one step and bytes of one device, by part; of the communication, `overlapped` seconds run under computation.
+
+    `bubble`: seconds that the slowest stage waits for others. All figures are those of the slowest stage, and of the fullest device.
+    """
+
+    step: float
+    forward: float
+    backward: float
+    update: float
+    communication: float
+    overlapped: float = 0.0
+    bubble: float = 0.0
+    memory: float
+    memory_parts: dict[str, float]
+
+
+class Provenance(Part):
+    """Who made the plan: version of autopar, search method, seed, and the optimality gap that it certifies."""
+
+    autopar: str
+    method: str
+    seed: int = 0
+    objective: float
+    lower_bound: float
+    gap: float
+
+
+def mesh_of(axes: tuple[AxisSpec, ...]) -> Mesh:
+    """The mesh of the file's axes."""
+    return Mesh(axes=tuple(Axis(name=axis.name, size=axis.size, level=axis.level) for axis in axes))
