@@ -20,7 +20,8 @@ from autopar.costmodel.operators import operator_seconds
 from autopar.costmodel.pricing import MeshPrices, communication_seconds, storage_bytes, update_seconds
 from autopar.search import CostGraph
 
-from .ir import Graph, Operator, Tensor
+from .ir import Graph, Operator, Role, Tensor
+from .planning.work import Work
 from .sharding.analysis import Analysis, Offer
 from .sharding.candidates import Strategies, is_storable, strategies_of
 from .sharding.layout import Kind, Layout, Placement, R
@@ -53,6 +54,14 @@ class Limits:
     outputs: Mapping[str, Layout] = field(default_factory=dict)
 
 
+@dataclass(slots=True, kw_only=True)
+class Known:
+    """Parts of tables by what they depend on; `keep` holds the arrays whose identity stands in a key."""
+
+    parts: dict[object, Any] = field(default_factory=dict)
+    keep: list[object] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
     """A variable of the cost graph: `what` is operator, parameter, fan-out or output; `name` of the operator or tensor.
@@ -78,14 +87,25 @@ class Tables:
     spaces: Mapping[str, LayoutSpace]
 
 
-def build_tables(analysis: Analysis, prices: MeshPrices, *, optimizer: str, limits: Limits | None = None) -> Tables:
-    """Price every strategy, storage layout and redistribution of a model on one mesh."""
-    return _Builder(analysis, prices, optimizer, limits or Limits()).build()
+def build_tables(
+    analysis: Analysis,
+    prices: MeshPrices,
+    *,
+    optimizer: str,
+    limits: Limits | None = None,
+    work: Work | None = None,
+    known: Known | None = None,
+) -> Tables:
+    """Price every strategy, storage layout and redistribution of a model (of one micro-batch of it) on one mesh.
+
+    `known`: parts of tables built before for the same analysis, prices and optimizer, to which those of these are added.
+    """
+    return _Builder(analysis, prices, optimizer, limits or Limits(), work or Work(), known if known is not None else Known()).build()
 
 
 class _Builder:
-    def __init__(self, analysis: Analysis, prices: MeshPrices, optimizer: str, limits: Limits) -> None:
-        self.analysis, self.prices, self.optimizer, self.limits = analysis, prices, optimizer, limits
+    def __init__(self, analysis: Analysis, prices: MeshPrices, optimizer: str, limits: Limits, work: Work, known: Known) -> None:
+        self.analysis, self.prices, self.optimizer, self.limits, self.work = analysis, prices, optimizer, limits, work
         self.graph: Graph = analysis.graph
         self.mesh = prices.mesh.shape
         self.variables: list[Variable] = []
@@ -96,9 +116,9 @@ class _Builder:
         self.strategies: dict[str, Strategies] = {}
         self.source_codes: dict[tuple[int, str], Ints] = {}
         self.spaces: dict[str, LayoutSpace] = {}
-        self.cache: dict[object, Any] = {}
-        self.keep: list[object] = []
-        self.kept = kept_values(analysis)
+        self.cache, self.keep = known.parts, known.keep
+        self.kept = kept_values(analysis, work.segments)
+        self.again = frozenset(name for segment in work.segments for name in segment)
 
     def build(self) -> Tables:
         at: dict[str, int] = {}
@@ -147,8 +167,9 @@ class _Builder:
     def _parameter(self, tensor: Tensor) -> None:
         space = self.spaces[tensor.name]
         splits = tuple(i for i, kind in enumerate(space.kinds) if kind == R or kind.kind is Kind.SPLIT)
-        kept = tensor.name in self.kept.weights
-        key = ("parameter", id(space), tensor.shape, tensor.dtype, tensor.trainable, kept)
+        kept = tensor.name in self.kept.weights and self.work.zero < 3
+        count = self.work.counts.tensors.get(tensor.name, 1)
+        key = ("parameter", id(space), tensor.shape, tensor.bytes, tensor.trainable, kept, count)
 
         def make() -> tuple[Ints, Floats, Floats, Ints]:
             digits = space.digits()
@@ -157,7 +178,7 @@ class _Builder:
             seconds = update_seconds(tensor, shards, self.optimizer, self.prices.cluster) if self.analysis.train else np.zeros(len(rows))
             memory = storage_bytes(tensor, shards, self.optimizer, train=self.analysis.train)
             # Its operators count the weight as they use it: the stored shard itself, or a gathered copy beside it.
-            return rows, seconds, memory - tensor.bytes / shards if kept else memory, digits[rows]
+            return rows, count * seconds, count * (memory - tensor.bytes / shards if kept else memory), digits[rows]
 
         rows, unary, memory, digits = self._once(key, make)
         if self.limits.storage is not None:
@@ -170,7 +191,9 @@ class _Builder:
 
     def _operator(self, index: int, op: Operator, at: dict[str, int]) -> None:
         offer = self.analysis.offers[op.name]
-        key = ("operator", id(offer), self.kept.shares.get(op.name, ()))
+        work, shares = self.work, self.kept.shares.get(op.name, ())
+        often = (work.counts.operators.get(op.name, 1), work.passes, work.in_flight, self._weight_often(), op.name in self.again)
+        key = ("operator", id(offer), shares, often)
 
         def make() -> tuple[Strategies, Ints, Floats, Floats, Ints]:
             strategies = self._once(("strategies", id(offer)), lambda: self._strategies(offer))
@@ -198,16 +221,29 @@ class _Builder:
         return replace(found, choices=np.ascontiguousarray(found.choices[splits])) if splits.any() else found
 
     def _price(self, op: Operator, offer: Offer, strategies: Strategies) -> tuple[Floats, Floats]:
-        gradients = self._call_gradients(op, offer)
-        forward, backward = operator_seconds(offer.call, strategies, self.mesh, self.prices.cluster, gradients)
-        inside = communication_seconds(offer.call, strategies, self.prices, gradients)
+        count, again, work = self.work.counts.operators.get(op.name, 1), op.name in self.again, self.work
+        seconds = self._once(("seconds", id(offer), again), lambda: self._seconds(op, offer, strategies, again=again))
         sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
         local = sizes / strategies.degrees(self.mesh)
         memory = np.zeros(len(local))
         for share in self.kept.shares.get(op.name, ()):
             dims = strategies.rule.outputs if share.output else strategies.rule.inputs
-            memory += local_elements(dims[share.position], local) * share.nbytes
-        return forward + backward + inside + BATCH_TIE * strategies.choices.sum(axis=1), memory
+            often = self._weight_often() if share.weight else work.in_flight
+            memory += often * local_elements(dims[share.position], local) * share.nbytes
+        return count * work.passes * seconds + BATCH_TIE * strategies.choices.sum(axis=1), count * memory
+
+    def _weight_often(self) -> float:
+        """Bytes kept for each byte of a parameter as it is used: the copy, and its gradient where that is added up whole."""
+        work = self.work
+        return 0.0 if work.zero == 3 else 2.0 if work.zero == 1 and work.accumulating else 1.0
+
+    def _seconds(self, op: Operator, offer: Offer, strategies: Strategies, *, again: bool) -> Floats:
+        """Seconds of one micro-batch, with its second forward pass where it is computed `again`."""
+        gradients = self._call_gradients(op, offer)
+        forward, backward = operator_seconds(offer.call, strategies, self.mesh, self.prices.cluster, gradients)
+        inside = communication_seconds(offer.call, strategies, self.prices, gradients)
+        repeated = forward + 0.5 * inside if again else 0.0
+        return forward + backward + inside + repeated
 
     def _call_gradients(self, op: Operator, offer: Offer) -> frozenset[str]:
         """The gradients of `op`, in the tensor names of the (possibly other) operator that its offer was made from."""
@@ -286,15 +322,20 @@ class _Builder:
         source_codes = self.source_codes[source, name]
         tensor, space = self.graph.tensors[name], self.spaces[name]
         from_storage = self.variables[source].what == "parameter" and name in self.analysis.gradients
-        matrix_key = ("distances", id(space), tensor.shape, tensor.dtype, name in self.analysis.gradients, from_storage)
+        variable = self.variables[target]
+        reader = variable.what == "operator"
+        count = self.work.counts.operators.get(variable.name, 1) if reader else self.work.counts.tensors.get(variable.name, 1)
+        stored = tensor.role is Role.PARAMETER
+        often = self.work.of_parameters if stored else self.work.of_values(reader and variable.name in self.again)
+        matrix_key = ("distances", id(space), tensor.shape, tensor.dtype, name in self.analysis.gradients, from_storage, often, count)
 
         def table() -> Floats:
-            prices = self._once(matrix_key, lambda: self._distances(tensor, space))
+            prices = self._once(matrix_key, lambda: self._distances(tensor, space, often))
             if from_storage:
                 rows = prices.rows_from_storage(source_codes, self.prices.bucket_share, tensor.bytes)
             else:
                 rows = prices.rows(source_codes)
-            return np.ascontiguousarray(rows[:, target_codes])
+            return count * np.ascontiguousarray(rows[:, target_codes])
 
         self.keep += [source_codes, target_codes]
         value = self._once((matrix_key, id(source_codes), id(target_codes)), table)
@@ -305,11 +346,11 @@ class _Builder:
             value = self._once(("sum", id(before), id(value)), lambda: before + value)
         self.edges[pair] = value
 
-    def _distances(self, tensor: Tensor, space: LayoutSpace) -> Distances:
+    def _distances(self, tensor: Tensor, space: LayoutSpace, often: tuple[float, float]) -> Distances:
         """Tensors of equal bytes for which the same layouts are valid share them."""
         gradient = tensor.name in self.analysis.gradients
 
         def make() -> Distances:
-            return Distances(space, tensor.shape, tensor.bytes, self.prices.lines, gradient=gradient)
+            return Distances(space, tensor.shape, tensor.bytes, self.prices.lines, gradient=gradient, often=often)
 
-        return self._once(("reach", id(space), tensor.bytes, gradient, space.valid(tensor.shape).tobytes()), make)
+        return self._once(("reach", id(space), tensor.bytes, gradient, often, space.valid(tensor.shape).tobytes()), make)

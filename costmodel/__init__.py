@@ -1,13 +1,15 @@
 """What a cluster is, and what communication and computation cost on it."""
 
-from .cluster import Cluster, Device, Level, bind_axes, parse_span
+from .cluster import Cluster, Level, bind_axes, join, parse_span
 from .cluster_file import dump, load_cluster, presets
 from .collectives import KINDS, collective_time, linear, lines
 from .compute import contraction_fraction
+from .device import Device
 from .layouts import Algorithm
 from .local import default_cluster, local_gpus
+from .pools import crossing, send_seconds
 
 __all__ = [
-    "KINDS", "Algorithm", "Cluster", "Device", "Level", "bind_axes", "collective_time", "contraction_fraction", "default_cluster", "dump",
-    "linear", "lines", "load_cluster", "local_gpus", "parse_span", "presets",
+    "KINDS", "Algorithm", "Cluster", "Device", "Level", "bind_axes", "collective_time", "contraction_fraction", "crossing",
+    "default_cluster", "dump", "join", "linear", "lines", "load_cluster", "local_gpus", "parse_span", "presets", "send_seconds",
 ]  # fmt: skip

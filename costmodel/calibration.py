@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from autopar.errors import NoisyMeasurement
 from autopar.ir import DTYPE_BYTES
 
-from .cluster import Cluster, Device, Level
+from .cluster import Cluster, Level
 from .compute import Product, product_seconds
+from .device import Device
 from .measured import Curve, Measured
 from .operators import BACKWARD_OF_ATTENTION
 

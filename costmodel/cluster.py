@@ -1,4 +1,4 @@
-"""`Cluster`: one kind of device, joined by levels of links from the inside out; seconds, bytes and per second throughout.
+"""`Cluster`: devices joined by levels of links from the inside out, of one kind or in pools; seconds, bytes and per second throughout.
 
 Devices are numbered so that neighbours share the innermost levels: with 8 devices a node, devices 0 to 7 are node 0.
 A mesh numbers its ranks in row-major order, so its last axis varies over neighbouring devices.
@@ -9,121 +9,18 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.errors import ClusterError, unknown
-from autopar.ir import DTYPE_BYTES
 
+from .device import Device, check, check_fractions
 from .measured import Measured
 from .protocols import ALGORITHMS, Protocol
 
-# Where a device has no figure of its own for a dtype, its arithmetic runs at the rate of this family.
-FAMILIES: Mapping[str, str] = {
-    **{dtype: "int" for dtype in DTYPE_BYTES if "int" in dtype or dtype == "bool"},
-    **{dtype: dtype for dtype in ("float64", "float32", "float16", "bfloat16")},
-    **{dtype: "float8" for dtype in DTYPE_BYTES if dtype.startswith("float8")},
-    "complex64": "float32",
-    "complex128": "float64",
-}
 FEATURES = ("in_switch",)
 BACKENDS = ("nccl", "gloo")
 ALONE = "device"
-
-
-def _check(where: str, *, above: Mapping[str, float] | None = None, least: Mapping[str, float] | None = None) -> None:
-    """Figures in `above` are positive and finite, those in `least` may be zero too."""
-    for name, value in (above or {}).items():
-        if not 0 < value < math.inf:
-            raise ClusterError(f"{where}: {name} is {value}; it must be positive and finite")
-    for name, value in (least or {}).items():
-        if not 0 <= value < math.inf:
-            raise ClusterError(f"{where}: {name} is {value}; it must be finite and not negative")
-
-
-def _check_fractions(where: str, **fractions: float) -> None:
-    for name, value in fractions.items():
-        if not 0 < value <= 1:
-            raise ClusterError(f"{where}: {name} is {value}; it must be above 0 and at most 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """One accelerator, or one rank of a host.
-
-    `peak`: FLOP/s by family of dtypes (float64, float32, float16, bfloat16, float8, int).
-    `matmul_fraction`: how much of the peak large matrix products reach; `half_size`: the smallest dimension at which half of that is left.
-    `memory_fraction`: how much of `memory_bandwidth` (B/s) a streaming operator reaches. `launch`: seconds per operator.
-    `reserved`: bytes of `memory_capacity` that the framework and the communication library keep.
-    `dispatch`: seconds of the host for each operator that it issues (it runs ahead of the device while kernels take longer).
-    `units`: processors that compute the tiles of a matrix product (0: not known); `ragged_fraction`: what is left of the rate of products
-    whose rows are no multiple of 16 bytes; `attention`: the fraction of the peak that a kernel reaches, by "flash2.forward".
-    """
-
-    name: str
-    peak: Mapping[str, float] = field(hash=False)
-    matmul_fraction: float
-    half_size: float
-    memory_bandwidth: float
-    memory_fraction: float
-    memory_capacity: float
-    launch: float
-    reserved: float
-    dispatch: float = 0.0
-    units: float = 0.0
-    ragged_fraction: float = 1.0
-    attention: Mapping[str, float] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        where = f"device {self.name!r}"
-        if not self.peak:
-            raise ClusterError(f"{where}: no peak FLOP/s is given for any dtype")
-        for family in self.peak:
-            if family not in FAMILIES.values():
-                raise ClusterError(f"{where}: " + unknown("dtype family", family, sorted(set(FAMILIES.values()))))
-        rates = {f"peak of {family}": value for family, value in self.peak.items()}
-        _check(
-            where,
-            above={**rates, "memory_bandwidth": self.memory_bandwidth, "memory_capacity": self.memory_capacity},
-            least={"half_size": self.half_size, "launch": self.launch, "dispatch": self.dispatch, "reserved": self.reserved},
-        )
-        _check_fractions(
-            where, matmul_fraction=self.matmul_fraction, memory_fraction=self.memory_fraction, ragged_fraction=self.ragged_fraction,
-            **{f"attention of {kernel}": value for kernel, value in self.attention.items()},
-        )  # fmt: skip
-        if self.reserved >= self.memory_capacity:
-            raise ClusterError(f"{where}: reserved is {self.reserved} B of {self.memory_capacity} B; nothing is left")
-
-    def flops(self, dtype: str) -> float:
-        """Peak FLOP/s in `dtype`, one of `DTYPE_BYTES`."""
-        if dtype not in FAMILIES:
-            raise ClusterError(unknown("dtype", dtype, FAMILIES))
-        family = FAMILIES[dtype]
-        if family not in self.peak:
-            raise ClusterError(f"device {self.name!r} has no peak FLOP/s for {dtype}; it has {', '.join(sorted(self.peak))}")
-        return self.peak[family]
-
-    def attention_fraction(self, kernel: str, direction: str) -> float:
-        """The fraction of the peak that an attention kernel (flash1, flash2) reaches `direction` forward or backward."""
-        name = f"{kernel}.{direction}"
-        if name not in self.attention and self.attention:
-            raise ClusterError(f"device {self.name!r}: " + unknown("attention kernel", name, self.attention))
-        return self.attention.get(name, self.matmul_fraction)
-
-    @property
-    def usable_memory(self) -> float:
-        """Bytes that a plan may fill."""
-        return self.memory_capacity - self.reserved
-
-    def shared(self, factor: float) -> Device:
-        """The device with `factor` times the compute and memory: what a rank has when a host is shared by more or fewer ranks."""
-        return replace(
-            self,
-            peak={family: value * factor for family, value in self.peak.items()},
-            memory_bandwidth=self.memory_bandwidth * factor,
-            memory_capacity=self.memory_capacity * factor,
-            reserved=self.reserved * factor,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +54,8 @@ class Level:
             raise ClusterError(f"{where}: size ({self.size}) and shared_by ({self.shared_by}) must be at least 1")
         others = {"peer_bandwidth": self.peer_bandwidth, "copy_bandwidth": self.copy_bandwidth}
         given = {name: value for name, value in others.items() if value is not None}
-        _check(where, above={"bandwidth": self.bandwidth, **given}, least={"latency": self.latency})
-        _check_fractions(where, efficiency=self.efficiency)
+        check(where, above={"bandwidth": self.bandwidth, **given}, least={"latency": self.latency})
+        check_fractions(where, efficiency=self.efficiency)
         for feature in self.features:
             if feature not in FEATURES:
                 raise ClusterError(f"{where}: " + unknown("feature", feature, FEATURES))
@@ -182,11 +79,12 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Devices of one kind and the `levels` that join them, inside out.
+    """Devices of one kind and the `levels` that join them, inside out; or several such clusters, its pools.
 
     `backend`: whose collectives run ("nccl" or "gloo"). `shared_host`: the devices are ranks of one host, which divide its compute, memory
     and links among them; the figures are those of one rank at the present number. `sources`: where each figure comes from, by
     "device.launch", "device.peak.float32", "nic.bandwidth". `measured`: collectives as calibrated, which go before the table of algorithms.
+    `joined`: the pools of a cluster of several kinds of devices (`join`); `device` and `levels` then say what a mesh over all has.
     """
 
     name: str
@@ -196,6 +94,7 @@ class Cluster:
     shared_host: bool = False
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     measured: tuple[Measured, ...] = field(default=(), hash=False)
+    joined: tuple[Cluster, ...] = field(default=(), hash=False)
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -217,6 +116,21 @@ class Cluster:
         """Number of devices that one unit of each level holds: (8, 32) for 4 nodes of 8."""
         return tuple(itertools.accumulate((level.size for level in self.levels), lambda a, b: a * b))
 
+    @property
+    def pools(self) -> tuple[Cluster, ...]:
+        """The clusters of one kind of device that it consists of, in the order of their devices: itself where all are of one kind."""
+        return self.joined or (self,)
+
+    @property
+    def inventory(self) -> str:
+        """Text of how many of which devices it has: "16 x A100-SXM4-40GB + 8 x H100-SXM5-80GB"."""
+        return " + ".join(f"{pool.devices} x {pool.device.name}" for pool in self.pools)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Number of the first device of each pool."""
+        return tuple(itertools.accumulate((pool.devices for pool in self.pools[:-1]), initial=0))
+
     def level(self, name: str) -> Level:
         """The level called `name`."""
         for level in self.levels:
@@ -230,11 +144,14 @@ class Cluster:
         From the inside out each level keeps the largest divisor of what is left that is no larger than its size, and the outermost takes
         the rest: all units stay equal. With nodes of 8, 3072 devices are 384 nodes; 12 are 2 nodes of which 6 devices each are used; 7 are
         one node with 7 in use; 11 have no such divisor but 1, so they are one device in each of 11 nodes.
+        Several pools are cut from the last one on, and do not grow: which of them should is not known.
         """
         if devices < 1:
             raise ClusterError(f"cluster {self.name!r}: the number of devices is {devices}; it must be at least 1")
         if devices == self.devices:
             return self
+        if self.joined:
+            return _cut(self, devices)
         left = devices
         sizes = []
         for level in self.levels[:-1]:
@@ -247,6 +164,92 @@ class Cluster:
         levels = tuple(replace(level, bandwidth=level.bandwidth * factor) for level in levels)
         measured = tuple(entry.shared(factor) for entry in self.measured)
         return replace(self, levels=levels, device=self.device.shared(factor), measured=measured)
+
+    def part(self, start: int, count: int) -> Cluster:
+        """The `count` devices from number `start` on while the rest is in use as well: what a stage of a pipeline has.
+
+        `sized` says what a cluster of another size would be; a part keeps what a device has of its host and of a port that it shares.
+        A unit of u devices is filled in blocks of g = gcd(start, count, u), none of which crosses a unit: blocks count as members of one
+        unit, and devices of different blocks as if no two were nearer than the unit outside. With nodes of 8, devices 0 to 11 are 3
+        blocks of 4 over the network. Devices of several pools are a part of the mesh over all.
+        """
+        if start < 0 or count < 1 or start + count > self.devices:
+            raise ClusterError(f"cluster {self.name!r}: of {self.devices} devices there are no {count} from number {start} on")
+        if count == self.devices:
+            return self
+        for first, pool in zip(self.starts, self.joined, strict=False):
+            if first <= start and start + count <= first + pool.devices:
+                return pool.part(start - first, count)
+        sizes, before = [], 1
+        for unit in self.units:
+            inside = start // unit == (start + count - 1) // unit
+            block = count if inside else math.gcd(start, count, unit)
+            sizes.append(block // before)
+            before = block
+        return _part(self, tuple(sizes))
+
+
+@functools.lru_cache(maxsize=4096)
+def _part(cluster: Cluster, sizes: tuple[int, ...]) -> Cluster:
+    """The cluster with levels of these sizes, a port of which gives a device what it does in the whole cluster."""
+    count = math.prod(sizes)
+    levels, held = [], 1
+    for level, size, unit in zip(cluster.levels, sizes, (1, *cluster.units), strict=False):
+        shares = min(level.shared_by, held) / min(level.shared_by, unit, count)
+        levels.append(replace(level, size=size, bandwidth=level.bandwidth * shares))
+        held *= size
+    return replace(cluster, levels=tuple(levels), joined=())
+
+
+def _cut(cluster: Cluster, devices: int) -> Cluster:
+    """The first pools of a cluster, as many as hold `devices`, the last of them cut."""
+    if devices > cluster.devices:
+        raise ClusterError(f"cluster {cluster.name!r} has {cluster.inventory}, not {devices} devices; its file can add some")
+    kept = [pool for first, pool in zip(cluster.starts, cluster.pools, strict=True) if first < devices]
+    kept[-1] = kept[-1].sized(devices - cluster.starts[len(kept) - 1])
+    if len(kept) == 1:
+        return replace(kept[0], name=cluster.name)
+    return join(cluster.name, kept, between=cluster.levels[-1], sources=cluster.sources)
+
+
+def join(name: str, pools: Sequence[Cluster], *, between: Level, sources: Mapping[str, str] | None = None) -> Cluster:
+    """A cluster of two or more pools, whose nodes `between` joins (its size is that of the cluster).
+
+    A mesh over devices of several pools runs at the pace of the slowest: its `device` is the one with the least of the rate that its
+    matrix products reach, with the least memory and memory bandwidth of all, and its nodes are as the slowest inside.
+    """
+    names = {level.name for pool in pools for level in pool.levels}
+    if len(pools) < 2 or any(pool.joined for pool in pools):
+        raise ClusterError(f"cluster {name!r}: it needs two or more pools, each of one kind of device")
+    if len({pool.backend for pool in pools}) > 1:
+        raise ClusterError(f"cluster {name!r}: its pools have different backends ({', '.join(pool.backend for pool in pools)})")
+    if between.name in names:
+        raise ClusterError(f"cluster {name!r}: the level between its pools needs a name of its own, not {between.name!r}")
+    inner = min((pool.levels[0] for pool in pools), key=lambda level: level.rate(2))
+    held = math.gcd(*(pool.units[0] for pool in pools), *(pool.devices for pool in pools))
+    nodes = sum(pool.devices for pool in pools) // held
+    return Cluster(
+        name=name, device=_slowest(name, [pool.device for pool in pools]), backend=pools[0].backend, sources=sources or {},
+        levels=(replace(inner, size=held), replace(between, size=nodes)), joined=tuple(pools),
+    )  # fmt: skip
+
+
+def _slowest(name: str, devices: Sequence[Device]) -> Device:
+    """What each of the devices can do."""
+    common = set.intersection(*(set(device.peak) for device in devices))
+    if not common:
+        raise ClusterError(f"cluster {name!r}: no dtype family has a peak FLOP/s on the devices of every pool")
+    slowest = min(devices, key=lambda device: device.matmul_fraction * max(device.peak[family] for family in common))
+    host = [device.host_bandwidth for device in devices], [device.host_memory for device in devices]
+    host_bandwidth, host_memory = (None if None in given else min(value for value in given if value is not None) for given in host)
+    return replace(
+        slowest,
+        host_bandwidth=host_bandwidth,
+        host_memory=host_memory,
+        peak={family: min(device.peak[family] for device in devices) for family in slowest.peak if family in common},
+        memory_capacity=slowest.reserved + min(device.usable_memory for device in devices),
+        memory_bandwidth=min(device.memory_bandwidth * device.memory_fraction for device in devices) / slowest.memory_fraction,
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,6 +1,8 @@
 """Cluster files and presets: JSON or YAML, checked by pydantic, with the unit and the source of every figure.
 
-A figure is `{"value": 312, "unit": "TFLOP/s", "source": "..."}`, or a plain number in the base unit (FLOP/s, B/s, B, s).
+A file says what its devices and levels are, or which pools of devices it joins: `{"name": "mixed", "pools": [{"cluster": "dgx-a100",
+"devices": 16}, {"cluster": "dgx-h100", "devices": 8}], "between": {"latency": ..., "bandwidth": ...}}`, where `cluster` is a preset, a
+file of the same folder, or what a file holds.
 """
 
 from __future__ import annotations
@@ -8,51 +10,27 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from autopar.errors import ClusterError, unknown
 
 from .backends import KINDS
-from .cluster import Cluster, Device, Level
+from .cluster import Cluster, Level, join
+from .device import Device
+from .figures import Figure, FigureFile, Model, dump_figures, numbers
 from .measured import Curve, Measured
 from .protocols import Protocol
 
 MAX_FILE_BYTES = 1 << 20
-# Base unit of each kind of figure -> the units it may be written in, as multiples of the base unit.
-UNITS: Mapping[str, Mapping[str, float]] = {
-    "FLOP/s": {"FLOP/s": 1.0, "GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15},
-    "B/s": {"B/s": 1.0, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12, "GiB/s": 2.0**30, "Mbit/s": 1.25e5, "Gbit/s": 1.25e8},
-    "B": {"B": 1.0, "MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30},
-    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9},
-    "1": {"1": 1.0, "%": 0.01},
-}
+SUFFIXES = (".json", ".yaml", ".yml")
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Figure(_Model):
-    value: float = Field(allow_inf_nan=False)
-    unit: str | None = None
-    source: str = ""
-
-
-def _figure(given: object) -> object:
-    """A plain number stands for a figure in the base unit."""
-    return {"value": given} if isinstance(given, int | float | str) and not isinstance(given, bool) else given
-
-
-Figure = Annotated[_Figure, BeforeValidator(_figure)]
-
-
-class _DeviceFile(_Model):
+class _DeviceFile(Model):
     name: str
     peak: dict[str, Figure]
     matmul_fraction: Figure
@@ -62,26 +40,27 @@ class _DeviceFile(_Model):
     memory_capacity: Figure
     launch: Figure
     reserved: Figure
-    dispatch: Figure = _Figure(value=0.0)
-    units: Figure = _Figure(value=0)
-    ragged_fraction: Figure = _Figure(value=1.0)
-    attention: dict[str, Figure] = {}
+    dispatch: Figure = FigureFile(value=0.0)
+    units: Figure = FigureFile(value=0)
+    ragged_fraction: Figure = FigureFile(value=1.0)
+    attention: dict[str, Figure] = Field(default_factory=dict)
+    host_bandwidth: Figure | None = None
+    host_memory: Figure | None = None
 
 
-class _ProtocolFile(_Model):
+class _ProtocolFile(Model):
     name: str
     algorithms: tuple[str, ...]
-    overhead: Figure = _Figure(value=0.0)
+    overhead: Figure = FigureFile(value=0.0)
     latency: Figure
     efficiency: Figure
 
 
-class _LevelFile(_Model):
+class _LinksFile(Model):
     name: str
-    size: int
     latency: Figure
     bandwidth: Figure
-    efficiency: Figure = _Figure(value=1.0)
+    efficiency: Figure = FigureFile(value=1.0)
     shared_by: int = 1
     duplex: bool = True
     peer_bandwidth: Figure | None = None
@@ -90,7 +69,15 @@ class _LevelFile(_Model):
     protocols: tuple[_ProtocolFile, ...] = ()
 
 
-class _MeasuredFile(_Model):
+class _LevelFile(_LinksFile):
+    size: int
+
+
+class _BetweenFile(_LinksFile):
+    name: str = "between"
+
+
+class _MeasuredFile(Model):
     """A `Measured`; in base units, and without `limit` where it is one line."""
 
     kind: str
@@ -105,7 +92,7 @@ class _MeasuredFile(_Model):
     spread: float = 0.0
 
 
-class _ClusterFile(_Model):
+class _ClusterFile(Model):
     version: Literal[1] = 1
     name: str
     backend: str = "nccl"
@@ -115,68 +102,32 @@ class _ClusterFile(_Model):
     measured: tuple[_MeasuredFile, ...] = ()
 
 
-_BASE_UNITS: Mapping[str, str] = {
-    "peak": "FLOP/s",
-    "memory_bandwidth": "B/s",
-    "bandwidth": "B/s",
-    "peer_bandwidth": "B/s",
-    "copy_bandwidth": "B/s",
-    "memory_capacity": "B",
-    "reserved": "B",
-    "launch": "s",
-    "dispatch": "s",
-    "latency": "s",
-    "overhead": "s",
-    "matmul_fraction": "1",
-    "memory_fraction": "1",
-    "efficiency": "1",
-    "half_size": "1",
-    "units": "1",
-    "ragged_fraction": "1",
-    "attention": "1",
-}
+class _PoolFile(Model):
+    cluster: str | dict[str, Any]
+    devices: int | None = None
 
 
-def _number(figure: _Figure, base: str, where: str, sources: dict[str, str]) -> float:
-    """The figure in its base unit; where it comes from is noted in `sources`."""
-    if figure.source:
-        sources[where] = figure.source
-    unit = figure.unit or base
-    if unit not in UNITS[base]:
-        raise ClusterError(f"{where}: " + unknown("unit", unit, UNITS[base]))
-    return figure.value * UNITS[base][unit]
+class _PoolsFile(Model):
+    version: Literal[1] = 1
+    name: str
+    pools: tuple[_PoolFile, ...] = Field(min_length=2)
+    between: _BetweenFile
 
 
-def _numbers(model: _DeviceFile | _LevelFile | _ProtocolFile, owner: str, sources: dict[str, str]) -> dict[str, Any]:
-    """The figures of `model` by field."""
-    out: dict[str, Any] = {}
-    for name, base in _BASE_UNITS.items():
-        given = getattr(model, name, None)
-        if isinstance(given, dict):
-            out[name] = {key: _number(figure, base, f"{owner}.{name}.{key}", sources) for key, figure in given.items()}
-        elif given is not None:
-            out[name] = _number(given, base, f"{owner}.{name}", sources)
-    return out
+def _level(file: _LinksFile, size: int, sources: dict[str, str]) -> Level:
+    protocols = tuple(
+        Protocol(name=one.name, algorithms=one.algorithms, **numbers(one, f"{file.name}.{one.name}", sources)) for one in file.protocols
+    )
+    return Level(
+        name=file.name, size=size, shared_by=file.shared_by, duplex=file.duplex, features=file.features, protocols=protocols,
+        **numbers(file, file.name, sources),
+    )  # fmt: skip
 
 
 def _cluster(file: _ClusterFile) -> Cluster:
     sources: dict[str, str] = {}
-    device = Device(name=file.device.name, **_numbers(file.device, "device", sources))
-    levels = tuple(
-        Level(
-            name=level.name,
-            size=level.size,
-            shared_by=level.shared_by,
-            duplex=level.duplex,
-            features=level.features,
-            protocols=tuple(
-                Protocol(name=one.name, algorithms=one.algorithms, **_numbers(one, f"{level.name}.{one.name}", sources))
-                for one in level.protocols
-            ),
-            **_numbers(level, level.name, sources),
-        )
-        for level in file.levels
-    )
+    device = Device(name=file.device.name, **numbers(file.device, "device", sources))
+    levels = tuple(_level(level, level.size, sources) for level in file.levels)
     measured = tuple(map(_measured, file.measured))
     return Cluster(
         name=file.name, device=device, levels=levels, backend=file.backend, shared_host=file.shared_host, sources=sources, measured=measured
@@ -203,17 +154,42 @@ def _dump_measured(entry: Measured) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _parse(text: str, where: str, *, as_yaml: bool) -> Cluster:
+def _pool(file: _PoolFile, where: str, folder: Path | None) -> Cluster:
+    if isinstance(file.cluster, dict):
+        cluster = _made(file.cluster, f"{where}.cluster", None)
+    elif file.cluster in presets():
+        cluster = _preset(file.cluster)
+    elif folder is None or Path(file.cluster).suffix.lower() not in SUFFIXES:
+        raise ClusterError(f"{where}.cluster: " + unknown("cluster", file.cluster, presets()))
+    else:
+        path = folder / file.cluster
+        if path.resolve().parent != folder.resolve():
+            raise ClusterError(f"{where}.cluster: {file.cluster!r} is not a file of the same folder")
+        cluster = _read(path, None)
+    return cluster if file.devices is None else cluster.sized(file.devices)
+
+
+def _made(data: object, where: str, folder: Path | None) -> Cluster:
+    """The cluster that the contents of a file describe; those of a pool (no `folder`) cannot have pools of their own."""
     try:
-        data = yaml.safe_load(text) if as_yaml else json.loads(text)
-        return _cluster(_ClusterFile.model_validate(data))
+        if not (isinstance(data, dict) and "pools" in data and folder is not None):
+            return _cluster(_ClusterFile.model_validate(data))
+        file, sources = _PoolsFile.model_validate(data), dict[str, str]()
+        between = _level(file.between, 1, sources)
+        return join(file.name, [_pool(pool, f"pools.{i}", folder) for i, pool in enumerate(file.pools)], between=between, sources=sources)
     except ValidationError as error:
         lines = [f"  {'.'.join(str(part) for part in e['loc']) or 'file'}: {e['msg']}" for e in error.errors()]
         raise ClusterError(f"{where} is not a cluster file:\n" + "\n".join(lines)) from None
     except ClusterError as error:
         raise ClusterError(f"{where}: {error}") from None
+
+
+def _parse(text: str, where: str, *, as_yaml: bool, folder: Path | None = None) -> Cluster:
+    try:
+        data = yaml.safe_load(text) if as_yaml else json.loads(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ClusterError(f"{where} is not {'YAML' if as_yaml else 'JSON'}: {error}") from None
+    return _made(data, where, folder)
 
 
 def presets() -> tuple[str, ...]:
@@ -238,61 +214,56 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     if name in presets():
         return _preset(name)
     path = Path(name_or_path)
-    if path.suffix.lower() not in (".json", ".yaml", ".yml"):
+    if path.suffix.lower() not in SUFFIXES:
         raise ClusterError(unknown("cluster", name, presets()) + " A file must end in .json, .yaml or .yml.")
+    return _read(path, path.parent)
+
+
+def _read(path: Path, folder: Path | None) -> Cluster:
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
         if len(raw) > MAX_FILE_BYTES:
-            raise ClusterError(f"{name} is larger than {MAX_FILE_BYTES} B; that is not a cluster file")
+            raise ClusterError(f"{path} is larger than {MAX_FILE_BYTES} B; that is not a cluster file")
         text = raw.decode("utf-8")
     except OSError as error:
-        raise ClusterError(f"the cluster file {name} cannot be read: {error.strerror}") from None
+        raise ClusterError(f"the cluster file {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ClusterError(f"the cluster file {name} is not UTF-8 text") from None
-    return _parse(text, name, as_yaml=path.suffix.lower() != ".json")
-
-
-def _dump_figures(cluster: Cluster, owner: str, part: Device | Level | Protocol) -> dict[str, object]:
-    def figure(where: str, base: str, value: float) -> dict[str, object]:
-        return {"value": value, "unit": base, **({"source": cluster.sources[where]} if where in cluster.sources else {})}
-
-    out: dict[str, object] = {}
-    for name, base in _BASE_UNITS.items():
-        given = getattr(part, name, None)
-        if isinstance(given, Mapping):
-            out[name] = {key: figure(f"{owner}.{name}.{key}", base, value) for key, value in given.items()}
-        elif given is not None:
-            out[name] = figure(f"{owner}.{name}", base, given)
-    return out
+        raise ClusterError(f"the cluster file {path} is not UTF-8 text") from None
+    return _parse(text, str(path), as_yaml=path.suffix.lower() != ".json", folder=folder)
 
 
 def _dump_protocol(cluster: Cluster, level: Level, protocol: Protocol) -> dict[str, object]:
-    figures = _dump_figures(cluster, f"{level.name}.{protocol.name}", protocol)
+    figures = dump_figures(cluster.sources, f"{level.name}.{protocol.name}", protocol)
     return {"name": protocol.name, "algorithms": list(protocol.algorithms), **figures}
 
 
-def dump(cluster: Cluster) -> str:
-    """The text of a cluster file (JSON, base units) from which `load_cluster` makes an equal cluster."""
-    levels = [
-        {
-            "name": level.name,
-            "size": level.size,
-            "shared_by": level.shared_by,
-            "duplex": level.duplex,
-            "features": list(level.features),
-            **_dump_figures(cluster, level.name, level),
-            **({"protocols": [_dump_protocol(cluster, level, one) for one in level.protocols]} if level.protocols else {}),
-        }
-        for level in cluster.levels
-    ]
-    data = {
+def _dump_level(cluster: Cluster, level: Level) -> dict[str, object]:
+    return {
+        "name": level.name,
+        "shared_by": level.shared_by,
+        "duplex": level.duplex,
+        "features": list(level.features),
+        **dump_figures(cluster.sources, level.name, level),
+        **({"protocols": [_dump_protocol(cluster, level, one) for one in level.protocols]} if level.protocols else {}),
+    }
+
+
+def _dumped(cluster: Cluster) -> dict[str, object]:
+    if cluster.joined:
+        pools = [{"cluster": _dumped(pool)} for pool in cluster.joined]
+        return {"version": 1, "name": cluster.name, "pools": pools, "between": _dump_level(cluster, cluster.levels[-1])}
+    return {
         "version": 1,
         "name": cluster.name,
         "backend": cluster.backend,
         "shared_host": cluster.shared_host,
-        "device": {"name": cluster.device.name, **_dump_figures(cluster, "device", cluster.device)},
-        "levels": levels,
+        "device": {"name": cluster.device.name, **dump_figures(cluster.sources, "device", cluster.device)},
+        "levels": [{"size": level.size, **_dump_level(cluster, level)} for level in cluster.levels],
         **({"measured": [_dump_measured(entry) for entry in cluster.measured]} if cluster.measured else {}),
     }
-    return json.dumps(data, indent=2) + "\n"
+
+
+def dump(cluster: Cluster) -> str:
+    """The text of a cluster file (JSON, base units) from which `load_cluster` makes an equal cluster."""
+    return json.dumps(_dumped(cluster), indent=2) + "\n"

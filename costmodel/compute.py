@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .cluster import Device
+from .device import Device
 
 Floats = NDArray[np.float64]
 

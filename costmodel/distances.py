@@ -102,6 +102,10 @@ class LayoutSpace:
         return out
 
 
+Often = tuple[float, float]
+"""How often the collectives on the way to the value, and to its gradient, are issued."""
+
+
 def distances(
     space: LayoutSpace, shape: Sequence[int], nbytes: int, price: LinePrices, *, gradient: bool, sources: NDArray[np.int64]
 ) -> NDArray[np.float64]:
@@ -112,9 +116,12 @@ def distances(
 class Distances:
     """Prices of all redistributions of a tensor, worked out for a source when it is first asked for."""
 
-    def __init__(self, space: LayoutSpace, shape: Sequence[int], nbytes: int, price: LinePrices, *, gradient: bool) -> None:
+    def __init__(
+        self, space: LayoutSpace, shape: Sequence[int], nbytes: int, price: LinePrices, *, gradient: bool, often: Often = (1.0, 1.0)
+    ) -> None:
         self.space, self.valid = space, space.valid(shape)
-        self.steps = [_axis_costs(space, axis, nbytes, self.valid, price, gradient) for axis in range(len(space.mesh))]
+        often = often if gradient else (often[0], 0.0)
+        self.steps = [_axis_costs(space, axis, nbytes, self.valid, price, often) for axis in range(len(space.mesh))]
         self.known = np.zeros(space.size, dtype=bool)
         self.prices = np.empty((space.size, space.size))
 
@@ -149,82 +156,87 @@ class Distances:
 
     def _reach(self, sources: NDArray[np.int64]) -> NDArray[np.float64]:
         """Array [layouts, sources]: relaxed axis by axis until no axis changes anything."""
-        size, axes = len(self.space.kinds), len(self.space.mesh)
-        reach = np.full((self.space.size, len(sources)), math.inf)
+        space = self.space
+        size, axes = len(space.kinds), len(space.mesh)
+        reach = np.full((space.size, len(sources)), math.inf)
         reach[sources, np.arange(len(sources))] = 0.0
         reach[~self.valid] = math.inf
         # No chain makes a whole value partial only to sum it again.
-        partial = [i for i, kind in enumerate(self.space.kinds) if kind.kind is Kind.PARTIAL]
-        closed = [np.where(np.isin(self.space.digits()[sources, a], partial), 0.0, math.inf) for a in range(axes)]
-        scratch = np.empty((size ** max(axes - 1, 0), len(sources)))
+        partial = [i for i, kind in enumerate(space.kinds) if kind.kind is Kind.PARTIAL]
+        closed = [np.where(np.isin(space.digits()[sources, a], partial), 0.0, math.inf) for a in range(axes)]
         axis, settled = 0, 0
         while settled < axes:
             before = reach.copy()
             grid = reach.reshape(size**axis, size, size ** (axes - axis - 1), len(sources))
-            fresh = scratch.reshape(grid[:, 0].shape)
-            for x, y, cost in self.steps[axis]:
-                np.add(grid[:, x], cost, out=fresh)
-                if x in partial:
-                    fresh += closed[axis]
-                np.minimum(grid[:, y], fresh, out=grid[:, y])
+            for x, costs in enumerate(self.steps[axis]):
+                origin = grid[:, x] + closed[axis] if x in partial else grid[:, x]
+                np.minimum(grid, origin[:, None] + costs, out=grid)
             settled = settled + 1 if np.array_equal(before, reach) else 0
             axis = (axis + 1) % axes
         return reach
 
 
-Step = tuple[int, int, NDArray[np.float64]]
-"""A change of kind x to y on an axis, and its price by the kinds on the other axes: array [outer, inner, 1]."""
+def _axis_costs(
+    space: LayoutSpace, axis: int, nbytes: int, valid: NDArray[np.bool_], price: LinePrices, often: Often
+) -> NDArray[np.float64]:
+    """Prices of the steps on `axis` from kind x to kind y, by the kinds on the other axes: array [x, outer, y, inner, 1].
 
-
-def _axis_costs(space: LayoutSpace, axis: int, nbytes: int, valid: NDArray[np.bool_], price: LinePrices, gradient: bool) -> list[Step]:
-    """The steps that some layout may take on `axis` (infinite where this one may not)."""
+    Infinite: a step that no layout may take, or not this one.
+    """
     pattern = space.patterns[axis]
-    sizes = [nbytes / int(divisor) for divisor in space.shard_counts]
-    known: dict[Transfer | None, NDArray[np.float64]] = {None: np.zeros(len(sizes))}
-
-    def seconds(transfer: Transfer | None) -> NDArray[np.float64]:
-        if transfer not in known and transfer is not None:
-            moved = transfer.scale * np.array(sizes)
-            known[transfer] = functools.reduce(np.minimum, [alpha + beta * moved for alpha, beta in price(transfer.collective, axis)])
-        return known[transfer]
-
-    found = []
-    allowed = np.where(valid.reshape(pattern.shape), 0.0, math.inf)
-    for x, y, ahead, back, blocked in pattern.pairs:
-        by_count = STEP_PENALTY + seconds(ahead) + seconds(back if gradient else None)
-        cost = by_count[pattern.counts[:, x]] + allowed[:, y] + blocked
-        if cost.min() < math.inf:
-            found.append((x, y, cost[:, :, None]))
-    return found
+    sizes = nbytes / space.shard_counts
+    seconds = np.zeros((len(pattern.transfers) + 1, len(sizes)))  # the last row: nothing is sent
+    for row, transfer in enumerate(pattern.transfers):
+        moved = transfer.scale * sizes
+        seconds[row] = functools.reduce(np.minimum, [alpha + beta * moved for alpha, beta in price(transfer.collective, axis)])
+    by_count = STEP_PENALTY + often[0] * seconds[pattern.ahead] + often[1] * seconds[pattern.back]
+    cost = by_count[pattern.step, pattern.counts_of_step].reshape(pattern.blocked.shape) + pattern.blocked
+    cost[:, ~valid.reshape(pattern.shape)] = math.inf  # what is reached must divide
+    return cost[..., None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pattern:
-    """What the steps on one axis have in common for all tensors.
+    """What the steps on one axis have in common for all tensors; layouts are laid out as [outer, kind, inner].
 
-    `pairs`: kinds x and y, the collectives ahead and back, and where nesting forbids the step (infinite); `counts`: the number
-    of shards of every layout, as an index into `LayoutSpace.shard_counts`; both laid out as [outer, kind, inner].
+    `transfers`: the collectives that occur; `ahead`, `back`: of each kind of step, by number (-1: none). `step`: for every pair of
+    kinds x, y the kind of step. `counts_of_step`: for every pair and every layout [outer, inner] before it, the number of shards as an
+    index into `LayoutSpace.shard_counts`. `blocked`: where nesting forbids the step (infinite): array [x, outer, y, inner].
     """
 
     shape: tuple[int, int, int]
-    counts: NDArray[np.int64]
-    pairs: tuple[tuple[int, int, Transfer | None, Transfer | None, NDArray[np.float64]], ...]
+    transfers: tuple[Transfer, ...]
+    ahead: NDArray[np.int64]
+    back: NDArray[np.int64]
+    step: NDArray[np.int64]
+    counts_of_step: NDArray[np.int64]
+    blocked: NDArray[np.float64]
 
 
 def _pattern(space: LayoutSpace, axis: int) -> _Pattern:
     size, axes = len(space.kinds), len(space.mesh)
     shape = (size**axis, size, size ** (axes - axis - 1))
     inner = space.digits()[:, axis + 1 :].reshape(*shape, -1)
-    pairs = []
+    found: dict[Transfer, int] = {}
+    pairs: dict[tuple[int, int], int] = {}
+    step = np.zeros((size, size), dtype=np.int64)
+    blocked = np.full((size, shape[0], size, shape[2]), math.inf)
     for x, before in enumerate(space.kinds):
         for y, after in enumerate(space.kinds):
             same_dim = before.kind is Kind.SPLIT and after.kind is Kind.SPLIT and before.dim == after.dim
             if x == y or same_dim or (after.kind is Kind.PARTIAL and after.reduction != "sum"):
                 continue
-            blocked = np.zeros((shape[0], shape[2]))
+            blocked[x, :, y] = 0.0
             for index, kind in ((x, before), (y, after)):
                 if kind.kind is Kind.SPLIT and axis + 1 < axes:
-                    blocked[(inner[:, x] == index).any(axis=-1)] = math.inf
-            pairs.append((x, y, *transfers(before, after, space.mesh[axis]), blocked))
+                    blocked[x, :, y][(inner[:, x] == index).any(axis=-1)] = math.inf
+            ahead, back = (-1 if t is None else found.setdefault(t, len(found)) for t in transfers(before, after, space.mesh[axis]))
+            step[x, y] = pairs.setdefault((ahead, back), len(pairs))
     counts = np.searchsorted(space.shard_counts, space.divisors()).reshape(shape)
-    return _Pattern(shape=shape, counts=counts, pairs=tuple(pairs))
+    # [x, outer, y, inner]: the shards before the step, whatever comes of it.
+    before_step = np.broadcast_to(counts.transpose(1, 0, 2)[:, :, None], blocked.shape)
+    numbers = np.array(list(pairs) or [(-1, -1)], dtype=np.int64)
+    return _Pattern(
+        shape=shape, transfers=tuple(found), ahead=numbers[:, 0], back=numbers[:, 1],
+        step=np.broadcast_to(step[:, None, :, None], blocked.shape).reshape(-1), counts_of_step=before_step.reshape(-1), blocked=blocked,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ memory when they use it in the same layout, so each bears 1/k of it; a view's me
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.ir import Graph, Operator, Role
@@ -38,6 +38,7 @@ class Share:
     output: bool
     position: int
     nbytes: float
+    weight: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,26 +141,39 @@ def _permuted(operator: Operator, order: tuple[int, ...] | None, rank: int) -> t
     return tuple(dims.index(d) for d in order)
 
 
-def kept_values(analysis: Analysis) -> Kept:
-    """The shares of every operator; nothing is kept when not training."""
+def kept_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> Kept:
+    """The shares of every operator; nothing is kept when not training.
+
+    Operators of `segments` are computed again in the backward pass: of each segment only what enters it is kept.
+    """
     if not analysis.train:
         return Kept(shares={}, weights=frozenset())
     facts, tensors = facts_of(analysis), analysis.graph.tensors
     roots: dict[str, str] = {}
     places: dict[str, list[tuple[bool, int, str]]] = {}
+    segment_of = {name: number for number, segment in enumerate(segments) for name in segment}
+    made_in: dict[str, int] = {}
     for op in analysis.warm:
+        segment = segment_of.get(op.name, -1)
+        made_in.update(dict.fromkeys(op.outputs, segment))
         if facts[op.name].view:
             roots.update((name, roots.get(op.inputs[0], op.inputs[0])) for name in op.outputs)
         kept = facts[op.name].keeps
         places[op.name] = [(False, i, op.inputs[i]) for i in kept.inputs] + [(True, i, op.outputs[i]) for i in kept.outputs]
+        if segment >= 0:
+            weights = [place for place in places[op.name] if tensors[place[2]].role is Role.PARAMETER]
+            entering = [(False, i, name) for i, name in enumerate(op.inputs) if name in made_in and made_in[name] != segment]
+            places[op.name] = weights + entering
     count = Counter(roots.get(name, name) for found in places.values() for _, _, name in found)
     shares: dict[str, tuple[Share, ...]] = {}
     for op in analysis.warm:
-        found = [Share(output=made.output, position=made.position, nbytes=made.nbytes) for made in facts[op.name].keeps.made]
+        made = () if op.name in segment_of else facts[op.name].keeps.made
+        found = [Share(output=one.output, position=one.position, nbytes=one.nbytes) for one in made]
         for output, position, name in places[op.name]:
             root = roots.get(name, name)
             nbytes = tensors[root].bytes / max(tensors[name].size, 1) / count[root]
-            found.append(Share(output=output, position=position, nbytes=nbytes))
+            weight = tensors[root].role is Role.PARAMETER
+            found.append(Share(output=output, position=position, nbytes=nbytes, weight=weight))
         if found:
             shares[op.name] = tuple(found)
     return Kept(shares=shares, weights=frozenset(name for name in count if tensors[name].role is Role.PARAMETER))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.program import Program
 
-from .cluster import Device
+from .device import Device
 from .kept import facts_of
 from .liveness import Recompute, live_bytes
 from .memories import Live

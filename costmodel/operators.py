@@ -20,8 +20,9 @@ from autopar.sharding.notation import local_elements
 from autopar.sharding.rules import RULES, Call
 from autopar.sharding.rules.saved import Keeps, keeps
 
-from .cluster import Cluster, Device
+from .cluster import Cluster
 from .compute import Product, attention_seconds, memory_seconds, product_seconds, with_launch
+from .device import Device
 
 Floats = NDArray[np.float64]
 

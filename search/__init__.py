@@ -3,6 +3,8 @@
 from .costgraph import CostGraph, Infeasible, NoAssignment, Solution
 from .dynamic_programming import dynamic_programming
 from .exhaustive import exhaustive
+from .integer_program import integer_program
+from .interruption import Interrupted
 from .methods import SEARCHES, Search, solve
 from .recursive_programming import recursive_programming
 
@@ -10,11 +12,13 @@ __all__ = [
     "SEARCHES",
     "CostGraph",
     "Infeasible",
+    "Interrupted",
     "NoAssignment",
     "Search",
     "Solution",
     "dynamic_programming",
     "exhaustive",
+    "integer_program",
     "recursive_programming",
     "solve",
 ]

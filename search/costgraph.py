@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +113,24 @@ def _check_table(what: str, table: Table, shape: tuple[int, ...], checked: set[i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """How a bound came about, and all that `certificate.certify` needs to write it down.
+
+    `kind`: "messages" (of an elimination), "messages+price" (with a price of a byte), "minima" (the sum of all tables' least
+    entries), or "enumeration" (a search found nothing better; its messages, if it has any, prove a lower bound).
+    """
+
+    kind: str
+    limit: float | None = None
+    price: float = 0.0
+    max_entries: int = 0
+    pruned: bool = False
+
+
+UNPROVEN = Proof(kind="enumeration")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
     """An assignment, its price, and a certified bound: no assignment (within the limit) costs less than `lower_bound`."""
 
@@ -121,6 +139,7 @@ class Solution:
     memory: float
     lower_bound: float
     method: str
+    proof: Proof = field(default=UNPROVEN, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.lower_bound <= self.cost:
@@ -132,13 +151,13 @@ class Solution:
         return (self.cost - self.lower_bound) / max(abs(self.cost), sys.float_info.min)
 
 
-def solution(graph: CostGraph, choices: Sequence[int], *, lower_bound: float, method: str) -> Solution:
+def solution(graph: CostGraph, choices: Sequence[int], *, lower_bound: float, method: str, proof: Proof = UNPROVEN) -> Solution:
     """Price `choices`; a bound that rounding lifted above the cost becomes the cost."""
     cost = graph.cost(choices)
     if cost - lower_bound <= 1e-12 * abs(cost):
         lower_bound = cost
     plain = tuple(int(choice) for choice in choices)
-    return Solution(choices=plain, cost=cost, memory=graph.memory_of(plain), lower_bound=lower_bound, method=method)
+    return Solution(choices=plain, cost=cost, memory=graph.memory_of(plain), lower_bound=lower_bound, method=method, proof=proof)
 
 
 def memory_tables(graph: CostGraph) -> tuple[Table, ...]:

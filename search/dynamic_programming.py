@@ -8,64 +8,81 @@ Method (1963). Where exact tables would be too wide or take too long (conditioni
 same assignment in a hundredth of the time, and the solution's bound below its cost tells whether wider ones are worth their work.
 """
 
-import math
-
 from .conditioning import Minimiser, prepare
-from .costgraph import CostGraph, Infeasible, Solution, solution
+from .costgraph import CostGraph, Infeasible, Proof, Solution
 from .elimination import MAX_ENTRIES
+from .interruption import Incumbent, Interrupted
 from .memory_limit import constrained
 from .pruning import Reduction
 
+METHOD = "dynamic_programming"
 NARROW = (1 << 18, 1 << 21)
 """Entries of the tables that are tried, in this order, where exact ones would be too wide or take too long."""
 NEAR = 5e-3
 """Relative gap at which wider tables are not worth their work."""
 EXACT_WORK = 2e9
 """Additions (a few seconds) above which narrower tables are tried first, and wider ones not at all once something is found."""
+ROUNDING = 1e-9
+"""Relative distance of bounds that are equal but for rounding."""
 
 
 def dynamic_programming(graph: CostGraph, *, memory_limit: float | None = None) -> Solution:
-    """The optimum, or (too wide a graph, or a tight memory limit on a large one) a solution with a certified gap."""
+    """The optimum, or (too wide a graph, or a tight memory limit on a large one) a solution with a certified gap.
+
+    A KeyboardInterrupt leaves as `Interrupted`, with the best solution until then.
+    """
     return eliminate_variables(graph, memory_limit=memory_limit, max_entries=MAX_ENTRIES)
 
 
 def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_entries: int) -> Solution:
     """`dynamic_programming` with tables of at most `max_entries` entries."""
-    small, widest = prepare(graph, max_entries=max_entries, memory=memory_limit is not None)
+    known = Incumbent(graph, memory_limit, METHOD)
+    try:
+        _search(known, max_entries)
+        if known.choices is None:
+            raise ValueError("the graph is too wide to eliminate exactly, and no assignment of finite cost was found; forbid less")
+        return known.solution()
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(known.salvage()) from interrupt
+
+
+def _search(known: Incumbent, max_entries: int) -> None:
+    small, widest = prepare(known.graph, max_entries=max_entries, memory=known.limit is not None)
     if widest.exact and widest.plan.work <= EXACT_WORK:
-        return _finished(graph, *_assignment(graph, small, widest, memory_limit))
-    best: list[int] | None = None
-    cost, bound, work = math.inf, -math.inf, 0.0
+        _assign(known, small, widest)
+        return
+    work = 0.0
     for solver in [*(Minimiser(small.graph, max_entries=width) for width in NARROW if width < max_entries), widest]:
-        if best is not None and (solver.plan.work == work or solver.plan.work > EXACT_WORK or cost - bound <= NEAR * abs(cost)):
+        if known.choices is not None and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= NEAR):
             continue
         work = solver.plan.work
         try:
-            choices, found, certified = _assignment(graph, small, solver, memory_limit)
+            _assign(known, small, solver)
         except Infeasible:
             # Narrow tables may miss an assignment of little memory.
             if solver is widest:
                 raise
-            continue
-        bound = max(bound, certified)
-        if found < cost:
-            best, cost = choices, found
-    return _finished(graph, best or [], cost, bound)
 
 
-def _assignment(graph: CostGraph, small: Reduction, solver: Minimiser, limit: float | None) -> tuple[list[int], float, float]:
-    """Choices, their cost, and a bound that no assignment within the limit undercuts."""
+def _assign(known: Incumbent, small: Reduction, solver: Minimiser) -> None:
+    """Tell `known` of an assignment, and of a bound that no assignment within the limit undercuts."""
+    limit = known.limit
+    pruned = any(substitutes is not None for substitutes in small.substitutes)
+
+    def proof(kind: str, price: float = 0.0) -> Proof:
+        return Proof(kind=kind, limit=limit, price=price, max_entries=solver.max_entries, pruned=pruned)
+
+    def report(choices: list[int], bound: float, price: float) -> None:
+        known.offer(small.restore(choices))
+        known.prove(bound, proof("messages+price", price))
+
     if limit is None:
         minimum = solver.minimise()
-        choices, bound = minimum.choices, minimum.bound
-    else:
-        choices, bound = constrained(solver, limit)
-    found = small.restore(choices)
-    cost = graph.cost(found)
-    return found, cost, cost if solver.exact and limit is None else min(bound, cost)
-
-
-def _finished(graph: CostGraph, choices: list[int], cost: float, bound: float) -> Solution:
-    if cost == math.inf:
-        raise ValueError("the graph is too wide to eliminate exactly, and no assignment of finite cost was found; forbid less")
-    return solution(graph, choices, lower_bound=min(bound, cost), method="dynamic_programming")
+        known.offer(small.restore(minimum.choices))
+        known.prove(known.cost if solver.exact else minimum.bound, proof("messages"))
+        return
+    found = constrained(solver, limit, report=report)
+    known.offer(small.restore(found.choices))
+    enumerated = found.bound - found.proven > ROUNDING * abs(found.bound)
+    messages = "messages+price" if found.price else "messages"
+    known.prove(found.bound, proof("enumeration" if enumerated else messages, found.price))

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from .costgraph import CostGraph, Indices, Infeasible, NoAssignment, Solution, Table, memory_tables, solution
+from .costgraph import CostGraph, Indices, Infeasible, NoAssignment, Proof, Solution, Table, memory_tables, solution
 
 MAX_ASSIGNMENTS = 10**8
 BLOCK = 1 << 16
@@ -33,7 +33,8 @@ def exhaustive(graph: CostGraph, *, memory_limit: float | None = None) -> Soluti
     if best_cost == math.inf:
         raise NoAssignment if memory_limit is None or least == math.inf else Infeasible(least, memory_limit)
     winner = [int(c[0]) for c in _unravel(np.array([best]), graph.sizes)]
-    return solution(graph, winner, lower_bound=graph.cost(winner), method="exhaustive")
+    proof = Proof(kind="enumeration", limit=memory_limit)
+    return solution(graph, winner, lower_bound=graph.cost(winner), method="exhaustive", proof=proof)
 
 
 def _unravel(numbers: Indices, sizes: tuple[int, ...]) -> list[Indices]:

@@ -12,7 +12,7 @@ is done when the gap is at most `CLOSE`, or when no price narrows it; the gap of
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,19 +60,39 @@ class _Dual:
     within: _Point
 
 
-def constrained(solver: Minimiser, limit: float, *, cutoff: float = math.inf, depth: int = BRANCH_DEPTH) -> tuple[list[int], float]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """The best assignment found, and a bound; the messages at `price` prove `proven` of it, enumeration the rest."""
+
+    choices: list[int]
+    bound: float
+    price: float
+    proven: float
+
+
+Report = Callable[[list[int], float, float], None]
+"""Told of choices within the limit, a bound that no assignment undercuts, and the price whose messages prove it."""
+
+
+def unheard(choices: list[int], bound: float, price: float) -> None:
+    """Nobody listens."""
+
+
+def constrained(
+    solver: Minimiser, limit: float, *, cutoff: float = math.inf, depth: int = BRANCH_DEPTH, report: Report = unheard
+) -> Outcome:
     """The best assignment found within `limit`, and a bound that no assignment within it undercuts (or that reaches `cutoff`)."""
     graph = solver.graph
     memory_tables(graph)
     free = solver.minimise()
     over = _point(graph, free.choices)
     if over.memory <= limit:
-        return over.choices, over.cost if solver.exact else free.bound
+        return Outcome(choices=over.choices, bound=over.cost if solver.exact else free.bound, price=0.0, proven=free.bound)
     within = _point(graph, least_memory(graph, max_entries=solver.max_entries))
     if within.memory > limit:
         raise Infeasible(within.memory, limit)
     small = sum(graph.sizes) <= EXACT_CHOICES
-    dual, best = _maximise(solver, limit, free, over, within, 0.0 if small else CLOSE)
+    dual, best = _maximise(solver, limit, free, over, within, 0.0 if small else CLOSE, report)
     best = min(best, _point(graph, descend(graph, best.choices, limit=limit)), key=lambda point: point.cost)
     bound = dual.bound
     for number, room in enumerate(ROOMS if solver.exact and small else ()):
@@ -80,14 +100,16 @@ def constrained(solver: Minimiser, limit: float, *, cutoff: float = math.inf, de
         if target - bound <= TOLERANCE * abs(target):
             break
         hub = _hub(graph, dual)
+        report(best.choices, dual.bound, dual.price)
         if number and depth and hub is not None and target - bound > GOOD_ENOUGH * abs(target):
-            return _branch(solver, limit, hub, dual, best, bound, cutoff, depth - 1)
+            best, bound = _branch(solver, limit, hub, dual, best, bound, cutoff, depth - 1)
+            break
         gap = target - dual.bound
         better, excluded = label_search(graph, solver.plan, dual.minimum.tables, price=dual.price, limit=limit, gap=gap, room=room)
         if better is not None and graph.cost(better) < best.cost:
             best = _point(graph, descend(graph, better, limit=limit))
         bound = max(bound, min(best.cost, cutoff, excluded))
-    return best.choices, bound
+    return Outcome(choices=best.choices, bound=bound, price=dual.price, proven=dual.bound)
 
 
 def _hub(graph: CostGraph, dual: _Dual) -> int | None:
@@ -99,7 +121,7 @@ def _hub(graph: CostGraph, dual: _Dual) -> int | None:
 
 def _branch(
     solver: Minimiser, limit: float, hub: int, dual: _Dual, best: _Point, bound: float, cutoff: float, depth: int
-) -> tuple[list[int], float]:
+) -> tuple[_Point, float]:
     """Settle the hub, choice by choice, the most promising first: without it, the layers' mixtures are nearly free."""
     graph = solver.graph
     children = []
@@ -114,14 +136,14 @@ def _branch(
         target = min(best.cost, cutoff)
         if estimate < target:
             try:
-                found, estimate = constrained(child, limit, cutoff=target, depth=depth)
+                found = constrained(child, limit, cutoff=target, depth=depth)
             except Infeasible:
                 continue
-            choices = small.restore(found)
+            estimate, choices = found.bound, small.restore(found.choices)
             choices[hub] = choice
             best = min(best, _point(graph, choices), key=lambda point: point.cost)
         least = min(least, estimate)
-    return best.choices, max(bound, min(best.cost, cutoff, least))
+    return best, max(bound, min(best.cost, cutoff, least))
 
 
 def least_memory(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> list[int]:
@@ -141,7 +163,9 @@ def _point(graph: CostGraph, choices: list[int]) -> _Point:
     return _Point(choices=choices, cost=graph.cost(choices), memory=graph.memory_of(choices))
 
 
-def _maximise(solver: Minimiser, limit: float, free: Minimum, over: _Point, within: _Point, close: float) -> tuple[_Dual, _Point]:
+def _maximise(
+    solver: Minimiser, limit: float, free: Minimum, over: _Point, within: _Point, close: float, report: Report
+) -> tuple[_Dual, _Point]:
     """The price of the greatest bound, by crossing lines, and the best assignment met; until their gap is at most `close`."""
     graph = solver.graph
     order = arrangement(graph)
@@ -162,6 +186,7 @@ def _maximise(solver: Minimiser, limit: float, free: Minimum, over: _Point, with
         price = math.inf if found.memory <= limit or price == crossing else STRIDE * price
         dual = replace(dual, within=found) if found.memory <= limit else replace(dual, over=found)
         best = min(best, dual.within, _mixture(graph, dual, limit, order), key=lambda point: point.cost)
+        report(best.choices, dual.bound, dual.price)
         if last or best.cost - dual.bound <= close * abs(best.cost):
             break
     return dual, best

@@ -7,6 +7,7 @@ from typing import Protocol
 from .costgraph import CostGraph, Solution
 from .dynamic_programming import dynamic_programming
 from .exhaustive import exhaustive
+from .integer_program import integer_program
 from .recursive_programming import recursive_programming
 
 
@@ -21,6 +22,7 @@ SEARCHES: Mapping[str, Search] = MappingProxyType(
         "dynamic_programming": dynamic_programming,
         "recursive_programming": recursive_programming,
         "exhaustive": exhaustive,
+        "integer_program": integer_program,
     }
 )
 

@@ -26,10 +26,14 @@ SAMPLES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reduction:
-    """A smaller graph with the same optimum: `kept[v]` are the choices of the original that the reduced variable has."""
+    """A smaller graph with the same optimum: `kept[v]` are the choices of the original that the reduced variable has.
+
+    `substitutes[v]`: for each choice of v itself, or the one that replaces it, or -1 for one that is forbidden; None: all were kept.
+    """
 
     graph: CostGraph
     kept: tuple[Indices, ...]
+    substitutes: tuple[Indices | None, ...]
 
     def restore(self, choices: Sequence[int]) -> list[int]:
         """The original graph's choice indices."""
@@ -83,28 +87,30 @@ class _Reducer:
             self.incident[u].append((table, 0, v))
             self.incident[v].append((table, 1, u))
         self.slices: dict[tuple[int, int, int], Table] = {}
+        self.substitutes: list[Indices | None] = [None] * len(graph.sizes)
 
     def run(self, prune: bool) -> Reduction:
-        judged: dict[object, int] = {}
+        judged: dict[object, tuple[int, Indices | None]] = {}
         for v in range(len(self.keep) if prune else 0):
             around = tuple(sorted((table, side, self.keep[u]) for table, side, u in self.incident[v]))
             signature = (self.unary[v], self.memory[v] if self.memory else -1, self.keep[v], around)
             if signature not in judged:
                 judged[signature] = self._judge(v, around)
-            self.keep[v] = judged[signature]
+            self.keep[v], self.substitutes[v] = judged[signature]
         return self._fold()
 
     def _kept(self, v: int) -> Indices:
         return np.asarray(self.keeps.arrays[self.keep[v]], dtype=np.int64)
 
-    def _judge(self, v: int, around: Sequence[tuple[int, int, int]]) -> int:
+    def _judge(self, v: int, around: Sequence[tuple[int, int, int]]) -> tuple[int, Indices | None]:
         mine = self.keep[v]
         rows = [self._slice(table, mine, other) if side == 0 else self._slice(table, other, mine).T for table, side, other in around]
         kept = self._kept(v)
         unary = self._row(self.unary[v], v)
         memory = self._row(self.memory[v], v) if self.memory else np.zeros(len(kept))
-        alive = undominated(unary, memory, rows)
-        return mine if len(alive) == len(kept) else self.keeps.number(kept[alive])
+        instead = substitutes(unary, memory, rows)
+        alive = np.flatnonzero(instead == np.arange(len(kept)))
+        return (mine, None) if len(alive) == len(kept) else (self.keeps.number(kept[alive]), instead)
 
     def _row(self, table: int, v: int) -> Table:
         return np.asarray(self.tables.arrays[table][self._kept(v)])
@@ -137,7 +143,7 @@ class _Reducer:
             unary.append(rows[signature])
         memory = None if self.memory is None else tuple(self._memory_row(v, table, rows) for v, table in enumerate(self.memory))
         small = CostGraph(sizes=sizes, unary=tuple(unary), edges=edges, memory=memory)
-        return Reduction(graph=small, kept=tuple(self._kept(v) for v in range(len(sizes))))
+        return Reduction(graph=small, kept=tuple(self._kept(v) for v in range(len(sizes))), substitutes=tuple(self.substitutes))
 
     def _memory_row(self, v: int, table: int, rows: dict[object, Table]) -> Table:
         signature = ("memory", table, self.keep[v])
@@ -146,8 +152,8 @@ class _Reducer:
         return rows[signature]
 
 
-def undominated(unary: Table, memory: Table, rows: Sequence[Table]) -> Indices:
-    """The choices that no other replaces, in order; `rows` are the edges' tables with this variable's choices first."""
+def substitutes(unary: Table, memory: Table, rows: Sequence[Table]) -> Indices:
+    """For each choice itself, the one that replaces it, or -1 (forbidden); `rows` are the edges' tables with these choices first."""
     possible = np.isfinite(unary)
     for table in rows:
         possible &= np.isfinite(table.min(axis=1))
@@ -159,10 +165,12 @@ def undominated(unary: Table, memory: Table, rows: Sequence[Table]) -> Indices:
     for table in rows:
         advantage += _least_differences(table, rivals)
     lost, winner = np.nonzero(advantage >= 0.0)
-    replaced = np.zeros(len(alive), dtype=bool)
-    for c, d in zip(lost[::-1], rivals[lost, winner][::-1], strict=True):
-        replaced[c] |= not replaced[d]
-    return np.asarray(alive[~replaced])
+    instead = np.full(len(possible), -1)
+    instead[alive] = alive
+    for c, d in zip(alive[lost[::-1]], alive[rivals[lost, winner][::-1]], strict=True):
+        if instead[d] == d and instead[c] == c:
+            instead[c] = d
+    return instead
 
 
 def _rivals(unary: Table, memory: Table, rows: Sequence[Table]) -> tuple[Indices, Table]:

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from .conditioning import soften
-from .costgraph import CostGraph, Indices, Infeasible, Solution, Table, memory_tables, shared_map, solution
+from .costgraph import CostGraph, Indices, Infeasible, Proof, Solution, Table, memory_tables, shared_map, solution
 from .local_search import Incidence, descend, incidence
 from .memory_limit import least_memory
 
@@ -35,7 +35,8 @@ def recursive_programming(graph: CostGraph, *, memory_limit: float | None = None
         if memory_limit is not None and graph.memory_of(rescue) > memory_limit:
             raise Infeasible(graph.memory_of(rescue), memory_limit)
         choices = descend(graph, rescue, limit=memory_limit)
-    return solution(graph, choices, lower_bound=min(bound, graph.cost(choices)), method=METHOD)
+    proof = Proof(kind="minima", limit=memory_limit)
+    return solution(graph, choices, lower_bound=min(bound, graph.cost(choices)), method=METHOD, proof=proof)
 
 
 def _within(search: "_Recursion", limit: float) -> list[int]:

@@ -15,11 +15,11 @@ from autopar.costmodel.pricing import MeshPrices
 
 from ..ir import Graph, Operator
 from ..plan import Plan
+from ..schemes.meanings import Meanings, read_meanings
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind, Layout
 from ..sharding.program import Bucket, Collective, Compute, Decision, Redistribute, chain_collectives, operator_collectives
 from ..sharding.redistribution import changed_axis
-from .words import Meanings, read_meanings
 
 Seconds = Callable[[Collective], float]
 

@@ -9,7 +9,7 @@ from .. import __version__
 from ..errors import UsageError
 
 OPTIMIZERS = ("adamw", "sgd", "none")
-SEARCHES = ("dynamic_programming", "recursive_programming", "exhaustive")
+SEARCHES = ("dynamic_programming", "recursive_programming", "exhaustive", "integer_program")
 SCHEMES = ("data", "zero3", "tensor", "megatron", "megatron-sp")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 

@@ -32,8 +32,25 @@ def list_json(clusters: Iterable[Cluster]) -> dict[str, Any]:
 
 
 def show_parts(cluster: Cluster) -> list[str | Table]:
-    """Everything about one cluster; a figure is followed by its source."""
+    """Everything about one cluster, pool by pool; a figure is followed by its source."""
+    if not cluster.joined:
+        return _shown(cluster)
+    columns = (">devices", "cluster", "device", "levels", ">memory")
+    rows = tuple(
+        (f"{first} to {first + pool.devices - 1}", pool.name, pool.device.name, _levels(pool), bytes_text(pool.device.memory_capacity))
+        for first, pool in zip(cluster.starts, cluster.pools, strict=True)
+    )
+    return [
+        f"cluster {cluster.name}: {cluster.devices} devices in {len(cluster.pools)} pools, collectives by {cluster.backend}",
+        Table(title="Pools", columns=columns, rows=rows),
+        _links("Link between the pools", cluster.levels[-1:]),
+        *(part for pool in cluster.pools for part in ("", *_shown(pool))),
+    ]
+
+
+def _shown(cluster: Cluster) -> list[str | Table]:
     device = cluster.device
+    host = {"host_bandwidth": (device.host_bandwidth, "B/s"), "host_memory": (device.host_memory, "B")}
     figures = [
         *((f"peak.{family}", rate_text(value, "FLOP/s")) for family, value in device.peak.items()),
         ("matmul_fraction", f"{device.matmul_fraction:.0%} of the peak in large matrix products"),
@@ -43,9 +60,21 @@ def show_parts(cluster: Cluster) -> list[str | Table]:
         ("memory_capacity", bytes_text(device.memory_capacity)),
         ("reserved", bytes_text(device.reserved)),
         ("launch", f"{seconds_text(device.launch)} per operator"),
+        *((name, rate_text(value, unit) if unit == "B/s" else bytes_text(value)) for name, (value, unit) in host.items() if value),
     ]
     rows = tuple((name, text, cluster.sources.get(f"device.{name}", "")) for name, text in figures)
-    levels = tuple(
+    shared = ", ranks of one host that share it" if cluster.shared_host else ""
+    return [
+        f"cluster {cluster.name}: {cluster.inventory}, collectives by {cluster.backend}{shared}",
+        Table(title="Device", columns=("figure", "value", "source"), rows=rows),
+        _links("Links, from the inside out", cluster.levels),
+        *_protocols(cluster),
+        *_all_reduces(cluster),
+    ]
+
+
+def _links(title: str, levels: Iterable[Level]) -> Table:
+    rows = tuple(
         (
             level.name,
             str(level.size),
@@ -55,17 +84,10 @@ def show_parts(cluster: Cluster) -> list[str | Table]:
             str(level.shared_by),
             ", ".join((*(() if level.duplex else ("half duplex",)), *level.features)),
         )
-        for level in cluster.levels
+        for level in levels
     )
     columns = ("level", ">joins", ">latency", ">bandwidth one way", ">reached", ">devices a port", "features")
-    shared = ", ranks of one host that share it" if cluster.shared_host else ""
-    return [
-        f"cluster {cluster.name}: {cluster.devices} x {device.name}, collectives by {cluster.backend}{shared}",
-        Table(title="Device", columns=("figure", "value", "source"), rows=rows),
-        Table(title="Links, from the inside out", columns=columns, rows=levels),
-        *_protocols(cluster),
-        *_all_reduces(cluster),
-    ]
+    return Table(title=title, columns=columns, rows=rows)
 
 
 def _protocols(cluster: Cluster) -> list[Table]:

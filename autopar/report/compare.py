@@ -13,10 +13,11 @@ from ..errors import AutoparError
 from ..pins import Pins, scheme_named
 from ..plan import Plan
 from ..planner import Request, best_on_mesh, name_axes
+from ..schemes.meanings import read_meanings
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from .tables import Rival
-from .words import option_words, read_meanings
+from .words import option_words
 
 SCHEMES = ("data", "tensor")
 MAX_OPERATORS = 4000

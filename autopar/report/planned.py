@@ -27,7 +27,7 @@ def _rivals(planned: Planned, analysis: Analysis, *, compare: bool, memory: floa
 
 def cluster_sentence(planned: Planned) -> str:
     """Which cluster the plan assumes."""
-    return f"{planned.notes[0]}; {planned.cluster.devices} x {planned.cluster.device.name}"
+    return f"{planned.notes[0]}; {planned.cluster.inventory}"
 
 
 def planned_parts(planned: Planned, *, compare: bool, memory: float | None, saved: str | None) -> list[str | Table]:

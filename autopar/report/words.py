@@ -1,18 +1,13 @@
-"""Strategies in words: what a split factor means to a reader, and the schemes that people know by name.
-
-Meanings start at the model's inputs (dim 0 is the batch, then the sequence, or channels, height and width) and follow the
-rules' factors through the graph; the outer part of a split feature dim is called heads.
-"""
+"""Strategies in words: what an operator does on a mesh axis, as a sentence would say it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..ir import Role, Tensor
-from ..sharding.analysis import Analysis, Offer
+from ..schemes.meanings import Meanings
+from ..sharding.analysis import Offer
 from ..sharding.candidates import Option
 from ..sharding.layout import Kind, parse_layout
 from ..sharding.rules import RULES
@@ -20,7 +15,6 @@ from ..sharding.rules import RULES
 if TYPE_CHECKING:
     from .account import Account, Move, OperatorAccount
 
-Dims = tuple[tuple[str, ...], ...]
 COLUMN, ROW, EXPERT, WHOLE, PARTIAL = "column-parallel", "row-parallel", "expert-parallel", "replicated", "partial sum passed on"
 EXPERT_WORDS = frozenset({"dispatch", "masked"})
 SPATIAL = "spatial-parallel (halo exchange)"
@@ -31,89 +25,13 @@ COLLECTIVES = {
 CONTEXT = "context-parallel (ring attention)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meanings:
-    """`factors`: for every operator a word for each factor of its rule; `weights`: tensors made of parameters alone."""
-
-    factors: Mapping[str, tuple[str, ...]]
-    weights: frozenset[str]
-
-
-def read_meanings(analysis: Analysis) -> Meanings:
-    """Follow the meaning of every dim from the inputs through the rules."""
-    graph = analysis.graph
-    dims: dict[str, Dims] = {name: _input_dims(graph.tensors[name]) for name in graph.inputs}
-    weights = {tensor.name for tensor in graph.parameters}
-    constants = {tensor.name for tensor in graph.tensors.values() if tensor.role is Role.CONSTANT}
-    factors: dict[str, tuple[str, ...]] = {}
-    for op in graph.operators:
-        if op.name in analysis.cold:
-            _same_shape(op.inputs, op.outputs, graph.tensors, dims)
-            continue
-        if all(name in weights or name in constants for name in op.inputs):
-            weights.update(op.outputs)
-        offer = analysis.offers[op.name]
-        found = _factor_meanings(offer, op.inputs, dims)
-        for name, spelled in zip(op.outputs, offer.rule.outputs, strict=True):
-            if name not in weights:
-                dims[name] = tuple(tuple(word for factor in dim for word in found[factor]) for dim in spelled)
-        factors[op.name] = tuple(words[0] for words in found)
-    return Meanings(factors=factors, weights=frozenset(weights))
-
-
-def _input_dims(tensor: Tensor) -> Dims:
-    names: tuple[str, ...] = ("batch", "channels", "height", "width")
-    if not tensor.is_float or len(tensor.shape) < 3:
-        names = ("batch", "features" if tensor.is_float else "sequence")
-    elif len(tensor.shape) == 3:
-        names = ("batch", "sequence", "features")
-    return tuple((names[min(i, len(names) - 1)],) for i in range(len(tensor.shape)))
-
-
-def _same_shape(inputs: tuple[str, ...], outputs: tuple[str, ...], tensors: Mapping[str, Tensor], dims: dict[str, Dims]) -> None:
-    """Operators without a rule (on the inputs alone) keep the meanings where the shape stays."""
-    for name in outputs:
-        for source in inputs:
-            if source in dims and tensors[source].shape == tensors[name].shape:
-                dims[name] = dims[source]
-
-
-def _factor_meanings(offer: Offer, inputs: tuple[str, ...], dims: Mapping[str, Dims]) -> list[tuple[str, ...]]:
-    """The words of each factor: from the inputs that have a meaning, else from what the operator is."""
-    rest = "channels" if "conv" in offer.call.operator.kind.lower() else "features"
-    found: list[tuple[str, ...]] = [() for _ in offer.rule.factors]
-    for name, spelled in zip(inputs, offer.rule.inputs, strict=True):
-        for dim, words in zip(spelled, dims.get(name, ()), strict=False):
-            for factor, part in zip(dim, _spread(words, len(dim), rest), strict=True):
-                found[factor] = found[factor] or part
-    for index, split in enumerate(offer.rule.factors):
-        for partner in split.partners:
-            found[index] = found[index] or found[partner]
-    named = [("vocabulary",) if factor.special == "masked" else (rest,) for factor in offer.rule.factors]
-    return [words or other for words, other in zip(found, named, strict=True)]
-
-
-def _spread(words: tuple[str, ...], count: int, rest: str) -> list[tuple[str, ...]]:
-    """The words of a dim over the `count` factors that it is read as.
-
-    >>> _spread(("features",), 2, "features"), _spread(("batch", "sequence"), 1, "features")
-    ([('heads',), ('features',)], [('batch', 'sequence')])
-    """
-    if count < 2 or not words:
-        return [words] * count
-    if len(words) == count:
-        return [(word,) for word in words]
-    first = "heads" if words == ("features",) else words[0]
-    return [(first,), *[(words[-1] if len(words) > 1 else rest,)] * (count - 1)]
-
-
 def option_words(name: str, offer: Offer, option: Option, inputs: tuple[str, ...], meanings: Meanings) -> str:
     """What an operator does on one axis."""
     if option.factor < 0:
         return PARTIAL if any(p.kind is Kind.PARTIAL for p in option.outputs) else WHOLE
     if option.communication == "halo":
         return SPATIAL
-    word = meanings.factors[name][option.factor]
+    word = meanings.factors[name][option.factor][0]
     entry = RULES[offer.call.operator.kind]
     held = [tensor in meanings.weights for tensor in inputs]
     split = [placement.kind is Kind.SPLIT for placement in option.inputs]

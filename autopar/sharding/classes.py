@@ -1,8 +1,9 @@
-"""Sorts factors into rows (batch, sequence), the hidden dim that joins the layers, and inner dims (heads, feed-forward, vocabulary).
+"""Sorts factors into rows (batch, sequence), the hidden dim that joins the layers, inner dims (heads, feed-forward, vocabulary), experts.
 
 Two dims are of one class when some operator gives them the same factor, closed over the whole graph (union-find). A class
 that holds no dim of a weight matrix or look-up table is one of rows; of the others, those that a normalisation reduces are
-the hidden dim, and the rest are inner.
+the hidden dim, and the rest are inner. A dim that a product shares with its weight and keeps counts its experts: it numbers
+matrices, and is no dim of one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class FactorClass(StrEnum):
     ROW = "row"
     HIDDEN = "hidden"
     INNER = "inner"
+    EXPERT = "expert"
 
 
 def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[FactorClass, ...]]:
@@ -38,6 +40,7 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
         return root
 
     weights: list[Node] = []
+    numbering: list[Node] = []
     stored = {tensor.name for tensor in graph.parameters if len(tensor.shape) > 1}
     for op in graph.operators:
         if op.name not in rules:
@@ -45,18 +48,18 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
         entry = RULES[op.kind]
         if stored.issuperset(op.inputs):
             stored.update(op.outputs)
-        for name, dims in zip((*op.inputs, *op.outputs), (*rules[op.name].inputs, *rules[op.name].outputs), strict=True):
+        pairs = list(zip(op.inputs, rules[op.name].inputs, strict=True))
+        for name, dims in [*pairs, *zip(op.outputs, rules[op.name].outputs, strict=True)]:
             for index, dim in enumerate(dims):
                 for factor in dim:
                     parent[find((op.name, -1, factor))] = find((name, index, dim.index(factor)))
         if entry.products or any(f.special == "masked" for f in rules[op.name].factors):
-            weights += [
-                (op.name, -1, factor)
-                for name, dims in zip(op.inputs, rules[op.name].inputs, strict=True)
-                if name in stored
-                for dim in dims
-                for factor in dim
-            ]
+            held, others = (
+                {f for name, dims in pairs if (name in stored) == of_weight for dim in dims for f in dim} for of_weight in (True, False)
+            )
+            shared = held & others & {factor for dims in rules[op.name].outputs for dim in dims for factor in dim}
+            numbering += [(op.name, -1, factor) for factor in sorted(shared)]
+            weights += [(op.name, -1, factor) for factor in sorted(held - shared)]
     owned = {find(node) for node in weights}
     compounds = {
         frozenset(find((op.name, -1, factor)) for factor in dim)
@@ -77,8 +80,12 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
         if factor.reduction == "mean" or (factor.whole and "Norm" in op.kind.replace("_norm", "Norm"))
     }
 
+    experts = {find(node) for node in numbering}
+
     def class_of(node: Node) -> FactorClass:
         root = find(node)
-        return FactorClass.ROW if root not in owned else FactorClass.HIDDEN if root in normal else FactorClass.INNER
+        if root not in owned:
+            return FactorClass.EXPERT if root in experts else FactorClass.ROW
+        return FactorClass.HIDDEN if root in normal else FactorClass.INNER
 
     return {name: tuple(class_of((name, -1, i)) for i in range(len(rule.factors))) for name, rule in rules.items()}

@@ -21,7 +21,8 @@ from autopar.errors import ClusterError
 from autopar.ir import DTYPE_BYTES
 from autopar.sharding import factorisations
 
-NAMED = {"dgx-a100", "dgx-a100-80g", "dgx-h100", "hgx-h200", "dgx-b200", "p3.16xlarge", "p4d", "p5", "mi300x", "rtx4090", "local-cpu"}
+NAMED = {"dgx-a100", "dgx-a100-80g", "dgx-h100", "hgx-h200", "dgx-b200", "p3.16xlarge", "p4d", "p5", "mi300x", "rtx4090"}
+NAMED |= {"grand-teton", "local-cpu"}
 
 YAML = """
 name: two-boxes

@@ -1,6 +1,8 @@
 """Cost graphs for the tests: small random ones of every shape, and layered ones whose tables are shared."""
 
+import math
 import random
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,6 +43,44 @@ def _topology(pick: random.Random, count: int) -> list[tuple[int, int]]:
         return chain + ([(0, count - 1)] if count > 2 else [])
     density = 0.8 if shape == "dense" else 0.3
     return [(u, v) for v in range(count) for u in range(v) if pick.random() < density]
+
+
+def random_family(seed: int) -> CostGraph:
+    """A random graph of one of four families: small ones of every shape, equal layers, layers with a hub, several components."""
+    pick = random.Random(f"family {seed}")
+    family = seed % 4
+    if family == 0:
+        return random_graph(seed)
+    if family == 3:
+        return union(random_graph(seed), random_graph(seed + 1), most=10**5)
+    layers, operators, size = pick.choice(((2, 3, 3), (2, 4, 3), (2, 3, 4), (4, 3, 2), (3, 3, 2)))
+    graph = layered_graph(layers=layers, operators=operators, size=size, seed=seed, hub=pick.choice((2, 3)) if family == 2 else 0)
+    return forbid(graph, seed) if pick.random() < 0.5 else graph
+
+
+def union(first: CostGraph, second: CostGraph, *, most: int) -> CostGraph:
+    """Both graphs side by side; the first alone when there would be more than `most` assignments."""
+    if math.prod(first.sizes) * math.prod(second.sizes) > most:
+        return first
+    moved = {(u + len(first.sizes), v + len(first.sizes)): table for (u, v), table in second.edges.items()}
+    assert first.memory is not None and second.memory is not None
+    return CostGraph(
+        sizes=first.sizes + second.sizes,
+        unary=first.unary + second.unary,
+        edges={**first.edges, **moved},
+        memory=first.memory + second.memory,
+    )
+
+
+def forbid(graph: CostGraph, seed: int) -> CostGraph:
+    """The graph with some entries of its (shared) tables forbidden, and the costs rounded so that many tie."""
+    draw = np.random.default_rng(seed)
+    made: dict[int, np.ndarray] = {}
+    for table in (*graph.unary, *graph.edges.values()):
+        if id(table) not in made:
+            made[id(table)] = np.where(draw.random(table.shape) < 0.15, np.inf, np.round(3 * table))
+    edges = {edge: made[id(table)] for edge, table in graph.edges.items()}
+    return replace(graph, unary=tuple(made[id(table)] for table in graph.unary), edges=edges)
 
 
 def layered_graph(*, layers: int, operators: int, size: int, seed: int = 0, hub: int = 0) -> CostGraph:

@@ -17,13 +17,13 @@ def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setitem(module, "EXACT_WORK", 0.0)
     monkeypatch.setitem(module, "NARROW", (27, 81))
     tried: list[int] = []
-    assignment = module["_assignment"]
+    assign = module["_assign"]
 
-    def noted(graph: object, small: object, solver: Minimiser, limit: float | None) -> object:
+    def noted(known: object, small: object, solver: Minimiser) -> None:
         tried.append(solver.max_entries)
-        return assignment(graph, small, solver, limit)
+        assign(known, small, solver)
 
-    monkeypatch.setitem(module, "_assignment", noted)
+    monkeypatch.setitem(module, "_assign", noted)
     return tried
 
 

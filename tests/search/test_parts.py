@@ -13,7 +13,7 @@ from autopar.search.elimination import schedule, typical_schedule
 from autopar.search.minplus import BLOCK, eliminate
 from autopar.search.mixtures import arrangement, best_cut
 from autopar.search.orders import order
-from autopar.search.pruning import reduce, undominated
+from autopar.search.pruning import reduce, substitutes
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,11 @@ def test_pruning_keeps_an_optimum() -> None:
 def test_dominance() -> None:
     edge = np.array([[0.0, 1.0], [0.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
     unary = np.array([1.0, 1.0, 1.0, 1.0])
-    assert undominated(unary, np.zeros(4), [edge]).tolist() == [0, 2]
-    assert undominated(unary, np.array([2.0, 1.0, 0.0, 2.0]), [edge]).tolist() == [0, 1, 2]
+    assert substitutes(unary, np.zeros(4), [edge]).tolist() == [0, 0, 2, 0]
+    assert substitutes(unary, np.array([2.0, 1.0, 0.0, 2.0]), [edge]).tolist() == [0, 1, 2, 0]
+    assert substitutes(np.array([np.inf, 1.0, 2.0]), np.zeros(3), []).tolist() == [-1, 1, 1]
     with pytest.raises(NoAssignment):
-        undominated(np.full(2, np.inf), np.zeros(2), [])
+        substitutes(np.full(2, np.inf), np.zeros(2), [])
 
 
 def test_reduction_shares_tables() -> None:

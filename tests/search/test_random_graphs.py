@@ -1,10 +1,12 @@
-"""On 1,000 small random graphs, with and without memory limits, the searches agree with looking at every assignment."""
+"""On 10,000 small random graphs, with and without memory limits, the searches agree with looking at every assignment."""
 
 import numpy as np
 import pytest
-from search_graphs import random_graph
+from search_graphs import random_family, random_graph
 
 from autopar.search import CostGraph, Infeasible, NoAssignment, Solution, solve
+from autopar.search.certificate import check as check_certificate
+from autopar.search.certifying import certify
 
 SLACK = 1e-9
 BLOCK = 100
@@ -34,22 +36,33 @@ def check(graph: CostGraph, limit: float | None) -> None:
         assert found.cost == graph.cost(found.choices) and found.memory == graph.memory_of(found.choices)
         assert found.lower_bound - SLACK <= truth.cost <= found.cost + SLACK
         assert limit is None or found.memory <= limit
+        verdict = check_certificate(graph, certify(graph, found))
+        assert verdict.valid, verdict.reason
+        assert verdict.bound <= truth.cost + SLACK
         if method == "dynamic_programming":
             assert found.cost == pytest.approx(truth.cost, rel=SLACK, abs=SLACK)
             assert found.gap < SLACK
 
 
+def check_block(start: int) -> None:
+    for seed in range(start, start + BLOCK):
+        graph = random_family(seed)
+        check(graph, None)
+        check(graph, some_limit(graph, seed))
+
+
 @pytest.mark.parametrize("start", range(0, 1000, BLOCK))
 def test_against_exhaustive(start: int) -> None:
-    for seed in range(start, start + BLOCK):
-        check(random_graph(seed), None)
+    check_block(start)
 
 
-@pytest.mark.parametrize("start", range(0, 1000, BLOCK))
-def test_against_exhaustive_with_a_memory_limit(start: int) -> None:
-    for seed in range(start, start + BLOCK):
-        graph = random_graph(seed)
-        check(graph, some_limit(graph, seed))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "start",
+    [pytest.param(start, marks=pytest.mark.ci) if start < 2000 else start for start in range(1000, 10000, BLOCK)],
+)
+def test_against_exhaustive_on_many_more(start: int) -> None:
+    check_block(start)
 
 
 @pytest.mark.parametrize("method", ["dynamic_programming", "recursive_programming"])

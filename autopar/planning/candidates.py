@@ -1,0 +1,121 @@
+"""What the outer search chooses from: how many devices, stages and micro-batches, and the mesh of a stage."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autopar.costmodel import Cluster, bind_axes
+
+from ..sharding.mesh import Axis, Mesh, factorisations
+
+MAX_AXES = 3
+SMOOTH = 5
+"""Device counts with no larger prime factor divide batches and layers well; others are tried only as they were given."""
+FEWER = 3
+"""How many smaller device counts are tried."""
+MAX_STAGES = 128
+LARGE = 64
+"""Devices up to which every way to lay the axes of a mesh over the levels is tried."""
+STRIDE = 1.9
+"""Numbers of micro-batches grow at least by this factor from one that is tried to the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A point of the outer search: `stages` equal stages on meshes of their own, and micro-batches; `cluster` has as many devices."""
+
+    cluster: Cluster
+    stages: int
+    mesh: Mesh
+    micro_batches: int
+
+    @property
+    def devices(self) -> int:
+        """Devices of all stages."""
+        return self.stages * self.mesh.devices
+
+    def __str__(self) -> str:
+        stages = f"{self.stages} stages of " if self.stages > 1 else ""
+        batches = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
+        return f"{stages}{self.mesh}{batches}"
+
+
+def name_axes(cluster: Cluster, sizes: tuple[int, ...], levels: Iterable[str]) -> Mesh:
+    """A mesh whose axes are named after what they join: gpu (rank on CPUs) inside, node across, numbered when several."""
+    inner = cluster.levels[0].name
+    unit = "gpu" if cluster.backend == "nccl" else "rank"
+    words = [unit if level in (inner, "device") else "node" if ":" not in level else "device" for level in levels]
+    names = [f"{word}{words[:i].count(word)}" if words.count(word) > 1 else word for i, word in enumerate(words)]
+    return Mesh(axes=tuple(Axis(name=n, size=s, level=level) for n, s, level in zip(names, sizes, levels, strict=True)))
+
+
+@functools.lru_cache(maxsize=256)
+def meshes(cluster: Cluster, stages: int = 1, max_axes: int = MAX_AXES) -> tuple[Mesh, ...]:
+    """Every factorisation of a stage's devices with up to three axes, bound to levels; the stages are the outermost axis of all.
+
+    Axes that lie on one level alone are interchangeable where their links are alike: of these only the ascending sizes are kept. On more
+    than `LARGE` devices an axis lies inside the innermost unit or joins whole ones.
+    """
+    found = []
+    for sizes in factorisations(cluster.devices // stages, max_axes):
+        bound = bind_axes(cluster, (stages, *sizes))
+        large = cluster.devices > LARGE and any("+" in level for level in (bound or ())[1:])
+        if bound is not None and not large and not _mirrored(sizes, bound[1:]):
+            found.append(name_axes(cluster, sizes, bound[1:]))
+    return tuple(found)
+
+
+def _mirrored(sizes: tuple[int, ...], levels: tuple[str, ...]) -> bool:
+    """Whether two neighbouring axes on one plain level stand in descending order, so that their mirror image is kept instead."""
+    pairs = zip(zip(sizes, levels, strict=True), zip(sizes[1:], levels[1:], strict=True), strict=False)
+    return any(level == other and ":" not in level and size > following for (size, level), (following, other) in pairs)
+
+
+def device_counts(given: int) -> tuple[int, ...]:
+    """The number given; where it is no power of two the largest below it, and where it has large prime factors a few without.
+
+    >>> device_counts(8), device_counts(24), device_counts(7)
+    ((8,), (24, 16), (7, 6, 5, 4))
+    """
+    power = 1 << (given.bit_length() - 1)
+    smaller = [count for count in range(given - 1, given // 2, -1) if _is_smooth(count)][:FEWER]
+    found = {given, power, *(() if _is_smooth(given) else smaller)}
+    return tuple(sorted(found, reverse=True))
+
+
+def _is_smooth(count: int) -> bool:
+    for prime in range(2, SMOOTH + 1):
+        while count % prime == 0:
+            count //= prime
+    return count == 1
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a number, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def stage_counts(devices: int, cuts: int) -> list[int]:
+    """The numbers of equal stages that the devices and the places to cut the model allow."""
+    return [count for count in divisors(devices) if count <= min(cuts + 1, MAX_STAGES)]
+
+
+def micro_batch_counts(batch: int, stages: int) -> list[int]:
+    """Micro-batches worth trying: a pipeline of p stages wants at least as many, one stage as few as fit.
+
+    >>> micro_batch_counts(96, 1), micro_batch_counts(96, 4)
+    ([1, 2, 4, 8, 16, 32, 96], [4, 8, 16, 32, 96])
+    """
+    found: list[int] = []
+    for count in divisors(batch):
+        if count >= min(stages, batch) and (not found or count >= STRIDE * found[-1]):
+            found.append(count)
+    return found

@@ -1,0 +1,225 @@
+"""Runs of equal layers: found by what operators do and how they are joined, and folded to their first and their last layer.
+
+A run of r layers of P operators begins at a: for every operator i of its layers 2 to r - 1, operator i - P does the same, and each input of
+the one stands where that of the other does:
+
+    the same tensor              a mask or a table that all layers share
+    produced as far back         what layers hand on
+    a parameter of its own       of the same shape
+
+In the folded graph the last layer follows the first and stands for all behind it, so it counts r - 1 times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ir import Graph, Operator, Role
+from .work import Counts
+
+Ints = NDArray[np.int64]
+PERIODS = 64
+"""Periods tried in each stretch of operators: the most frequent distances between equal ones."""
+SHORTEST = 4
+"""Operators that a layer has at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """`layers` equal layers of `period` operators each, from operator `start` on."""
+
+    start: int
+    period: int
+    layers: int
+
+    @property
+    def stop(self) -> int:
+        """The operator behind the last layer."""
+        return self.start + self.period * self.layers
+
+    def segments(self) -> Iterator[range]:
+        """The operators of each layer."""
+        for layer in range(self.layers):
+            yield range(self.start + layer * self.period, self.start + (layer + 1) * self.period)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folding:
+    """A short `graph` that stands for a long one.
+
+    `operators`, `tensors`: for every operator and tensor of the long graph the one of the short graph that stands for it.
+    """
+
+    graph: Graph
+    operators: Mapping[str, str]
+    tensors: Mapping[str, str]
+
+    @property
+    def counts(self) -> Counts:
+        """For how many the operators and tensors of the short graph stand."""
+        return Counts(operators=Counter(self.operators.values()), tensors=Counter(self.tensors.values()))
+
+
+def find_runs(graph: Graph) -> tuple[Run, ...]:
+    """The runs of at least three equal layers that a graph holds, none overlapping another, in order."""
+    finder = _Finder(graph)
+    return tuple(sorted(finder.runs(0, len(graph.operators)), key=lambda run: run.start))
+
+
+def fold(graph: Graph, runs: tuple[Run, ...] | None = None) -> Folding:
+    """Keep the first and the last layer of every run."""
+    operators = {op.name: op.name for op in graph.operators}
+    tensors = {name: name for name in graph.tensors}
+    short: list[Operator] = []
+    at = 0
+    for run in find_runs(graph) if runs is None else runs:
+        short += graph.operators[at : run.start + run.period]
+        short += _fold_run(graph, run, operators, tensors)
+        at = run.stop
+    short += graph.operators[at:]
+    gone = {name for name, other in tensors.items() if name != other}
+    folded = replace(
+        graph,
+        operators=tuple(short),
+        inputs=tuple(name for name in graph.inputs if name not in gone),
+        tensors={name: tensor for name, tensor in graph.tensors.items() if name not in gone},
+        constants={name: value for name, value in graph.constants.items() if name not in gone},
+        updates={name: value for name, value in graph.updates.items() if name not in gone},
+    )
+    return Folding(graph=folded, operators=operators, tensors=tensors)
+
+
+def _fold_run(graph: Graph, run: Run, operators: dict[str, str], tensors: dict[str, str]) -> list[Operator]:
+    """Map the layers between the first and the last onto the last; the last one's operators, which now read what the first makes."""
+    last = run.stop - run.period
+    handed: dict[str, str] = {}
+    for index in range(run.start + run.period, last):
+        source, target = graph.operators[index], graph.operators[last + (index - run.start) % run.period]
+        operators[source.name] = target.name
+        own = [(mine, theirs) for mine, theirs in zip(source.inputs, target.inputs, strict=True) if _is_own(graph, mine, theirs)]
+        tensors.update((*own, *zip(source.outputs, target.outputs, strict=True)))
+        first = graph.operators[run.start + (index - run.start) % run.period]
+        handed.update(zip(source.outputs, first.outputs, strict=True))
+    return [replace(op, inputs=tuple(handed.get(name, name) for name in op.inputs)) for op in graph.operators[last : run.stop]]
+
+
+def _is_own(graph: Graph, name: str, other: str) -> bool:
+    """Whether two layers have a stored tensor each, alike in kind, shape and type."""
+    mine, theirs = graph.tensors[name], graph.tensors[other]
+    alike = (mine.role, mine.shape, mine.dtype, mine.trainable) == (theirs.role, theirs.shape, theirs.dtype, theirs.trainable)
+    return name != other and mine.role is not Role.ACTIVATION and alike
+
+
+class _Finder:
+    """The operators as numbers (equal ones have equal numbers), and how their inputs are joined."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        known: dict[str, int] = {}
+        prints = [graph.operator_fingerprint(op) for op in graph.operators]
+        self.numbers = np.array([known.setdefault(text, len(known)) for text in prints], dtype=np.int64)
+        self.producer = {name: index for index, op in enumerate(graph.operators) for name in op.outputs}
+        self.crossing = crossing_bytes(graph)
+        self.readers: dict[str, list[int]] = {}
+        for index, op in enumerate(graph.operators):
+            for name in op.inputs:
+                self.readers.setdefault(name, []).append(index)
+
+    def runs(self, start: int, stop: int) -> list[Run]:
+        """The run that folds most of the operators in a stretch, and those on its two sides."""
+        best: Run | None = None
+        for period in self._periods(start, stop):
+            for found in self._stretches(start, stop, period):
+                run = self._verified(*found, period)
+                if run is not None and (best is None or run.period * (run.layers - 2) > best.period * (best.layers - 2)):
+                    best = run
+            if best is not None and best.period * best.layers > (stop - start) // 2:
+                break
+        if best is None:
+            return []
+        return [*self.runs(start, best.start), best, *self.runs(best.stop, stop)]
+
+    def _periods(self, start: int, stop: int) -> list[int]:
+        """Distances between equal operators, the most frequent first; of equally frequent ones the shortest."""
+        numbers = self.numbers[start:stop]
+        order = np.argsort(numbers, kind="stable")
+        ordered = numbers[order]
+        found: Counter[int] = Counter()
+        for apart in (1, 2, 3, 4, 6, 8):
+            same = ordered[apart:] == ordered[:-apart] if len(ordered) > apart else np.zeros(0, dtype=bool)
+            found.update((order[apart:] - order[:-apart])[same].tolist())
+        ranked = sorted((period for period in found if period >= SHORTEST), key=lambda period: (-found[period], period))
+        return ranked[:PERIODS]
+
+    def _stretches(self, start: int, stop: int, period: int) -> Iterator[tuple[int, int]]:
+        """Maximal stretches of operators that equal those a period later, at least two periods long."""
+        numbers = self.numbers[start:stop]
+        if len(numbers) <= period:
+            return
+        same = np.concatenate(([False], numbers[period:] == numbers[:-period], [False])).astype(np.int8)
+        edges = np.diff(same)
+        for first, last in zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist(), strict=True):
+            if last - first >= 2 * period:
+                yield start + first, start + last + period
+
+    def _verified(self, start: int, stop: int, period: int) -> Run | None:
+        """The longest run in the stretch whose layers are joined alike, beginning where least is handed on."""
+        offsets = sorted(range(period), key=lambda offset: (self.crossing[start + offset + period], offset))
+        for offset in offsets[:3]:
+            begin = start + offset
+            layers = (stop - begin) // period
+            while layers >= 3 and not self._joined(begin, period, layers):
+                layers -= 1
+            if layers >= 3:
+                return Run(start=begin, period=period, layers=layers)
+        return None
+
+    def _joined(self, start: int, period: int, layers: int) -> bool:
+        """Whether the layers are joined alike, and nobody else reads what goes with those that are folded away."""
+        stop = start + period * layers
+        if not all(self._alike(index, period, start) for index in range(start + period, stop)):
+            return False
+        leaving = {*self.graph.outputs, *self.graph.updates.values(), *((self.graph.loss,) if self.graph.loss else ())}
+        for index in range(start + period, stop - period):
+            op, before = self.graph.operators[index], self.graph.operators[index - period]
+            limit = start + ((index - start) // period + 2) * period
+            own = [name for name, other in zip(op.inputs, before.inputs, strict=True) if _is_own(self.graph, name, other)]
+            for name in (*op.outputs, *own):
+                first = start + (index - start) // period * period
+                if name in leaving or not all(first <= reader < limit for reader in self.readers.get(name, ())):
+                    return False
+        return True
+
+    def _alike(self, index: int, period: int, start: int) -> bool:
+        """Whether operator `index` is joined as the one a period before; the first layer may be handed its values from anywhere."""
+        graph = self.graph
+        first = index < start + 2 * period
+        for name, other in zip(graph.operators[index].inputs, graph.operators[index - period].inputs, strict=True):
+            if name == other or _is_own(graph, name, other):
+                continue
+            at, before = self.producer.get(name), self.producer.get(other)
+            handed = at is not None and start <= at and index - at <= 2 * period
+            alike = before is not None and at is not None and index - at == index - period - before
+            if not handed or not (alike or (first and (before is None or before < start))):
+                return False
+        return True
+
+
+def crossing_bytes(graph: Graph) -> Ints:
+    """Bytes of the values that are made before operator i and read from it on: array [operators + 1]."""
+    last: dict[str, int] = {}
+    for index, op in enumerate(graph.operators):
+        for name in op.inputs:
+            last[name] = index
+    change = np.zeros(len(graph.operators) + 2, dtype=np.int64)
+    for index, op in enumerate(graph.operators):
+        for name in op.outputs:
+            if name in last:
+                change[index + 1] += graph.tensors[name].bytes
+                change[last[name] + 1] -= graph.tensors[name].bytes
+    return np.cumsum(change)[: len(graph.operators) + 1]

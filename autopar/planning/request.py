@@ -1,0 +1,69 @@
+"""`Request`: what to plan for, and what of the outer search is fixed beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autopar.costmodel import Cluster
+from autopar.costmodel.pipeline import SCHEDULES
+from autopar.costmodel.pricing import optimizer_named
+from autopar.search import SEARCHES
+
+from ..errors import UsageError, unknown
+from ..sharding.analysis import Analysis
+from ..sharding.mesh import Mesh
+from ..tables import Limits
+from .subject import RECOMPUTES
+
+ZEROS = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to plan for: `memory` in bytes per device (None: the cluster's), `limits` from pins on operators.
+
+    The outer search decides what is None: the `mesh` (of a stage), the number of `stages` and of `micro_batches`, what is recomputed
+    (`recompute`: "none", "selective", "full"), `zero` (0: parameters are stored whole; 1, 2: stored split, gathered once a step, gradients
+    added up whole or as shards; 3: gathered for every pass), the `pipeline` schedule and its `interleave`. `fewer`: whether
+    devices may be left idle where that is faster. `uniform`: the limits treat equal layers alike, so that these may be folded.
+    """
+
+    cluster: Cluster
+    train: bool = True
+    optimizer: str = "adamw"
+    method: str = "dynamic_programming"
+    memory: float | None = None
+    mesh: Mesh | None = None
+    limits: Callable[[Analysis, Mesh], Limits] | None = None
+    seed: int = 0
+    stages: int | None = None
+    micro_batches: int | None = None
+    recompute: str | None = None
+    zero: int | None = None
+    pipeline: str | None = None
+    interleave: int | None = None
+    fewer: bool = True
+    uniform: bool = False
+
+    def __post_init__(self) -> None:
+        optimizer_named(self.optimizer)
+        if self.method not in SEARCHES:
+            raise UsageError(unknown("search method", self.method, SEARCHES))
+        if self.memory is not None and self.memory <= 0:
+            raise UsageError(f"the memory limit is {self.memory} bytes; it must be above 0")
+        for name, count in (("stages", self.stages), ("micro-batches", self.micro_batches), ("interleave", self.interleave)):
+            if count is not None and count < 1:
+                raise UsageError(f"{name}: {count}; it must be at least 1")
+        for what, value, valid in (
+            ("recompute", self.recompute, RECOMPUTES),
+            ("pipeline schedule", self.pipeline, tuple(SCHEDULES)),
+            ("ZeRO stage", None if self.zero is None else str(self.zero), tuple(map(str, ZEROS))),
+        ):
+            if value is not None and value not in valid:
+                raise UsageError(unknown(what, value, valid))
+
+    @property
+    def limit(self) -> float:
+        """Bytes that a plan may fill on a device."""
+        return self.memory if self.memory is not None else self.cluster.device.usable_memory

@@ -1,0 +1,100 @@
+"""What the outer search asks of a model again and again: its folded form, its micro-batches, what a recompute mode repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..errors import UsageError, unknown
+from ..ir import Graph, Role
+from ..sharding.analysis import Analysis, analyse
+from ..sharding.micro_batches import micro_batch_options, split_batch
+from ..sharding.rules import RULES, preamble
+from .folding import Folding, Run, find_runs, fold
+from .work import Counts, Segments
+
+RECOMPUTES = ("none", "selective", "full")
+"""Nothing; what costs no product with a weight (norms, activation functions, attention's core); whole layers."""
+
+
+class Subject:
+    """A graph to be planned, whole (`long`) and with its equal layers folded (`short`); analyses are made when first asked for."""
+
+    def __init__(self, graph: Graph, *, train: bool, folded: bool = True) -> None:
+        self.graph, self.train = graph, train
+        self.runs: tuple[Run, ...] = find_runs(graph)
+        self.folding: Folding = fold(graph, self.runs if folded else ())
+        self.counts: Counts = self.folding.counts
+        self._analyses: dict[tuple[bool, int], Analysis] = {}
+        self._segments: dict[tuple[bool, str], Segments] = {}
+        self._refused: dict[int, str] = {}
+
+    def analysis(self, *, short: bool, micro_batches: int = 1) -> Analysis:
+        """The analysis of one of so many micro-batches; `UsageError` where the model does not divide into them."""
+        key = (short, micro_batches)
+        if key not in self._analyses:
+            if micro_batches == 1:
+                self._analyses[key] = analyse(self.folding.graph if short else self.graph, train=self.train)
+            else:
+                self._analyses[key] = split_batch(self.analysis(short=short), micro_batches)
+        return self._analyses[key]
+
+    def divides(self, micro_batches: int) -> bool:
+        """Whether the global batch divides into so many micro-batches."""
+        if micro_batches not in self._refused:
+            try:
+                self.analysis(short=True, micro_batches=micro_batches)
+                self._refused[micro_batches] = ""
+            except UsageError as error:
+                self._refused[micro_batches] = str(error)
+        return not self._refused[micro_batches]
+
+    def why_not(self, micro_batches: int) -> str:
+        """Why the model does not divide into so many micro-batches (empty: it does)."""
+        self.divides(micro_batches)
+        return self._refused[micro_batches]
+
+    @property
+    def batch(self) -> int:
+        """The size of the global batch; 1 where the model cannot be run on parts of it."""
+        if not self.train:
+            return 1
+        try:
+            return micro_batch_options(self.analysis(short=True)).size
+        except UsageError:
+            return 1
+
+    def segments(self, recompute: str, *, short: bool) -> Segments:
+        """The operators that a recompute mode repeats, group by group."""
+        if recompute not in RECOMPUTES:
+            raise UsageError(unknown("recompute", recompute, RECOMPUTES))
+        key = (short, recompute)
+        if key not in self._segments:
+            kept = {op.name for op in self.folding.graph.operators} if short else None
+            found = tuple(self._groups(recompute)) if recompute != "none" else ()
+            self._segments[key] = tuple(g for g in found if kept is None or set(g) <= kept)
+        return self._segments[key]
+
+    def _groups(self, recompute: str) -> Iterator[tuple[str, ...]]:
+        """Layers, or the stretches of them that hold no product with a weight."""
+        cold = preamble(self.graph)
+        for run in self.runs:
+            for layer in run.segments():
+                names: list[str] = []
+                for index in layer:
+                    operator = self.graph.operators[index]
+                    if operator.name in cold:
+                        continue
+                    if recompute == "selective" and self._has_weight_product(index):
+                        if names:
+                            yield tuple(names)
+                        names = []
+                    else:
+                        names.append(operator.name)
+                if names:
+                    yield tuple(names)
+
+    def _has_weight_product(self, index: int) -> bool:
+        operator = self.graph.operators[index]
+        return bool(RULES[operator.kind].products) and any(
+            self.graph.tensors[name].role is Role.PARAMETER and len(self.graph.tensors[name].shape) > 1 for name in operator.inputs
+        )

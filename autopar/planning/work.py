@@ -1,0 +1,48 @@
+"""How often the parts of a step's work are done, and how long what they leave is kept: what a schedule makes of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Segments = tuple[tuple[str, ...], ...]
+"""Groups of operators, by name, whose outputs are made again in the backward pass."""
+
+
+FORBIDDEN = 1e9
+"""A multiple that makes any collective dearer than all else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """For how many equal ones an operator or a tensor stands, by name (for itself alone, where it is not named)."""
+
+    operators: Mapping[str, int] = field(default_factory=dict)
+    tensors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The multiplicities of a step.
+
+    `passes`: how often the time of a micro-batch counts (the micro-batches, and the bubble). `in_flight`: micro-batches between their
+    forward and their backward pass at once. `segments`: what is recomputed. `zero`: parameters stored split and used gathered are
+    gathered once a step, their gradients added up whole (1) or as shards after every micro-batch (2), or gathered for every pass (3);
+    0: none are.
+    """
+
+    counts: Counts = field(default_factory=Counts)
+    passes: float = 1.0
+    in_flight: float = 1.0
+    accumulating: bool = False
+    segments: Segments = ()
+    zero: int = 1
+
+    @property
+    def of_parameters(self) -> tuple[float, float]:
+        """How often the collectives of a gathered parameter are issued, on the way to its value and to its gradient."""
+        return {0: (FORBIDDEN, 1.0), 1: (1.0, 1.0), 2: (1.0, self.passes), 3: (2.0 * self.passes, self.passes)}[self.zero]
+
+    def of_values(self, again: bool) -> tuple[float, float]:
+        """The same of an activation, `again` where its reader is recomputed."""
+        return (2.0 if again else 1.0) * self.passes, self.passes

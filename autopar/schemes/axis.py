@@ -1,0 +1,204 @@
+"""What a known scheme leaves to choose on one mesh axis: for every part of a model, what may be split there.
+
+A scheme is a table: for each part, sets of splits in the order of preference. The first set of which the operator offers
+anything (beside what the other axes leave) is what it may choose from; where no set does, the operator is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ir import Tensor
+from ..sharding.analysis import Analysis, Offer
+from ..sharding.candidates import Strategies, strategies_of
+from ..sharding.layout import Kind, Layout, Placement
+from ..sharding.mesh import Mesh
+from ..tables import Limits
+from .splits import Part, Profile, Profiles, Split, profiles_of
+
+Bools = NDArray[np.bool_]
+Splits = frozenset[Split]
+ENOUGH = 0.7
+"""Share of the work that must be split in a scheme's way for the scheme to bear its name."""
+
+
+def _of(*splits: Split) -> Splits:
+    return frozenset(splits)
+
+
+UNSPLIT = _of(Split.WHOLE, Split.SHARE)
+NOTHING = UNSPLIT | {Split.PARTIAL}
+ROWS = _of(Split.SEQUENCE, Split.BATCH)
+ANY = _of(Split.INNER, Split.HIDDEN, Split.SEQUENCE, Split.BATCH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisScheme:
+    """A scheme on one axis.
+
+    `prefer`: for a part (`Part.OTHER` for those not named) sets of splits, the preferred first. `needs`: parts of which enough must offer
+    one of these splits, or it is not the scheme. `columns`: weights are split where that leaves no partial sum. `storage` of
+    parameters: "whole", "split" on any dim that divides, or as they are "used".
+    """
+
+    name: str
+    words: str
+    prefer: Mapping[Part, tuple[Splits, ...]]
+    needs: Mapping[Part, Splits] = field(default_factory=dict)
+    columns: bool = False
+    storage: str = "used"
+
+    def good(self, profile: Profile) -> list[Bools]:
+        """For every set in the order of preference, which options of an operator it allows."""
+        sets = self.prefer.get(profile.part, self.prefer[Part.OTHER])
+        strict = self.columns and profile.part in (Part.PRODUCT, Part.EXPERTS)
+        return [np.array([s in wanted and not (strict and r) for s, r in zip(profile.splits, profile.reduces, strict=True)]) for wanted in sets]
+
+    def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
+        """The limits where every axis of the mesh has this scheme."""
+        return axis_limits((self,) * len(mesh.axes), analysis, profiles_of(analysis))
+
+    def lacks(self, analysis: Analysis, profiles: Profiles, mesh: Mesh, axis: int) -> str | None:
+        """Why the model cannot have this scheme on that axis, or None where it can."""
+        size = mesh.shape[axis]
+        for part, wanted in self.needs.items():
+            offered = total = 0.0
+            short = None
+            for op in analysis.warm:
+                profile = profiles.by_name[op.name]
+                if profile.part is part:
+                    total += profile.work
+                    if _offers(analysis.offers[op.name], profile, wanted, size):
+                        offered += profile.work
+                    else:
+                        short = short or op.name
+            if total == 0 and part in (Part.CORE, Part.EXPERTS):
+                return f"the model has no {'attention' if part is Part.CORE else 'experts'}"
+            if offered < ENOUGH * total:
+                what = " or ".join(sorted(wanted))
+                return f"{short!r} cannot be split along its {what} over the {size} devices of the axis {mesh.axes[axis].name}"
+        return None
+
+
+def _offers(offer: Offer, profile: Profile, wanted: Splits, size: int) -> bool:
+    choices = strategies_of(offer.rule, offer.options, (size,)).choices[:, 0]
+    return any(profile.splits[int(choice)] in wanted for choice in choices)
+
+
+def axis_limits(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles) -> Limits:
+    """The limits of a scheme for each axis of the mesh (None: the axis is free)."""
+    used = _used(by_axis, analysis, profiles)
+    good: dict[tuple[int, int], list[Bools]] = {}
+
+    def strategies(name: str, offer: Offer, found: Strategies) -> Bools:
+        allowed = np.ones(len(found.choices), dtype=bool)
+        for axis, scheme in enumerate(by_axis):
+            if scheme is None:
+                continue
+            key = (id(profiles.by_name[name]), axis)
+            if key not in good:
+                good[key] = scheme.good(profiles.by_name[name])
+            for options in good[key]:
+                here = allowed & options[found.choices[:, axis]]
+                if here.any():
+                    allowed = here
+                    break
+        return allowed
+
+    def storage(tensor: Tensor, layouts: tuple[Layout, ...]) -> Bools:
+        wanted = np.ones(len(layouts), dtype=bool)
+        for axis, scheme in enumerate(by_axis):
+            if scheme is None:
+                continue
+            if scheme.storage == "used":
+                here = np.array([layout[axis].kind is not Kind.SPLIT or layout[axis] in used[axis][tensor.name] for layout in layouts])
+            else:
+                here = np.array([(layout[axis].kind is Kind.SPLIT) == (scheme.storage == "split") for layout in layouts])
+            wanted = wanted & here if (wanted & here).any() else wanted
+        return wanted
+
+    return Limits(strategies=strategies, storage=storage)
+
+
+def _used(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles) -> list[dict[str, set[Placement]]]:
+    """For each axis the placements in which the scheme's options may use every parameter."""
+    found: list[dict[str, set[Placement]]] = [{tensor.name: set() for tensor in analysis.graph.parameters} for _ in by_axis]
+    known: dict[tuple[int, int, int], list[list[Placement]]] = {}
+    for op in analysis.warm:
+        profile, offer = profiles.by_name[op.name], analysis.offers[op.name]
+        places = [(i, name) for i, name in enumerate(op.inputs) if name in found[0]] if found else []
+        for axis, scheme in enumerate(by_axis if places else ()):
+            if scheme is None or scheme.storage != "used":
+                continue
+            key = (axis, id(profile), id(offer))
+            if key not in known:
+                options = [o for mask in scheme.good(profile) for o, ok in zip(offer.options, mask, strict=True) if ok]
+                known[key] = [[o.inputs[i] for o in options] for i in range(len(op.inputs))]
+            for i, name in places:
+                found[axis][name].update(known[key][i])
+    return found
+
+
+def _rows(name: str, words: str, split: Split, core: tuple[Splits, ...], needs: Mapping[Part, Splits], **more: str) -> AxisScheme:
+    """Rows are split, and no weight is."""
+    wanted = _of(split)
+    other = wanted | {Split.INNER} if core == (_of(Split.INNER),) else wanted
+    prefer = {
+        Part.OTHER: (other, NOTHING), Part.PRODUCT: (wanted, UNSPLIT), Part.EXPERTS: (wanted, UNSPLIT), Part.LOOKUP: (wanted, UNSPLIT),
+        Part.WEIGHT: (UNSPLIT,), Part.CORE: (*core, NOTHING),
+    }  # fmt: skip
+    return AxisScheme(name=name, words=words, prefer=prefer, needs={Part.PRODUCT: wanted, **needs}, **more)
+
+
+def _weights(name: str, words: str, product: Splits, other: tuple[Splits, ...], *, columns: bool = False) -> AxisScheme:
+    """Weights are split, heads in attention; the rest as `other` says."""
+    inner = _of(Split.INNER)
+    prefer = {
+        Part.OTHER: (*other, NOTHING), Part.PRODUCT: (product, UNSPLIT), Part.EXPERTS: (product, UNSPLIT),
+        Part.LOOKUP: (product, inner, *other, NOTHING), Part.WEIGHT: (product | NOTHING,), Part.CORE: (inner, NOTHING),
+    }  # fmt: skip
+    return AxisScheme(name=name, words=words, prefer=prefer, needs={Part.PRODUCT: product}, columns=columns)
+
+
+_BATCH, _SEQUENCE, _INNER, _HIDDEN = _of(Split.BATCH), _of(Split.SEQUENCE), _of(Split.INNER), _of(Split.HIDDEN)
+
+DATA = _rows("data", "the batch is split; every device holds all parameters", Split.BATCH, (_BATCH,), {}, storage="whole")
+AXIS_SCHEMES: Mapping[str, AxisScheme] = {
+    scheme.name: scheme
+    for scheme in (
+        DATA,
+        _rows("zero1", "the batch is split, and so are stored parameters, their gradients and optimizer state", Split.BATCH, (_BATCH,), {}, storage="split"),
+        _rows("zero2", "as zero1, with gradients split after every micro-batch", Split.BATCH, (_BATCH,), {}, storage="split"),
+        _rows("zero3", "as zero2, with parameters gathered again for the backward pass", Split.BATCH, (_BATCH,), {}, storage="split"),
+        AxisScheme(
+            name="tensor", words="every weight matrix is split", prefer={Part.OTHER: (ANY | NOTHING,), Part.PRODUCT: (_INNER | _HIDDEN, UNSPLIT)},
+            needs={Part.PRODUCT: _INNER | _HIDDEN},
+        ),
+        _weights("megatron", "heads, feed-forward and vocabulary are split; activations between are whole", _INNER, (_INNER | NOTHING,)),
+        _weights("megatron-sp", "heads, feed-forward and vocabulary are split, and the sequence between them", _INNER, (_INNER | _SEQUENCE,)),
+        _rows(
+            "ulysses", "the sequence is split, and the heads inside attention; no weight is", Split.SEQUENCE, (_INNER,),
+            {Part.CORE: _INNER}, storage="whole",
+        ),
+        _rows(
+            "context", "the sequence is split, inside attention too", Split.SEQUENCE, (_of(Split.RING), _SEQUENCE),
+            {Part.CORE: _of(Split.RING, Split.SEQUENCE)}, storage="whole",
+        ),
+        AxisScheme(
+            name="expert", words="the experts are split; everything else splits the batch",
+            prefer={
+                Part.OTHER: (_of(Split.BATCH, Split.EXPERT), NOTHING), Part.PRODUCT: (_BATCH, UNSPLIT), Part.EXPERTS: (_of(Split.EXPERT),),
+                Part.LOOKUP: (_BATCH, UNSPLIT), Part.CORE: (_BATCH, NOTHING), Part.WEIGHT: (NOTHING | {Split.EXPERT},),
+            },
+            needs={Part.EXPERTS: _of(Split.EXPERT), Part.PRODUCT: _BATCH},
+        ),
+        _weights("columns", "every weight matrix is split along its outputs", _INNER | _HIDDEN, (ANY,), columns=True),
+        _weights("hidden", "the hidden dim of every weight matrix is split", _HIDDEN, (ANY,)),
+        _weights("inner", "heads, feed-forward and vocabulary are split; activations are split anywhere", _INNER, (ANY,)),
+    )
+}  # fmt: skip
+"""The schemes of one mesh axis, by name."""

@@ -1,0 +1,91 @@
+"""What the factors of a model's operators mean to a reader: batch, sequence, heads, features.
+
+Meanings start at the model's inputs (dim 0 is the batch, then the sequence, or channels, height and width) and follow the
+rules' factors through the graph; the outer part of a split feature dim is called heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..ir import Role, Tensor
+from ..sharding.analysis import Analysis, Offer
+
+Dims = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meanings:
+    """`factors`: for every operator the words of each factor of its rule, outermost first; `weights`: tensors made of parameters alone."""
+
+    factors: Mapping[str, tuple[tuple[str, ...], ...]]
+    weights: frozenset[str]
+
+
+def read_meanings(analysis: Analysis) -> Meanings:
+    """Follow the meaning of every dim from the inputs through the rules."""
+    graph = analysis.graph
+    dims: dict[str, Dims] = {name: _input_dims(graph.tensors[name]) for name in graph.inputs}
+    weights = {tensor.name for tensor in graph.parameters}
+    constants = {tensor.name for tensor in graph.tensors.values() if tensor.role is Role.CONSTANT}
+    factors: dict[str, tuple[tuple[str, ...], ...]] = {}
+    for op in graph.operators:
+        if op.name in analysis.cold:
+            _same_shape(op.inputs, op.outputs, graph.tensors, dims)
+            continue
+        if all(name in weights or name in constants for name in op.inputs):
+            weights.update(op.outputs)
+        offer = analysis.offers[op.name]
+        found = _factor_meanings(offer, op.inputs, dims)
+        for name, spelled in zip(op.outputs, offer.rule.outputs, strict=True):
+            if name not in weights:
+                dims[name] = tuple(tuple(word for factor in dim for word in found[factor]) for dim in spelled)
+        factors[op.name] = tuple(found)
+    return Meanings(factors=factors, weights=frozenset(weights))
+
+
+def _input_dims(tensor: Tensor) -> Dims:
+    names: tuple[str, ...] = ("batch", "channels", "height", "width")
+    if not tensor.is_float or len(tensor.shape) < 3:
+        names = ("batch", "features" if tensor.is_float else "sequence")
+    elif len(tensor.shape) == 3:
+        names = ("batch", "sequence", "features")
+    return tuple((names[min(i, len(names) - 1)],) for i in range(len(tensor.shape)))
+
+
+def _same_shape(inputs: tuple[str, ...], outputs: tuple[str, ...], tensors: Mapping[str, Tensor], dims: dict[str, Dims]) -> None:
+    """Operators without a rule (on the inputs alone) keep the meanings where the shape stays."""
+    for name in outputs:
+        for source in inputs:
+            if source in dims and tensors[source].shape == tensors[name].shape:
+                dims[name] = dims[source]
+
+
+def _factor_meanings(offer: Offer, inputs: tuple[str, ...], dims: Mapping[str, Dims]) -> list[tuple[str, ...]]:
+    """The words of each factor: from the inputs that have a meaning, else from what the operator is."""
+    rest = "channels" if "conv" in offer.call.operator.kind.lower() else "features"
+    found: list[tuple[str, ...]] = [() for _ in offer.rule.factors]
+    for name, spelled in zip(inputs, offer.rule.inputs, strict=True):
+        for dim, words in zip(spelled, dims.get(name, ()), strict=False):
+            for factor, part in zip(dim, _spread(words, len(dim), rest), strict=True):
+                found[factor] = found[factor] or part
+    for index, split in enumerate(offer.rule.factors):
+        for partner in split.partners:
+            found[index] = found[index] or found[partner]
+    named = [("vocabulary",) if factor.special == "masked" else (rest,) for factor in offer.rule.factors]
+    return [words or other for words, other in zip(found, named, strict=True)]
+
+
+def _spread(words: tuple[str, ...], count: int, rest: str) -> list[tuple[str, ...]]:
+    """The words of a dim over the `count` factors that it is read as.
+
+    >>> _spread(("features",), 2, "features"), _spread(("batch", "sequence"), 1, "features")
+    ([('heads',), ('features',)], [('batch', 'sequence')])
+    """
+    if count < 2 or not words:
+        return [words] * count
+    if len(words) == count:
+        return [(word,) for word in words]
+    first = "heads" if words == ("features",) else words[0]
+    return [(first,), *[(words[-1] if len(words) > 1 else rest,)] * (count - 1)]

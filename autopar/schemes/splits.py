@@ -1,0 +1,123 @@
+"""What every option of every operator splits, in the terms in which schemes are told: rows, weights, experts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..ir import Operator
+from ..sharding.analysis import Analysis, Offer
+from ..sharding.candidates import Option
+from ..sharding.classes import FactorClass
+from ..sharding.layout import Kind
+from ..sharding.rules import RULES
+from .meanings import Meanings, read_meanings
+
+
+class Split(StrEnum):
+    """What an option splits on its axis; the last three split nothing."""
+
+    BATCH = "batch"
+    SEQUENCE = "sequence"
+    SPACE = "space"
+    INNER = "inner"
+    HIDDEN = "hidden"
+    EXPERT = "expert"
+    RING = "ring"
+    WHOLE = "whole"
+    SHARE = "share"
+    PARTIAL = "partial"
+
+
+class Part(StrEnum):
+    """The part that an operator has in a model.
+
+    `PRODUCT`: a product of a value with a weight; `EXPERTS`: with the weights of several experts; `CORE`: a product of two values, as
+    attention has; `LOOKUP`: of rows of a table; `WEIGHT`: an operator on parameters alone.
+    """
+
+    PRODUCT = "product"
+    EXPERTS = "experts"
+    CORE = "core"
+    LOOKUP = "lookup"
+    WEIGHT = "weight"
+    OTHER = "other"
+
+
+EXPERT_WORDS = frozenset({"dispatch", "masked"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """An operator as schemes see it: what each option splits, whether it leaves a partial sum, and how much the operator multiplies."""
+
+    part: Part
+    splits: tuple[Split, ...]
+    reduces: tuple[bool, ...]
+    work: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiles:
+    """The profiles of the operators that the search decides on, by name; `roots`: the parameters that a weight is made of."""
+
+    by_name: Mapping[str, Profile]
+    roots: Mapping[str, tuple[str, ...]]
+
+
+def profiles_of(analysis: Analysis) -> Profiles:
+    """Read the parts and the splits of all operators."""
+    meanings = read_meanings(analysis)
+    roots: dict[str, tuple[str, ...]] = {tensor.name: (tensor.name,) for tensor in analysis.graph.parameters}
+    known: dict[object, Profile] = {}
+    found = {}
+    for op in analysis.warm:
+        offer = analysis.offers[op.name]
+        held = tuple(name in meanings.weights for name in op.inputs)
+        key = (id(offer), held, analysis.classes[op.name], meanings.factors[op.name])
+        if key not in known:
+            known[key] = _profile(op, offer, held, analysis.classes[op.name], meanings)
+        found[op.name] = known[key]
+        if known[key].part is Part.WEIGHT:
+            made = tuple(dict.fromkeys(root for name in op.inputs for root in roots.get(name, ())))
+            roots.update(dict.fromkeys(op.outputs, made))
+    return Profiles(by_name=found, roots=roots)
+
+
+def _profile(op: Operator, offer: Offer, held: tuple[bool, ...], classes: tuple[FactorClass, ...], meanings: Meanings) -> Profile:
+    words = meanings.factors[op.name]
+    splits = tuple(_split(offer, option, classes, words) for option in offer.options)
+    reduces = tuple(option.factor >= 0 and any(p.kind is Kind.PARTIAL for p in option.outputs) for option in offer.options)
+    work = float(math.prod(factor.size for factor in offer.rule.factors))
+    return Profile(part=_part(offer, held, classes, splits), splits=splits, reduces=reduces, work=work)
+
+
+def _part(offer: Offer, held: tuple[bool, ...], classes: tuple[FactorClass, ...], splits: tuple[Split, ...]) -> Part:
+    if held and all(held):
+        return Part.WEIGHT
+    if RULES[offer.call.operator.kind].products:
+        if any(held):
+            return Part.EXPERTS if Split.EXPERT in splits else Part.PRODUCT
+        return Part.CORE if FactorClass.INNER in classes else Part.OTHER
+    looks_up = any(factor.special == "masked" for factor in offer.rule.factors)
+    return Part.LOOKUP if looks_up and any(held) else Part.OTHER
+
+
+def _split(offer: Offer, option: Option, classes: tuple[FactorClass, ...], words: tuple[tuple[str, ...], ...]) -> Split:
+    if option.factor < 0:
+        if any(placement.kind is Kind.PARTIAL for placement in option.outputs):
+            return Split.PARTIAL
+        return Split.SHARE if option.name == "B" else Split.WHOLE
+    if option.communication in ("ring", "halo"):
+        return Split.RING if option.communication == "ring" else Split.SPACE
+    products = RULES[offer.call.operator.kind].products
+    if products and EXPERT_WORDS & {option.communication, offer.rule.factors[option.factor].special}:
+        return Split.EXPERT
+    found = classes[option.factor]
+    if found is not FactorClass.ROW and not (found is FactorClass.EXPERT and option.parts > 1):
+        return {FactorClass.INNER: Split.INNER, FactorClass.HIDDEN: Split.HIDDEN, FactorClass.EXPERT: Split.EXPERT}[found]
+    meant = words[option.factor]
+    word = meant[0] if option.parts == 1 else meant[1] if len(meant) > 1 else "sequence"
+    return Split.BATCH if word == "batch" else Split.SPACE if word in ("height", "width") else Split.SEQUENCE

@@ -1,0 +1,187 @@
+"""Micro-batches: the model, its options and a plan's decisions on one of m equal parts of the batch.
+
+A dim that lies as S(d, q) on the axis of time (see `time_split`) holds 1/m of its elements on a micro-batch, and a split within p parts of
+it becomes one within p / m parts where p > q (the parts lie inside the cut), and stays as it is where p <= q.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from ..errors import UsageError
+from ..ir import Tensor
+from .analysis import Analysis, Offer
+from .candidates import Option
+from .layout import Kind, Layout, Placement, S, format_layout, is_valid
+from .program import Assignment, Decision
+from .time_split import TimeSplit, micro_batch_options
+
+__all__ = ["inner", "micro_batch_options", "of_micro_batch", "of_whole_batch", "outer", "split_batch"]
+
+
+def inner(placement: Placement, time: Placement, m: int, *, single: bool = False) -> Placement | None:
+    """A placement of the whole batch's tensor as it is on one of m micro-batches; None where it is none there.
+
+    `single`: a micro-batch is one sample, so that no split takes samples apart, and the parts of the cut are the whole of it.
+
+    >>> str(inner(S(0, 8), S(0), 4)), inner(S(0, 2), S(0), 4), str(inner(S(1), S(0), 4))
+    ('S0/2', None, 'S1')
+    """
+    if placement.kind is not Kind.SPLIT or time.kind is not Kind.SPLIT or placement.dim != time.dim or placement.parts < time.parts:
+        return placement
+    if placement.parts == time.parts:
+        return None if single else placement
+    parts = placement.parts // m
+    fits = placement.parts % (time.parts * m) == 0 and (single or parts > time.parts)
+    return S(placement.dim, parts) if fits else None
+
+
+def outer(placement: Placement, time: Placement, m: int, *, single: bool = False) -> Placement:
+    """The reverse of `inner`.
+
+    >>> str(outer(S(0, 2), S(0), 4)), str(outer(S(0), S(0), 4))
+    ('S0/8', 'S0')
+    """
+    if placement.kind is not Kind.SPLIT or time.kind is not Kind.SPLIT or placement.dim != time.dim or placement.parts < time.parts:
+        return placement
+    return placement if placement.parts == time.parts and not single else S(placement.dim, placement.parts * m)
+
+
+def split_batch(analysis: Analysis, m: int) -> Analysis:
+    """The analysis of one of m micro-batches: tensors in their local shapes, options under the names that they have for the whole batch.
+
+    Operators that share an offer go on sharing one. What holds sizes in attributes stays as it is; pricing reads shapes and rules only.
+    """
+    if m < 1:
+        raise UsageError(f"{m} micro-batches: there must be at least one")
+    if m == 1:
+        return analysis
+    time = micro_batch_options(analysis)
+    if time.size % m:
+        raise UsageError(f"a batch of {time.size} cannot be cut into {m} equal micro-batches")
+    return _Split(analysis, time, m).run()
+
+
+class _Split:
+    """Makes the analysis of a micro-batch, each distinct part of it once."""
+
+    def __init__(self, analysis: Analysis, time: TimeSplit, m: int) -> None:
+        self.analysis, self.time, self.m = analysis, time, m
+        self.single = time.size == m
+        self.offers: dict[tuple[int, int], Offer] = {}
+        self.kinds: dict[object, tuple[Placement, ...]] = {}
+
+    def run(self) -> Analysis:
+        analysis, time = self.analysis, self.time
+        tensors = {name: self._tensor(tensor, time.placements[name]) for name, tensor in analysis.graph.tensors.items()}
+        return replace(
+            analysis,
+            graph=replace(analysis.graph, tensors=tensors),
+            offers={name: self._offer(name, offer) for name, offer in analysis.offers.items()},
+            kinds={name: self._kinds(tensors[name], kinds) for name, kinds in analysis.kinds.items()},
+        )
+
+    def _tensor(self, tensor: Tensor, placement: Placement) -> Tensor:
+        if placement.kind is not Kind.SPLIT:
+            return tensor
+        if tensor.shape[placement.dim] % (placement.parts * self.m):
+            raise UsageError(f"{tensor.name!r} of shape {list(tensor.shape)} cannot be cut into {self.m} equal micro-batches")
+        shape = list(tensor.shape)
+        shape[placement.dim] //= self.m
+        return Tensor(name=tensor.name, shape=tuple(shape), dtype=tensor.dtype, role=tensor.role, trainable=tensor.trainable)
+
+    def _offer(self, name: str, offer: Offer) -> Offer:
+        option = self.time.options[name]
+        key = (id(offer), id(option))
+        if key not in self.offers:
+            self.offers[key] = self._local(offer, option)
+        return self.offers[key]
+
+    def _local(self, offer: Offer, time: Option) -> Offer:
+        """An offer on local sizes."""
+        m, rule, call = self.m, offer.rule, offer.call
+        if time.factor >= 0:
+            sizes = (replace(f, size=f.size // m) if i == time.factor else f for i, f in enumerate(rule.factors))
+            rule = replace(rule, factors=tuple(sizes))
+        inputs = tuple(self._tensor(t, p) for t, p in zip(call.inputs, time.inputs, strict=True))
+        outputs = tuple(self._tensor(t, p) for t, p in zip(call.outputs, time.outputs, strict=True))
+        found: dict[object, Option] = {}
+        for option in offer.options:
+            local = self._option(option, time)
+            if local is not None and (option.factor < 0 or rule.factors[option.factor].size > 1):
+                found.setdefault((local.inputs, local.outputs), local)
+        call = replace(call, inputs=inputs, outputs=outputs)
+        return Offer(call=call, rule=rule, options=tuple(found.values()))
+
+    def _option(self, option: Option, time: Option) -> Option | None:
+        times = (*time.inputs, *time.outputs)
+        found = [inner(p, t, self.m, single=self.single) for p, t in zip((*option.inputs, *option.outputs), times, strict=True)]
+        local = tuple(placement for placement in found if placement is not None)
+        if len(local) < len(found):
+            return None
+        parts = option.parts
+        if option.factor == time.factor and option.factor >= 0 and parts > time.parts:
+            parts //= self.m
+        return replace(option, parts=parts, inputs=local[: len(option.inputs)], outputs=local[len(option.inputs) :])
+
+    def _kinds(self, tensor: Tensor, kinds: tuple[Placement, ...]) -> tuple[Placement, ...]:
+        time = self.time.placements[tensor.name]
+        if time.kind is not Kind.SPLIT:
+            return kinds
+        key = (kinds, time, tensor.shape[time.dim] > 1)
+        if key not in self.kinds:
+            local = (inner(kind, time, self.m, single=self.single) for kind in kinds)
+            fits = (k for k in local if k is not None and (k.kind is not Kind.SPLIT or tensor.shape[k.dim] > 1))
+            self.kinds[key] = tuple(dict.fromkeys(fits))
+        return self.kinds[key]
+
+
+def of_micro_batch(assignment: Assignment, analysis: Analysis, micro: Analysis, m: int) -> Assignment:
+    """The decisions for the whole batch as those for one of m micro-batches of it; `UsageError` where it cannot be split so."""
+    return _translated(assignment, micro, micro_batch_options(analysis), m, inner)
+
+
+def of_whole_batch(assignment: Assignment, analysis: Analysis, micro: Analysis, m: int) -> Assignment:
+    """The decisions for one of m micro-batches as those for the whole batch: strategies have the same names, splits their own parts."""
+    return _translated(assignment, analysis, micro_batch_options(analysis), m, outer)
+
+
+class _Translate(Protocol):
+    def __call__(self, placement: Placement, time: Placement, m: int, *, single: bool) -> Placement | None: ...
+
+
+def _translated(assignment: Assignment, target: Analysis, time: TimeSplit, m: int, translate: _Translate) -> Assignment:
+    mesh = assignment.mesh.shape
+
+    def layout(name: str, found: Layout) -> Layout:
+        lies = [translate(placement, time.placements[name], m, single=time.size == m) for placement in found]
+        local = tuple(placement for placement in lies if placement is not None)
+        if len(local) < len(lies) or not is_valid(local, target.graph.tensors[name].shape, mesh):
+            raise UsageError(f"{name!r} cannot lie as [{format_layout(found)}] when the batch is cut into {m} micro-batches")
+        return local
+
+    return replace(
+        assignment,
+        decisions={name: _decision(name, decision, target, mesh, m) for name, decision in assignment.decisions.items()},
+        outputs={name: layout(name, found) for name, found in assignment.outputs.items()},
+        chains={name: tuple(tuple(layout(name, x) for x in chain) for chain in chains) for name, chains in assignment.chains.items()},
+    )
+
+
+def _decision(name: str, decision: Decision, target: Analysis, mesh: tuple[int, ...], m: int) -> Decision:
+    if decision.rule is None:
+        return decision
+    offer = target.offers[name]
+    known = {option.name: option for option in offer.options}
+    missing = [option.name for option in decision.options if option.name not in known]
+    if missing:
+        raise UsageError(f"{name!r} cannot split {missing[0]!r} when the batch is cut into {m} micro-batches")
+    options = tuple(known[option.name] for option in decision.options)
+    inputs = tuple(tuple(o.inputs[i] for o in options) for i in range(len(decision.inputs)))
+    outputs = tuple(tuple(o.outputs[i] for o in options) for i in range(len(decision.outputs)))
+    pairs = zip((*offer.call.inputs, *offer.call.outputs), (*inputs, *outputs), strict=True)
+    if not all(is_valid(layout, tensor.shape, mesh) for tensor, layout in pairs):
+        strategy = " ".join(option.name for option in options)
+        raise UsageError(f"the strategy {strategy} of {name!r} does not divide its sizes when the batch is cut into {m} micro-batches")
+    return Decision(options=options, rule=offer.rule, inputs=inputs, outputs=outputs)

@@ -1,0 +1,258 @@
+"""Which factor of every operator runs over the batch: the batch is split over time exactly as over a mesh axis.
+
+Every operator takes one option on the axis of time, on which nothing may be communicated. It is found from the inputs on:
+
+    tensor                     on the axis of time
+    inputs of the model        S(0), cut before the micro-batch
+    parameters                 R, and B as they are read: their gradients are added up
+    constants, preamble        whole, and sliced where an operator reads them split
+    results                    S, B where they hold no sample, P where the samples are summed or averaged (losses)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..errors import RuleError, UsageError
+from ..ir import Graph, Operator, Role, Tensor
+from .analysis import Analysis, Offer
+from .candidates import Option, options_of
+from .layout import B, Kind, Placement, R, S
+from .notation import Dims, Rule
+from .rules import RULES, Call, rule_of
+
+REMEMBERED = 16
+TRIES = 8
+"""Of what came whole to an operator that wants it split, so many are tried."""
+BATCH_DIMS = 2
+"""The batch is looked for in the first so many dims of the inputs: in the first one, else in the second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSplit:
+    """How a model runs on parts of its batch of `size` samples.
+
+    `options`: what every warm operator does on the axis of time. `placements`: how every tensor lies on it: of inputs, constants and
+    the preamble, as the warm operators read them (R where none reads it split).
+    """
+
+    size: int
+    options: Mapping[str, Option]
+    placements: Mapping[str, Placement]
+
+
+_splits: OrderedDict[int, tuple[Analysis, TimeSplit | UsageError]] = OrderedDict()
+
+
+def micro_batch_options(analysis: Analysis) -> TimeSplit:
+    """The one way to run a model on micro-batches, remembered for the analyses asked for last.
+
+    Raises `UsageError` that names the first operator which cannot.
+    """
+    found = _splits.get(id(analysis))
+    if found is None or found[0] is not analysis:
+        try:
+            found = analysis, _find(analysis)
+        except UsageError as error:
+            found = analysis, error
+        _splits[id(analysis)] = found
+        if len(_splits) > REMEMBERED:
+            _splits.popitem(last=False)
+    if isinstance(found[1], UsageError):
+        raise found[1]
+    return found[1]
+
+
+class _Conflict(Exception):
+    """No option of an operator takes its inputs as they come; what came `whole` behind it might have come split, the nearest first."""
+
+    def __init__(self, place: int, whole: list[str]) -> None:
+        self.place, self.whole = place, whole
+
+
+def _find(analysis: Analysis) -> TimeSplit:
+    inputs = [analysis.graph.tensors[name].shape for name in analysis.graph.inputs]
+    sizes = [next((shape[dim] for shape in inputs if len(shape) > dim), 1) for dim in range(BATCH_DIMS)]
+    if sizes[0] <= 1:
+        raise UsageError("the model's inputs hold one sample: there are no micro-batches of it")
+    first: UsageError | None = None
+    for dim, size in enumerate(sizes):
+        try:
+            return _find_on(analysis, dim, size)
+        except UsageError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _find_on(analysis: Analysis, dim: int, size: int) -> TimeSplit:
+    """Walk the model; where an operator meets what came whole, have that split which leads further, one thing after another."""
+    split: frozenset[str] = frozenset()
+    found = _walked(analysis, dim, size, split)
+    while isinstance(found, _Conflict):
+        tried = (split | {name} for name in found.whole[:TRIES])
+        further = ((more, _walked(analysis, dim, size, more)) for more in tried)
+        step = next(((m, f) for m, f in further if not isinstance(f, _Conflict) or f.place > found.place), None)
+        if step is None:
+            operator = analysis.graph.operators[found.place]
+            raise UsageError(f"the model cannot run on micro-batches: {operator.name!r} ({operator.kind}) needs the whole batch")
+        split, found = step
+    return found
+
+
+def _walked(analysis: Analysis, dim: int, size: int, split: frozenset[str]) -> TimeSplit | _Conflict:
+    try:
+        return _Walk(analysis, dim, size, split).run()
+    except _Conflict as conflict:
+        return conflict
+
+
+class _Walk:
+    """The placements on the axis of time, in the model's order.
+
+    `split`: what holds the batch though no input leads to it: constants, results of the preamble, what is repeated for every sample.
+    """
+
+    def __init__(self, analysis: Analysis, dim: int, size: int, split: frozenset[str]) -> None:
+        self.analysis, self.dim, self.size, self.split = analysis, dim, size, split
+        self.graph: Graph = analysis.graph
+        self.made: dict[str, Placement] = {}  # of what warm operators make
+        self.natural: dict[str, Placement] = {}  # of sources that hold the batch
+        self.read: dict[str, Placement] = {}  # of sources, as warm operators read them
+        self.options: dict[str, Option] = {}
+        self.known: dict[object, Option | None] = {}
+        self.producers = self.graph.producers()
+        for name in (*self.graph.inputs, *(n for n in split if self.graph.tensors[n].role is Role.CONSTANT)):
+            if name in split or self._holds_batch(self.graph.tensors[name]):
+                self.natural[name] = S(dim)
+
+    def _holds_batch(self, tensor: Tensor) -> bool:
+        return len(tensor.shape) > self.dim and tensor.shape[self.dim] == self.size
+
+    def _may_be_split(self, tensor: Tensor) -> bool:
+        return len(tensor.shape) > self.dim and tensor.shape[self.dim] > 0 and tensor.shape[self.dim] % self.size == 0
+
+    def run(self) -> TimeSplit:
+        for place, operator in enumerate(self.graph.operators):
+            if operator.name in self.analysis.cold:
+                self._cold(operator)
+            elif not self._warm(operator):
+                raise _Conflict(place, self._whole_behind(operator))
+        for updated in self.graph.updates.values():
+            if self.made.get(updated, R).kind in (Kind.SPLIT, Kind.PARTIAL):
+                raise _Conflict(self.producers[updated][0], [])
+        placements = {
+            name: self.made.get(name, R if t.role is Role.PARAMETER else self.read.get(name, R)) for name, t in self.graph.tensors.items()
+        }
+        return TimeSplit(size=self.size, options=self.options, placements=placements)
+
+    def _cold(self, operator: Operator) -> None:
+        """The preamble runs on the whole batch; its outputs hold samples where its rule hands those of its inputs on."""
+        self.natural.update((name, S(self.dim)) for name in operator.outputs if name in self.split)
+        if not any(name in self.natural for name in operator.inputs) or operator.kind not in RULES:
+            return
+        key = (self.graph.operator_fingerprint(operator), tuple(self.natural.get(name) for name in operator.inputs))
+        if key not in self.known:
+            self.known[key] = self._handed_on(operator)
+        option = self.known[key]
+        if option is not None:
+            self.natural.update((n, p) for n, p in zip(operator.outputs, option.outputs, strict=True) if p.kind is Kind.SPLIT)
+
+    def _handed_on(self, operator: Operator) -> Option | None:
+        agree = (o for o in self._all_options(operator) if o.factor >= 0)
+        names = operator.inputs
+        return next((o for o in agree if all(p == self.natural.get(n, p) for n, p in zip(names, o.inputs, strict=True))), None)
+
+    def _all_options(self, operator: Operator) -> list[Option]:
+        """Options that a search leaves out too: those that lie as the inputs come, whatever their number of parts."""
+        call = Call.of(self.graph, operator)
+        try:
+            rule = rule_of(call)
+        except RuleError:
+            return []
+        variants: dict[int, tuple[int, ...]] = {}
+        for name, dims in zip(operator.inputs, rule.inputs, strict=True):
+            come = self.made.get(name, self.natural.get(name, R))
+            if come.kind is Kind.SPLIT and (found := factor_of((come.dim, come.parts), dims, rule)) is not None:
+                variants[found[0]] = (found[1],)
+        return [o for o in options_of(call, rule, self.analysis.gradients, variants) if o.communication is None]
+
+    def _warm(self, operator: Operator) -> bool:
+        """Give an operator its option; whether there is one."""
+        offer = self.analysis.offers[operator.name]
+        key = (id(offer), tuple(map(self._comes, operator.inputs)), operator.outputs[0] in self.split)
+        if key not in self.known:
+            self.known[key] = self._option(operator, offer)
+        option = self.known[key]
+        if option is None:
+            return False
+        self.options[operator.name] = option
+        self.made.update(zip(operator.outputs, option.outputs, strict=True))
+        sliced = ((n, p) for n, p in zip(operator.inputs, option.inputs, strict=True) if n not in self.made and p.kind is Kind.SPLIT)
+        return all(self.read.setdefault(name, placement) == placement for name, placement in sliced)
+
+    def _comes(self, name: str) -> tuple[Placement | None, bool]:
+        """How an input comes, and whether it is a source, to be sliced as it is read."""
+        if name in self.made:
+            return self.made[name], False
+        if self.graph.tensors[name].role is Role.PARAMETER:
+            return (B if name in self.analysis.gradients else R), False
+        return self.natural.get(name), True
+
+    def _option(self, operator: Operator, offer: Offer) -> Option | None:
+        """The option that takes the inputs as they come; what nothing says to split is left whole."""
+        found = self._best(operator, (o for o in offer.options if o.communication is None))
+        return found or self._best(operator, self._all_options(operator))
+
+    def _best(self, operator: Operator, options: Iterable[Option]) -> Option | None:
+        comes = [self._comes(name) for name in operator.inputs]
+        best: tuple[tuple[int, bool, bool], Option] | None = None
+        for option in options:
+            if all(_fits(wanted, *come) for wanted, come in zip(option.inputs, comes, strict=True)):
+                matched = sum(wanted == have for wanted, (have, source) in zip(option.inputs, comes, strict=True) if source)
+                rank = (-matched, (option.outputs[0] == S(self.dim)) != (operator.outputs[0] in self.split), option.factor >= 0)
+                if best is None or rank < best[0]:
+                    best = rank, option
+        return best[1] if best is not None else None
+
+    def _whole_behind(self, operator: Operator) -> list[str]:
+        """What holds as many rows as the batch and came whole, behind the inputs of an operator, the nearest first."""
+        seen: dict[str, bool] = {}
+        behind = list(operator.inputs)
+        for name in behind:
+            if name in seen or self.made.get(name, B) not in (B, R):
+                continue
+            seen[name] = False
+            tensor = self.graph.tensors[name]
+            if not self._may_be_split(tensor) and name not in self.made:
+                continue
+            if name in self.made:
+                maker = self.graph.operators[self.producers[name][0]]
+                behind += maker.inputs
+                offered = self.analysis.offers[maker.name].options if name == maker.outputs[0] else ()
+                makes = any(o.outputs[0] == S(self.dim) and all(p.kind is not Kind.SPLIT for p in o.inputs) for o in offered)
+                seen[name] = makes and self._may_be_split(tensor)
+            elif name not in self.natural:
+                seen[name] = tensor.role in (Role.CONSTANT, Role.ACTIVATION)
+        return [name for name, splits in seen.items() if splits]
+
+
+def factor_of(split: tuple[int, int], dims: Dims, rule: Rule) -> tuple[int, int] | None:
+    """The (factor, parts) that a split (dim, parts) of a tensor means: the innermost term whose outer terms divide the parts."""
+    dim, parts = split
+    outside = 1
+    for factor in dims[dim]:
+        size = rule.factors[factor].size
+        if parts % outside == 0 and parts // outside < size and size % (parts // outside) == 0:
+            return factor, parts // outside
+        outside *= size
+    return None
+
+
+def _fits(wanted: Placement, have: Placement | None, source: bool) -> bool:
+    """Whether an input may be read as `wanted` without communication between micro-batches."""
+    if source and have is None:
+        return wanted == R or wanted.kind is Kind.SPLIT
+    return wanted == have

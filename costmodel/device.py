@@ -1,0 +1,121 @@
+"""`Device`: one accelerator, or one rank of a host, and what it reaches; seconds, bytes and per second throughout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from autopar.errors import ClusterError, unknown
+from autopar.ir import DTYPE_BYTES
+
+# Where a device has no figure of its own for a dtype, its arithmetic runs at the rate of this family.
+FAMILIES: Mapping[str, str] = {
+    **{dtype: "int" for dtype in DTYPE_BYTES if "int" in dtype or dtype == "bool"},
+    **{dtype: dtype for dtype in ("float64", "float32", "float16", "bfloat16")},
+    **{dtype: "float8" for dtype in DTYPE_BYTES if dtype.startswith("float8")},
+    "complex64": "float32",
+    "complex128": "float64",
+}
+
+
+def check(where: str, *, above: Mapping[str, float] | None = None, least: Mapping[str, float] | None = None) -> None:
+    """Figures in `above` are positive and finite, those in `least` may be zero too."""
+    for name, value in (above or {}).items():
+        if not 0 < value < math.inf:
+            raise ClusterError(f"{where}: {name} is {value}; it must be positive and finite")
+    for name, value in (least or {}).items():
+        if not 0 <= value < math.inf:
+            raise ClusterError(f"{where}: {name} is {value}; it must be finite and not negative")
+
+
+def check_fractions(where: str, **fractions: float) -> None:
+    for name, value in fractions.items():
+        if not 0 < value <= 1:
+            raise ClusterError(f"{where}: {name} is {value}; it must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator, or one rank of a host.
+
+    `peak`: FLOP/s by family of dtypes (float64, float32, float16, bfloat16, float8, int).
+    `matmul_fraction`: how much of the peak large matrix products reach; `half_size`: the smallest dimension at which half of that is left.
+    `memory_fraction`: how much of `memory_bandwidth` (B/s) a streaming operator reaches. `launch`: seconds per operator.
+    `reserved`: bytes of `memory_capacity` that the framework and the communication library keep.
+    `dispatch`: seconds of the host for each operator that it issues (it runs ahead of the device while kernels take longer).
+    `units`: processors that compute the tiles of a matrix product (0: not known); `ragged_fraction`: what is left of the rate of products
+    whose rows are no multiple of 16 bytes; `attention`: the fraction of the peak that a kernel reaches, by "flash2.forward".
+    `host_bandwidth`: B/s one way between the device and its host; `host_memory`: bytes of the host for each device (None: not known).
+    """
+
+    name: str
+    peak: Mapping[str, float] = field(hash=False)
+    matmul_fraction: float
+    half_size: float
+    memory_bandwidth: float
+    memory_fraction: float
+    memory_capacity: float
+    launch: float
+    reserved: float
+    dispatch: float = 0.0
+    units: float = 0.0
+    ragged_fraction: float = 1.0
+    attention: Mapping[str, float] = field(default_factory=dict, hash=False)
+    host_bandwidth: float | None = None
+    host_memory: float | None = None
+
+    def __post_init__(self) -> None:
+        where = f"device {self.name!r}"
+        if not self.peak:
+            raise ClusterError(f"{where}: no peak FLOP/s is given for any dtype")
+        for family in self.peak:
+            if family not in FAMILIES.values():
+                raise ClusterError(f"{where}: " + unknown("dtype family", family, sorted(set(FAMILIES.values()))))
+        rates = {f"peak of {family}": value for family, value in self.peak.items()}
+        given = {"host_bandwidth": self.host_bandwidth, "host_memory": self.host_memory}
+        host = {name: value for name, value in given.items() if value is not None}
+        check(
+            where,
+            above={**rates, "memory_bandwidth": self.memory_bandwidth, "memory_capacity": self.memory_capacity, **host},
+            least={"half_size": self.half_size, "launch": self.launch, "dispatch": self.dispatch, "reserved": self.reserved},
+        )
+        check_fractions(
+            where, matmul_fraction=self.matmul_fraction, memory_fraction=self.memory_fraction, ragged_fraction=self.ragged_fraction,
+            **{f"attention of {kernel}": value for kernel, value in self.attention.items()},
+        )  # fmt: skip
+        if self.reserved >= self.memory_capacity:
+            raise ClusterError(f"{where}: reserved is {self.reserved} B of {self.memory_capacity} B; nothing is left")
+
+    def flops(self, dtype: str) -> float:
+        """Peak FLOP/s in `dtype`, one of `DTYPE_BYTES`."""
+        if dtype not in FAMILIES:
+            raise ClusterError(unknown("dtype", dtype, FAMILIES))
+        family = FAMILIES[dtype]
+        if family not in self.peak:
+            raise ClusterError(f"device {self.name!r} has no peak FLOP/s for {dtype}; it has {', '.join(sorted(self.peak))}")
+        return self.peak[family]
+
+    def attention_fraction(self, kernel: str, direction: str) -> float:
+        """The fraction of the peak that an attention kernel (flash1, flash2) reaches `direction` forward or backward."""
+        name = f"{kernel}.{direction}"
+        if name not in self.attention and self.attention:
+            raise ClusterError(f"device {self.name!r}: " + unknown("attention kernel", name, self.attention))
+        return self.attention.get(name, self.matmul_fraction)
+
+    @property
+    def usable_memory(self) -> float:
+        """Bytes that a plan may fill."""
+        return self.memory_capacity - self.reserved
+
+    def shared(self, factor: float) -> Device:
+        """The device with `factor` times the compute and memory: what a rank has when a host is shared by more or fewer ranks."""
+        return replace(
+            self,
+            peak={family: value * factor for family, value in self.peak.items()},
+            memory_bandwidth=self.memory_bandwidth * factor,
+            memory_capacity=self.memory_capacity * factor,
+            reserved=self.reserved * factor,
+            host_bandwidth=None if self.host_bandwidth is None else self.host_bandwidth * factor,
+            host_memory=None if self.host_memory is None else self.host_memory * factor,
+        )

@@ -1,0 +1,49 @@
+"""Where neighbouring stages of a pipeline meet in a cluster, and what a message between them takes."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .cluster import ALONE, Cluster
+from .collectives import collective_time
+
+
+def crossing(cluster: Cluster, start: int, stop: int) -> tuple[Cluster, str]:
+    """The innermost level that joins all of the devices from `start` to `stop - 1`, and the pool (or the whole cluster) that has it.
+
+    Of two stages on neighbouring devices that hold these together, some message crosses this level, and none one further outside.
+
+    >>> from autopar.costmodel import load_cluster
+    >>> cluster = load_cluster("dgx-h100").sized(16)
+    >>> [crossing(cluster, *ends)[1] for ends in ((0, 4), (4, 8), (4, 12), (3, 4))]
+    ['nvlink', 'nvlink', 'nic', 'device']
+    """
+    for first, pool in zip(cluster.starts, cluster.joined, strict=False):
+        if first <= start and stop <= first + pool.devices:
+            return crossing(pool, start - first, stop - first)
+    if stop - start == 1:
+        return cluster, ALONE
+    names = zip(cluster.levels, cluster.units, strict=True)
+    return cluster, next(level.name for level, unit in names if start // unit == (stop - 1) // unit)
+
+
+def send_seconds(cluster: Cluster, nbytes: ArrayLike, *, level: str, senders: int | None = None) -> NDArray[np.float64]:
+    """Seconds of a message of `nbytes` (a number or an array) from a device to one that `level` joins it to.
+
+    `senders`: how many devices of a unit send over the level at once and so divide the port that they share (None: all of them).
+    """
+    if level == ALONE:
+        return np.zeros_like(nbytes, dtype=np.float64)
+    sending = cluster if senders is None else _driven(cluster, level, senders)
+    return collective_time("send", nbytes, 2, level=level, cluster=sending)
+
+
+@functools.lru_cache(maxsize=4096)
+def _driven(cluster: Cluster, level: str, senders: int) -> Cluster:
+    """The cluster where no more than `senders` devices share a port of the level."""
+    levels = tuple(replace(one, shared_by=min(one.shared_by, senders)) if one.name == level else one for one in cluster.levels)
+    return replace(cluster, levels=levels)

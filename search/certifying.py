@@ -1,0 +1,23 @@
+"""Writes down the certificate of a solution: its elimination once more, all messages kept."""
+
+from .certificate import Certificate
+from .conditioning import Minimiser
+from .costgraph import CostGraph, Solution
+from .pruning import reduce
+
+
+def certify(graph: CostGraph, found: Solution) -> Certificate:
+    """Write down the proof of `found`, by one more elimination at its price; not part of the search."""
+    proof = found.proof
+    plain = Certificate(kind=proof.kind, choices=found.choices, cost=found.cost, bound=found.lower_bound, limit=proof.limit)
+    if not proof.max_entries:
+        return plain
+    small = reduce(graph, prune=proof.pruned, memory=proof.limit is not None)
+    solver = Minimiser(small.graph, max_entries=proof.max_entries)
+    tables = solver.plan.evaluate(proof.price)
+    steps = solver.plan.steps
+    return Certificate(
+        kind=proof.kind, choices=found.choices, cost=found.cost, bound=found.lower_bound, limit=proof.limit, price=proof.price,
+        substitutes=small.substitutes, split=solver.fixed, order=tuple(step.variable for step in steps),
+        numbers=tuple(step.join for step in steps), messages=tuple(tables[len(solver.plan.costs) :]),
+    )  # fmt: skip

@@ -1,0 +1,59 @@
+"""Interrupted searches: the best assignment so far and its bound survive a KeyboardInterrupt."""
+
+import math
+from collections.abc import Sequence
+
+from .costgraph import UNPROVEN, CostGraph, Infeasible, NoAssignment, Proof, Solution, solution
+from .recursive_programming import recursive_programming
+
+
+class Interrupted(KeyboardInterrupt):
+    """A search was interrupted; `best` is its best solution until then, with a certified bound (None: none was known)."""
+
+    def __init__(self, best: Solution | None) -> None:
+        super().__init__("the search was interrupted" + ("" if best is None else f", with a gap of {best.gap:.2%}"))
+        self.best = best
+
+
+class Incumbent:
+    """The best assignment of a search so far, its cost, and the best bound with its proof."""
+
+    def __init__(self, graph: CostGraph, limit: float | None, method: str) -> None:
+        self.graph, self.limit, self.method = graph, limit, method
+        self.choices: list[int] | None = None
+        self.cost = math.inf
+        self.bound = -math.inf
+        self.proof: Proof = UNPROVEN
+
+    def offer(self, choices: Sequence[int]) -> None:
+        """Keep `choices` (of the whole graph) if they are within the limit and the cheapest so far."""
+        cost = self.graph.cost(choices)
+        if cost < self.cost and (self.limit is None or self.graph.memory_of(choices) <= self.limit):
+            self.choices, self.cost = list(choices), cost
+
+    def prove(self, bound: float, proof: Proof) -> None:
+        """Keep the bound if it is the highest so far."""
+        if bound > self.bound:
+            self.bound, self.proof = bound, proof
+
+    @property
+    def gap(self) -> float:
+        """Relative distance of cost and bound."""
+        return math.inf if self.choices is None else (self.cost - self.bound) / max(abs(self.cost), 1e-300)
+
+    def solution(self) -> Solution:
+        """What is known, priced."""
+        assert self.choices is not None
+        return solution(self.graph, self.choices, lower_bound=min(self.bound, self.cost), method=self.method, proof=self.proof)
+
+    def salvage(self) -> Solution | None:
+        """What is known, or else what the fast search finds."""
+        if self.choices is not None and self.bound > -math.inf:
+            return self.solution()
+        try:
+            fast = recursive_programming(self.graph, memory_limit=self.limit)
+        except (Infeasible, NoAssignment):
+            return None if self.choices is None else self.solution()
+        self.offer(fast.choices)
+        self.prove(fast.lower_bound, fast.proof)
+        return self.solution()

@@ -1,0 +1,176 @@
+"""Programs of schemes as the literature draws them, pinned operator by operator, and the bytes that they move."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autopar.costmodel.bandwidth import bus_factor
+from autopar.frontends.load import LoadedModel, ModelOptions, load_model
+from autopar.ir import Operator, Role
+from autopar.sharding.analysis import analyse
+from autopar.sharding.layout import P, Placement, R, S
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.pinned import pinned_assignment
+from autopar.sharding.program import Program, build_program
+
+ITEMSIZE = 4
+BATCH, SEQUENCE, HIDDEN, HEADS = 4, 8, 16, 4
+BSH = BATCH * SEQUENCE * HIDDEN * ITEMSIZE
+"""Bytes of a layer's activation."""
+HH = HIDDEN * HIDDEN * ITEMSIZE
+"""Bytes of a square weight."""
+
+
+class Attention(nn.Module):
+    """Self-attention with separate projections, its sum with its input, and a norm before it where one is wanted."""
+
+    def __init__(self, *, norm: bool, bias: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN) if norm else nn.Identity()
+        self.q, self.k, self.v, self.o = (nn.Linear(HIDDEN, HIDDEN, bias=bias) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, s, h] to [b, s, h]."""
+        b, s, h = x.shape
+        y = self.norm(x)
+        q, k, v = (f(y).view(b, s, HEADS, h // HEADS).transpose(1, 2) for f in (self.q, self.k, self.v))
+        out: Tensor = x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, s, h))
+        return out
+
+
+class FeedForward(nn.Module):
+    """The feed-forward block, four times as wide inside, and its sum with its input."""
+
+    def __init__(self, *, norm: bool, bias: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN) if norm else nn.Identity()
+        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN, bias=bias), nn.Linear(4 * HIDDEN, HIDDEN, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, s, h] to [b, s, h]."""
+        out: Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
+        return out
+
+
+class Experts(nn.Module):
+    """Experts of equal capacity: `x` [e, c, h] holds the rows of each expert, as a router of fixed capacity leaves them."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(experts, HIDDEN, 2 * HIDDEN) / HIDDEN)
+        self.down = nn.Parameter(torch.randn(experts, 2 * HIDDEN, HIDDEN) / HIDDEN)
+        self.scale = nn.Parameter(torch.ones(HIDDEN))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[e, c, h] to [e, c, h]."""
+        rows = x * self.scale
+        out: Tensor = rows + torch.bmm(F.gelu(torch.bmm(rows, self.up)), self.down)
+        return out
+
+
+def model_of(blocks: Sequence[nn.Module], *shape: int) -> LoadedModel:
+    """The blocks one after the other, with an input of this shape."""
+    torch.manual_seed(0)
+    return load_model(nn.Sequential(*blocks), ModelOptions(train=True, dtype="float32"), (torch.randn(shape),))
+
+
+def transformer(layers: int, *, norm: bool = True, bias: bool = True) -> LoadedModel:
+    """Transformer layers."""
+    torch.manual_seed(0)
+    blocks = [kind(norm=norm, bias=bias) for _ in range(layers) for kind in (Attention, FeedForward)]
+    return model_of(blocks, BATCH, SEQUENCE, HIDDEN)
+
+
+# dim that is split where tokens come first [b, s, ...], and where heads do [b, heads, s, d]
+DIMS: Mapping[str, tuple[int, int]] = {"batch": (0, 0), "sequence": (1, 2), "heads": (2, 1)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """What an axis splits: between the blocks (`residual`), inside them, the attention itself, and what the second matrices give."""
+
+    residual: Placement
+    inner: str
+    attention: str
+    closing: Placement
+
+    def of(self, operator: Operator) -> Placement:
+        """The placement of an operator's output (of the loss's input)."""
+        owner, _, kind = operator.name.partition("/")
+        tokens, heads = DIMS[self.inner]
+        word = kind.partition(".")[0]
+        if owner == "loss" or word in ("layer_norm", "add"):
+            return self.residual
+        if owner.endswith((".o", ".down")):
+            return self.closing
+        if word == "scaled_dot_product_attention":
+            return S(DIMS[self.attention][1])
+        return S(heads if word == "transpose" and kind != "transpose.3" else tokens)
+
+
+DATA = Split(residual=S(0), inner="batch", attention="batch", closing=S(0))
+MEGATRON = Split(residual=R, inner="heads", attention="heads", closing=P)
+MEGATRON_SEQUENCE = Split(residual=S(1), inner="heads", attention="heads", closing=P)
+ULYSSES = Split(residual=S(1), inner="sequence", attention="heads", closing=S(1))
+SUMMA = Split(residual=S(2), inner="heads", attention="heads", closing=S(2))
+"""Columns of every matrix: with `DATA` on a second axis, and parameters split there too, the blocks of two dims."""
+
+
+def program_of(model: LoadedModel, mesh: Mesh, wanted: Callable[[Operator], Sequence[Placement]], *, storage: Sequence[int] = ()) -> Program:
+    """The program in which every operator has the wanted output, parameters stored split over the axes `storage` too."""
+    analysis = analyse(model.graph, train=True)
+    placements = {op.name: tuple(wanted(op)) for op in analysis.warm}
+    return build_program(model.graph, pinned_assignment(analysis, mesh, placements, split_storage=storage))
+
+
+def program(model: LoadedModel, mesh: Mesh, *splits: Split, storage: Sequence[int] = ()) -> Program:
+    """The program of a transformer with a split on each axis."""
+    return program_of(model, mesh, lambda op: [split.of(op) for split in splits], storage=storage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A collective: of a program's list, or as a rank issued it."""
+
+    phase: str
+    kind: str
+    group: int
+    nbytes: int
+    axis: str = ""
+    parameter: bool = False
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a rank sends in a ring."""
+        return bus_factor(self.kind, self.group) * self.nbytes
+
+
+def priced(found: Program) -> list[Moved]:
+    """The program's list."""
+    axes, tensors = found.assignment.mesh.axes, found.graph.tensors
+    return [
+        Moved(
+            phase=c.phase, kind=c.kind, group=axes[c.axis].size, nbytes=c.nbytes, axis=axes[c.axis].name,
+            parameter=tensors[c.tensor].role is Role.PARAMETER,
+        )
+        for c in found.collectives()
+        if axes[c.axis].size > 1 and tensors[c.tensor].shape
+    ]  # fmt: skip
+
+
+def counted(moved: Iterable[Moved], **wanted: Any) -> Counter[tuple[str, str, int]]:
+    """How many there are of each (phase, kind, bytes), among those whose fields are as wanted."""
+    return Counter((m.phase, m.kind, m.nbytes) for m in moved if all(getattr(m, name) == value for name, value in wanted.items()))
+
+
+def sent(moved: Iterable[Moved], **wanted: Any) -> float:
+    """Bytes that a rank sends in them."""
+    return math.fsum(m.sent for m in moved if all(getattr(m, name) == value for name, value in wanted.items()))
