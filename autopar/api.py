@@ -15,9 +15,13 @@ from .errors import PlanError, UsageError, unknown
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
 from .model import LoadedModel
 from .operators import bring_rules, provide_rules
-from .pins import Pins, Restriction, parse_pin, replicated, reuse, scheme_named, together
+from .pins import Pins, Restriction, parse_pin, replicated, reuse, together
 from .plan import Plan
-from .planner import Progress, Request, meshes, name_axes, search_plan
+from .planner import Progress, search_plan
+from .planning.candidates import meshes
+from .planning.request import Request
+from .schemes import scheme_named
+from .schemes.pinning import pinned, stage_mesh
 from .sharding.analysis import Analysis, analyse
 from .sharding.mesh import Mesh
 from .tables import Limits
@@ -67,6 +71,12 @@ def plan(
     pins: Sequence[str] | Pins = (),
     scheme: str | None = None,
     mesh: Mesh | Sequence[int] | None = None,
+    stages: int | None = None,
+    micro_batches: int | None = None,
+    recompute: str | None = None,
+    zero: int | None = None,
+    schedule: str | None = None,
+    interleave: int | None = None,
     load: str | Path | Plan | None = None,
     reuse_from: str | Path | Plan | None = None,
     loss: str | Callable[..., Any] | None = None,
@@ -79,7 +89,8 @@ def plan(
     `model`: a path (`.onnx`, `.pt2`), `package.module:function`, an `onnx.ModelProto`, or a `torch.nn.Module` with
     `example_inputs` (a tuple, or a dict of keyword arguments). `frozen`, `trained`: names or patterns of an ONNX file's stored
     floats that are constants, or parameters, whatever they look like. `memory`: bytes per device. `pins`: texts such as
-    `"OP=AXIS:FACTOR"`. `load`: a strategy checkpoint of this very model, used as it is; `reuse_from`: one of which the
+    `"OP=AXIS:FACTOR"`. `scheme`: a known scheme (`autopar.schemes`). `mesh`: of a stage. `stages`, `micro_batches`, `recompute` ("none",
+    "selective", "full"), `zero` (0 to 3), `schedule` of the pipeline and its `interleave` are searched unless they are given. `load`: a strategy checkpoint of this very model, used as it is; `reuse_from`: one of which the
     matching part is kept. Of operators without a rule, `discover` finds one by executing them on small shards, and
     `replicate_unknown` has every device compute all of what is left. Raises the errors of `autopar.errors`.
     """
@@ -89,7 +100,7 @@ def plan(
     loaded = load_model(model, options, example_inputs)
     return plan_loaded(
         loaded, devices=devices, cluster=cluster, mode=mode, optimizer=optimizer, search=search, memory=memory, pins=pins, scheme=scheme,
-        mesh=mesh, load=load, reuse_from=reuse_from, discover=discover, replicate_unknown=replicate_unknown, progress=progress,
+        mesh=mesh, stages=stages, micro_batches=micro_batches, recompute=recompute, zero=zero, schedule=schedule, interleave=interleave, load=load, reuse_from=reuse_from, discover=discover, replicate_unknown=replicate_unknown, progress=progress,
     ).plan  # fmt: skip
 
 
@@ -111,6 +122,12 @@ def plan_loaded(
     pins: Sequence[str] | Pins = (),
     scheme: str | None = None,
     mesh: Mesh | Sequence[int] | None = None,
+    stages: int | None = None,
+    micro_batches: int | None = None,
+    recompute: str | None = None,
+    zero: int | None = None,
+    schedule: str | None = None,
+    interleave: int | None = None,
     load: str | Path | Plan | None = None,
     reuse_from: str | Path | Plan | None = None,
     discover: bool = False,
@@ -130,12 +147,11 @@ def plan_loaded(
     model, said = provide_rules(model, discover=discover, replicate_unknown=replicate_unknown)
     notes += said
     restrictions: list[Restriction] = [replicated] if model.graph.replicated else []
-    fixed = _mesh(mesh, chosen)
+    named = scheme_named(scheme) if scheme is not None else None
+    fixed = mesh if mesh is None or isinstance(mesh, Mesh) else stage_mesh(chosen, [int(size) for size in mesh], stages or 1)
     if pins:
         wanted = pins if isinstance(pins, Pins) else Pins(operators=dict(map(parse_pin, pins)))
         restrictions.append(_where_axes_exist(wanted, [fixed] if fixed else meshes(chosen)))
-    if scheme is not None:
-        restrictions.append(scheme_named(scheme))
     if reuse_from is not None:
         old = reuse_from if isinstance(reuse_from, Plan) else Plan.load(reuse_from)
         if old.devices != chosen.devices:
@@ -146,8 +162,11 @@ def plan_loaded(
         notes.append(f"kept {kept} of the {len(old.operators)} strategies of the loaded plan")
     request = Request(
         cluster=chosen, train=train, optimizer=optimizer if train else "none", method=search, memory=memory, mesh=fixed,
-        limits=together(*restrictions) if restrictions else None,
+        limits=together(*restrictions) if restrictions else None, stages=stages, micro_batches=micro_batches, recompute=recompute,
+        zero=zero, pipeline=schedule, interleave=interleave, uniform=not pins and reuse_from is None,
     )  # fmt: skip
+    if named is not None:
+        request = pinned(request, named, analyse(model.graph, train=train))
     return Planned(plan=search_plan(model.graph, request, progress=progress), model=model, cluster=chosen, notes=tuple(notes))
 
 
@@ -164,18 +183,6 @@ def _where_axes_exist(pins: Pins, candidates: Sequence[Mesh]) -> Restriction:
         return pins(analysis, mesh)
 
     return restriction
-
-
-def _mesh(mesh: Mesh | Sequence[int] | None, cluster: Cluster) -> Mesh | None:
-    if mesh is None or isinstance(mesh, Mesh):
-        return mesh
-    from autopar.costmodel import bind_axes
-
-    sizes = tuple(int(size) for size in mesh)
-    levels = bind_axes(cluster, sizes)
-    if levels is None:
-        raise UsageError(f"a mesh of {' x '.join(map(str, sizes))} does not have {cluster.devices} devices")
-    return name_axes(cluster, sizes, levels)
 
 
 def _require_loaded(old: Plan, model: LoadedModel, cluster: Cluster, devices: int | None, named: object) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autopar.costmodel import Cluster
 
     from .api import Planned
+    from .ir import Graph
     from .model import LoadedModel
     from .plan import Plan
     from .report.explained import Explained
@@ -111,9 +112,40 @@ def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> 
     mesh = sizes_of(args.mesh, "--mesh") if args.mesh else None
     return plan_loaded(
         model, devices=args.devices, cluster=args.cluster, mode=args.mode, optimizer=args.optimizer, search=args.search,
-        memory=_memory(args), pins=args.pin, scheme=args.scheme, mesh=mesh, load=args.strategy_load, reuse_from=args.reuse,
+        memory=_memory(args), pins=args.pin, scheme=args.scheme, mesh=mesh, stages=args.stages,
+        micro_batches=args.micro_batches, recompute=args.recompute, zero=args.zero, schedule=args.schedule, interleave=args.interleave, load=args.strategy_load, reuse_from=args.reuse,
         discover=args.discover, replicate_unknown=args.replicate_unknown, progress=bar,
     )  # fmt: skip
+
+
+def _compare(args: argparse.Namespace) -> None:
+    from .report.compare import compared_json, compared_parts, rivals
+    from .report.planned import cluster_sentence
+    from .report.progress import ProgressBar
+    from .report.tables import show
+    from .schemes import SCHEMES, scheme_named
+
+    for name in args.scheme:
+        scheme_named(name)
+    with contextlib.redirect_stdout(sys.stderr), ProgressBar() as bar:
+        from .api import choose_cluster, plan_loaded
+
+        if args.cluster:
+            choose_cluster(args.cluster, args.devices)
+        planned = plan_loaded(
+            _load(args),
+            devices=args.devices,
+            cluster=args.cluster,
+            mode=args.mode,
+            optimizer=args.optimizer,
+            memory=_memory(args),
+            progress=bar,
+        )
+        found = rivals(planned, args.scheme or list(SCHEMES), memory=_memory(args), progress=bar)
+    if args.json:
+        _print_json(compared_json(planned, found))
+    else:
+        show(compared_parts(planned, found, cluster_sentence(planned)))
 
 
 def _warn_replicated(plan: Plan) -> None:
@@ -128,7 +160,7 @@ def _load(args: argparse.Namespace) -> LoadedModel:
     for name in ("batch", "devices"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
-    if args.strategy_load and not (args.batch or args.dim or args.shape or args.dtype or args.frozen or args.trained):
+    if getattr(args, "strategy_load", None) and not (args.batch or args.dim or args.shape or args.dtype or args.frozen or args.trained):
         from .api import model_of_plan
         from .plan import Plan
 
@@ -190,24 +222,24 @@ def _run(args: argparse.Namespace) -> None:
 
 def _explain(args: argparse.Namespace) -> None:
     from .plan import Plan
+    from .report.progress import ProgressBar
     from .report.tables import show
 
     plan = Plan.load(args.plan)
-    if args.alternatives and not (args.operator and args.model):
-        raise UsageError("--alternatives needs one OP and --model")
+    for option in ("alternatives", "sensitivity", "trace"):
+        if getattr(args, option) and args.model is None:
+            raise UsageError(f"--{option} needs --model")
     if args.trace:
-        if args.model is None:
-            raise UsageError("--trace needs --model")
         _check_output(Path(args.trace))
-    with contextlib.redirect_stdout(sys.stderr):
-        found = _explained(plan, args)
+    with contextlib.redirect_stdout(sys.stderr), ProgressBar() as bar:
+        found = _explained(plan, args, bar)
     if args.json:
         _print_json(found.json())
     else:
         show(found.parts())
 
 
-def _explained(plan: Plan, args: argparse.Namespace) -> Explained:
+def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> Explained:
     from .report.explained import Explained
 
     if args.model is None:
@@ -220,7 +252,24 @@ def _explained(plan: Plan, args: argparse.Namespace) -> Explained:
         from .report.traces import write_trace
 
         write_trace(args.trace, plan, model.graph, cluster)
-    return Explained.of_model(plan, model.graph, cluster, args.operator, rivals=args.alternatives)
+    found = Explained.of_model(plan, model.graph, cluster, args.operator)
+    if args.alternatives or args.sensitivity:
+        from .report.questions import answered
+
+        again = _rebatched(args.model, plan) if args.sensitivity else None
+        found = answered(found, cluster, bar, alternatives=args.alternatives, memory=_memory(args), batches=again)
+    return found
+
+
+def _rebatched(model: str, plan: Plan) -> Callable[[int], Graph]:
+    """The model's graph for another global batch."""
+
+    def load(batch: int) -> Graph:
+        from .frontends.load import ModelOptions, load_model
+
+        return load_model(model, ModelOptions(batch=batch, train=plan.model.mode == "train")).graph
+
+    return load
 
 
 # --- discover ---
@@ -346,7 +395,7 @@ def _print_json(found: dict[str, Any]) -> None:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "plan": _plan, "run": _run, "explain": _explain, "discover": _discover, "calibrate": _calibrate, "bench": _bench,
+    "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "discover": _discover, "calibrate": _calibrate, "bench": _bench,
     "cluster": _cluster,
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What is fixed before the search: user pins, a loaded plan's matching part, and schemes known by name.
+"""What is fixed before the search: user pins, and a loaded plan's matching part (schemes known by name: `schemes/`).
 
 All of them only restrict the ordinary strategies; the search completes the rest.
 """
@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from autopar.search import NoAssignment
 
 from .errors import UsageError, unknown
-from .ir import Role, Tensor
+from .ir import Tensor
 from .plan import Plan
 from .sharding.analysis import Analysis, Offer
 from .sharding.candidates import Option, Strategies
-from .sharding.classes import FactorClass
-from .sharding.layout import Kind, Layout, parse_layout
+from .sharding.layout import Layout, parse_layout
 from .sharding.mesh import Mesh
-from .sharding.rules import RULES
 from .tables import Limits
 
 Bools = NDArray[np.bool_]
@@ -119,124 +117,6 @@ def reuse(plan: Plan, analysis: Analysis) -> tuple[Pins, int]:
 def _escape(name: str) -> str:
     """A pattern that matches this very name."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
-
-
-# --- schemes known by name: which options of an operator, and which storage, they leave ---
-
-OptionFilter = Callable[[bool, Option, FactorClass | None], bool]
-"""Whether a scheme allows an option: given whether the operator holds a weight matrix, and what the split factor runs over."""
-
-
-def _rows_only(matrix: bool, option: Option, over: FactorClass | None) -> bool:
-    """Data parallel: only batch (or sequence) is split, never a dim of a weight."""
-    return over in (FactorClass.ROW, None) and option.name != "P"
-
-
-def _inner_only(matrix: bool, option: Option, over: FactorClass | None) -> bool:
-    """Megatron: heads, feed-forward and vocabulary are split; activations between are whole."""
-    return over is FactorClass.INNER or (over is None and not matrix)
-
-
-def _inner_and_sequence(matrix: bool, option: Option, over: FactorClass | None) -> bool:
-    """Megatron with sequence parallelism: matrices as above, and rows are split in between."""
-    return over is FactorClass.INNER if matrix else over is not FactorClass.HIDDEN and option.name not in ("R", "P")
-
-
-def _weights(matrix: bool, option: Option, over: FactorClass | None) -> bool:
-    """Tensor parallel of any kind: weight matrices are split, the rest is free."""
-    return not matrix or over in (FactorClass.INNER, FactorClass.HIDDEN)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheme:
-    """A known scheme: the options it allows, and how parameters are stored ("whole", "split", or "free")."""
-
-    options: OptionFilter
-    storage: str
-
-    def good(self, name: str, offer: Offer, analysis: Analysis) -> tuple[Bools, Bools]:
-        """Which options of an operator the scheme allows, and which of them split a factor."""
-        matrix, classes = _has_matrix(offer), analysis.classes[name]
-        good = np.array([self.options(matrix, o, classes[o.factor] if o.factor >= 0 else None) for o in offer.options])
-        return good, np.array([option.factor >= 0 for option in offer.options])
-
-    def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
-        """The limits of the scheme; an operator of which it would leave nothing (on some axis) is free."""
-
-        def strategies(name: str, offer: Offer, found: Strategies) -> Bools:
-            good, splits = self.good(name, offer, analysis)
-            allowed: Bools = np.asarray(good[found.choices].all(axis=1))
-            if self.options is _rows_only and (allowed & splits[found.choices].all(axis=1)).any():
-                allowed &= splits[found.choices].all(axis=1)
-            return allowed if allowed.any() else np.ones(len(found.choices), dtype=bool)
-
-        def storage(tensor: Tensor, layouts: tuple[Layout, ...]) -> Bools:
-            splits = np.array([sum(p.kind is Kind.SPLIT for p in layout) for layout in layouts])
-            wanted: Bools = splits == (splits.max() if self.storage == "split" else 0)
-            return wanted
-
-        return Limits(strategies=strategies, storage=None if self.storage == "free" else storage)
-
-
-def _has_matrix(offer: Offer) -> bool:
-    return bool(RULES[offer.call.operator.kind].products) and any(t.role is Role.PARAMETER and len(t.shape) > 1 for t in offer.call.inputs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AxisSchemes:
-    """A scheme for each named axis of the mesh: data parallel on one and tensor parallel on another, say."""
-
-    by_axis: Mapping[str, Scheme]
-
-    def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
-        """The limits, axis by axis; an operator of which a scheme would leave nothing on its axis is free there."""
-        chosen = [(mesh.index(axis), scheme) for axis, scheme in self.by_axis.items()]
-
-        def strategies(name: str, offer: Offer, found: Strategies) -> Bools:
-            allowed = np.ones(len(found.choices), dtype=bool)
-            for axis, scheme in chosen:
-                good, splits = scheme.good(name, offer, analysis)
-                here = good[found.choices[:, axis]]
-                if scheme.options is _rows_only and (allowed & here & splits[found.choices[:, axis]]).any():
-                    here &= splits[found.choices[:, axis]]
-                if (allowed & here).any():
-                    allowed &= here
-            return allowed
-
-        def storage(tensor: Tensor, layouts: tuple[Layout, ...]) -> Bools:
-            wanted = np.ones(len(layouts), dtype=bool)
-            for axis, scheme in chosen:
-                split = np.array([layout[axis].kind is Kind.SPLIT for layout in layouts])
-                if scheme.storage == "whole" or (scheme.storage == "split" and (wanted & split).any()):
-                    wanted &= split == (scheme.storage == "split")
-            return wanted
-
-        return Limits(strategies=strategies, storage=storage)
-
-
-SCHEMES: Mapping[str, Scheme] = {
-    "data": Scheme(options=_rows_only, storage="whole"),
-    "zero3": Scheme(options=_rows_only, storage="split"),
-    "tensor": Scheme(options=_weights, storage="free"),
-    "megatron": Scheme(options=_inner_only, storage="free"),
-    "megatron-sp": Scheme(options=_inner_and_sequence, storage="free"),
-}
-
-
-def scheme_named(name: str) -> Scheme | AxisSchemes:
-    """The scheme called `name`, or one for each axis ("node:data,rank:megatron"); an unknown name is an error that lists the valid ones."""
-    if ":" in name:
-        pairs = [part.partition(":") for part in name.split(",")]
-        if any(not axis or not colon for axis, colon, _ in pairs):
-            raise UsageError(f"scheme {name!r} is not of the form NAME or AXIS:NAME,...")
-        return AxisSchemes(by_axis={axis: _scheme(scheme) for axis, _, scheme in pairs})
-    return _scheme(name)
-
-
-def _scheme(name: str) -> Scheme:
-    if name not in SCHEMES:
-        raise UsageError(unknown("scheme", name, SCHEMES))
-    return SCHEMES[name]
 
 
 def _some(allowed: Bools) -> Bools:

@@ -24,9 +24,9 @@ from autopar.costmodel.liveness import Recompute
 from autopar.costmodel.memory import Memory, predicted_memory
 from autopar.frontends.torch import import_torch
 from autopar.ir import Graph
-from autopar.pins import SCHEMES
 from autopar.planner import Request, name_axes, search_plan
 from autopar.runtime.measuring.memory import Tracked, fake_world, track_module, track_program
+from autopar.schemes import AXIS_SCHEMES
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.program import Program
 
@@ -161,8 +161,8 @@ def planned(analysis: Analysis, scheme: str, sizes: tuple[int, ...]) -> Program:
     levels = bind_axes(cluster, sizes)
     assert levels is not None
     wanted = Request(cluster=cluster, train=True, optimizer="adamw", mesh=name_axes(cluster, sizes, levels), memory=WITHOUT_LIMIT)
-    if scheme in SCHEMES:
-        wanted = replace(wanted, limits=SCHEMES[scheme])
+    if scheme in AXIS_SCHEMES:
+        wanted = replace(wanted, limits=AXIS_SCHEMES[scheme])
     return search_plan(analysis.graph, wanted).program(analysis)
 
 

@@ -32,6 +32,7 @@ class Level:
     `peer_bandwidth`: B/s one way to one peer where devices are joined pair by pair (None: any part of `bandwidth` reaches any peer).
     `features`: of `FEATURES`. `protocols`: how the backend sends over it; an algorithm that none of them names runs at `latency` and
     `efficiency`. `copy_bandwidth`: B/s at which a device passes what it sends over this level through its own memory (None: at no cost).
+    `slots`: children that a unit has room for, where fewer are in use (0: all are).
     """
 
     name: str
@@ -45,6 +46,7 @@ class Level:
     features: tuple[str, ...] = ()
     protocols: tuple[Protocol, ...] = field(default=(), hash=False)
     copy_bandwidth: float | None = None
+    slots: int = 0
 
     def __post_init__(self) -> None:
         where = f"level {self.name!r}"
@@ -52,6 +54,8 @@ class Level:
             raise ClusterError(f"{where}: the name of a level is one word of letters, digits and _, other than {ALONE!r}")
         if self.size < 1 or self.shared_by < 1:
             raise ClusterError(f"{where}: size ({self.size}) and shared_by ({self.shared_by}) must be at least 1")
+        if self.slots and self.slots <= self.size:
+            raise ClusterError(f"{where}: of {self.slots} slots {self.size} cannot be in use: give slots only where some are free")
         others = {"peer_bandwidth": self.peer_bandwidth, "copy_bandwidth": self.copy_bandwidth}
         given = {name: value for name, value in others.items() if value is not None}
         check(where, above={"bandwidth": self.bandwidth, **given}, least={"latency": self.latency})
@@ -141,9 +145,10 @@ class Cluster:
     def sized(self, devices: int) -> Cluster:
         """The cluster cut or grown to `devices`, any positive number.
 
-        From the inside out each level keeps the largest divisor of what is left that is no larger than its size, and the outermost takes
-        the rest: all units stay equal. With nodes of 8, 3072 devices are 384 nodes; 12 are 2 nodes of which 6 devices each are used; 7 are
-        one node with 7 in use; 11 have no such divisor but 1, so they are one device in each of 11 nodes.
+        From the inside out each level takes the largest divisor of what is left that it has room for, and the outermost takes the rest:
+        all units stay equal. With nodes of 8, 3072 devices are 384 nodes; 12 are 2 nodes of which 6 devices each are used; 7 are
+        one node with 7 in use; 11 have no such divisor but 1, so they are one device in each of 11 nodes. A cluster that is cut has no
+        more nodes than before: where equal ones are not enough, its first devices are taken (`part`): 11 of 16 are a node of 8 and 3 more.
         Several pools are cut from the last one on, and do not grow: which of them should is not known.
         """
         if devices < 1:
@@ -152,18 +157,7 @@ class Cluster:
             return self
         if self.joined:
             return _cut(self, devices)
-        left = devices
-        sizes = []
-        for level in self.levels[:-1]:
-            sizes.append(max(size for size in range(1, min(level.size, left) + 1) if left % size == 0))
-            left //= sizes[-1]
-        levels = tuple(replace(level, size=size) for level, size in zip(self.levels, (*sizes, left), strict=True))
-        if not self.shared_host:
-            return replace(self, levels=levels)
-        factor = self.devices / devices
-        levels = tuple(replace(level, bandwidth=level.bandwidth * factor) for level in levels)
-        measured = tuple(entry.shared(factor) for entry in self.measured)
-        return replace(self, levels=levels, device=self.device.shared(factor), measured=measured)
+        return _sized(self, devices)
 
     def part(self, start: int, count: int) -> Cluster:
         """The `count` devices from number `start` on while the rest is in use as well: what a stage of a pipeline has.
@@ -190,13 +184,33 @@ class Cluster:
 
 
 @functools.lru_cache(maxsize=4096)
+def _sized(cluster: Cluster, devices: int) -> Cluster:
+    """A cluster of one kind of device with another number of them."""
+    left, levels = devices, []
+    for level in cluster.levels[:-1]:
+        room = max(level.size, level.slots)
+        size = max(size for size in range(1, min(room, left) + 1) if left % size == 0)
+        levels.append(replace(level, size=size, slots=room if size < room else 0))
+        left //= size
+    if devices < cluster.devices and left > cluster.levels[-1].size:
+        return cluster.part(0, devices)
+    levels.append(replace(cluster.levels[-1], size=left))
+    if not cluster.shared_host:
+        return replace(cluster, levels=tuple(levels))
+    factor = cluster.devices / devices
+    shared = tuple(replace(level, bandwidth=level.bandwidth * factor) for level in levels)
+    measured = tuple(entry.shared(factor) for entry in cluster.measured)
+    return replace(cluster, levels=shared, device=cluster.device.shared(factor), measured=measured)
+
+
+@functools.lru_cache(maxsize=4096)
 def _part(cluster: Cluster, sizes: tuple[int, ...]) -> Cluster:
     """The cluster with levels of these sizes, a port of which gives a device what it does in the whole cluster."""
     count = math.prod(sizes)
     levels, held = [], 1
     for level, size, unit in zip(cluster.levels, sizes, (1, *cluster.units), strict=False):
         shares = min(level.shared_by, held) / min(level.shared_by, unit, count)
-        levels.append(replace(level, size=size, bandwidth=level.bandwidth * shares))
+        levels.append(replace(level, size=size, bandwidth=level.bandwidth * shares, slots=0))
         held *= size
     return replace(cluster, levels=tuple(levels), joined=())
 
@@ -225,7 +239,7 @@ def join(name: str, pools: Sequence[Cluster], *, between: Level, sources: Mappin
         raise ClusterError(f"cluster {name!r}: its pools have different backends ({', '.join(pool.backend for pool in pools)})")
     if between.name in names:
         raise ClusterError(f"cluster {name!r}: the level between its pools needs a name of its own, not {between.name!r}")
-    inner = min((pool.levels[0] for pool in pools), key=lambda level: level.rate(2))
+    inner = replace(min((pool.levels[0] for pool in pools), key=lambda level: level.rate(2)), slots=0)
     held = math.gcd(*(pool.units[0] for pool in pools), *(pool.devices for pool in pools))
     nodes = sum(pool.devices for pool in pools) // held
     return Cluster(

@@ -71,6 +71,7 @@ class _LinksFile(Model):
 
 class _LevelFile(_LinksFile):
     size: int
+    slots: int = 0
 
 
 class _BetweenFile(_LinksFile):
@@ -114,12 +115,13 @@ class _PoolsFile(Model):
     between: _BetweenFile
 
 
-def _level(file: _LinksFile, size: int, sources: dict[str, str]) -> Level:
+def _level(file: _LinksFile, sources: dict[str, str]) -> Level:
+    size, slots = (file.size, file.slots) if isinstance(file, _LevelFile) else (1, 0)
     protocols = tuple(
         Protocol(name=one.name, algorithms=one.algorithms, **numbers(one, f"{file.name}.{one.name}", sources)) for one in file.protocols
     )
     return Level(
-        name=file.name, size=size, shared_by=file.shared_by, duplex=file.duplex, features=file.features, protocols=protocols,
+        name=file.name, size=size, slots=slots, shared_by=file.shared_by, duplex=file.duplex, features=file.features, protocols=protocols,
         **numbers(file, file.name, sources),
     )  # fmt: skip
 
@@ -127,7 +129,7 @@ def _level(file: _LinksFile, size: int, sources: dict[str, str]) -> Level:
 def _cluster(file: _ClusterFile) -> Cluster:
     sources: dict[str, str] = {}
     device = Device(name=file.device.name, **numbers(file.device, "device", sources))
-    levels = tuple(_level(level, level.size, sources) for level in file.levels)
+    levels = tuple(_level(level, sources) for level in file.levels)
     measured = tuple(map(_measured, file.measured))
     return Cluster(
         name=file.name, device=device, levels=levels, backend=file.backend, shared_host=file.shared_host, sources=sources, measured=measured
@@ -175,7 +177,7 @@ def _made(data: object, where: str, folder: Path | None) -> Cluster:
         if not (isinstance(data, dict) and "pools" in data and folder is not None):
             return _cluster(_ClusterFile.model_validate(data))
         file, sources = _PoolsFile.model_validate(data), dict[str, str]()
-        between = _level(file.between, 1, sources)
+        between = _level(file.between, sources)
         return join(file.name, [_pool(pool, f"pools.{i}", folder) for i, pool in enumerate(file.pools)], between=between, sources=sources)
     except ValidationError as error:
         lines = [f"  {'.'.join(str(part) for part in e['loc']) or 'file'}: {e['msg']}" for e in error.errors()]
@@ -259,7 +261,7 @@ def _dumped(cluster: Cluster) -> dict[str, object]:
         "backend": cluster.backend,
         "shared_host": cluster.shared_host,
         "device": {"name": cluster.device.name, **dump_figures(cluster.sources, "device", cluster.device)},
-        "levels": [{"size": level.size, **_dump_level(cluster, level)} for level in cluster.levels],
+        "levels": [{"size": level.size, "slots": level.slots, **_dump_level(cluster, level)} for level in cluster.levels],
         **({"measured": [_dump_measured(entry) for entry in cluster.measured]} if cluster.measured else {}),
     }
 

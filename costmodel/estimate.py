@@ -14,6 +14,7 @@ from autopar.sharding.analysis import Analysis
 from autopar.sharding.candidates import Strategies
 from autopar.sharding.program import Collective, Compute, Program
 from autopar.sharding.redistribution import local_bytes
+from autopar.sharding.schedule import PLAIN, Schedule
 
 from .memory import Memory, predicted_memory
 from .operators import operator_parts
@@ -46,7 +47,7 @@ def collective_seconds(collective: Collective, prices: MeshPrices) -> float:
     return prices.seconds(collective.kind, collective.axis, collective.nbytes)
 
 
-def estimate(program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str) -> Estimate:
+def estimate(program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule = PLAIN) -> Estimate:
     """Price a program by its timeline."""
     found = timeline(program, analysis, prices, optimizer=optimizer)
     return Estimate(

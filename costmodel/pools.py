@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from autopar.errors import ClusterError
+
 from .cluster import ALONE, Cluster
 from .collectives import collective_time
 
@@ -27,6 +29,8 @@ def crossing(cluster: Cluster, start: int, stop: int) -> tuple[Cluster, str]:
             return crossing(pool, start - first, stop - first)
     if stop - start == 1:
         return cluster, ALONE
+    if start < 0 or not start < stop <= cluster.devices:
+        raise ClusterError(f"cluster {cluster.name!r}: of {cluster.devices} devices there are no {start} to {stop - 1}")
     names = zip(cluster.levels, cluster.units, strict=True)
     return cluster, next(level.name for level, unit in names if start // unit == (stop - 1) // unit)
 

@@ -62,6 +62,10 @@ class Action(NamedTuple):
     reduction: str = "sum"
 
 
+Chain = tuple[tuple[Action, Action, AxisGroup], ...]
+"""Single-axis steps: what happens to the value, what to its gradient, and in which group."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroups:
     """The mesh with this rank's place in it and the process group of every axis."""
@@ -252,7 +256,7 @@ def exchange_rows(value: Tensor, outgoing: Sequence[int], incoming: Sequence[int
     return out
 
 
-def _act(value: Tensor, action: Action, group: AxisGroup) -> Tensor:
+def act(value: Tensor, action: Action, group: AxisGroup) -> Tensor:
     """Run one action; the result is contiguous."""
     match action.name:
         case "nothing":
@@ -283,18 +287,18 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, ahead: Action, back: Action, group: AxisGroup) -> Tensor:
         ctx.back, ctx.group = back, group
-        out = _act(value, ahead, group)
+        out = act(value, ahead, group)
         return out.view_as(out) if out is value else out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return _act(gradients[0], ctx.back, ctx.group), None, None, None
+        return act(gradients[0], ctx.back, ctx.group), None, None, None
 
 
 def step(value: Tensor, ahead: Action, back: Action | None, group: AxisGroup) -> Tensor:
     """One single-axis step of a redistribution; `back` is None where no gradient flows."""
     if back is None or not value.requires_grad:
-        return _act(value.detach(), ahead, group)
+        return act(value.detach(), ahead, group)
     if ahead.reduction != "sum":
         raise PlanError(f"a partial {ahead.reduction} has no gradient")
     out: Tensor = _Step.apply(value, ahead, back, group)  # type: ignore[no-untyped-call]

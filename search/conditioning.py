@@ -8,13 +8,14 @@ each is fixed to a choice, the rest is eliminated exactly, coordinate descent mo
 """
 
 import math
+from copy import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from .costgraph import CostGraph, Edge, NoAssignment, Table, shared_map
+from .costgraph import CostGraph, Edge, Indices, NoAssignment, Table, shared_map
 from .elimination import MAX_ENTRIES, Schedule, schedule, typical_schedule
 from .local_search import descend
 from .pruning import Reduction, reduce
@@ -34,16 +35,21 @@ class Minimum:
 
 
 class Minimiser:
-    """Solves one graph at any price of a byte; the order of elimination is planned once."""
+    """Solves one graph at any price of a byte; the order of elimination is planned once.
+
+    `relaxed` is the graph with a copy of each of the `fixed` variables for each of its edges; `origins` are its variables' numbers.
+    """
 
     def __init__(self, graph: CostGraph, *, max_entries: int = MAX_ENTRIES, plan: Schedule | None = None) -> None:
         self.graph = graph
         self.max_entries = max(max_entries, *graph.sizes, 1)
         self.plan = plan or schedule(graph, max_entries=self.max_entries)
         self.fixed: tuple[int, ...] = ()
+        self.relaxed, self.origins = graph, list(range(len(graph.sizes)))
         while self.plan.too_wide:
             self.fixed += self.plan.too_wide
-            self.plan = schedule(_split(graph, self.fixed), max_entries=self.max_entries)
+            self.relaxed, self.origins = _split(graph, self.fixed)
+            self.plan = schedule(self.relaxed, max_entries=self.max_entries)
 
     @property
     def exact(self) -> bool:
@@ -60,7 +66,28 @@ class Minimiser:
         if self.exact:
             return Minimum(choices=choices, bound=bound, tables=tables)
         bound -= 1e-12 * abs(bound)
-        return Minimum(choices=self._improve(choices, price), bound=bound, tables=[])
+        return Minimum(choices=self._improve(choices, price), bound=bound, tables=tables)
+
+    def without(self, kept: Sequence[Indices]) -> "Minimiser":
+        """The solver of the graph with only the kept choices, its variables split as in this one."""
+        other = copy(self)
+        other.graph = restrict(self.graph, kept)
+        other.relaxed = restrict(self.relaxed, [kept[origin] for origin in self.origins])
+        other.plan = schedule(other.relaxed, max_entries=self.max_entries)
+        return other
+
+    def tighten(self, marginals: Sequence[Table], step: float) -> None:
+        """Move the unary tables of the split variables between their copies, towards equal marginals (filtering.py)."""
+        unary = list(self.relaxed.unary)
+        for v in self.fixed:
+            copies = [i for i, origin in enumerate(self.origins) if origin == v]
+            finite = np.isfinite(marginals[v])
+            mean = sum(marginals[i] for i in copies) / len(copies)
+            for i in copies:
+                with np.errstate(invalid="ignore"):
+                    unary[i] = np.where(finite & np.isfinite(mean), unary[i] - step * (marginals[i] - mean), unary[i])
+        self.relaxed = replace(self.relaxed, unary=tuple(unary))
+        self.plan = schedule(self.relaxed, max_entries=self.max_entries)
 
     def _improve(self, choices: list[int], price: float) -> list[int]:
         soft = soften(self.graph)
@@ -115,12 +142,35 @@ def condition(graph: CostGraph, settled: Mapping[int, int]) -> CostGraph:
     return CostGraph(sizes=sizes, unary=rows(graph.unary), edges=edges, memory=None if graph.memory is None else rows(graph.memory))
 
 
+def restrict(graph: CostGraph, kept: Sequence[Indices]) -> CostGraph:
+    """The graph with only the kept choices of each variable; equal cuts of equal tables stay shared."""
+    made: dict[object, Table] = {}
+    numbers: dict[tuple[int, bytes], int] = {}
+    names = [numbers.setdefault((size, keep.tobytes()), v) for v, (size, keep) in enumerate(zip(graph.sizes, kept, strict=True))]
+
+    def row(table: Table, v: int) -> Table:
+        return made.setdefault((id(table), names[v]), table[kept[v]])
+
+    def cut(table: Table, u: int, v: int) -> Table:
+        key = (id(table), names[u], names[v])
+        if key not in made:
+            made[key] = table[np.ix_(kept[u], kept[v])]
+        return made[key]
+
+    return CostGraph(
+        sizes=tuple(len(keep) for keep in kept),
+        unary=tuple(row(table, v) for v, table in enumerate(graph.unary)),
+        edges={(u, v): cut(table, u, v) for (u, v), table in graph.edges.items()},
+        memory=None if graph.memory is None else tuple(row(table, v) for v, table in enumerate(graph.memory)),
+    )
+
+
 def _share(table: Table, parts: int) -> Table:
     return table / parts
 
 
-def _split(graph: CostGraph, fixed: Sequence[int]) -> CostGraph:
-    """The relaxed graph: the first copy of a variable keeps its number, the others follow at the end."""
+def _split(graph: CostGraph, fixed: Sequence[int]) -> tuple[CostGraph, list[int]]:
+    """The relaxed graph, and of which variable each of its variables is a copy: the first copy of a variable keeps its number, the others follow at the end."""
     degree = dict.fromkeys(fixed, 0)
     for edge in graph.edges:
         for v in edge:
@@ -148,4 +198,4 @@ def _split(graph: CostGraph, fixed: Sequence[int]) -> CostGraph:
         return tuple(shares[degree[v]](tables[v]) if v in degree else tables[v] for v in origins)
 
     memory = None if graph.memory is None else rows(graph.memory)
-    return CostGraph(sizes=tuple(sizes), unary=rows(graph.unary), edges=edges, memory=memory)
+    return CostGraph(sizes=tuple(sizes), unary=rows(graph.unary), edges=edges, memory=memory), origins

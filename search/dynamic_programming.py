@@ -8,18 +8,17 @@ Method (1963). Where exact tables would be too wide or take too long (conditioni
 same assignment in a hundredth of the time, and the solution's bound below its cost tells whether wider ones are worth their work.
 """
 
-from .conditioning import Minimiser, prepare
+from .conditioning import Minimiser, Minimum, prepare
 from .costgraph import CostGraph, Infeasible, Proof, Solution
 from .elimination import MAX_ENTRIES
 from .interruption import Incumbent, Interrupted
 from .memory_limit import constrained
+from .narrowing import narrow
 from .pruning import Reduction
 
 METHOD = "dynamic_programming"
-NARROW = (1 << 18, 1 << 21)
+NARROW = (1 << 16, 1 << 18, 1 << 21)
 """Entries of the tables that are tried, in this order, where exact ones would be too wide or take too long."""
-NEAR = 5e-3
-"""Relative gap at which wider tables are not worth their work."""
 EXACT_WORK = 2e9
 """Additions (a few seconds) above which narrower tables are tried first, and wider ones not at all once something is found."""
 ROUNDING = 1e-9
@@ -52,20 +51,25 @@ def _search(known: Incumbent, max_entries: int) -> None:
         _assign(known, small, widest)
         return
     work = 0.0
-    for solver in [*(Minimiser(small.graph, max_entries=width) for width in NARROW if width < max_entries), widest]:
-        if known.choices is not None and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= NEAR):
+    for width in (*(width for width in NARROW if width < max_entries), max_entries):
+        last = width == max_entries
+        solver = widest if last else Minimiser(small.graph, max_entries=width)
+        if known.choices is not None and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= ROUNDING):
             continue
         work = solver.plan.work
         try:
-            _assign(known, small, solver)
+            minimum = _assign(known, small, solver)
         except Infeasible:
             # Narrow tables may miss an assignment of little memory.
-            if solver is widest:
+            if last:
                 raise
+            continue
+        if minimum is not None and known.gap > ROUNDING and narrow(known, small, solver, minimum):
+            return
 
 
-def _assign(known: Incumbent, small: Reduction, solver: Minimiser) -> None:
-    """Tell `known` of an assignment, and of a bound that no assignment within the limit undercuts."""
+def _assign(known: Incumbent, small: Reduction, solver: Minimiser) -> Minimum | None:
+    """Tell `known` of an assignment, and of a bound that no assignment within the limit undercuts; the minimum if there is no limit."""
     limit = known.limit
     pruned = any(substitutes is not None for substitutes in small.substitutes)
 
@@ -80,9 +84,10 @@ def _assign(known: Incumbent, small: Reduction, solver: Minimiser) -> None:
         minimum = solver.minimise()
         known.offer(small.restore(minimum.choices))
         known.prove(known.cost if solver.exact else minimum.bound, proof("messages"))
-        return
+        return minimum
     found = constrained(solver, limit, report=report)
     known.offer(small.restore(found.choices))
     enumerated = found.bound - found.proven > ROUNDING * abs(found.bound)
     messages = "messages+price" if found.price else "messages"
     known.prove(found.bound, proof("enumeration" if enumerated else messages, found.price))
+    return None

@@ -18,7 +18,7 @@ def eliminate(inputs: Sequence[tuple[Labels, Table]], shape: tuple[int, ...]) ->
     >>> eliminate([((0, 1), np.array([[1.0, 5.0], [2.0, 3.0]])), ((0,), np.array([1.0, 0.0]))], (2,))
     array([2., 3.])
     """
-    terms = _merge(inputs, shape)
+    terms = merge(inputs, len(shape) + 1)
     size = terms[0].shape[0]
     if len(terms) == 1:
         return np.asarray(terms[0].min(axis=0))
@@ -42,13 +42,13 @@ def _sum(block: Sequence[Table], k: int, out: Table) -> None:
         np.add(out, term[k], out=out)
 
 
-def _merge(inputs: Sequence[tuple[Labels, Table]], shape: tuple[int, ...]) -> list[Table]:
+def merge(inputs: Sequence[tuple[Labels, Table]], rank: int) -> list[Table]:
     """One table for each maximal set of labels, axes in the order 0, 1, ... with missing ones of size 1."""
     merged: dict[Labels, Table] = {}
     for labels, table in sorted(inputs, key=lambda entry: -len(entry[0])):
         order = sorted(range(len(labels)), key=labels.__getitem__)
         axes = tuple(labels[i] for i in order)
-        laid = _expand(table.transpose(order), axes, len(shape))
+        laid = _expand(table.transpose(order), axes, rank)
         host = next((key for key in merged if set(axes) <= set(key)), None)
         if host is None:
             merged[axes] = np.ascontiguousarray(laid)
@@ -58,7 +58,7 @@ def _merge(inputs: Sequence[tuple[Labels, Table]], shape: tuple[int, ...]) -> li
 
 
 def _expand(table: Table, axes: Labels, rank: int) -> Table:
-    sizes = [1] * (rank + 1)
+    sizes = [1] * rank
     for axis, size in zip(axes, table.shape, strict=True):
         sizes[axis] = size
     return table.reshape(sizes)

@@ -3,7 +3,7 @@
     best[s][j] = min over i < j of  max(best[s - 1][i], cost_s[i, j])          best[0][0] = 0
 
 cost_s[i, j] is what stage s takes for the pieces i to j - 1 (infinite where they do not fit its memory). Of equally good cuts the sum of
-squares decides, so that the other stages are balanced too. Source: the recurrence of PipeDream's partitioner (D. Narayanan et al., SOSP 2019).
+squares decides, so that the other stages are balanced too. Source: PipeDream's partitioner (D. Narayanan et al., SOSP 2019).
 """
 
 from __future__ import annotations
@@ -52,18 +52,34 @@ def _bottleneck(costs: Sequence[Table]) -> float:
     return float(best[-1])
 
 
-def interval_sums(values: Table) -> Table:
-    """The sum of values[i:j] for every i < j, infinite elsewhere: array [n + 1, n + 1]."""
+def interval_sums(values: Table, fill: float = math.inf) -> Table:
+    """The sum of values[i:j] for every i < j, `fill` elsewhere: array [n + 1, n + 1]."""
     total = np.concatenate(([0.0], np.cumsum(values)))
     sums = total - total[:, None]
-    sums[np.tril_indices(len(total))] = math.inf
+    sums[np.tril_indices(len(total))] = fill
     return sums
 
 
-def interval_maxima(values: Table) -> Table:
-    """The greatest of values[i:j] for every i < j, minus infinity elsewhere: array [n + 1, n + 1]."""
-    count = len(values)
-    found = np.full((count + 1, count + 1), -math.inf)
-    for start in range(count):
-        found[start, start + 1 :] = np.maximum.accumulate(values[start:])
-    return found
+def least_bottleneck(values: Table, stages: int) -> float:
+    """The least possible sum of the largest of so many contiguous parts, by bisection over what fits.
+
+    >>> least_bottleneck(np.array([1.0, 1.0, 1.0, 3.0]), 2)
+    3.0
+    """
+    total = np.concatenate(([0.0], np.cumsum(values)))
+    low, high = max(float(values.max()), float(total[-1]) / stages), float(total[-1])
+    if _parts(total, low) <= stages:
+        return low
+    while high - low > 1e-4 * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if _parts(total, middle) <= stages else (middle, high)
+    return high
+
+
+def _parts(total: Table, most: float) -> int:
+    """How many parts of at most `most` each the values take, filled greedily."""
+    parts, at = 0, 0
+    while at < len(total) - 1:
+        at = int(np.searchsorted(total, total[at] + most * (1 + 1e-12), side="right")) - 1
+        parts += 1
+    return parts

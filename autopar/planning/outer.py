@@ -77,13 +77,23 @@ class Solved:
     bound: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """A candidate of which no solution fits the memory, and the bytes that the thriftiest needs on a device."""
+
+    candidate: Candidate
+    mode: Mode
+    needed: float
+
+
 @dataclass(slots=True, kw_only=True)
 class Ranking:
-    """What the outer search found: the solved candidates, the cheapest first; a bound for all; and the least memory of what did not fit."""
+    """What the outer search found: the solved candidates, the cheapest first; a bound for all; what did not fit, and how many the pins
+    forbid."""
 
     solved: list[Solved] = field(default_factory=list)
     bound: float = math.inf
-    misfits: list[Infeasible] = field(default_factory=list)
+    misfits: list[Misfit] = field(default_factory=list)
     forbidden: int = 0
 
 
@@ -167,7 +177,7 @@ class Outer:
                 counts = [c for c in micro_batch_counts(self.subject.batch, stages) if request.micro_batches in (None, c)]
                 counts = [count for count in counts if count == 1 or self.subject.divides(count)]
                 try:
-                    base = self._base(cluster.devices, stages, mesh, counts[0]) if counts else math.inf
+                    base = self.base_seconds(cluster.devices, stages, mesh, counts[0]) if counts else math.inf
                 except NoAssignment:
                     self.ranking.forbidden += 1
                     continue
@@ -186,7 +196,7 @@ class Outer:
         tables = build_tables(analysis, alone, optimizer="none", work=Work(counts=counts))
         return solve(tables.graph).cost
 
-    def _base(self, devices: int, stages: int, mesh: Mesh, micro_batches: int) -> float:
+    def base_seconds(self, devices: int, stages: int, mesh: Mesh, micro_batches: int) -> float:
         """The least that the tables of a mesh add up to for so many micro-batches, without bubble or memory limit."""
         key = (devices, stages, mesh)
         if key not in self.base:
@@ -246,7 +256,8 @@ class Outer:
             try:
                 solved = self.solve(candidate, mode)
             except Infeasible as error:
-                found.misfits.append(error)
+                needed = error.minimum_memory / candidate.stages
+                found.misfits.append(Misfit(candidate=candidate, mode=mode, needed=needed))
                 continue
             except NoAssignment:
                 found.forbidden += 1
@@ -272,8 +283,9 @@ class Outer:
         work = self.work(candidate, mode, self.subject.counts, short=True)
         tables = self._tables(analysis, candidate.cluster.devices, candidate.mesh, work)
         solution = solve_within(tables, self.request.method, self.room(candidate))
+        uneven = self.subject.imbalance(tables, solution, candidate.stages)
         return Solved(
-            candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=solution.cost / candidate.stages,
+            candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=uneven * solution.cost / candidate.stages,
             bound=solution.lower_bound / candidate.stages,
         )  # fmt: skip
 

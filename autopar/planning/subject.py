@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.search import Solution
+from autopar.search.stages import least_bottleneck
 
 from ..errors import UsageError, unknown
 from ..ir import Graph, Role
 from ..sharding.analysis import Analysis, analyse
 from ..sharding.micro_batches import micro_batch_options, split_batch
 from ..sharding.rules import RULES, preamble
-from .folding import Folding, Run, find_runs, fold
+from ..tables import Tables
+from .folding import Folding, Run, crossing_bytes, find_runs, fold
 from .work import Counts, Segments
 
+Ints = NDArray[np.int64]
 RECOMPUTES = ("none", "selective", "full")
 """Nothing; what costs no product with a weight (norms, activation functions, attention's core); whole layers."""
 
@@ -62,6 +71,28 @@ class Subject:
             return micro_batch_options(self.analysis(short=True)).size
         except UsageError:
             return 1
+
+    @cached_property
+    def cuts(self) -> Ints:
+        """The operators before which the model is cut best: fewer bytes are handed on than just before or after."""
+        handed = crossing_bytes(self.graph)
+        inner = np.arange(1, len(self.graph.operators))
+        low = (handed[inner] <= handed[inner - 1]) & (handed[inner] <= handed[inner + 1])
+        return np.concatenate(([0], inner[low]))
+
+    def imbalance(self, tables: Tables, solution: Solution, stages: int) -> float:
+        """How much longer than the mean the slowest of so many stages takes, at the least, by the operators' own seconds."""
+        if stages == 1:
+            return 1.0
+        counts = self.counts.operators
+        own = {
+            variable.name: float(unary[choice]) / counts[variable.name]
+            for variable, unary, choice in zip(tables.variables, tables.graph.unary, solution.choices, strict=True)
+            if variable.what == "operator"
+        }
+        seconds = np.array([own.get(self.folding.operators[op.name], 0.0) for op in self.graph.operators])
+        pieces = np.add.reduceat(seconds, self.cuts)
+        return max(least_bottleneck(pieces, stages) * stages / float(seconds.sum()), 1.0)
 
     def segments(self, recompute: str, *, short: bool) -> Segments:
         """The operators that a recompute mode repeats, group by group."""

@@ -15,6 +15,7 @@ from autopar.costmodel.pricing import MeshPrices
 
 from ..ir import Graph, Operator
 from ..plan import Plan
+from ..schemes import Named, scheme_of
 from ..schemes.meanings import Meanings, read_meanings
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind, Layout
@@ -52,11 +53,12 @@ class OperatorAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """All operators of a plan in order, and the gradient buckets with the seconds of each of their collectives."""
+    """All operators of a plan in order, the gradient buckets with the seconds of each of their collectives, and the scheme's name."""
 
     plan: Plan
     analysis: Analysis
     meanings: Meanings
+    named: Named
     operators: tuple[OperatorAccount, ...]
     buckets: tuple[tuple[Bucket, tuple[float, ...]], ...]
 
@@ -100,7 +102,10 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
             accounts[makers[move.tensor]].after.append(move)
     buckets = [(bucket, tuple(prices.seconds("all_reduce", axis, bucket.nbytes) for axis in bucket.axes)) for bucket in program.buckets]
     shown = tuple(accounts[op.name] for op in analysis.warm)
-    return Account(plan=plan, analysis=analysis, meanings=read_meanings(analysis), operators=shown, buckets=tuple(buckets))
+    return Account(
+        plan=plan, analysis=analysis, meanings=read_meanings(analysis), named=scheme_of(plan, analysis), operators=shown,
+        buckets=tuple(buckets),
+    )  # fmt: skip
 
 
 def _compute(step: Compute, accounts: dict[str, OperatorAccount], makers: dict[str, str], waiting: dict[tuple[str, Layout], Move]) -> None:

@@ -10,7 +10,12 @@ from ..errors import UsageError
 
 OPTIMIZERS = ("adamw", "sgd", "none")
 SEARCHES = ("dynamic_programming", "recursive_programming", "exhaustive", "integer_program")
-SCHEMES = ("data", "zero3", "tensor", "megatron", "megatron-sp")
+SCHEMES = (
+    "data", "zero1", "zero2", "zero3", "tensor", "megatron", "megatron-sp", "ulysses", "context", "expert", "2d", "2.5d", "3d",
+    "pipeline-gpipe", "pipeline-1f1b", "gpt3-64x6x8",
+)  # fmt: skip
+RECOMPUTES = ("none", "selective", "full")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -29,6 +34,7 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     _plan_options(_command(commands, "plan", "find the cheapest plan for a model on a cluster"))
     _run_options(_command(commands, "run", "run a plan on ranks of this machine"))
+    _compare_options(_command(commands, "compare", "price the known schemes beside the plan found"))
     _explain_options(_command(commands, "explain", "tell how the operators of a plan are sharded, and why"))
     _discover_options(_command(commands, "discover", "find an operator's sharding rule by executing it, and prove it"))
     _calibrate_options(_command(commands, "calibrate", "measure the ranks at hand and write a cluster file"))
@@ -59,6 +65,35 @@ def _plan_options(parser: Parser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="file.onnx, file.pt2, or package.module:function returning (module, example_inputs)")
     add("-o", "--output", "--strategy-save", metavar="FILE", help="write the plan (the strategy checkpoint) to FILE")
+    _model_options(parser)
+    add("--search", choices=SEARCHES, default="dynamic_programming", help="search method (default: dynamic_programming, exact)")
+    add("--mesh", metavar="2x4", help="plan on this mesh (of a stage) only, outermost axis first (default: the best mesh)")
+    schemes = (
+        f"restrict the plan to a known scheme ({', '.join(SCHEMES)}; also PxDxT: pipeline, data, tensor), or each axis of --mesh to one"
+    )
+    add("--scheme", metavar="NAME|AXIS:NAME,...", help=schemes)
+    add("--stages", type=int, metavar="N", help="number of pipeline stages (default: searched; 1 is no pipeline)")
+    add("--micro-batches", type=int, metavar="N", help="parts of the global batch that run one after the other (default: searched)")
+    add("--recompute", choices=RECOMPUTES, help="what is made again in the backward pass (default: searched)")
+    zero = "parameters: 0 stored whole, 1 stored split, 2 with gradients split at every micro-batch, 3 gathered for every pass (default: searched)"
+    add("--zero", type=int, choices=(0, 1, 2, 3), help=zero)
+    add("--schedule", choices=SCHEDULES, help="order in which pipeline stages run micro-batches (default: searched)")
+    add("--interleave", type=int, metavar="N", help="chunks of the model that each stage holds (default: searched)")
+    add("--pin", action="append", default=[], metavar="OP=AXIS:FACTOR,...", help="fix an operator (or a pattern) on mesh axes; repeatable")
+    add("--strategy-load", metavar="FILE", help="use this plan as it is; it must match the model")
+    add("--reuse", metavar="FILE", help="keep the strategies of this plan that match the model, and search the rest")
+    _rules_option(parser)
+    add("--discover", action="store_true", help="find the rules of unknown operators by executing them on small shards (needs PyTorch)")
+    add("--replicate-unknown", action="store_true", help="have every device compute all of the operators that have no rule")
+    _trace_option(parser)
+    add("--no-compare", dest="compare", action="store_false", help="do not price the known schemes beside the plan")
+    add("--quiet", action="store_true", help="print nothing but errors")
+    _json_option(parser)
+
+
+def _model_options(parser: Parser) -> None:
+    """The cluster, and how the model is read and run."""
+    add = parser.add_argument
     add("--devices", type=int, metavar="N", help="number of devices, any from 1 up (default: all of the cluster)")
     add("--cluster", metavar="NAME|FILE", help="a preset (autopar cluster list) or a file (default: this machine's GPUs, else dgx-h100)")
     add("--mode", choices=("train", "infer"), default="train", help="plan a training step or an inference (default: train)")
@@ -69,27 +104,22 @@ def _plan_options(parser: Parser) -> None:
     add("--frozen", action="append", default=[], metavar="NAME", help="stored floats of an ONNX model that are constants; repeatable")
     add("--trained", action="append", default=[], metavar="NAME", help="stored floats that are parameters all the same; repeatable")
     add("--optimizer", choices=OPTIMIZERS, default="adamw", help="optimizer of the training step (default: adamw)")
-    add("--search", choices=SEARCHES, default="dynamic_programming", help="search method (default: dynamic_programming, exact)")
     add(
         "--memory", metavar="80GiB", help="memory limit per device, in bytes or with a unit: MB, MiB, GB, GiB, ... (default: the cluster's)"
     )
-    add("--mesh", metavar="2x4", help="plan on this mesh only, outermost axis first (default: the best mesh)")
-    schemes = f"restrict the plan to a known scheme ({', '.join(SCHEMES)}), or each axis of --mesh to one"
-    add("--scheme", metavar="NAME|AXIS:NAME,...", help=schemes)
-    add("--pin", action="append", default=[], metavar="OP=AXIS:FACTOR,...", help="fix an operator (or a pattern) on mesh axes; repeatable")
-    add("--strategy-load", metavar="FILE", help="use this plan as it is; it must match the model")
-    add("--reuse", metavar="FILE", help="keep the strategies of this plan that match the model, and search the rest")
     add(
         "--loss",
         metavar="MODULE:FUNCTION",
         help="loss(outputs, *inputs) of a PyTorch model (default: its scalar output, else mean squares)",
     )
+
+
+def _compare_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="file.onnx, file.pt2, or package.module:function returning (module, example_inputs)")
+    _model_options(parser)
+    add("--scheme", action="append", default=[], metavar="NAME", help="a scheme to price, as of `plan --scheme`; repeatable (default: all)")
     _rules_option(parser)
-    add("--discover", action="store_true", help="find the rules of unknown operators by executing them on small shards (needs PyTorch)")
-    add("--replicate-unknown", action="store_true", help="have every device compute all of the operators that have no rule")
-    _trace_option(parser)
-    add("--no-compare", dest="compare", action="store_false", help="do not price the known schemes beside the plan")
-    add("--quiet", action="store_true", help="print nothing but errors")
     _json_option(parser)
 
 
@@ -113,7 +143,13 @@ def _explain_options(parser: Parser) -> None:
     add("operator", metavar="OP", nargs="?", help="an operator, a module path or a pattern such as '*attn*' (default: all, folded)")
     add("--model", metavar="MODEL", help="the model of the plan: adds layouts, collectives, bytes and times to what the plan file holds")
     add("--cluster", metavar="NAME|FILE", help="price on this cluster (default: the plan's)")
-    add("--alternatives", action="store_true", help="with one OP and --model: the best plans in which it is split otherwise")
+    alternatives = (
+        "with --model: the best plans in which OP is split otherwise; without OP, with other stages, micro-batches, recompute, ZeRO"
+    )
+    add("--alternatives", action="store_true", help=alternatives)
+    sensitivity = "with --model: at which link speed, memory and batch the plan becomes another"
+    add("--sensitivity", action="store_true", help=sensitivity)
+    add("--memory", metavar="80GiB", help="memory limit per device for these (default: the cluster's)")
     _trace_option(parser, "with --model: ")
     _rules_option(parser)
     _json_option(parser)

@@ -1,77 +1,79 @@
-"""What the search has to beat: known schemes on the same cluster, and the plan with one operator split otherwise."""
+"""What the search has to beat: the best plan of every known scheme on the same cluster."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
-from autopar.costmodel import Cluster, bind_axes
-from autopar.search import Infeasible, NoAssignment
+from ..api import Planned
+from ..errors import NoPlanFits, UsageError
+from ..planner import Progress, search_plan
+from ..planning.request import Request
+from ..schemes import SCHEMES, scheme_named, scheme_of
+from ..schemes.pinning import pinned
+from ..sharding.analysis import Analysis, analyse
+from .tables import Rival, Table, comparison_table, rival_of, summary_lines
 
-from ..errors import AutoparError
-from ..pins import Pins, scheme_named
-from ..plan import Plan
-from ..planner import Request, best_on_mesh, name_axes
-from ..schemes.meanings import read_meanings
-from ..sharding.analysis import Analysis
-from ..sharding.mesh import Mesh
-from .tables import Rival
-from .words import option_words
-
-SCHEMES = ("data", "tensor")
+SHORT = ("data", "megatron")
+"""The schemes beside every plan; `autopar compare` prices all."""
 MAX_OPERATORS = 4000
 """Models with more operators are not compared by default: each scheme is a search of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """The best plan in which an operator takes `option` on `axis`: its seconds, or None where there is none, and what `option` means."""
-
-    axis: str
-    option: str
-    words: str
-    step: float | None
-
-
-def line_mesh(cluster: Cluster) -> Mesh:
-    """One axis of all devices."""
-    sizes = (cluster.devices,)
-    return name_axes(cluster, sizes, bind_axes(cluster, sizes) or ())
-
-
-def rivals(plan: Plan, analysis: Analysis, cluster: Cluster, *, memory: float | None, schemes: Sequence[str] = SCHEMES) -> list[Rival]:
-    """The known schemes on one axis of all devices, whether or not they fit the memory."""
-    limit = memory if memory is not None else cluster.device.usable_memory
-    mesh = line_mesh(cluster)
-    free = Request(cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=math.inf, mesh=mesh)
+def rivals(planned: Planned, schemes: Sequence[str], *, memory: float | None, progress: Progress | None = None) -> list[Rival]:
+    """The best plan of each scheme on the devices of the plan, or why there is none."""
+    analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
+    free = Request(cluster=planned.cluster, train=analysis.train, optimizer=planned.plan.model.optimizer, memory=memory, uniform=True)
     found = []
-    for name in schemes:
-        figures = best_on_mesh(analysis, mesh, replace(free, limits=scheme_named(name))).estimate
-        size, moved = figures.memory.total, figures.communication
-        found.append(Rival(scheme=name, mesh=str(mesh), step=figures.step, communication=moved, memory=size, fits=size <= limit))
+    for number, name in enumerate(schemes):
+        if progress:
+            progress(number, len(schemes), name)
+        found.append(_rival(name, analysis, free))
     return found
 
 
-def alternatives(plan: Plan, analysis: Analysis, cluster: Cluster, operator: str, *, memory: float | None = None) -> list[Alternative]:
-    """For every other option of `operator` on each axis, the best whole plan on the same mesh that takes it."""
-    offer, mesh = analysis.offers[operator], plan.mesh_
-    inputs = next(op.inputs for op in analysis.warm if op.name == operator)
-    meanings = read_meanings(analysis)
-    chosen = dict(zip((axis.name for axis in plan.mesh), plan.operators[operator].strategy, strict=True))
-    request = Request(cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, mesh=mesh)
-    found = []
-    for axis in chosen:
-        for option in offer.options:
-            if option.name != chosen[axis]:
-                words = option_words(operator, offer, option, inputs, meanings) + (", gradients as shares" if option.name == "B" else "")
-                step = _step(analysis, mesh, replace(request, limits=Pins(operators={operator: {**chosen, axis: option.name}})))
-                found.append(Alternative(axis=axis, option=option.name, words=words, step=step))
-    return sorted(found, key=lambda a: (a.step is None, a.step or 0.0))
-
-
-def _step(analysis: Analysis, mesh: Mesh, request: Request) -> float | None:
+def _rival(name: str, analysis: Analysis, free: Request) -> Rival:
+    """A scheme that does not fit the memory is planned without a limit, so that it can be seen by how much."""
     try:
-        return best_on_mesh(analysis, mesh, request).estimate.step
-    except (Infeasible, NoAssignment, AutoparError):
-        return None
+        request = pinned(free, scheme_named(name), analysis)
+    except UsageError as error:
+        return Rival(scheme=name, why=str(error).removeprefix(f"{name}: "))
+    for fits in (True, False):
+        try:
+            plan = search_plan(analysis.graph, request if fits else replace(request, memory=math.inf))
+        except NoPlanFits:
+            continue
+        except UsageError as error:
+            return Rival(scheme=name, why=str(error))
+        return rival_of(name, plan, scheme_of(plan, analysis).name, fits=fits)
+    return Rival(scheme=name, why="no plan fits")
+
+
+def compared_parts(planned: Planned, found: Sequence[Rival], sentence: str) -> list[str | Table]:
+    """What `autopar compare` prints."""
+    analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
+    named = scheme_of(planned.plan, analysis)
+    return [
+        *summary_lines(planned.plan, sentence),
+        f"scheme {named.name}: {named.sentence}",
+        comparison_table(planned.plan, named.name, found),
+    ]
+
+
+def compared_json(planned: Planned, found: Sequence[Rival]) -> dict[str, Any]:
+    """The same as one object: seconds and bytes; `ratio` to the step of the plan found."""
+    analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
+    named = scheme_of(planned.plan, analysis)
+    best = planned.plan.predicted.step
+    rows = (rival_of("", planned.plan, named.name), *found)
+    return {
+        "cluster": planned.cluster.name,
+        "devices": planned.cluster.devices,
+        "model": planned.plan.model.name,
+        "scheme": named.name,
+        "rows": [dataclasses.asdict(r) | {"scheme": r.name, "ratio": None if r.step is None else r.step / best} for r in rows],
+        "words": {r.scheme: scheme_named(r.scheme).words for r in found if r.scheme in SCHEMES},
+    }

@@ -17,7 +17,7 @@ from .account import Account, Move, OperatorAccount
 from .grouping import module_of
 from .tables import Table
 from .units import bytes_text, seconds_text
-from .words import COLLECTIVES, gathered, strategy_words
+from .words import COLLECTIVES, gathered, strategy_words, zero_words
 
 _BARE = {"R": "replicated", "B": "replicated, gradients as shares", "P": "partial sum passed on"}
 
@@ -91,7 +91,7 @@ def _move_lines(title: str, move: Move, whole: Account) -> list[str]:
     elif not move.collectives:
         lines.append("      no communication")
     if gathered(move, whole):
-        lines.append(f"      gathered before use: ZeRO-3 storage over {', '.join(whole.axes[axis] for axis in gathered(move, whole))}")
+        lines.append(f"      gathered before use: {zero_words(whole)} over {', '.join(whole.axes[axis] for axis in gathered(move, whole))}")
     return lines
 
 

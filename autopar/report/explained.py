@@ -8,27 +8,35 @@ from typing import Any
 
 from autopar.costmodel import Cluster
 
-from ..errors import UsageError
 from ..ir import Graph
 from ..plan import Plan
 from ..sharding.analysis import analyse
 from .account import Account, OperatorAccount, account_of
-from .compare import Alternative, alternatives
 from .explain import bare_lines, bare_table, find_operators, operator_json, operator_lines, storage_table
 from .grouping import groups_of
+from .outer_pins import Pinned
 from .planned import group_json
+from .questions import alternatives_table, flips_table, pinned_table
+from .sensitivity import Flip
 from .tables import Table, operators_table, summary_lines
-from .units import seconds_text
+from .why import Alternative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """A plan, the operators asked for (None: all), and what is known of them."""
+    """A plan, the operators asked for (None: all), and what is known of them.
+
+    `others`: other strategies of the one operator, `step` being the seconds of the best; `pinned`: other pipelines, recompute and so on;
+    `flips`: where the plan becomes another.
+    """
 
     plan: Plan
     names: tuple[str, ...] | None
     account: Account | None = None
+    step: float = 0.0
     others: tuple[Alternative, ...] = ()
+    pinned: tuple[Pinned, ...] = ()
+    flips: tuple[Flip, ...] = ()
 
     @classmethod
     def of_file(cls, plan: Plan, wanted: str | None) -> Explained:
@@ -36,16 +44,10 @@ class Explained:
         return cls(plan=plan, names=tuple(find_operators(list(plan.operators), wanted)) if wanted else None)
 
     @classmethod
-    def of_model(cls, plan: Plan, graph: Graph, cluster: Cluster, wanted: str | None, *, rivals: bool) -> Explained:
-        """What the plan does to its model, priced on `cluster`; with `rivals`, what other strategies of the operator would cost."""
+    def of_model(cls, plan: Plan, graph: Graph, cluster: Cluster, wanted: str | None) -> Explained:
+        """What the plan does to its model, priced on `cluster`."""
         found = cls.of_file(plan, wanted)
-        analysis = analyse(graph, train=plan.model.mode == "train")
-        account = account_of(plan, analysis, cluster)
-        if not rivals:
-            return dataclasses.replace(found, account=account)
-        if found.names is None or len(found.names) != 1:
-            raise UsageError(f"--alternatives needs one operator; {wanted!r} names {len(found.names or ())}")
-        return dataclasses.replace(found, account=account, others=tuple(alternatives(plan, analysis, cluster, found.names[0])))
+        return dataclasses.replace(found, account=account_of(plan, analyse(graph, train=plan.model.mode == "train"), cluster))
 
     @property
     def chosen(self) -> list[OperatorAccount]:
@@ -54,24 +56,28 @@ class Explained:
 
     def parts(self) -> list[str | Table]:
         """Sentences and tables, in the order of printing."""
+        return [*self._told(), *self._answers()]
+
+    def _told(self) -> list[str | Table]:
         plan, account = self.plan, self.account
         if self.names is None:
             lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", account)]
+            if self.pinned or self.flips:
+                return lines
             lines.append(operators_table(groups_of(account), account) if account else bare_table(plan, plan.operators))
             return [*lines, storage_table(plan), *([] if account else [_HINT])]
         if account is None:
             return [*(line for name in self.names for line in bare_lines(plan, name)), _HINT]
-        found: list[str | Table] = [line for chosen in self.chosen for line in operator_lines(chosen, account)]
-        return [*found, self._others()] if self.others else found
+        return [line for chosen in self.chosen for line in operator_lines(chosen, account)]
 
-    def _others(self) -> Table:
-        base = self.plan.predicted.step
-        rows = [("as planned", "", "", seconds_text(base), "")]
-        for other in self.others:
-            step, more = ("no plan fits", "") if other.step is None else (seconds_text(other.step), f"{(other.step / base - 1):+.2%}")
-            rows.append((other.axis, other.option, other.words, step, more))
-        columns = ("axis", "option", "means", ">step", ">change")
-        return Table(title="The best plan if this operator were split otherwise on one axis", columns=columns, rows=tuple(rows))
+    def _answers(self) -> list[Table]:
+        """What was asked beyond the plan itself."""
+        axes = [axis.name for axis in self.plan.mesh]
+        return [
+            *([alternatives_table(self.others, axes, self.step)] if self.others else []),
+            *([pinned_table(self.pinned, self.plan)] if self.pinned else []),
+            *([flips_table(self.flips, self.plan)] if self.flips else []),
+        ]
 
     def json(self) -> dict[str, Any]:
         """The same as one object: seconds and bytes."""
@@ -82,8 +88,14 @@ class Explained:
             out["groups"] = [group_json(group) for group in groups_of(account)] if account else None
         names = plan.operators if self.names is None else self.names
         out["operators"] = [operator_json(chosen, account) for chosen in self.chosen] if account else [self._bare(name) for name in names]
+        if account is not None:
+            out |= {"scheme": account.named.name, "sentence": account.named.sentence, "schemes": dict(account.named.axes)}
         if self.others:
-            out["alternatives"] = [dataclasses.asdict(other) for other in self.others]
+            out |= {"best": self.step, "alternatives": [dataclasses.asdict(other) for other in self.others]}
+        if self.pinned:
+            out["pinned"] = [dataclasses.asdict(other) for other in self.pinned]
+        if self.flips:
+            out["flips"] = [dataclasses.asdict(flip) for flip in self.flips]
         return out
 
     def _bare(self, name: str) -> dict[str, Any]:

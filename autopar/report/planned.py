@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from ..api import Planned
+from ..plan import Plan
 from ..sharding.analysis import Analysis, analyse
 from .account import Account, account_of
-from .compare import MAX_OPERATORS, rivals
+from .compare import MAX_OPERATORS, SHORT, rivals
 from .grouping import Group, groups_of
 from .tables import Rival, Table, comparison_table, operators_table, summary_lines
-from .words import idle_axes, scheme_words
+from .words import idle_axes
 
 
 def _account(planned: Planned) -> tuple[Account, Analysis]:
@@ -22,7 +24,7 @@ def _account(planned: Planned) -> tuple[Account, Analysis]:
 def _rivals(planned: Planned, analysis: Analysis, *, compare: bool, memory: float | None) -> list[Rival]:
     if not compare or planned.plan.devices == 1 or len(analysis.warm) > MAX_OPERATORS:
         return []
-    return rivals(planned.plan, analysis, planned.cluster, memory=memory)
+    return rivals(planned, SHORT, memory=memory)
 
 
 def cluster_sentence(planned: Planned) -> str:
@@ -38,16 +40,18 @@ def planned_parts(planned: Planned, *, compare: bool, memory: float | None, save
     parts.append(operators_table(groups_of(account), account))
     found = _rivals(planned, analysis, compare=compare, memory=memory)
     if found:
-        parts.append(comparison_table(planned.plan, found))
-        parts += [_faster(rival) for rival in found if rival.fits and rival.step < planned.plan.predicted.step]
+        parts.append(comparison_table(planned.plan, account.named.name, found))
+        parts += faster_lines(planned.plan, found)
     elif compare and len(analysis.warm) > MAX_OPERATORS:
         parts.append(f"the known schemes are not priced beside a model of more than {MAX_OPERATORS} operators")
     parts.append("\n" + (f"saved to {saved}" if saved else "not saved: give -o FILE to keep the plan"))
     return parts
 
 
-def _faster(rival: Rival) -> str:
-    return f"{rival.name} is predicted to be faster than the plan found: --scheme {rival.scheme} plans it"
+def faster_lines(plan: Plan, found: Iterable[Rival]) -> list[str]:
+    """Sentences about rivals that are predicted to be faster, which only a search with a gap leaves."""
+    faster = [r for r in found if r.fits and r.step is not None and r.step < plan.predicted.step * (1 - 1e-9)]
+    return [f"{r.name} is predicted to be faster than the plan found: --scheme {r.scheme} plans it" for r in faster]
 
 
 def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved: str | None) -> dict[str, Any]:
@@ -61,7 +65,9 @@ def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved
             "notes": list(planned.notes[1:]),
             "devices": plan.devices,
             "mesh": {axis.name: axis.size for axis in plan.mesh},
-            "schemes": scheme_words(account),
+            "scheme": account.named.name,
+            "sentence": account.named.sentence,
+            "schemes": dict(account.named.axes),
             "idle": idle_axes(account),
             "step": plan.predicted.step,
             "communication": plan.predicted.communication,

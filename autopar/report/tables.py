@@ -14,7 +14,7 @@ from ..plan import Plan
 from .account import Account
 from .grouping import Group
 from .units import bytes_text, seconds_text
-from .words import COLLECTIVES, scheme_words
+from .words import COLLECTIVES
 
 WIDEST = 60
 """Characters of a cell before it goes on in the next line."""
@@ -100,7 +100,8 @@ def summary_lines(plan: Plan, sentence: str, whole: Account | None = None) -> li
         lines.append(f"computed whole on every device, having no rule: {', '.join(plan.replicated)}")
     lines += [f"rule found by execution: {rule.kind}: {rule.rule}" for rule in plan.rules]
     if whole is not None:
-        lines += [f"axis {axis}: {words}" for axis, words in scheme_words(whole).items()]
+        lines.append(f"scheme {whole.named.name}: {whole.named.sentence}")
+        lines += [f"axis {axis}: {name}" for axis, name in whole.named.axes.items()] if len(whole.named.axes) > 1 else []
     return lines
 
 
@@ -132,33 +133,48 @@ def operators_table(groups: Sequence[Group], whole: Account) -> Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A plan restricted to a known scheme: its predicted seconds and bytes, and whether it fits the memory."""
+    """The best plan of a known scheme (empty: the plan found): its predicted seconds and bytes, and what it is `named`.
+
+    `fits`: whether it fits the memory. `why`: why there is no such plan, where there is none.
+    """
 
     scheme: str
-    mesh: str
-    step: float
-    communication: float
-    memory: float
-    fits: bool
+    mesh: str = ""
+    named: str = ""
+    step: float | None = None
+    communication: float = 0.0
+    memory: float = 0.0
+    fits: bool = False
+    why: str = ""
 
     @property
     def name(self) -> str:
         """How the row is called."""
-        return f"{self.scheme} parallel" if self.scheme else "plan found"
+        return self.scheme or "plan found"
 
 
-def comparison_table(plan: Plan, rivals: Sequence[Rival]) -> Table:
-    """The plan found beside the known schemes."""
+def rival_of(scheme: str, plan: Plan, named: str, *, fits: bool = True) -> Rival:
+    """The row of a plan."""
+    stages = f"{len(plan.stages)} stages of " if len(plan.stages) > 1 else ""
     found = plan.predicted
-    mesh, moved = str(plan.mesh_), found.communication
-    first = Rival(scheme="", mesh=mesh, step=found.step, communication=moved, memory=found.memory, fits=True)
-    rows = tuple(
-        (r.name, r.mesh, seconds_text(r.step), f"{r.step / found.step:.2f}x", seconds_text(r.communication), bytes_text(r.memory), _fit(r))
-        for r in (first, *rivals)
-    )
+    return Rival(
+        scheme=scheme, mesh=f"{stages}{plan.mesh_}", named=named, step=found.step, communication=found.communication,
+        memory=found.memory, fits=fits,
+    )  # fmt: skip
+
+
+def comparison_table(plan: Plan, named: str, rivals: Sequence[Rival]) -> Table:
+    """The plan found beside the known schemes."""
+    rows = tuple(_rival_row(rival, plan.predicted.step) for rival in (rival_of("", plan, named), *rivals))
     columns = ("scheme", "mesh", ">step", ">ratio", ">communication", ">memory", "")
     return Table(title="Beside known schemes", columns=columns, rows=rows)
 
 
-def _fit(rival: Rival) -> str:
-    return "" if rival.fits else "does not fit"
+def _rival_row(rival: Rival, best: float) -> tuple[str, ...]:
+    if rival.step is None:
+        return (rival.name, "", "", "", "", "", f"impossible: {rival.why}")
+    remarks = [] if rival.fits else ["does not fit"]
+    remarks += [f"is {rival.named}"] if rival.named != rival.scheme else []
+    ratio = f"{rival.step / best:.2f}x"
+    figures = (seconds_text(rival.step), ratio, seconds_text(rival.communication), bytes_text(rival.memory))
+    return (rival.name, rival.mesh, *figures, ", ".join(remarks))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..schemes.meanings import Meanings
+from ..schemes.naming import zero_of
 from ..sharding.analysis import Offer
 from ..sharding.candidates import Option
 from ..sharding.layout import Kind, parse_layout
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 COLUMN, ROW, EXPERT, WHOLE, PARTIAL = "column-parallel", "row-parallel", "expert-parallel", "replicated", "partial sum passed on"
 EXPERT_WORDS = frozenset({"dispatch", "masked"})
 SPATIAL = "spatial-parallel (halo exchange)"
-ZERO = "ZeRO-3 storage"
 COLLECTIVES = {
     "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_to_all": "all-to-all", "send": "send",
 }  # fmt: skip
@@ -66,7 +65,7 @@ def phrase(account: OperatorAccount, whole: Account, followers: Sequence[Operato
     parts = [_part(word, axes, members, whole) for word, axes in over.items() if word != WHOLE] or [WHOLE]
     stored = sorted({axis for move in account.before for axis in gathered(move, whole)})
     if stored:
-        parts.append(f"{ZERO} over {', '.join(whole.axes[axis] for axis in stored)}")
+        parts.append(f"{zero_words(whole)} over {', '.join(whole.axes[axis] for axis in stored)}")
     return "; ".join(parts)
 
 
@@ -85,19 +84,9 @@ def gathered(move: Move, whole: Account) -> list[int]:
     return [axis for axis, (stored, used) in ends if stored.kind is Kind.SPLIT and used.kind in (Kind.REPLICATED, Kind.BROADCAST)]
 
 
-def scheme_words(whole: Account) -> dict[str, str]:
-    """For each mesh axis the scheme that people would call it by, from the operators that multiply by a weight."""
-    words = {account.operator.name: strategy_words(account, whole) for account in whole.operators}
-    products = [account.operator.name for account in whole.operators if is_product(account, whole)]
-    tensors = whole.analysis.graph.tensors
-    moves = {(move.tensor, axis) for account in whole.operators for move in account.before for axis in gathered(move, whole)}
-    total = sum(tensor.bytes for tensor in whole.analysis.graph.parameters)
-    names = {}
-    for axis, name in enumerate(whole.axes):
-        names[name] = _scheme(Counter(words[op][axis] for op in products or words), Counter(found[axis] for found in words.values()))
-        if 2 * sum(tensors[tensor].bytes for tensor, on in moves if on == axis) > total:
-            names[name] += f", {ZERO}"
-    return names
+def zero_words(whole: Account) -> str:
+    """How parameters that are stored split are used."""
+    return f"ZeRO-{zero_of(whole.plan, train=whole.analysis.train)} storage"
 
 
 def idle_axes(whole: Account) -> list[str]:
@@ -112,22 +101,3 @@ def is_product(account: OperatorAccount, whole: Account) -> bool:
     """Whether the operator multiplies by a weight."""
     held = [name in whole.meanings.weights for name in account.operator.inputs]
     return bool(RULES[account.operator.kind].products) and any(held) and not all(held)
-
-
-def _scheme(counts: Counter[str], others: Counter[str]) -> str:
-    """One name for what the weighted products do on an axis; `others` counts all operators."""
-    names = {"batch": "data parallel", "sequence": "sequence parallel", EXPERT: "expert parallel"}
-    names |= {COLUMN: "tensor parallel", ROW: "tensor parallel"} | dict.fromkeys((SPATIAL, "height", "width"), "spatial parallel")
-    found: Counter[str] = Counter()
-    for word, count in counts.items():
-        found[names.get(word, "not split" if word in (WHOLE, PARTIAL) else f"{word} split")] += count
-    if not found:
-        return "not split"
-    best = sorted(found, key=lambda name: (-found[name], name))
-    total = sum(found.values())
-    most = found[best[0]]
-    if best[0] == "tensor parallel" and others["sequence"]:
-        best[0] = "tensor parallel (sequence split between)"
-    if best[0] == "sequence parallel" and others[CONTEXT]:
-        best[0] = "context parallel (ring attention)"
-    return best[0] if most >= 0.7 * total or len(best) == 1 else f"mixed: {', '.join(best)}"

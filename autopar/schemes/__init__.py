@@ -2,5 +2,6 @@
 
 from .axis import AXIS_SCHEMES, AxisScheme
 from .known import SCHEMES, Scheme, scheme_named
+from .naming import Factor, Named, scheme_of
 
-__all__ = ["AXIS_SCHEMES", "SCHEMES", "AxisScheme", "Scheme", "scheme_named"]
+__all__ = ["AXIS_SCHEMES", "SCHEMES", "AxisScheme", "Factor", "Named", "Scheme", "scheme_named", "scheme_of"]

@@ -6,6 +6,7 @@ anything (beside what the other axes leave) is what it may choose from; where no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ def _of(*splits: Split) -> Splits:
 
 
 UNSPLIT = _of(Split.WHOLE, Split.SHARE)
+_DIMS = {Split.INNER: "inner dims", Split.HIDDEN: "hidden dim", Split.EXPERT: "experts", Split.RING: "keys"}
 NOTHING = UNSPLIT | {Split.PARTIAL}
 ROWS = _of(Split.SEQUENCE, Split.BATCH)
 ANY = _of(Split.INNER, Split.HIDDEN, Split.SEQUENCE, Split.BATCH)
@@ -56,37 +58,54 @@ class AxisScheme:
         """For every set in the order of preference, which options of an operator it allows."""
         sets = self.prefer.get(profile.part, self.prefer[Part.OTHER])
         strict = self.columns and profile.part in (Part.PRODUCT, Part.EXPERTS)
-        return [np.array([s in wanted and not (strict and r) for s, r in zip(profile.splits, profile.reduces, strict=True)]) for wanted in sets]
+        return [
+            np.array([s in wanted and not (strict and r) for s, r in zip(profile.splits, profile.reduces, strict=True)]) for wanted in sets
+        ]
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
         """The limits where every axis of the mesh has this scheme."""
         return axis_limits((self,) * len(mesh.axes), analysis, profiles_of(analysis))
 
-    def lacks(self, analysis: Analysis, profiles: Profiles, mesh: Mesh, axis: int) -> str | None:
-        """Why the model cannot have this scheme on that axis, or None where it can."""
-        size = mesh.shape[axis]
-        for part, wanted in self.needs.items():
-            offered = total = 0.0
-            short = None
-            for op in analysis.warm:
-                profile = profiles.by_name[op.name]
-                if profile.part is part:
-                    total += profile.work
-                    if _offers(analysis.offers[op.name], profile, wanted, size):
-                        offered += profile.work
-                    else:
-                        short = short or op.name
-            if total == 0 and part in (Part.CORE, Part.EXPERTS):
-                return f"the model has no {'attention' if part is Part.CORE else 'experts'}"
-            if offered < ENOUGH * total:
-                what = " or ".join(sorted(wanted))
-                return f"{short!r} cannot be split along its {what} over the {size} devices of the axis {mesh.axes[axis].name}"
-        return None
+
+def lacking(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> str | None:
+    """Why the model cannot have these schemes on the axes of a mesh, or None where it can: `ENOUGH` of what each needs must divide."""
+    needed = {part for scheme in by_axis if scheme is not None for part in scheme.needs}
+    for part in sorted(needed):
+        wanted = [scheme.needs.get(part) if scheme is not None else None for scheme in by_axis]
+        offered = total = 0.0
+        short = None
+        known: dict[int, bool] = {}
+        for name, profile in profiles.by_name.items():
+            if profile.part is part:
+                if id(profile) not in known:
+                    known[id(profile)] = _offers(analysis.offers[name], profile, wanted, mesh)
+                total += profile.work
+                offered += profile.work * known[id(profile)]
+                short = short if known[id(profile)] else short or name
+        if total == 0 and part in (Part.CORE, Part.EXPERTS):
+            return f"the model has no {'attention' if part is Part.CORE else 'experts'}"
+        if offered < ENOUGH * total:
+            ways = {axis.name: _words(part, splits) for axis, splits in zip(mesh.axes, wanted, strict=True) if splits and axis.size > 1}
+            size = math.prod(axis.size for axis in mesh.axes if axis.name in ways)
+            return (
+                f"{short!r} cannot be split along its {' and '.join(dict.fromkeys(ways.values()))} over {size} devices ({', '.join(ways)})"
+            )
+    return None
 
 
-def _offers(offer: Offer, profile: Profile, wanted: Splits, size: int) -> bool:
-    choices = strategies_of(offer.rule, offer.options, (size,)).choices[:, 0]
-    return any(profile.splits[int(choice)] in wanted for choice in choices)
+def _words(part: Part, splits: Splits) -> str:
+    heads = {Split.INNER: "heads"} if part is Part.CORE else {}
+    return " or ".join(sorted(heads.get(split) or _DIMS.get(split, split.value) for split in splits))
+
+
+def _offers(offer: Offer, profile: Profile, wanted: Sequence[Splits | None], mesh: Mesh) -> bool:
+    """Whether some strategy has on every axis one of the wanted splits."""
+    choices = strategies_of(offer.rule, offer.options, mesh.shape).choices
+    good = np.ones(len(choices), dtype=bool)
+    for axis, splits in enumerate(wanted):
+        if splits and mesh.shape[axis] > 1:
+            good &= np.array([split in splits for split in profile.splits])[choices[:, axis]]
+    return bool(good.any())
 
 
 def axis_limits(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles) -> Limits:

@@ -12,20 +12,19 @@ arXiv:2104.04473).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.search import NoAssignment
 
 from ..errors import UsageError, unknown
+from ..planning.folding import find_runs
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from ..tables import Limits
-from .axis import AXIS_SCHEMES, AxisScheme, axis_limits
+from .axis import AXIS_SCHEMES, AxisScheme, axis_limits, lacking
 from .splits import Part, profiles_of
 
 PRODUCT = " x "
@@ -36,7 +35,7 @@ class Scheme:
     """A known scheme.
 
     `axes`: the axis schemes, outermost first; one alone holds on every axis of a mesh of any shape. `sizes`: their degrees, where they are
-    given. `power`: the exponent of each axis in a mesh whose equal sides make the devices (2d: 1, 1). `named`: axis names that
+    given. `shape`: of the mesh that it wants, where it is not "any". `named`: axis names that
     `axes` belong to, in place of positions. `zero`, `pipeline`, `stages`: what is fixed of the schedule (stages 0: as many as there are
     devices and layers).
     """
@@ -72,16 +71,14 @@ class Scheme:
             return f"{self.name} has {len(self.axes)} mesh axes, {mesh} has {len(mesh.axes)}"
         if self.sizes and mesh.shape != self.sizes:
             return f"{self.name} is for a mesh of {'x'.join(map(str, self.sizes))}, not {mesh}"
-        profiles = profiles_of(analysis)
-        pairs = enumerate(self.by_axis(mesh))
-        reasons = (scheme.lacks(analysis, profiles, mesh, axis) for axis, scheme in pairs if scheme is not None and mesh.shape[axis] > 1)
-        return next((f"{self.name}: {reason}" for reason in reasons if reason), None)
+        reason = lacking(self.by_axis(mesh), analysis, profiles_of(analysis), mesh)
+        return f"{self.name}: {reason}" if reason else None
 
     def with_storage(self, zero: int) -> Scheme:
         """The scheme with parameters stored whole (ZeRO 0) or split, where rows alone are split."""
         storage = "split" if zero else "whole"
-        axes = tuple(dataclasses.replace(a, storage=storage) if a.storage != "used" else a for a in self.axes)
-        return dataclasses.replace(self, axes=axes, zero=zero)
+        axes = tuple(replace(a, storage=storage) if a.storage != "used" else a for a in self.axes)
+        return replace(self, axes=axes, zero=zero)
 
     def stages_for(self, devices: int, analysis: Analysis) -> int | None:
         """The number of pipeline stages, where the scheme is a pipeline."""
@@ -98,7 +95,9 @@ class Scheme:
         """The mesh that the scheme wants of the devices of a stage (None: any); a `UsageError` says which numbers of devices would do."""
         if self.sizes:
             if math.prod(self.sizes) != devices:
-                raise UsageError(f"{self.name} is for {math.prod(self.sizes) * (self.stages or 1)} devices, not {devices * (self.stages or 1)}")
+                raise UsageError(
+                    f"{self.name} is for {math.prod(self.sizes) * (self.stages or 1)} devices, not {devices * (self.stages or 1)}"
+                )
             return self.sizes
         if self.shape == "any":
             return None
@@ -107,7 +106,9 @@ class Scheme:
             below = next((n for n in range(devices - 1, 1, -1) if _SHAPES[self.shape](n)), None)
             above = next(n for n in range(devices + 1, 100 * devices) if _SHAPES[self.shape](n))
             would = " or ".join(f"{n} ({'x'.join(map(str, _SHAPES[self.shape](n) or ()))})" for n in (below, above) if n)
-            raise UsageError(f"{self.name} needs a mesh of {self.shape} devices: {would}, not {devices}; --mesh gives another shape of its axes")
+            raise UsageError(
+                f"{self.name} needs a mesh of {self.shape} devices: {would}, not {devices}; --mesh gives another shape of its axes"
+            )
         return found
 
 
@@ -128,15 +129,19 @@ def _cube(devices: int) -> tuple[int, ...] | None:
     return (side,) * 3 if side > 1 and side**3 == devices else None
 
 
-_SHAPES = {"q x q": _square, "d x q x q (d up to q)": _deep_square, "l x l x l": _cube}
-_SQUARE, _DEEP, _CUBE = _SHAPES
+def _line(devices: int) -> tuple[int, ...]:
+    return (devices,)
+
+
+_SHAPES = {"one axis of": _line, "q x q": _square, "d x q x q (d up to q)": _deep_square, "l x l x l": _cube}
+_LINE, _SQUARE, _DEEP, _CUBE = _SHAPES
 
 
 def layers_of(analysis: Analysis) -> int:
-    """How often the most frequent product of a weight occurs: the number of equal layers."""
-    profiles = profiles_of(analysis).by_name
-    counts = Counter(id(analysis.offers[name]) for name, profile in profiles.items() if profile.part in (Part.PRODUCT, Part.EXPERTS))
-    return max(counts.values(), default=1)
+    """The number of equal layers; of a model without any, of products with a weight."""
+    layers = sum(run.layers for run in find_runs(analysis.graph))
+    products = sum(profile.part in (Part.PRODUCT, Part.EXPERTS) for profile in profiles_of(analysis).by_name.values())
+    return layers or max(products, 1)
 
 
 def _plain(name: str, **more: int) -> Scheme:
@@ -171,7 +176,7 @@ SCHEMES: Mapping[str, Scheme] = {
         _plain("megatron"),
         _plain("megatron-sp"),
         _plain("ulysses", zero=0),
-        _plain("context", zero=0),
+        replace(_plain("context", zero=0), shape=_LINE),
         _plain("expert"),
         _grid("2d", "rows x columns of every product, weights stored split over both", _SQUARE, "zero3", "columns"),
         _grid("2.5d", "the batch over grids of rows x columns", _DEEP, "data", "zero3", "columns"),
@@ -195,6 +200,8 @@ def scheme_named(text: str) -> Scheme:
     """
     if text in SCHEMES:
         return SCHEMES[text]
+    if text in AXIS_SCHEMES:
+        return _plain(text)
     if ":" in text:
         return _by_axis_name(text)
     numbers = _TRIPLE.fullmatch(text)
@@ -237,7 +244,9 @@ def _product(text: str, factors: list[tuple[str, int, str | None]]) -> Scheme:
         pipeline, stages = factors[0][0].removeprefix("pipeline-"), factors[0][1]
         factors = factors[1:]
     axes = tuple(_axis_scheme(stored if name == "data" and stored else name) for name, _, stored in factors)
-    zero = {int(stored[-1]) for _, _, stored in factors if stored} | {int(name[-1]) for name, _, _ in factors if name in ("zero1", "zero2", "zero3")}
+    zero = {int(stored[-1]) for _, _, stored in factors if stored} | {
+        int(name[-1]) for name, _, _ in factors if name in ("zero1", "zero2", "zero3")
+    }
     return Scheme(
         name=text, words=text, axes=axes or (AXIS_SCHEMES["data"],), sizes=tuple(size for _, size, _ in factors), pipeline=pipeline,
         stages=stages, zero=_one_zero(text, zero),

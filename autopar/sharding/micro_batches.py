@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ..errors import UsageError
-from ..ir import Tensor
+from ..ir import Role, Tensor
 from .analysis import Analysis, Offer
 from .candidates import Option
 from .layout import Kind, Layout, Placement, S, format_layout, is_valid
@@ -74,12 +74,14 @@ class _Split:
 
     def run(self) -> Analysis:
         analysis, time = self.analysis, self.time
-        tensors = {name: self._tensor(tensor, time.placements[name]) for name, tensor in analysis.graph.tensors.items()}
+        given = analysis.graph.tensors
+        # Inputs and constants lie whole on every device, as they are given.
+        made = {name: t if t.role in (Role.INPUT, Role.CONSTANT) else self._tensor(t, time.placements[name]) for name, t in given.items()}
         return replace(
             analysis,
-            graph=replace(analysis.graph, tensors=tensors),
+            graph=replace(analysis.graph, tensors=made),
             offers={name: self._offer(name, offer) for name, offer in analysis.offers.items()},
-            kinds={name: self._kinds(tensors[name], kinds) for name, kinds in analysis.kinds.items()},
+            kinds={name: self._kinds(made[name], kinds) for name, kinds in analysis.kinds.items()},
         )
 
     def _tensor(self, tensor: Tensor, placement: Placement) -> Tensor:

@@ -5,7 +5,8 @@ Every operator takes one option on the axis of time, on which nothing may be com
     tensor                     on the axis of time
     inputs of the model        S(0), cut before the micro-batch
     parameters                 R, and B as they are read: their gradients are added up
-    constants, preamble        whole, and sliced where an operator reads them split
+    constants                  whole, and sliced where an operator reads them split
+    preamble                   S where it is made of samples; the rest is made once, and sliced as constants are
     results                    S, B where they hold no sample, P where the samples are summed or averaged (losses)
 """
 
@@ -34,8 +35,8 @@ BATCH_DIMS = 2
 class TimeSplit:
     """How a model runs on parts of its batch of `size` samples.
 
-    `options`: what every warm operator does on the axis of time. `placements`: how every tensor lies on it: of inputs, constants and
-    the preamble, as the warm operators read them (R where none reads it split).
+    `options`: what every warm operator does on the axis of time, and those of the preamble that make samples of samples; the others of
+    the preamble run once, on the whole batch. `placements`: how every tensor lies on it: inputs and constants as they are read.
     """
 
     size: int
@@ -143,27 +144,33 @@ class _Walk:
         for updated in self.graph.updates.values():
             if self.made.get(updated, R).kind in (Kind.SPLIT, Kind.PARTIAL):
                 raise _Conflict(self.producers[updated][0], [])
-        placements = {
-            name: self.made.get(name, R if t.role is Role.PARAMETER else self.read.get(name, R)) for name, t in self.graph.tensors.items()
-        }
+        cold = (op for op in self.graph.operators if op.name in self.analysis.cold and op.name in self.options)
+        cut = {name: self.natural[name] for op in cold for name in op.outputs}
+        placements = {name: self.made.get(name, self.read.get(name, cut.get(name, R))) for name in self.graph.tensors}
         return TimeSplit(size=self.size, options=self.options, placements=placements)
 
     def _cold(self, operator: Operator) -> None:
-        """The preamble runs on the whole batch; its outputs hold samples where its rule hands those of its inputs on."""
+        """What the preamble makes of samples is made for each micro-batch; the rest of it once, for the whole batch."""
+        wanted = operator.outputs[0] in self.split
         self.natural.update((name, S(self.dim)) for name in operator.outputs if name in self.split)
-        if not any(name in self.natural for name in operator.inputs) or operator.kind not in RULES:
+        if operator.kind not in RULES or not (wanted or any(name in self.natural for name in operator.inputs)):
             return
-        key = (self.graph.operator_fingerprint(operator), tuple(self.natural.get(name) for name in operator.inputs))
+        key = (self.graph.operator_fingerprint(operator), tuple(self.natural.get(name) for name in operator.inputs), wanted)
         if key not in self.known:
-            self.known[key] = self._handed_on(operator)
+            self.known[key] = self._handed_on(operator, wanted)
         option = self.known[key]
         if option is not None:
+            self.options[operator.name] = option
             self.natural.update((n, p) for n, p in zip(operator.outputs, option.outputs, strict=True) if p.kind is Kind.SPLIT)
 
-    def _handed_on(self, operator: Operator) -> Option | None:
-        agree = (o for o in self._all_options(operator) if o.factor >= 0)
+    def _handed_on(self, operator: Operator, wanted: bool) -> Option | None:
+        """The option of an operator of the preamble that takes samples as they come and gives samples."""
         names = operator.inputs
-        return next((o for o in agree if all(p == self.natural.get(n, p) for n, p in zip(names, o.inputs, strict=True))), None)
+        for option in self._all_options(operator):
+            agrees = all(p == self.natural.get(n, p) for n, p in zip(names, option.inputs, strict=True))
+            if agrees and all(p.kind is Kind.SPLIT for p in option.outputs) and (not wanted or option.outputs[0] == S(self.dim)):
+                return option
+        return None
 
     def _all_options(self, operator: Operator) -> list[Option]:
         """Options that a search leaves out too: those that lie as the inputs come, whatever their number of parts."""

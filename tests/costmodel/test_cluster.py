@@ -58,6 +58,9 @@ def test_presets_are_complete(name: str) -> None:
     figures = {f"device.{field}" for field in ("matmul_fraction", "memory_bandwidth", "memory_capacity", "launch", "reserved")}
     figures |= {f"device.peak.{family}" for family in cluster.device.peak}
     figures |= {f"{level.name}.{field}" for level in cluster.levels for field in ("latency", "bandwidth", "efficiency")}
+    host = {"host_bandwidth": cluster.device.host_bandwidth, "host_memory": cluster.device.host_memory}
+    figures |= {f"device.{name}" for name, value in host.items() if value is not None}
+    assert (host["host_bandwidth"] or 0) < cluster.device.memory_bandwidth
     assert figures <= set(cluster.sources), "every figure of a preset says where it comes from"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -121,8 +122,23 @@ def test_pools_are_cut_from_the_last() -> None:
         cluster.sized(25)
 
 
-def test_a_mesh_over_all_pools_has_what_every_device_can_do() -> None:
+def test_any_number_of_devices_and_any_part_of_pools() -> None:
     cluster = mixed()
+    for count in range(1, 25):
+        assert cluster.sized(count).devices == sum(pool.devices for pool in cluster.sized(count).pools) == count
+        for start in range(25 - count):
+            part = cluster.part(start, count)
+            assert part.devices == count
+            pool = cluster.pools[0] if start + count <= 16 else cluster.pools[1] if start >= 16 else cluster
+            assert part.device == pool.device
+            assert bind_axes(part, (count,)) is not None
+
+
+def test_a_mesh_over_all_pools_has_what_every_device_can_do() -> None:
+    fast = load_cluster("dgx-h100")
+    small = replace(fast, device=replace(fast.device, memory_capacity=20 * 2.0**30))
+    cluster = join("mixed", [load_cluster("dgx-a100").sized(16), small], between=BETWEEN)
+    assert cluster.device.name == "A100-SXM4-40GB"
     assert cluster.units == (8, 24)
     assert bind_axes(cluster, (3, 8)) == ("between", "nvlink")
     for pool in cluster.pools:
@@ -132,6 +148,26 @@ def test_a_mesh_over_all_pools_has_what_every_device_can_do() -> None:
         assert cluster.device.memory_bandwidth * cluster.device.memory_fraction <= device.memory_bandwidth * device.memory_fraction * 1.0001
         assert cluster.level("nvlink").rate(8) <= pool.level("nvlink").rate(8)
     assert "float8" not in cluster.device.peak, "A100 has no float8"
+
+
+@given(first=st.integers(1, 200), then=st.integers(1, 200))
+def test_the_size_before_does_not_matter_to_a_cluster_that_grows(first: int, then: int) -> None:
+    """A node of which 6 devices were in use has room for 8 still."""
+    preset = load_cluster("dgx-h100")
+    before, wanted = preset.sized(first), preset.sized(then)
+    nodes = before.levels[-1].size
+    found = before.sized(then)
+    if then > first or wanted.levels[-1].size <= nodes:
+        assert found == wanted
+    else:
+        assert (found.devices, found.levels) == (then, before.part(0, then).levels)
+
+
+def test_a_cut_takes_no_nodes_that_are_not_there() -> None:
+    nodes = load_cluster("dgx-h100").sized(24)
+    assert [nodes.sized(n).units for n in (20, 21, 22, 16, 12, 7)] == [(4, 20), (7, 21), (2, 22), (8, 16), (6, 12), (7, 7)]
+    with pytest.raises(ClusterError, match="of 4 slots 4 cannot"):
+        Level(name="nvlink", size=4, slots=4, latency=0, bandwidth=1)
 
 
 def test_an_aligned_part_is_the_cluster_of_that_size() -> None:

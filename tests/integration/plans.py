@@ -10,9 +10,9 @@ from dataclasses import replace
 from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.pricing import MeshPrices
 from autopar.model import LoadedModel
-from autopar.pins import SCHEMES
 from autopar.plan import Plan
 from autopar.planner import Request, as_plan, evaluate, name_axes, search_plan
+from autopar.schemes import AXIS_SCHEMES
 from autopar.search import CostGraph
 from autopar.search.costgraph import solution
 from autopar.sharding.analysis import analyse
@@ -34,7 +34,7 @@ def request(sizes: Sequence[int], *, train: bool) -> Request:
 def plans(model: LoadedModel, wanted: Request, *, randoms: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:
     """Named plans, each read back from the text of its file."""
     yield "found", _read_back(search_plan(model.graph, wanted))
-    for name, scheme in SCHEMES.items():
+    for name, scheme in AXIS_SCHEMES.items():
         yield name, _read_back(search_plan(model.graph, replace(wanted, limits=scheme)))
     yield from random_plans(model, wanted, count=randoms, seed=seed)
 

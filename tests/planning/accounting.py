@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from autopar.costmodel.bandwidth import bus_factor
 from autopar.frontends.load import LoadedModel, ModelOptions, load_model
-from autopar.ir import Operator, Role
-from autopar.sharding.analysis import analyse
+from autopar.ir import Graph, Operator, Ref, Role, Tensor
+from autopar.sharding.analysis import Offer, analyse
 from autopar.sharding.layout import P, Placement, R, S
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Program, build_program
+from autopar.sharding.schedule import PLAIN, Schedule
+from autopar.sharding.scheduled import scheduled
 
 ITEMSIZE = 4
 BATCH, SEQUENCE, HIDDEN, HEADS = 4, 8, 16, 4
@@ -37,12 +39,12 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(HIDDEN) if norm else nn.Identity()
         self.q, self.k, self.v, self.o = (nn.Linear(HIDDEN, HIDDEN, bias=bias) for _ in range(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[b, s, h] to [b, s, h]."""
         b, s, h = x.shape
         y = self.norm(x)
         q, k, v = (f(y).view(b, s, HEADS, h // HEADS).transpose(1, 2) for f in (self.q, self.k, self.v))
-        out: Tensor = x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, s, h))
+        out: torch.Tensor = x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, s, h))
         return out
 
 
@@ -54,9 +56,9 @@ class FeedForward(nn.Module):
         self.norm = nn.LayerNorm(HIDDEN) if norm else nn.Identity()
         self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN, bias=bias), nn.Linear(4 * HIDDEN, HIDDEN, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[b, s, h] to [b, s, h]."""
-        out: Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
+        out: torch.Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
         return out
 
 
@@ -69,10 +71,10 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.randn(experts, 2 * HIDDEN, HIDDEN) / HIDDEN)
         self.scale = nn.Parameter(torch.ones(HIDDEN))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[e, c, h] to [e, c, h]."""
         rows = x * self.scale
-        out: Tensor = rows + torch.bmm(F.gelu(torch.bmm(rows, self.up)), self.down)
+        out: torch.Tensor = rows + torch.bmm(F.gelu(torch.bmm(rows, self.up)), self.down)
         return out
 
 
@@ -91,6 +93,30 @@ def transformer(layers: int, *, norm: bool = True, bias: bool = True) -> LoadedM
 
 # dim that is split where tokens come first [b, s, ...], and where heads do [b, heads, s, d]
 DIMS: Mapping[str, tuple[int, int]] = {"batch": (0, 0), "sequence": (1, 2), "heads": (2, 1)}
+
+
+def sorted_experts(experts: int, rows: int) -> Graph:
+    """Two grouped products over rows that are sorted by expert, as transformers writes them, with a GELU between."""
+    shapes = {"rows": (rows, HIDDEN), "first": (rows, 2 * HIDDEN), "wide": (rows, 2 * HIDDEN), "second": (rows, HIDDEN), "loss": ()}
+    tensors = {name: Tensor(name=name, shape=shape, dtype="float32") for name, shape in shapes.items()}
+    tensors |= {
+        "x": Tensor(name="x", shape=(rows, HIDDEN), dtype="float32", role=Role.INPUT),
+        "ends": Tensor(name="ends", shape=(experts,), dtype="int32", role=Role.INPUT),
+        "scale": Tensor(name="scale", shape=(HIDDEN,), dtype="float32", role=Role.PARAMETER, trainable=True),
+        "up": Tensor(name="up", shape=(experts, HIDDEN, 2 * HIDDEN), dtype="float32", role=Role.PARAMETER, trainable=True),
+        "down": Tensor(name="down", shape=(experts, 2 * HIDDEN, HIDDEN), dtype="float32", role=Role.PARAMETER, trainable=True),
+    }
+    grouped = "transformers.grouped_mm_fallback.default"
+    places = {"input": Ref(0), "weight": Ref(1), "offs": Ref(2)}
+    both = {"self": Ref(0), "other": Ref(1)}
+    operators = (
+        Operator(name="scaled", kind="aten.mul.Tensor", inputs=("x", "scale"), outputs=("rows",), attributes=both),
+        Operator(name="up/grouped", kind=grouped, inputs=("rows", "up", "ends"), outputs=("first",), attributes=places),
+        Operator(name="gelu", kind="aten.gelu.default", inputs=("first",), outputs=("wide",), attributes={"self": Ref(0)}),
+        Operator(name="down/grouped", kind=grouped, inputs=("wide", "down", "ends"), outputs=("second",), attributes=places),
+        Operator(name="mean", kind="autopar.mean_square", inputs=("second",), outputs=("loss",), attributes={"self": Ref(0)}),
+    )  # fmt: skip
+    return Graph(name="experts", tensors=tensors, operators=operators, inputs=("x", "ends"), outputs=("second",), loss="loss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,16 +150,29 @@ SUMMA = Split(residual=S(2), inner="heads", attention="heads", closing=S(2))
 """Columns of every matrix: with `DATA` on a second axis, and parameters split there too, the blocks of two dims."""
 
 
-def program_of(model: LoadedModel, mesh: Mesh, wanted: Callable[[Operator], Sequence[Placement]], *, storage: Sequence[int] = ()) -> Program:
-    """The program in which every operator has the wanted output, parameters stored split over the axes `storage` too."""
-    analysis = analyse(model.graph, train=True)
+def _travelling(offer: Offer) -> Offer:
+    """The offer without what a dispatch would replace."""
+    return replace(offer, options=tuple(option for option in offer.options if option.communication == "dispatch") or offer.options)
+
+
+Wanted = Callable[[Operator], Sequence[Placement]]
+
+
+def program_of(graph: Graph, mesh: Mesh, wanted: Wanted, *, storage: Sequence[int] = (), travelling: bool = False) -> Program:
+    """The program in which every operator has the wanted output, parameters stored split over the axes `storage` too.
+
+    `travelling`: rows travel to their experts wherever they can.
+    """
+    analysis = analyse(graph, train=True)
+    if travelling:
+        analysis = replace(analysis, offers={name: _travelling(offer) for name, offer in analysis.offers.items()})
     placements = {op.name: tuple(wanted(op)) for op in analysis.warm}
-    return build_program(model.graph, pinned_assignment(analysis, mesh, placements, split_storage=storage))
+    return build_program(graph, pinned_assignment(analysis, mesh, placements, split_storage=storage))
 
 
 def program(model: LoadedModel, mesh: Mesh, *splits: Split, storage: Sequence[int] = ()) -> Program:
     """The program of a transformer with a split on each axis."""
-    return program_of(model, mesh, lambda op: [split.of(op) for split in splits], storage=storage)
+    return program_of(model.graph, mesh, lambda op: [split.of(op) for split in splits], storage=storage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,15 +192,15 @@ class Moved:
         return bus_factor(self.kind, self.group) * self.nbytes
 
 
-def priced(found: Program) -> list[Moved]:
-    """The program's list."""
+def priced(found: Program, schedule: Schedule = PLAIN) -> list[Moved]:
+    """The list of a program under a schedule."""
     axes, tensors = found.assignment.mesh.axes, found.graph.tensors
     return [
         Moved(
             phase=c.phase, kind=c.kind, group=axes[c.axis].size, nbytes=c.nbytes, axis=axes[c.axis].name,
             parameter=tensors[c.tensor].role is Role.PARAMETER,
         )
-        for c in found.collectives()
+        for c in scheduled(found, schedule).collectives()
         if axes[c.axis].size > 1 and tensors[c.tensor].shape
     ]  # fmt: skip
 

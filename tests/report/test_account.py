@@ -11,10 +11,10 @@ from report_models import MEGATRON, account, perceptrons, planned
 from autopar.api import plan_loaded
 from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions, load_model
-from autopar.report.compare import alternatives, rivals
+from autopar.report.compare import rivals
 from autopar.report.explain import find_operators
 from autopar.report.grouping import groups_of
-from autopar.report.words import idle_axes, phrase, scheme_words
+from autopar.report.words import idle_axes, phrase
 from autopar.sharding.analysis import analyse
 from autopar.sharding.program import Collective
 
@@ -49,19 +49,19 @@ def test_megatron_is_named() -> None:
     words = {op.operator.name: phrase(op, whole) for op in whole.operators}
     assert words["/layers.0/up/MatMul"] == "column-parallel over gpu"
     assert words["/layers.0/down/MatMul"] == "row-parallel over gpu (all-reduce)"
-    assert scheme_words(whole) == {"gpu": "tensor parallel"}
+    assert whole.named.name == "megatron" and whole.named.axes == {"gpu": "megatron"}
     assert idle_axes(whole) == []
 
 
 def test_zero3_is_named() -> None:
     whole = account(planned(scheme="zero3", pins=("*MatMul=gpu:m",)))
     assert phrase(whole.operators[0], whole) == "batch over gpu; ZeRO-3 storage over gpu"
-    assert scheme_words(whole) == {"gpu": "data parallel, ZeRO-3 storage"}
+    assert whole.named.name == "zero3"
 
 
 def test_idle_devices_are_told() -> None:
     whole = account(planned(pins=("*=gpu:R",), mode="infer"))
-    assert scheme_words(whole) == {"gpu": "not split"}
+    assert whole.named.name == "replicated"
     assert idle_axes(whole) == ["gpu"]
 
 

@@ -49,7 +49,7 @@ def test_printed_plan(name: str) -> None:
 @pytest.mark.parametrize("name", ["zero3", "megatron"])
 def test_explained_operator(name: str) -> None:
     found = planned(**PLANS[name])
-    explained = Explained.of_model(found.plan, found.model.graph, found.cluster, "layers.1/down", rivals=False)
+    explained = Explained.of_model(found.plan, found.model.graph, found.cluster, "layers.1/down")
     _check(f"explain_{name}", _text(explained.parts()))
 
 

@@ -1,0 +1,192 @@
+"""What every operator of a program takes: seconds of a micro-batch and of a step, and bytes, in the order of the model.
+
+A redistribution counts to the operator behind it, a parameter to the first operator that reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.costmodel.estimate import step_seconds
+from autopar.costmodel.kept import facts_of
+from autopar.costmodel.liveness import Recompute, live_bytes
+from autopar.costmodel.pricing import MeshPrices, optimizer_named, update_seconds
+from autopar.costmodel.timeline import Seconds
+
+from ..ir import Role
+from ..sharding.analysis import Analysis
+from ..sharding.layout import Kind
+from ..sharding.program import Compute, Program, Redistribute, chain_collectives, operator_collectives
+from ..sharding.redistribution import local_bytes
+from ..sharding.schedule import Schedule
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Arrays [operators]. Seconds of a micro-batch: `forward`, `backward`, and of the latter `weight`. `once`: seconds of a step's
+    reductions and gathers; `update`: of the optimizer; `moved`: of collectives of a micro-batch, within forward and backward.
+
+    `stored`: bytes of parameters, gradients and optimizer state; `saved`: of what a micro-batch keeps; `excess`: of what is alive beside
+    while the operator is at work. `handed`: array [operators + 1], bytes of a device's values made before an operator and read from it on.
+    """
+
+    forward: Floats
+    backward: Floats
+    weight: Floats
+    moved: Floats
+    once: Floats
+    update: Floats
+    stored: Floats
+    saved: Floats
+    excess: Floats
+    handed: Floats
+
+
+def figures_of(program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule) -> Figures:
+    """The figures of a program of one micro-batch under a schedule."""
+    return _Figures(program, analysis, prices, optimizer, schedule).run()
+
+
+class _Figures:
+    def __init__(self, program: Program, analysis: Analysis, prices: MeshPrices, optimizer: str, schedule: Schedule) -> None:
+        self.program, self.analysis, self.prices, self.optimizer, self.schedule = program, analysis, prices, optimizer, schedule
+        self.graph, self.mesh = program.graph, prices.mesh.shape
+        self.places = {op.name: index for index, op in enumerate(self.graph.operators)}
+        self.again = {name for segment in schedule.recompute for name in segment}
+        names = ("forward", "backward", "weight", "moved", "once", "update", "stored", "saved", "excess")
+        self.of: dict[str, Floats] = {name: np.zeros(len(self.graph.operators)) for name in names}
+        self.known: dict[object, Seconds] = {}
+        self.seconds: dict[tuple[str, int, int], float] = {}
+
+    def run(self) -> Figures:
+        waiting: list[Redistribute] = []
+        for step in self.program.steps:
+            if isinstance(step, Redistribute):
+                waiting.append(step)
+                continue
+            index = self.places[step.operator.name]
+            for move in waiting:
+                self._move(move, index)
+            waiting = []
+            self._compute(step, index)
+        for move in waiting:
+            self._move(move, len(self.graph.operators) - 1)
+        self._parameters()
+        self._memory()
+        return Figures(**self.of, handed=self._handed())
+
+    def _collective(self, kind: str, axis: int, nbytes: int) -> float:
+        key = (kind, axis, nbytes)
+        if key not in self.seconds:
+            self.seconds[key] = self.prices.seconds(*key)
+        return self.seconds[key]
+
+    def _move(self, step: Redistribute, index: int) -> None:
+        """Seconds of a redistribution: of a parameter once a step, or for every pass; of a value in every pass."""
+        forward, backward = chain_collectives(self.graph, step, self.mesh)
+        ahead = sum(self._collective(c.kind, c.axis, c.nbytes) for c in forward)
+        back = sum(self._collective(c.kind, c.axis, c.nbytes) for c in backward)
+        stored = self.graph.tensors[step.tensor].role is Role.PARAMETER
+        if stored:
+            size = local_bytes(step.chain[0], self.graph.tensors[step.tensor].bytes, self.mesh)
+            for axis in self._summed(step):
+                self.of["once"][index] += self.prices.bucket_seconds("all_reduce", axis, size)
+            if self.schedule.gathered == "kept":
+                self.of["once"][index] += ahead
+                if self.schedule.accumulated == "whole":
+                    self.of["once"][index] += back
+                    back = 0.0
+                ahead = 0.0
+        again = self.graph.operators[index].name in self.again or (stored and self.schedule.gathered == "again")
+        self.of["forward"][index] += ahead
+        self.of["backward"][index] += back + (ahead if again else 0.0)
+        self.of["moved"][index] += ahead + back + (ahead if again else 0.0)
+
+    def _summed(self, step: Redistribute) -> list[int]:
+        """The axes over which the gradient of a parameter is summed in a bucket."""
+        pairs = list(zip(step.chain, step.chain[1:], strict=False))[: step.bucketed]
+        return [next(a for a, (b, c) in enumerate(zip(before, after, strict=True)) if b != c) for before, after in pairs]
+
+    def _compute(self, step: Compute, index: int) -> None:
+        name = step.operator.name
+        if name in self.analysis.cold:
+            return
+        key = (id(self.analysis.offers[name]), tuple(option.name for option in step.decision.options))
+        if key not in self.known:
+            self.known[key] = step_seconds(step, self.analysis, self.prices)
+        found = self.known[key]
+        inside = [0.0, 0.0]
+        if any(option.communication is not None for option in step.decision.options):
+            for c in operator_collectives(self.graph, step, self.mesh, self.program.assignment.gradients):
+                inside[c.phase == "backward"] += self._collective(c.kind, c.axis, c.nbytes)
+        repeated = found.forward + inside[0] if name in self.again else 0.0
+        self.of["forward"][index] += found.forward + inside[0]
+        self.of["backward"][index] += found.backward + inside[1] + repeated
+        self.of["weight"][index] += found.weight
+        self.of["moved"][index] += sum(inside)
+
+    def _parameters(self) -> None:
+        copies = 2 + optimizer_named(self.optimizer).states
+        first = {name: readers[0][0] for name, readers in self.analysis.readers.items() if readers[0][0] >= 0}
+        for tensor in self.graph.parameters:
+            index = first.get(tensor.name, 0)
+            size = local_bytes(self.program.assignment.storage[tensor.name], tensor.bytes, self.mesh)
+            trained = self.analysis.train and tensor.trainable
+            self.of["stored"][index] += size * (copies if trained else 1)
+            if trained:
+                shards = np.array([max(tensor.bytes // max(size, 1), 1)])
+                self.of["update"][index] += float(update_seconds(tensor, shards, self.optimizer, self.prices.cluster)[0])
+
+    def _memory(self) -> None:
+        """One walk; copies of gathered parameters that stay from micro-batch to micro-batch count as stored."""
+        facts = facts_of(self.analysis)
+        recompute = Recompute(segments=self.schedule.recompute)
+        live = live_bytes(self.program, facts, train=self.analysis.train, recompute=recompute, accumulating=True, regather=True)
+        below = 0.0
+        total = dict.fromkeys(self.places, 0.0)
+        for name, size in live.saved_of.items():
+            self.of["saved"][self.places.get(name, 0)] += size
+        saved = np.cumsum(self.of["saved"])
+        for moment, name in enumerate(live.moments):
+            if name in total:
+                index = self.places[name]
+                below = float(saved[index])
+                alive = live.kept[moment] + live.gradients[moment] + live.buffers[moment] + live.passing[moment]
+                self.of["excess"][index] = max(float(self.of["excess"][index]), alive - below)
+        if self.schedule.gathered == "kept":
+            self._gathered_copies()
+
+    def _gathered_copies(self) -> None:
+        tensors = self.graph.tensors
+        often = 2.0 if self.schedule.accumulated == "whole" and self.schedule.micro_batches > 1 else 1.0
+        first = {name: readers[0][0] for name, readers in self.analysis.readers.items() if readers[0][0] >= 0}
+        for step in self.program.steps:
+            if isinstance(step, Redistribute) and tensors[step.tensor].role is Role.PARAMETER:
+                before, after = (local_bytes(layout, tensors[step.tensor].bytes, self.mesh) for layout in (step.chain[0], step.chain[-1]))
+                if after > before:
+                    self.of["stored"][first[step.tensor]] += often * after
+
+    def _handed(self) -> Floats:
+        """Bytes of the shards that a stage which begins at an operator receives."""
+        last: dict[str, int] = {}
+        for index, op in enumerate(self.graph.operators):
+            if op.name not in self.analysis.cold:
+                for name in op.inputs:
+                    last[name] = index
+        change = np.zeros(len(self.graph.operators) + 2)
+        for index, op in enumerate(self.graph.operators):
+            if op.name in self.analysis.cold:
+                continue
+            decision = self.program.assignment.decisions[op.name]
+            for name, layout in zip(op.outputs, decision.outputs, strict=True):
+                if name in last:
+                    shards = np.prod([self.mesh[a] for a, p in enumerate(layout) if p.kind is Kind.SPLIT], initial=1.0)
+                    size = self.graph.tensors[name].bytes / shards
+                    change[index + 1] += size
+                    change[last[name] + 1] -= size
+        return np.maximum(np.cumsum(change)[: len(self.graph.operators) + 1], 0.0)

@@ -1,0 +1,93 @@
+"""A solution as a program with its exact price, made to fit the memory where the tables' sums were too hopeful."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from autopar.costmodel.estimate import Estimate, estimate
+from autopar.search import Infeasible, Solution
+
+from ..decoding import decode
+from ..sharding.program import Assignment, Program, build_program
+from ..sharding.schedule import PLAIN, Schedule
+from ..tables import Tables
+from .outer import solve_within
+
+MEMORY_TRIES = 6
+"""How often the search's limit is lowered when the program's exact memory is above what the tables added up to."""
+THRIFTY = (1 + 1e-9, 1.1, 1.25, 1.5, 2.0)
+"""Limits, as multiples of the least memory that the tables add up to, among whose solutions the thriftiest program is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The best choice on one mesh, without pipeline stages."""
+
+    tables: Tables
+    solution: Solution
+    assignment: Assignment
+    program: Program
+    estimate: Estimate
+    schedule: Schedule = PLAIN
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Order among meshes: time, then collectives, then axes."""
+        return (round(self.estimate.step, 12), len(self.program.collectives()), len(self.assignment.mesh.axes))
+
+
+def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> Found:
+    """Decode a solution and price its program."""
+    assignment = decode(tables, solution.choices)
+    program = build_program(tables.analysis.graph, assignment)
+    figures = estimate(program, tables.analysis, tables.prices, optimizer=tables.optimizer, schedule=schedule)
+    return Found(tables=tables, solution=solution, assignment=assignment, program=program, estimate=figures, schedule=schedule)
+
+
+def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedule: Schedule = PLAIN) -> Found:
+    """The program of a solution; where it needs more memory than the tables added up to, that of a thriftier solution."""
+    allowed = limit
+    for _ in range(MEMORY_TRIES):
+        found = evaluate(tables, solution, schedule)
+        over = found.estimate.memory.total - limit
+        if over <= 0:
+            return found
+        allowed = min(allowed, tables.graph.memory_of(solution.choices)) - over
+        try:
+            solution = solve_within(tables, method, allowed)
+        except Infeasible:
+            break
+    return smallest(tables, method=method, limit=limit, schedule=schedule)
+
+
+def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = PLAIN) -> Found:
+    """The plan of least memory, or the first that fits; `Infeasible` if none does.
+
+    The tables add memory up operator by operator, the program has its peak at one moment: thrifty solutions are tried in turn.
+    """
+    try:
+        solution = solve_within(tables, method, 0.0)
+        limits: tuple[float, ...] = ()
+    except Infeasible as error:
+        limits = tuple(error.minimum_memory * factor for factor in THRIFTY)
+        solution = solve_within(tables, method, limits[0])
+    found = evaluate(tables, solution, schedule)
+    for tried in limits[1:]:
+        if found.estimate.memory.total <= limit:
+            break
+        other = evaluate(tables, solve_within(tables, method, tried), schedule)
+        found = min(found, other, key=lambda f: f.estimate.memory.total)
+    if found.estimate.memory.total <= limit:
+        return found
+    raise Infeasible(found.estimate.memory.total, limit)
+
+
+def best_within(tables: Tables, *, method: str, limit: float, room: float, schedule: Schedule = PLAIN) -> Found:
+    """The best program within `limit`, of which the tables may fill `room`."""
+    try:
+        return fit(tables, solve_within(tables, method, room), method=method, limit=limit, schedule=schedule)
+    except Infeasible:
+        if math.isinf(limit):
+            raise
+        return smallest(tables, method=method, limit=limit, schedule=schedule)

@@ -1,0 +1,144 @@
+"""The best pipeline on given groups of devices: strategies solved on the whole graph, stages cut, made to fit the memory.
+
+A group holds equal stages on one kind of device. Each group is solved as if it held the whole model, with the memory that its share of the
+model leaves; the cuts then give every stage a stretch of operators, with the strategies of its group.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.costmodel import Cluster
+from autopar.search import Infeasible, Solution
+
+from ..decoding import decode
+from ..sharding.mesh import Mesh
+from ..sharding.program import Assignment, Program, build_program
+from ..sharding.schedule import Schedule
+from ..tables import Tables
+from .figures import Figures, figures_of
+from .outer import solve_within
+from .pipelines import Cutter, Pipeline, Place, schedules_for
+from .request import Request
+
+TRIES = 5
+TIGHTER = 0.85
+"""What the memory of all stages is multiplied by when no cut fits the stages one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """`stages` equal stages, each on a `mesh`, on devices `start` and following of the whole; `cluster` has as many devices.
+
+    `whole`: the cluster through which stages reach those of other groups. `share`: of the model's work, that the group is to take.
+    """
+
+    cluster: Cluster
+    whole: Cluster
+    start: int
+    stages: int
+    mesh: Mesh
+    share: float = 1.0
+
+    def places(self) -> Iterator[Place]:
+        """The devices of each stage."""
+        count = self.mesh.devices
+        for stage in range(self.stages):
+            yield Place(cluster=self.whole, start=self.start + stage * count, count=count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A group with its solution: what the whole model would be on one of its stages."""
+
+    group: Group
+    tables: Tables
+    solution: Solution
+    assignment: Assignment
+    program: Program
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A pipeline: the parts in the order of their stages, and where the model is cut."""
+
+    parts: tuple[Part, ...]
+    pipeline: Pipeline
+    schedule: Schedule
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return sum(part.group.stages for part in self.parts)
+
+    @property
+    def devices(self) -> int:
+        """Devices of all stages."""
+        return sum(part.group.stages * part.group.mesh.devices for part in self.parts)
+
+    @property
+    def parts_of_stages(self) -> list[Part]:
+        """The part of every stage (of every chunk, where stages hold several)."""
+        once = [part for part in self.parts for _ in range(part.group.stages)]
+        return once * self.pipeline.interleave
+
+    def part_of(self) -> dict[str, Part]:
+        """The part of every operator."""
+        operators = self.parts[0].tables.analysis.graph.operators
+        pairs = zip(self.pipeline.stages, self.parts_of_stages, strict=True)
+        return {op.name: part for stage, part in pairs for op in operators[stage.start : stage.stop]}
+
+    @property
+    def cost(self) -> float:
+        """Seconds of a step as the tables add them up."""
+        return sum(part.group.share * part.solution.cost / part.group.stages for part in self.parts) / len(self.parts)
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Order among candidates: time, then stages, then axes."""
+        return (round(self.pipeline.step, 12), self.stages, len(self.parts[0].assignment.mesh.axes) + 1)
+
+
+def staged(groups: Sequence[Group], tables: Callable[[Group], Tables], schedule: Schedule, request: Request, *, always: float) -> Staged:
+    """The best pipeline on the groups, whose stages leave each device `always` bytes for inputs and constants; raises `Infeasible`."""
+    made = [tables(group) for group in groups]
+    rooms = [max(_limit(group, request) - always, 0.0) for group in groups]
+    allowed = [group.stages * room / group.share for group, room in zip(groups, rooms, strict=True)]
+    least = 0.0
+    for _ in range(TRIES):
+        solved = zip(groups, made, allowed, strict=True)
+        parts = [_part(group, table, solve_within(table, request.method, most), schedule) for group, table, most in solved]
+        pipeline = _cut(parts, rooms, schedule, request)
+        if pipeline is not None:
+            return Staged(parts=tuple(parts), pipeline=pipeline, schedule=schedule)
+        least = min(float(p.figures.stored.sum() + p.figures.saved.sum()) * p.group.share / p.group.stages for p in parts) + always
+        used = [part.tables.graph.memory_of(part.solution.choices) for part in parts]
+        allowed = [TIGHTER * min(most, memory) for most, memory in zip(allowed, used, strict=True)]
+    limit = min(_limit(group, request) for group in groups)
+    raise Infeasible(max(least, math.nextafter(limit, math.inf)), limit)
+
+
+def _limit(group: Group, request: Request) -> float:
+    return request.memory if request.memory is not None else group.cluster.device.usable_memory
+
+
+def _part(group: Group, tables: Tables, solution: Solution, schedule: Schedule) -> Part:
+    assignment = decode(tables, solution.choices)
+    program = build_program(tables.analysis.graph, assignment)
+    figures = figures_of(program, tables.analysis, tables.prices, optimizer=tables.optimizer, schedule=schedule)
+    return Part(group=group, tables=tables, solution=solution, assignment=assignment, program=program, figures=figures)
+
+
+def _cut(parts: Sequence[Part], rooms: Sequence[float], schedule: Schedule, request: Request) -> Pipeline | None:
+    """The best cuts under the schedules that the request leaves."""
+    figures = list(itertools.chain.from_iterable([part.figures] * part.group.stages for part in parts))
+    limits = list(itertools.chain.from_iterable([room] * part.group.stages for part, room in zip(parts, rooms, strict=True)))
+    places = list(itertools.chain.from_iterable(part.group.places() for part in parts))
+    cutter = Cutter(figures, places, limits, schedule.micro_batches)
+    stages, pieces = len(places), len(cutter.pieces) - 1
+    pairs = schedules_for(stages, schedule.micro_batches, pieces=pieces, pipeline=request.pipeline, interleave=request.interleave)
+    return cutter.best(pairs)

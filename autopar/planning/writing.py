@@ -1,0 +1,203 @@
+"""What was found, written down as a `Plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+
+from autopar.costmodel.estimate import collective_seconds
+from autopar.costmodel.pricing import MeshPrices
+
+from .. import __version__
+from ..ir import Graph
+from ..plan import Plan, as_text
+from ..plan_parts import (
+    AxisSpec,
+    CollectivePlan,
+    InputSpec,
+    ModelSpec,
+    OperatorPlan,
+    ParameterPlan,
+    Predicted,
+    Provenance,
+    RulePlan,
+    SchedulePlan,
+    StagePlan,
+)
+from ..sharding.analysis import Analysis
+from ..sharding.layout import format_layout
+from ..sharding.mesh import Mesh
+from ..sharding.program import Assignment, Program
+from ..sharding.rules.found import found_in
+from .found import Found
+from .request import Request
+from .staged import Part, Staged
+
+
+def as_plan(found: Found | Staged, request: Request, *, lower_bound: float, analysis: Analysis | None = None) -> Plan:
+    """Write down what was found; `analysis`: of the global batch, where what was found is a plan of its micro-batches."""
+    whole = analysis or _first(found).tables.analysis
+    graph = whole.graph
+    inputs = {name: InputSpec(shape=graph.tensors[name].shape, dtype=graph.tensors[name].dtype) for name in graph.inputs}
+    assigned = _assigned(found, whole)
+    predicted = _of_stages(found) if isinstance(found, Staged) else _of_one(found)
+    used = found.devices if isinstance(found, Staged) else found.assignment.mesh.devices
+    return Plan(
+        model=ModelSpec(
+            name=graph.name, fingerprint=graph.fingerprint(), mode="train" if whole.train else "infer", optimizer=request.optimizer,
+            loss=graph.loss if whole.train else None, inputs=inputs,
+        ),
+        cluster=request.cluster.name,
+        mesh=_axes(_first(found).assignment.mesh),
+        operators=dict(_operators(whole, assigned)),
+        parameters={
+            t.name: ParameterPlan(shape=t.shape, dtype=t.dtype, storage=format_layout(assigned[t.name].storage[t.name]))
+            for t in graph.parameters
+        },
+        outputs=as_text({name: assigned[name].outputs[name] for name in whole.outputs}),
+        redistributions=dict(_redistributions(graph, assigned)),
+        collectives=tuple(_collectives(found)),
+        rules=tuple(RulePlan.model_validate(asdict(rule)) for rule in found_in(graph)),
+        replicated=tuple(sorted(graph.replicated)),
+        schedule=_schedule(found),
+        stages=tuple(_stages(found, whole)) if isinstance(found, Staged) else (),
+        unused=request.cluster.devices - used,
+        predicted=predicted,
+        provenance=_provenance(found, request, lower_bound),
+    )  # fmt: skip
+
+
+def _first(found: Found | Staged) -> Found | Part:
+    return found.parts[0] if isinstance(found, Staged) else found
+
+
+def _assigned(found: Found | Staged, whole: Analysis) -> dict[str, Assignment]:
+    """The assignment that holds for every operator and every tensor, by name: for a tensor that of its first reader, else of its maker."""
+    graph = whole.graph
+    part_of = found.part_of() if isinstance(found, Staged) else {}
+    found_for: dict[str, Assignment] = {}
+    default = _first(found).assignment
+    for op in reversed(graph.operators):
+        mine = part_of[op.name].assignment if op.name in part_of else default
+        found_for.update(dict.fromkeys(op.inputs, mine))
+    for op in graph.operators:
+        mine = part_of[op.name].assignment if op.name in part_of else default
+        for name in op.outputs:
+            found_for[name] = mine
+    for name in graph.tensors:
+        found_for.setdefault(name, default)
+    # An operator and a tensor may have one name: the operator's comes with its own.
+    return found_for | {_operator(op.name): part_of[op.name].assignment if op.name in part_of else default for op in graph.operators}
+
+
+def _operator(name: str) -> str:
+    return f"operator {name}"
+
+
+def _operators(whole: Analysis, assigned: Mapping[str, Assignment]) -> Iterator[tuple[str, OperatorPlan]]:
+    for op in whole.warm:
+        decision = assigned[_operator(op.name)].decisions[op.name]
+        yield (
+            op.name,
+            OperatorPlan(
+                kind=op.kind,
+                fingerprint=whole.graph.operator_fingerprint(op),
+                strategy=tuple(o.name for o in decision.options),
+                inputs=tuple(zip(op.inputs, map(format_layout, decision.inputs), strict=True)),
+                outputs=tuple(zip(op.outputs, map(format_layout, decision.outputs), strict=True)),
+            ),
+        )
+
+
+def _redistributions(graph: Graph, assigned: Mapping[str, Assignment]) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
+    for name in graph.tensors:
+        chains = assigned[name].chains.get(name, ())
+        if chains:
+            yield name, tuple(tuple(map(format_layout, chain)) for chain in chains)
+
+
+def _axes(mesh: Mesh) -> tuple[AxisSpec, ...]:
+    return tuple(AxisSpec(name=axis.name, size=axis.size, level=axis.level) for axis in mesh.axes)
+
+
+def _collectives(found: Found | Staged) -> Iterator[CollectivePlan]:
+    """The collectives of the program (of a stage: those of its operators and parameters) with their prices."""
+    if isinstance(found, Found):
+        yield from _priced(found.program, found.tables.prices)
+        return
+    holder = dict(_holders(found))
+    for part in found.parts:
+        yield from (c for c in _priced(part.program, part.tables.prices) if holder.get(c.tensor) is part)
+
+
+def _holders(found: Staged) -> Iterator[tuple[str, Part]]:
+    """The part of every tensor: that of its maker, of a parameter that of its first reader."""
+    part_of = found.part_of()
+    operators = found.parts[0].tables.analysis.graph.operators
+    for op in reversed(operators):
+        yield from ((name, part_of[op.name]) for name in op.inputs)
+    for op in operators:
+        yield from ((name, part_of[op.name]) for name in op.outputs)
+
+
+def _priced(program: Program, prices: MeshPrices) -> Iterator[CollectivePlan]:
+    for c in program.collectives():
+        axis = prices.mesh.axes[c.axis].name
+        yield CollectivePlan(phase=c.phase, kind=c.kind, axis=axis, nbytes=c.nbytes, seconds=collective_seconds(c, prices), tensor=c.tensor)
+
+
+def _schedule(found: Found | Staged) -> SchedulePlan:
+    s = found.schedule
+    pipeline = {"pipeline": found.pipeline.schedule, "interleave": found.pipeline.interleave} if isinstance(found, Staged) else {}
+    return SchedulePlan.model_validate(
+        {"micro_batches": s.micro_batches, "recompute": s.recompute, "gathered": s.gathered, "accumulated": s.accumulated, **pipeline}
+    )
+
+
+def _stages(found: Staged, whole: Analysis) -> Iterator[StagePlan]:
+    several = len({part.group.cluster.name for part in found.parts}) > 1
+    for stage, part in zip(found.pipeline.stages, found.parts_of_stages, strict=True):
+        yield StagePlan(
+            first=whole.graph.operators[stage.start].name, mesh=_axes(part.group.mesh), cluster=part.group.cluster.name if several else "",
+            forward=stage.forward, backward=stage.backward, memory=stage.memory,
+        )  # fmt: skip
+
+
+def _of_one(found: Found) -> Predicted:
+    figures = found.estimate
+    return Predicted(
+        step=figures.step, forward=figures.forward, backward=figures.backward, update=figures.update, communication=figures.communication,
+        overlapped=figures.overlapped, memory=figures.memory.total, memory_parts=figures.memory.parts,
+    )  # fmt: skip
+
+
+def _of_stages(found: Staged) -> Predicted:
+    """Figures of the slowest stage; what it waits for others is the bubble."""
+    pipeline, count = found.pipeline, found.schedule.micro_batches
+    stages = found.stages
+    parts = dict(zip(pipeline.stages, found.parts_of_stages, strict=True))
+    groups = [pipeline.stages[number::stages] for number in range(stages)]
+    slowest = max(groups, key=lambda group: sum(count * (s.forward + s.backward) + s.once + s.update for s in group))
+    fullest = max(groups, key=lambda group: sum(s.memory for s in group))
+    moved = count * sum(s.moved for s in slowest)
+    forward, backward = (count * sum(getattr(s, name) for s in slowest) for name in ("forward", "backward"))
+    update = sum(s.update for s in slowest)
+    exposed = max(sum(s.once for s in slowest) - backward / count, 0.0)
+    once = sum(s.once for s in slowest)
+    stored = sum(float(parts[s].figures.stored[s.start : s.stop].sum()) for s in fullest)
+    memory = sum(s.memory for s in fullest)
+    busy = forward + backward + update + exposed
+    return Predicted(
+        step=pipeline.step, forward=forward, backward=backward - moved, update=update, communication=moved + once,
+        overlapped=once - exposed, bubble=max(pipeline.step - busy, 0.0), memory=memory,
+        memory_parts={"stored": stored, "activations": memory - stored},
+    )  # fmt: skip
+
+
+def _provenance(found: Found | Staged, request: Request, lower_bound: float) -> Provenance:
+    cost = found.cost if isinstance(found, Staged) else found.solution.cost
+    bound = min(lower_bound, cost)
+    return Provenance(
+        autopar=__version__, method=_first(found).solution.method, seed=request.seed, objective=cost, lower_bound=bound,
+        gap=max(0.0, (cost - bound) / cost) if cost > 0 else 0.0,
+    )  # fmt: skip

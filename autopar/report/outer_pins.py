@@ -1,0 +1,68 @@
+"""What the plan would cost with other stages, micro-batches, recompute or ZeRO: each pinned, and everything else searched again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from autopar.costmodel import Cluster
+
+from ..errors import NoPlanFits, UsageError
+from ..plan import Plan
+from ..planner import Progress, search_plan
+from ..planning.candidates import divisors
+from ..planning.request import ZEROS, Request
+from ..planning.subject import RECOMPUTES
+from ..schemes import scheme_of
+from ..schemes.known import layers_of
+from ..sharding.analysis import Analysis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """The best plan with one variable of the outer search fixed: its step and memory, what it is `named`, or `why` there is none."""
+
+    variable: str
+    value: str
+    step: float | None = None
+    memory: float = 0.0
+    named: str = ""
+    why: str = ""
+
+
+def outer_alternatives(
+    plan: Plan, analysis: Analysis, cluster: Cluster, *, memory: float | None = None, progress: Progress | None = None
+) -> list[Pinned]:
+    """Every variable of the outer search pinned to values beside the plan's."""
+    free = Request(cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True)
+    requests = list(_requests(plan, analysis, free))
+    found = []
+    for number, (variable, value, request) in enumerate(requests):
+        if progress:
+            progress(number, len(requests), f"{variable} {value}")
+        try:
+            other = search_plan(analysis.graph, request)
+        except NoPlanFits:
+            found.append(Pinned(variable=variable, value=value, why="does not fit the memory"))
+        except UsageError as error:
+            found.append(Pinned(variable=variable, value=value, why=str(error)))
+        else:
+            named, figures = scheme_of(other, analysis).name, other.predicted
+            found.append(Pinned(variable=variable, value=value, step=figures.step, memory=figures.memory, named=named))
+    return found
+
+
+def _requests(plan: Plan, analysis: Analysis, free: Request) -> Iterator[tuple[str, str, Request]]:
+    """The variables with the values tried: half and twice as much of what is counted, and all kinds of what is not."""
+    stages, count = max(len(plan.stages), 1), plan.schedule.micro_batches
+    fits = [n for n in divisors(free.cluster.devices) if n <= layers_of(analysis)]
+    for value in sorted({1, 2, stages // 2, stages * 2, stages} & {*fits}):
+        yield "stages", str(value), replace(free, stages=value)
+    if not analysis.train:
+        return
+    for value in sorted({1, count // 2, count, count * 2} - {0}):
+        yield "micro-batches", str(value), replace(free, micro_batches=value)
+    for mode in RECOMPUTES:
+        yield "recompute", mode, replace(free, recompute=mode)
+    for zero in ZEROS:
+        yield "ZeRO", str(zero), replace(free, zero=zero)

@@ -1,0 +1,104 @@
+"""Answers about a plan as tables: other strategies of an operator, other pins of the outer search, and where the plan flips."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from autopar.costmodel import Cluster
+
+from ..errors import UsageError
+from ..ir import Graph
+from ..plan import Plan
+from ..planner import Progress
+from ..planning.request import Request
+from .outer_pins import Pinned, outer_alternatives
+from .sensitivity import Flip, Sensitivity
+from .tables import Table
+from .units import bytes_text, seconds_text
+from .why import Alternative, Why
+
+if TYPE_CHECKING:
+    from .explained import Explained
+
+
+def alternatives_table(others: Sequence[Alternative], axes: Sequence[str], best: float) -> Table:
+    """The strategies of an operator, each with the best plan that takes it."""
+    rows = [_alternative_row(other, axes, best) for other in others]
+    columns = (*axes, "means", ">step", ">change", "what makes the difference")
+    title = "The best plan if this operator were split otherwise: everything else is solved again (seconds as the search adds them up)"
+    return Table(title=title, columns=columns, rows=tuple(rows))
+
+
+def _alternative_row(other: Alternative, axes: Sequence[str], best: float) -> tuple[str, ...]:
+    words = ", ".join(dict.fromkeys(other.words.values())) + (" (as planned)" if other.planned else "")
+    strategy = tuple(other.strategy[axis] for axis in axes)
+    if other.step is None or other.change is None:
+        return (*strategy, words, other.why, "", "")
+    told = []
+    if abs(other.own) > 1e-9 * best:
+        told.append(f"the operator itself {_signed(other.own)}")
+    if abs(other.others) > 1e-9 * best:
+        told.append(f"other operators {_signed(other.others)}")
+    told += [f"{move.tensor} as {move.forced} instead of {move.best} {_signed(move.seconds)}" for move in other.moves]
+    return (*strategy, words, seconds_text(other.step), f"{other.change / best:+.2%}" if best else "", "; ".join(told))
+
+
+def _signed(seconds: float) -> str:
+    return ("+" if seconds >= 0 else "-") + seconds_text(abs(seconds))
+
+
+def pinned_table(pinned: Sequence[Pinned], plan: Plan) -> Table:
+    """The best plans with one variable of the outer search fixed."""
+    best = plan.predicted.step
+    rows = [
+        (p.variable, p.value, p.why, "", "", "")
+        if p.step is None
+        else (p.variable, p.value, p.named, seconds_text(p.step), f"{p.step / best - 1:+.2%}", bytes_text(p.memory))
+        for p in pinned
+    ]
+    columns = ("variable", "fixed to", "best plan", ">step", ">change", ">memory")
+    return Table(title="The best plan if one choice were fixed: everything else is searched again", columns=columns, rows=tuple(rows))
+
+
+def flips_table(flips: Sequence[Flip], plan: Plan) -> Table:
+    """Where the plan becomes another."""
+    rows = []
+    for flip in flips:
+        if flip.factor is None or flip.value is None:
+            rows.append((flip.quantity, flip.direction, f"stays to {flip.limit:.3g}x", "", flip.becomes, ""))
+            continue
+        value = f"{flip.value:.0f}" if flip.quantity == "batch" else bytes_text(flip.value) + ("/s" if "bandwidth" in flip.quantity else "")
+        step = "" if flip.step is None else seconds_text(flip.step)
+        rows.append((flip.quantity, flip.direction, f"{flip.factor:.3g}x", value, flip.becomes, step))
+    columns = ("quantity", "scaled", ">flips at", ">value", "becomes", ">step")
+    return Table(title="Where the plan becomes another (each figure scaled alone)", columns=columns, rows=tuple(rows))
+
+
+def answered(
+    found: Explained,
+    cluster: Cluster,
+    progress: Progress,
+    *,
+    alternatives: bool,
+    memory: float | None,
+    batches: Callable[[int], Graph] | None = None,
+) -> Explained:
+    """What is known of a plan with its alternatives, and, where the model can be had for other `batches`, its sensitivity."""
+    assert found.account is not None
+    plan, analysis = found.plan, found.account.analysis
+    if alternatives and found.names is None:
+        pinned = outer_alternatives(plan, analysis, cluster, memory=memory, progress=progress)
+        found = dataclasses.replace(found, pinned=tuple(pinned))
+    elif alternatives:
+        if found.names is None or len(found.names) != 1:
+            raise UsageError(f"--alternatives needs one operator, or none; OP names {len(found.names or ())}")
+        why = Why(plan, analysis, cluster, memory=memory)
+        found = dataclasses.replace(found, others=tuple(why.alternatives(found.names[0], progress)), step=why.step)
+    if batches is not None:
+        request = Request(cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True)
+        sizes = [spec.shape[0] for spec in plan.model.inputs.values() if spec.shape]
+        sensitivity = Sensitivity(plan, analysis.graph, request, batch=sizes[0] if sizes else 0, batches=batches)
+        found = dataclasses.replace(found, flips=tuple(sensitivity.flips(progress)))
+    return found

@@ -1,0 +1,166 @@
+"""At which link speed, memory and batch a plan flips: each is scaled up and down, planned again, and the factor of the change bisected.
+
+The factors 4, 16, 64 (and their inverses) bracket the first at which the scheme's name changes; the bracket is halved on a
+logarithmic scale, f = sqrt(same * changed), until its ends are within `CLOSE` of one another. A flip and a flip back within one
+factor of 4 go unseen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from autopar.costmodel import Cluster
+
+from ..errors import NoPlanFits, UsageError
+from ..ir import Graph
+from ..plan import Plan
+from ..planner import Progress, search_plan
+from ..planning.request import Request
+from ..schemes import scheme_of
+from ..sharding.analysis import analyse
+
+STRIDE = 4.0
+STRIDES = 3
+"""The largest factor is the stride to this power."""
+CLOSE = 1.1
+"""Ratio of the ends of a bracket at which it is narrow enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flip:
+    """Where a plan changes as a quantity is scaled: `factor` (None: not up to the `limit` tried), the `value` there, and what it becomes.
+
+    `step`: seconds of the plan just beyond.
+    """
+
+    quantity: str
+    direction: str
+    factor: float | None
+    value: float | None
+    limit: float
+    becomes: str
+    step: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Quantity:
+    """A figure that can be scaled: its present value, and what is planned at a factor."""
+
+    name: str
+    value: float
+    whole: bool
+    plan: Callable[[float], tuple[str, float | None]]
+
+
+class Sensitivity:
+    """Plans a model again and again under scaled figures; `batches` gives the model's graph for another global batch."""
+
+    def __init__(
+        self, plan: Plan, graph: Graph, request: Request, *, batch: int = 0, batches: Callable[[int], Graph] | None = None
+    ) -> None:
+        self.plan, self.graph, self.request = plan, graph, request
+        self.batch, self.batches = batch, batches
+        self.known: dict[tuple[str, float], tuple[str, float | None]] = {}
+        self.planned = 0
+        self.progress: Progress | None = None
+        self.base, _ = self._named(graph, request)
+
+    def flips(self, progress: Progress | None = None) -> list[Flip]:
+        """For every quantity, downwards and upwards, where the plan changes."""
+        self.progress = progress
+        return [self._flip(quantity, direction) for quantity in self._quantities() for direction in ("down", "up")]
+
+    def _quantities(self) -> list[_Quantity]:
+        request = self.request
+        found = []
+        for level in request.cluster.levels:
+            if level.size > 1:
+                named = f"{level.name} bandwidth"
+                found.append(_Quantity(name=named, value=level.bandwidth, whole=False, plan=lambda f, n=level.name: self._with_links(n, f)))  # type: ignore[misc]
+        found.append(_Quantity(name="memory", value=request.limit, whole=False, plan=self._with_memory))
+        if self.batches is not None and self.batch:
+            found.append(_Quantity(name="batch", value=float(self.batch), whole=True, plan=self._with_batch))
+        return found
+
+    def _with_links(self, level: str, factor: float) -> tuple[str, float | None]:
+        return self._named(self.graph, replace(self.request, cluster=scaled_links(self.request.cluster, level, factor)))
+
+    def _with_memory(self, factor: float) -> tuple[str, float | None]:
+        return self._named(self.graph, replace(self.request, memory=self.request.limit * factor))
+
+    def _with_batch(self, factor: float) -> tuple[str, float | None]:
+        assert self.batches is not None
+        return self._named(self.batches(round(self.batch * factor)), self.request)
+
+    def _named(self, graph: Graph, request: Request) -> tuple[str, float | None]:
+        try:
+            plan = search_plan(graph, request)
+        except NoPlanFits:
+            return "no plan fits", None
+        except UsageError as error:
+            return f"no plan: {error}", None
+        return scheme_of(plan, analyse(graph, train=request.train)).name, plan.predicted.step
+
+    def _flip(self, quantity: _Quantity, direction: str) -> Flip:
+        sign = 1 if direction == "up" else -1
+        same = 1.0
+        for power in range(1, STRIDES + 1):
+            changed = STRIDE ** (sign * power)
+            if quantity.whole and quantity.value * changed < 1:
+                break
+            if self._name(quantity, changed)[0] != self.base:
+                return self._narrowed(quantity, direction, same, changed)
+            same = changed
+        return Flip(quantity=quantity.name, direction=direction, factor=None, value=None, limit=same, becomes=self.base)
+
+    def _narrowed(self, quantity: _Quantity, direction: str, same: float, changed: float) -> Flip:
+        while max(same / changed, changed / same) > CLOSE:
+            middle = math.sqrt(same * changed)
+            if quantity.whole:
+                middle = round(middle * quantity.value) / quantity.value
+                if middle in (same, changed):
+                    break
+            if self._name(quantity, middle)[0] == self.base:
+                same = middle
+            else:
+                changed = middle
+        becomes, step = self._name(quantity, changed)
+        value = changed * quantity.value
+        return Flip(quantity=quantity.name, direction=direction, factor=changed, value=value, limit=changed, becomes=becomes, step=step)
+
+    def _name(self, quantity: _Quantity, factor: float) -> tuple[str, float | None]:
+        key = (quantity.name, factor)
+        if key not in self.known:
+            self.planned += 1
+            if self.progress:
+                self.progress(self.planned, self._most(), f"{quantity.name} x {factor:.3g}")
+            self.known[key] = quantity.plan(factor)
+        return self.known[key]
+
+    def _most(self) -> int:
+        """The most plans that may be made."""
+        halvings = math.ceil(math.log2(math.log(STRIDE) / math.log(CLOSE)))
+        return len(self._quantities()) * 2 * (STRIDES + halvings)
+
+
+def scaled_links(cluster: Cluster, level: str, factor: float) -> Cluster:
+    """The cluster with the bandwidth of one level multiplied, and that of the collectives that were measured there."""
+
+    def scaled(one: Cluster) -> Cluster:
+        levels = tuple(
+            replace(held, bandwidth=held.bandwidth * factor, peer_bandwidth=held.peer_bandwidth and held.peer_bandwidth * factor)
+            if held.name == level
+            else held
+            for held in one.levels
+        )
+        measured = tuple(entry.shared(factor) if level in _levels(entry.level) else entry for entry in one.measured)
+        return replace(one, levels=levels, measured=measured, joined=tuple(scaled(pool) for pool in one.joined))
+
+    return scaled(cluster)
+
+
+def _levels(text: str) -> set[str]:
+    """The levels that an axis spans."""
+    return {part.partition(":")[0] for part in text.split("+")}

@@ -1,0 +1,201 @@
+"""Why an operator is split as it is: every other strategy forced, the rest solved again, and the redistributions that differ.
+
+    price(strategy) = min { cost(x) : x_operator = strategy, memory(x) <= limit }  -  min { cost(x) : memory(x) <= limit }
+
+Both minima are of the same cost graph: the tables are built once, and a strategy is forced by conditioning the graph on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autopar.costmodel import Cluster
+from autopar.costmodel.pipeline import in_flight
+from autopar.costmodel.pricing import MeshPrices
+from autopar.search import Infeasible, NoAssignment, Solution, solve
+from autopar.search.conditioning import condition
+
+from ..ir import Role
+from ..plan import Plan
+from ..planner import Progress
+from ..planning.work import Work
+from ..schemes.meanings import read_meanings
+from ..sharding.analysis import Analysis
+from ..sharding.layout import Layout, format_layout
+from ..sharding.micro_batches import split_batch
+from ..tables import Tables, build_tables
+from .words import option_words
+
+ALL = 40
+"""Strategies of an operator up to which all are forced; of more, those that differ from the plan's on one axis."""
+TOLD = 4
+"""How many of the redistributions that differ are told."""
+NEGLIGIBLE = 1e-9
+"""Share of the step below which a difference is rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A redistribution that costs otherwise than in the best plan: `tensor`, the layouts there and here, and the seconds of both."""
+
+    tensor: str
+    best: str
+    forced: str
+    best_seconds: float
+    forced_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """What it adds."""
+        return self.forced_seconds - self.best_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """The best plan in which an operator has this strategy: option and meaning by axis.
+
+    `step`: seconds as the search adds them up (None: `why` not), `change` from the best of all, of which `own` is in the operator
+    itself, `others` in other operators and stored parameters, and the rest in redistributions: `moves` are the largest that differ.
+    """
+
+    strategy: Mapping[str, str]
+    words: Mapping[str, str]
+    planned: bool = False
+    step: float | None = None
+    change: float | None = None
+    own: float = 0.0
+    others: float = 0.0
+    moves: tuple[Difference, ...] = ()
+    why: str = ""
+
+
+def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:
+    """The tables in which the search found the plan: of one micro-batch on the mesh of a stage, counted as often as its schedule says."""
+    schedule, stages = plan.schedule, max(len(plan.stages), 1)
+    count = schedule.micro_batches
+    bubble = stages - 1.0 if schedule.pipeline != "interleaved" else (stages - 1.0) / schedule.interleave
+    work = Work(
+        passes=count + bubble, accumulating=count > 1, segments=schedule.recompute,
+        in_flight=in_flight("1f1b" if schedule.pipeline == "interleaved" else schedule.pipeline, 0, stages, count),
+        zero=3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1,
+    )  # fmt: skip
+    part = split_batch(analysis, count) if count > 1 else analysis
+    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
+    return build_tables(part, prices, optimizer=plan.model.optimizer, work=work)
+
+
+class Why:
+    """The tables of a plan and their best solution, against which strategies are forced."""
+
+    def __init__(self, plan: Plan, analysis: Analysis, cluster: Cluster, *, memory: float | None = None) -> None:
+        self.plan, self.analysis = plan, analysis
+        self.stages = max(len(plan.stages), 1)
+        self.tables = tables_of_plan(plan, analysis, cluster)
+        limit = memory if memory is not None else cluster.device.usable_memory
+        tensors = analysis.graph.tensors.values()
+        always = sum(t.bytes for t in tensors if t.role in (Role.CONSTANT, Role.INPUT))
+        # A plan may fill more than the tables' share of a limit below it, so that a forced one may as well.
+        self.room = self.stages * max(limit - always, plan.predicted.memory)
+        try:
+            self.best = self._solve({})
+        except Infeasible as error:  # the program needs less at once than the tables add up to
+            self.room = error.minimum_memory * (1 + NEGLIGIBLE)
+            self.best = self._solve({})
+        self.places = {(v.what, v.name): i for i, v in enumerate(self.tables.variables)}
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step of the best plan, as the search adds them up."""
+        return self.best.cost / self.stages
+
+    def alternatives(self, operator: str, progress: Progress | None = None) -> list[Alternative]:
+        """Every strategy of an operator, the cheapest first."""
+        variable = self.places["operator", operator]
+        axes = [axis.name for axis in self.plan.mesh]
+        planned = tuple(self.plan.operators[operator].strategy)
+        strategies = self.tables.strategies[operator]
+        named = {choice: strategies.names(int(row)) for choice, row in enumerate(self.tables.variables[variable].rows)}
+        if len(named) > ALL:
+            named = {c: n for c, n in named.items() if sum(a != b for a, b in zip(n, planned, strict=True)) <= 1}
+        found = []
+        for number, (choice, names) in enumerate(named.items()):
+            if progress:
+                progress(number, len(named), " ".join(names))
+            found.append(self._forced(variable, choice, dict(zip(axes, names, strict=True)), names == planned))
+        return sorted(found, key=lambda a: (a.step is None, a.step or 0.0, not a.planned))
+
+    def _solve(self, settled: Mapping[int, int]) -> Solution:
+        graph = self.tables.graph
+        return solve(condition(graph, settled) if settled else graph, memory_limit=self.room)
+
+    def _forced(self, variable: int, choice: int, strategy: dict[str, str], planned: bool) -> Alternative:
+        words = self._words(self.tables.variables[variable].name, strategy)
+        try:
+            found = self._solve({variable: choice})
+        except Infeasible:
+            return Alternative(strategy=strategy, words=words, planned=planned, why="does not fit the memory")
+        except NoAssignment:
+            return Alternative(strategy=strategy, words=words, planned=planned, why="no plan has it")
+        choices = list(found.choices)
+        choices[variable] = choice
+        graph = self.tables.graph
+        changes = [
+            float(table[there] - table[here]) / self.stages
+            for table, here, there in zip(graph.unary, self.best.choices, choices, strict=True)
+        ]
+        step = found.cost / self.stages
+        return Alternative(
+            strategy=strategy, words=words, planned=planned, step=step, change=max(step - self.step, 0.0), own=changes[variable],
+            others=sum(changes) - changes[variable], moves=tuple(self._moves(choices)),
+        )  # fmt: skip
+
+    def _words(self, operator: str, strategy: Mapping[str, str]) -> dict[str, str]:
+        offer = self.analysis.offers[operator]
+        inputs = next(op.inputs for op in self.analysis.warm if op.name == operator)
+        options = {option.name: option for option in self.tables.strategies[operator].options}
+        meanings = read_meanings(self.tables.analysis)
+        return {
+            axis: option_words(operator, offer, options[name], inputs, meanings) + (", gradients as shares" if name == "B" else "")
+            for axis, name in strategy.items()
+        }
+
+    def _moves(self, choices: list[int]) -> Iterator[Difference]:
+        """The redistributions that differ most from the best solution's."""
+        best = self.best.choices
+        edges = self.tables.graph.edges
+        changes = sorted((-abs(float(t[choices[u], choices[v]] - t[best[u], best[v]])), u, v) for (u, v), t in edges.items())
+        for change, u, v in changes[:TOLD]:
+            if -change <= NEGLIGIBLE * self.best.cost:
+                return
+            table = edges[u, v]
+            yield Difference(
+                tensor=self._tensor(u, v), best=self._ends(u, v, best), forced=self._ends(u, v, choices),
+                best_seconds=float(table[best[u], best[v]]) / self.stages,
+                forced_seconds=float(table[choices[u], choices[v]]) / self.stages,
+            )  # fmt: skip
+
+    def _tensor(self, u: int, v: int) -> str:
+        """The tensor that an edge redistributes."""
+        source, target = self.tables.variables[u], self.tables.variables[v]
+        if source.what != "operator":
+            return source.name
+        if target.what != "operator":
+            return target.name
+        operators = {op.name: op for op in self.analysis.graph.operators}
+        return next(name for name in operators[target.name].inputs if name in operators[source.name].outputs)
+
+    def _ends(self, u: int, v: int, choices: tuple[int, ...] | list[int]) -> str:
+        tensor = self._tensor(u, v)
+        ends = [format_layout(self._layout(end, tensor, choices[end], made=end == u)) for end in (u, v)]
+        return " -> ".join(ends) if ends[0] != ends[1] else ends[0]
+
+    def _layout(self, variable: int, tensor: str, choice: int, *, made: bool) -> Layout:
+        """The layout of a tensor that a choice means."""
+        held = self.tables.variables[variable]
+        row = int(held.rows[choice])
+        if held.what != "operator":
+            return self.tables.spaces[tensor].layout(row)
+        op = next(op for op in self.analysis.graph.operators if op.name == held.name)
+        inputs, outputs = self.tables.strategies[held.name].layouts(row)
+        return outputs[op.outputs.index(tensor)] if made else inputs[op.inputs.index(tensor)]

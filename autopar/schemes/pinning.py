@@ -1,0 +1,53 @@
+"""A scheme as pins of a `Request`: limits on the operators, the mesh, ZeRO, and the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autopar.costmodel import Cluster, bind_axes
+
+from ..errors import UsageError
+from ..pins import together
+from ..planning.candidates import meshes, name_axes
+from ..planning.request import Request
+from ..sharding.analysis import Analysis
+from ..sharding.mesh import Mesh
+from ..sharding.micro_batches import split_batch
+from .known import Scheme
+
+
+def pinned(request: Request, scheme: Scheme, analysis: Analysis) -> Request:
+    """The request with what the scheme fixes; what the request fixes already holds. A `UsageError` says why the scheme is impossible."""
+    devices = request.cluster.devices
+    stages = request.stages or scheme.stages_for(devices, analysis)
+    if stages and devices % stages:
+        raise UsageError(f"{devices} devices do not make {stages} equal stages")
+    zero = request.zero if request.zero is not None else scheme.zero
+    if zero is not None and request.zero is not None:
+        scheme = scheme.with_storage(zero)
+    mesh = request.mesh or _wanted(scheme, request.cluster, stages or 1)
+    tried = [mesh] if mesh is not None else meshes(request.cluster, stages or 1)
+    part = split_batch(analysis, request.micro_batches) if (request.micro_batches or 1) > 1 else analysis
+    reasons = [scheme.lacks(part, one) for one in tried]
+    if reasons and all(reasons):
+        raise UsageError(str(reasons[0]))
+    limits = together(request.limits, scheme) if request.limits else scheme
+    pipeline = request.pipeline or scheme.pipeline
+    return replace(request, limits=limits, mesh=mesh, stages=stages or 1, zero=zero, pipeline=pipeline, fewer=False)
+
+
+def _wanted(scheme: Scheme, cluster: Cluster, stages: int) -> Mesh | None:
+    """The mesh of a stage that the scheme wants."""
+    sizes = scheme.mesh_sizes(cluster.devices // stages)
+    return None if sizes is None else stage_mesh(cluster, sizes, stages)
+
+
+def stage_mesh(cluster: Cluster, sizes: Sequence[int], stages: int = 1) -> Mesh:
+    """The mesh of these sizes for one of so many stages; the stages are the outermost axis of all."""
+    levels = bind_axes(cluster, (stages, *sizes))
+    if levels is None:
+        held = " x ".join(map(str, sizes)) or "1"
+        where = f"{stages} stages of " if stages > 1 else ""
+        raise UsageError(f"{where}a mesh of {held} does not have {cluster.devices} devices")
+    return name_axes(cluster, tuple(sizes), levels[1:])

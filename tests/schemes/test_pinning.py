@@ -1,0 +1,101 @@
+"""Names and shapes of schemes: what is read, and what is refused with what would do."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.costmodel import load_cluster
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.transformer import transformer
+from autopar.errors import UsageError
+from autopar.planning.request import Request
+from autopar.schemes import AXIS_SCHEMES, SCHEMES, scheme_named
+from autopar.schemes.pinning import pinned, stage_mesh
+from autopar.sharding.analysis import Analysis, analyse
+
+
+@pytest.fixture(scope="module")
+def analysis() -> Analysis:
+    shape = Shape(layers=4, hidden=64, heads=4, kv_heads=4, ffn=256, vocab=128, sequence=32)
+    return analyse(transformer(shape, batch=8).graph, train=True)
+
+
+def request(devices: int, **pins: object) -> Request:
+    return Request(cluster=load_cluster("dgx-h100").sized(devices), **pins)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "scheme, devices, message",
+    [
+        ("2d", 8, r"q x q devices: 4 \(2x2\) or 9 \(3x3\), not 8"),
+        ("2.5d", 16, r"8 \(2x2x2\) or 18 \(2x3x3\), not 16"),
+        ("3d", 9, r"8 \(2x2x2\) or 27 \(3x3x3\), not 9"),
+        ("gpt3-64x6x8", 8, "64 equal stages"),
+        ("p2d2t2", 16, "is for 8 devices, not 16"),
+        ("expert", 4, "the model has no experts"),
+        ("ulysses", 8, "'layers.0.attention.core' cannot be split along its heads over 8 devices"),
+        ("data", 16, "along its batch over 16 devices"),
+        ("data", 3, "along its batch over 3 devices"),
+        ("pipeline-1f1b 3 x data 2", 8, "3 equal stages"),
+    ],
+)
+def test_what_is_impossible_is_told(scheme: str, devices: int, message: str, analysis: Analysis) -> None:
+    with pytest.raises(UsageError, match=message):
+        pinned(request(devices), scheme_named(scheme), analysis)
+
+
+@pytest.mark.parametrize(
+    "text", ["dta", "4x4", "data 4 y megatron 2", "p2d2", "0x1x1", "data 2 (zero1) x zero3 2", "rank0:zero1,rank1:zero3"]
+)
+def test_bad_names(text: str) -> None:
+    with pytest.raises(UsageError):
+        scheme_named(text)
+
+
+def test_every_name_is_known() -> None:
+    assert {name: scheme_named(name).name for name in (*SCHEMES, *AXIS_SCHEMES)} == {name: name for name in (*SCHEMES, *AXIS_SCHEMES)}
+    assert all(scheme.words for scheme in SCHEMES.values())
+
+
+@pytest.mark.parametrize(
+    "scheme, devices, shape",
+    [
+        ("2d", 16, (4, 4)),
+        ("2.5d", 32, (2, 4, 4)),
+        ("3d", 27, (3, 3, 3)),
+        ("context", 8, (8,)),
+        ("p2d2t4", 16, (2, 4)),
+        ("data 3 x megatron 2", 6, (3, 2)),
+    ],
+)
+def test_the_wanted_mesh(scheme: str, devices: int, shape: tuple[int, ...]) -> None:
+    found = scheme_named(scheme)
+    assert found.mesh_sizes(devices // (found.stages or 1)) == shape
+
+
+def test_a_pipeline_takes_as_many_stages_as_there_are_layers(analysis: Analysis) -> None:
+    assert [pinned(request(n), SCHEMES["pipeline-1f1b"], analysis).stages for n in (2, 4, 8, 16)] == [2, 4, 4, 4]
+    asked = pinned(request(8, stages=2), SCHEMES["pipeline-gpipe"], analysis)
+    assert (asked.stages, asked.pipeline, asked.zero) == (2, "gpipe", 0)
+
+
+def test_what_the_request_fixes_holds(analysis: Analysis) -> None:
+    mesh = stage_mesh(load_cluster("dgx-h100").sized(8), (2, 2, 2))
+    found = pinned(request(8, mesh=mesh, zero=1), scheme_named("3d"), analysis)
+    assert found.mesh == mesh and found.zero == 1 and not found.fewer
+    with pytest.raises(UsageError, match="3 mesh axes"):
+        pinned(request(8, mesh=stage_mesh(load_cluster("dgx-h100").sized(8), (8,))), scheme_named("3d"), analysis)
+
+
+def test_micro_batches_count(analysis: Analysis) -> None:
+    """A batch of 8 splits over 8 devices, a micro-batch of 4 does not."""
+    assert pinned(request(8), SCHEMES["data"], analysis).stages == 1
+    with pytest.raises(UsageError, match="along its batch"):
+        pinned(request(8, micro_batches=2), SCHEMES["data"], analysis)
+
+
+def test_a_stage_mesh_lies_inside_the_stages() -> None:
+    mesh = stage_mesh(load_cluster("dgx-h100").sized(3072), (6, 8), 64)
+    assert mesh.shape == (6, 8) and mesh.axes[1].level == "nvlink" and mesh.axes[0].level != "nvlink"
+    with pytest.raises(UsageError, match="2 stages of a mesh of 4 does not have 16 devices"):
+        stage_mesh(load_cluster("dgx-h100").sized(16), (4,), 2)
