@@ -213,13 +213,34 @@ def model_of_plan(model: Any, plan: Plan, example_inputs: Any = None, *, loss: s
     elif hasattr(model, "named_parameters") and example_inputs is None:
         loaded = load_model(model, options, _example_inputs(plan, model))
     elif _is_onnx(model):
-        shapes = {name: spec.shape for name, spec in plan.model.inputs.items()}
-        loaded = load_model(model, replace(options, shapes=shapes, dtype=_dtype_of(plan), parameters=set(plan.parameters)))
+        loaded = _onnx_of_plan(model, plan, options)
     else:
         fixed = str(model).endswith(".pt2")
         dtype = _dtype_of(plan) if isinstance(model, (str, Path)) else None
         loaded = load_model(model, options if fixed else replace(options, batch=_batch_of(plan), dtype=dtype), example_inputs)
     plan.require_match(loaded.graph)
+    return bring_rules(loaded, plan)
+
+
+def _onnx_of_plan(model: Any, plan: Plan, options: ModelOptions, batch: int | None = None) -> LoadedModel:
+    """The ONNX model with the plan's input shapes (of another `batch`); a file of another fixed batch is given it."""
+    options = replace(options, dtype=_dtype_of(plan), parameters=set(plan.parameters))
+    old = _batch_of(plan)
+    shapes = {name: spec.shape for name, spec in plan.model.inputs.items()}
+    if batch is not None:
+        shapes = {name: (batch, *shape[1:]) if shape and shape[0] == old else shape for name, shape in shapes.items()}
+    try:
+        return load_model(model, replace(options, shapes=shapes))
+    except UsageError:
+        if old is None:
+            raise
+        return load_model(model, replace(options, batch=batch or old))
+
+
+def model_of_batch(model: str | Path, plan: Plan, batch: int, *, loss: str | None = None) -> LoadedModel:
+    """The model of a plan with another global batch; a `UsageError` where it cannot have it."""
+    options = ModelOptions(train=plan.model.mode == "train", loss=loss, dtype=_dtype_of(plan))
+    loaded = _onnx_of_plan(model, plan, options, batch) if _is_onnx(model) else load_model(model, replace(options, batch=batch))
     return bring_rules(loaded, plan)
 
 

@@ -244,7 +244,7 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
 
     if args.model is None:
         return Explained.of_file(plan, args.operator)
-    from .api import cluster_of_plan, model_of_plan
+    from .api import cluster_of_plan, model_of_batch, model_of_plan
 
     model = model_of_plan(args.model, plan)
     cluster = cluster_of_plan(plan, args.cluster)
@@ -256,20 +256,12 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
     if args.alternatives or args.sensitivity:
         from .report.questions import answered
 
-        again = _rebatched(args.model, plan) if args.sensitivity else None
-        found = answered(found, cluster, bar, alternatives=args.alternatives, memory=_memory(args), batches=again)
+        def rebatched(batch: int) -> Graph:
+            return model_of_batch(args.model, plan, batch).graph
+
+        batches = rebatched if args.sensitivity else None
+        found = answered(found, cluster, bar, alternatives=args.alternatives, memory=_memory(args), batches=batches)
     return found
-
-
-def _rebatched(model: str, plan: Plan) -> Callable[[int], Graph]:
-    """The model's graph for another global batch."""
-
-    def load(batch: int) -> Graph:
-        from .frontends.load import ModelOptions, load_model
-
-        return load_model(model, ModelOptions(batch=batch, train=plan.model.mode == "train")).graph
-
-    return load
 
 
 # --- discover ---

@@ -31,6 +31,7 @@ from .sharding.analysis import Analysis
 from .sharding.candidates import is_storable
 from .sharding.layout import Kind, Layout, R, format_layout, is_valid, parse_layout
 from .sharding.mesh import Mesh
+from .sharding.micro_batches import Execution, execution
 from .sharding.program import Assignment, Decision, Program, build_program
 from .sharding.rules import preamble
 from .sharding.rules.found import FoundRule, add_found, replicate
@@ -186,6 +187,12 @@ class Plan(Part):
     def program(self, analysis: Analysis) -> Program:
         """The local program that executes the plan."""
         return build_program(analysis.graph, self.assignment(analysis))
+
+    def execution(self, analysis: Analysis) -> Execution:
+        """How a step of the plan is executed; a `PlanError` says what of it cannot be."""
+        if self.stages:
+            raise PlanError("executing pipeline stages is not built yet; plan with --stages 1")
+        return execution(self.assignment(analysis), analysis, self.schedule.in_stage)
 
 
 def write_whole(path: Path, text: str) -> None:

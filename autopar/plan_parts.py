@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from .sharding.mesh import Axis, Mesh
+from .sharding.schedule import Schedule
 
 
 class Part(BaseModel):
@@ -102,6 +103,11 @@ class SchedulePlan(Part):
     pipeline: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
     interleave: int = Field(default=1, ge=1)
 
+    @property
+    def in_stage(self) -> Schedule:
+        """The part of it that concerns one stage."""
+        return Schedule(micro_batches=self.micro_batches, recompute=self.recompute, gathered=self.gathered, accumulated=self.accumulated)
+
 
 class StagePlan(Part):
     """One pipeline stage: the operators from `first` on, in the model's order, to where the next stage begins, on devices of its own.
@@ -141,7 +147,10 @@ class Predicted(Part):
 
 
 class Provenance(Part):
-    """Who made the plan: version of autopar, search method, seed, and the optimality gap that it certifies."""
+    """Who made the plan: version of autopar, search method, seed, and the optimality gap that it certifies.
+
+    `complete`: whether the search ran to its end or was interrupted, when the gap counts all that it left undone.
+    """
 
     autopar: str
     method: str
@@ -149,6 +158,7 @@ class Provenance(Part):
     objective: float
     lower_bound: float
     gap: float
+    complete: bool = True
 
 
 def mesh_of(axes: tuple[AxisSpec, ...]) -> Mesh:

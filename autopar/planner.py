@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from autopar.costmodel.pricing import MeshPrices
-from autopar.search import Infeasible
+from autopar.search import Infeasible, Interrupted
 
 from .errors import NoPlanFits, UsageError
 from .ir import Graph, Role
@@ -64,13 +64,14 @@ def search_plan(graph: Graph, request: Request, *, progress: Progress | None = N
         except NoPlanFits as error:
             failures.append(error)
     bound = min(finisher.outer.ranking.bound for finisher in finishers)
-    mixed = Mixed(subject, request).best(list(finishers[0].outer.modes(2)), finishers[0].schedule, finishers[0].outer.always)
-    if mixed is not None:
-        found.append(mixed)
+    complete = all(finisher.outer.ranking.complete for finisher in finishers)
+    if complete:
+        mixed = Mixed(subject, request).best(list(finishers[0].outer.modes(2)), finishers[0].schedule, finishers[0].outer.always)
+        found += [mixed] if mixed is not None else []
     if not found:
         raise min(failures, key=lambda error: error.minimum)
     best = min(found, key=lambda f: f.rank)
-    return as_plan(best, request, lower_bound=bound, analysis=subject.analysis(short=False))
+    return as_plan(best, request, lower_bound=bound, analysis=subject.analysis(short=False), complete=complete)
 
 
 def _nothing(outer: Outer) -> str:
@@ -103,11 +104,25 @@ class _Finisher:
                 found.append(self.finish(solved))
             except Infeasible as error:
                 self.failures.append(error)
+            except KeyboardInterrupt as interrupt:
+                self.outer.ranking.complete = False
+                found += self._interrupted(solved, interrupt)
+                if not found:
+                    raise
+                break
         if not found:
             found = self._thriftiest()
         if not found:
             raise self._no_plan()
         return min(found, key=lambda f: f.rank)
+
+    def _interrupted(self, solved: Solved, interrupt: KeyboardInterrupt) -> list[Found | Staged]:
+        """What an interrupted search of the whole graph had found, if it fits the memory."""
+        if not isinstance(interrupt, Interrupted) or interrupt.best is None or solved.candidate.stages > 1:
+            return []
+        schedule = self.schedule(solved.mode, solved.candidate.micro_batches)
+        found = evaluate(self.tables(solved.candidate, solved.mode), interrupt.best, schedule)
+        return [found] if found.estimate.memory.total <= self.request.limit else []
 
     def _distinct(self) -> list[Solved]:
         """The cheapest mode of every candidate first, then the others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 COMPUTE = "compute"
@@ -55,6 +56,15 @@ class Clock:
     def wait(self, until: float) -> None:
         """Computation goes on no sooner than `until`."""
         self.now = max(self.now, until)
+
+    def skip(self, seconds: float, spent: Mapping[str, float], sent: float) -> None:
+        """Let time pass that is not played: all streams stand where they stood, `seconds` later."""
+        self.now += seconds
+        self.free = {stream: end + seconds for stream, end in self.free.items()}
+        self.under_way = [(start + seconds, end + seconds) for start, end in self.under_way]
+        for phase, more in spent.items():
+            self.spent[phase] += more
+        self.sent.append(sent)
 
     def _slowed(self, start: float, seconds: float) -> float:
         """The end of `seconds` of work from `start`, at 1 / slowdown of the speed while something is sent."""

@@ -6,6 +6,9 @@ it; gradient buckets start under the backward pass and are waited for at its end
 `Overlap` names what other frameworks hide besides.
 
     step = forward + backward + update + communication - hidden
+
+Under a schedule (see `sharding.scheduled`) the program is that of one micro-batch, and played for each; all between the second and the last
+take the same time, which is added up rather than played. Gradients are added to those before with three passes over them.
 """
 
 from __future__ import annotations
@@ -15,15 +18,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from autopar.ir import Role
 from autopar.sharding.layout import Layout
 from autopar.sharding.program import Bucket, Collective, Compute, Program, Redistribute, chain_collectives, operator_collectives
+from autopar.sharding.redistribution import local_bytes
+from autopar.sharding.schedule import PLAIN, Schedule
+from autopar.sharding.scheduled import Mode, Part, Scheduled, makes, scheduled
 
-from .compute import memory_seconds
+from .compute import memory_seconds, with_launch
 from .pricing import MeshPrices
 from .streams import Clock, Event
 
 ROUNDING = 1e-12
+PLAYED = 3
+"""Micro-batches that are played: the first, one of those between, and the last."""
 SLOWDOWN: Mapping[str, float] = {"nccl": 1.1256, "gloo": 1.0}
 """How much longer computation takes while a collective of the backend runs: on A100s as Galvatron's profiler measured it
 (PKU-DAIR/Hetu-Galvatron@cea12ffb, galvatron/profile_hardware/hardware_configs/overlap_coefficient.json); for Gloo not measured."""
@@ -79,43 +89,47 @@ def step_timeline(
     gradients: frozenset[str],
     update: float = 0.0,
     overlap: Overlap | None = None,
+    schedule: Schedule = PLAIN,
 ) -> Timeline:
-    """Play the program once forward and, for what `gradients` hold, once backward; then the optimizer computes for `update` seconds."""
-    return _Player(program, prices, seconds, gradients, overlap or Overlap()).play(update)
+    """Play the program once forward and, for what `gradients` hold, once backward; then the optimizer computes for `update` seconds.
+
+    Under a `schedule` with micro-batches it is the program of one of them.
+    """
+    return _Player(scheduled(program, schedule), prices, seconds, gradients, overlap or Overlap()).play(update)
 
 
 class _Player:
     """Issues the tasks of a program in the runtime's order."""
 
     def __init__(
-        self, program: Program, prices: MeshPrices, seconds: Callable[[Compute], Seconds], gradients: frozenset[str], overlap: Overlap
+        self, plan: Scheduled, prices: MeshPrices, seconds: Callable[[Compute], Seconds], gradients: frozenset[str], overlap: Overlap
     ) -> None:
-        self.program, self.prices, self.seconds_of, self.gradients, self.overlap = program, prices, seconds, gradients, overlap
+        self.plan, self.prices, self.seconds_of, self.gradients, self.overlap = plan, prices, seconds, gradients, overlap
+        self.program = program = plan.program
         self.graph, self.mesh = program.graph, prices.mesh.shape
         self.streams = tuple(axis.name for axis in prices.mesh.axes)
         self.clock = Clock(overlap.slowdown)
         self.known: dict[tuple[str, int, int], float] = {}
         self.inside: dict[str, tuple[list[Collective], list[Collective]]] = {}
-        self.chains: list[tuple[list[Collective], list[Collective]]] = []
+        moves = ((index, step) for index, step in enumerate(program.steps) if isinstance(step, Redistribute))
+        self.chains = {index: chain_collectives(self.graph, step, self.mesh) for index, step in moves}
+        self.made_by = {makes(program.steps[index])[0]: index for index in plan.modes}
         self.late: dict[tuple[str, Layout], list[tuple[Compute, float]]] = {}  # weight gradients that wait for a place's collective
 
     def play(self, update: float) -> Timeline:
-        clock = self.clock
-        moves = [step for step in self.program.steps if isinstance(step, Redistribute)]
-        self.chains = [chain_collectives(self.graph, step, self.mesh) for step in moves]
-        gathered = [self._gather(step, ahead) for step, (ahead, _) in zip(moves, self.chains, strict=True)]
-        waits = zip(gathered, (ahead for ahead, _ in self.chains), strict=True)
-        for step in self.program.steps:
-            if isinstance(step, Compute):
-                self._forward(step)
-                continue
-            end, collectives = next(waits)
-            if end is None:
-                self._blocking(collectives)
-            else:
-                clock.wait(end)
-        clock.phase = "backward"
-        self._backward_pass()
+        clock, count = self.clock, self.plan.schedule.micro_batches
+        accumulation = self._accumulation() if count > 1 and self.gradients else 0.0
+        number = 0
+        while number < count:
+            start, spent, sent = clock.now, dict(clock.spent), len(clock.sent)
+            self._micro_batch(first=number == 0, last=number == count - 1)
+            if number:
+                clock.compute("gradients", "accumulation", accumulation)
+            number += 1
+            if number == PLAYED - 1 and count > PLAYED:
+                left = count - PLAYED
+                clock.skip(left * (clock.now - start), {p: left * (clock.spent[p] - spent[p]) for p in spent}, left * math.fsum(clock.sent[sent:]))
+                number = count - 1
         clock.phase = "update"
         clock.compute("optimizer", "update", update)
         spent = clock.spent
@@ -128,14 +142,49 @@ class _Player:
             events=tuple(clock.events),
         )
 
+    def _micro_batch(self, *, first: bool, last: bool) -> None:
+        clock = self.clock
+        clock.phase = "forward"
+        order = [index for part in self.plan.parts for index in part.steps]
+        moves = [index for index in order if index in self.chains and (first or self._each_time(index))]
+        gathered = {index: self._gather(index) for index in moves}
+        for index in order:
+            step = self.program.steps[index]
+            if isinstance(step, Compute):
+                self._forward(step)
+            elif index in gathered:
+                end = gathered[index]
+                if end is None:
+                    self._blocking(self.chains[index][0])
+                else:
+                    clock.wait(end)
+        clock.phase = "backward"
+        self._backward_pass(last=last)
+
+    def _each_time(self, index: int) -> bool:
+        """Whether a redistribution runs in every forward pass."""
+        return self.plan.modes.get(index, Mode.AGAIN) is Mode.AGAIN
+
+    def _accumulation(self) -> float:
+        """Seconds of adding a micro-batch's gradients to those before, each where it is added up."""
+        once = {
+            step.tensor: step.chain[-1]
+            for index, step in enumerate(self.program.steps)
+            if isinstance(step, Redistribute) and self.plan.modes.get(index) is Mode.ONCE
+        }
+        storage, device = self.program.assignment.storage, self.prices.cluster.device
+        trained = [tensor for tensor in self.graph.parameters if tensor.name in self.gradients]
+        sizes = [local_bytes(once.get(t.name, storage[t.name]), t.bytes, self.mesh) for t in trained]
+        return float(with_launch(0.0, memory_seconds(3 * np.array(sizes), device), device).sum()) if sizes else 0.0
+
     # --- forward ---
 
-    def _gather(self, step: Redistribute, collectives: list[Collective]) -> float | None:
+    def _gather(self, index: int) -> float | None:
         """The end of a parameter's gather that is prefetched, one after the other on a stream of their own; None for what is not."""
-        if not self.overlap.prefetch or self.graph.tensors[step.tensor].role is not Role.PARAMETER:
+        if not self.overlap.prefetch or index not in self.plan.modes:
             return None
         end = 0.0
-        for collective in collectives:
+        for collective in self.chains[index][0]:
             end = self._issue(collective, end, " prefetch")
         return end
 
@@ -156,22 +205,29 @@ class _Player:
 
     # --- backward ---
 
-    def _backward_pass(self) -> None:
-        steps, buckets = self.program.steps, self.program.buckets
-        first = {s.tensor: i for i, s in reversed(list(enumerate(steps))) if isinstance(s, Redistribute) and s.bucketed}
+    def _backward_pass(self, *, last: bool) -> None:
+        steps, buckets = self.program.steps, self.program.buckets if last else ()
+        order = [index for part in self.plan.parts for index in part.steps]
+        first = {s.tensor: i for i, s in reversed([(i, steps[index]) for i, index in enumerate(order)]) if isinstance(s, Redistribute) and s.bucketed}
         waiting = [max((len(steps) - first[p] for p in bucket.parameters if p in first), default=0) for bucket in buckets]
         places = self._places()
-        chains = self.chains[::-1]
         sums: list[float] = []
-        moved = 0
-        for done, step in enumerate(reversed(steps), 1):
-            if isinstance(step, Redistribute):
-                self._backward_move(step, chains[moved][1])
-                moved += 1
-            else:
-                self._backward(step, places)
-            while self.overlap.gradients and not self.late and len(sums) < len(buckets) and waiting[len(sums)] <= done:
-                sums.append(self._start(len(sums)))
+        done = 0
+        for part in reversed(self.plan.parts):
+            if part.again and self.gradients:
+                self._again(part)
+            for index in reversed(part.steps):
+                done += 1
+                step = steps[index]
+                if isinstance(step, Redistribute):
+                    if last or self.plan.modes.get(index, Mode.AGAIN) is not Mode.ONCE:
+                        self._backward_move(step, self.chains[index][1])
+                else:
+                    for gather in self.plan.regathered.get(index, ()):
+                        self._regather(gather)
+                    self._backward(step, places)
+                while self.overlap.gradients and not self.late and len(sums) < len(buckets) and waiting[len(sums)] <= done:
+                    sums.append(self._start(len(sums)))
         sums += [self._start(number) for number in range(len(sums), len(buckets))]
         for bucket, end in zip(buckets, sums, strict=True):
             self.clock.wait(end)
@@ -180,15 +236,33 @@ class _Player:
             self._copy(bucket, "write gradients back")
         self.clock.wait(max(self.clock.free.values(), default=0.0))
 
+    def _again(self, part: Part) -> None:
+        """The second forward pass of what is not kept."""
+        for index in part.steps:
+            step = self.program.steps[index]
+            if isinstance(step, Compute):
+                self._forward(step)
+            else:
+                self._blocking(self.chains[index][0])
+
+    def _regather(self, index: int) -> None:
+        """A gathered parameter once more, from what is stored."""
+        step = self.program.steps[index]
+        assert isinstance(step, Redistribute)
+        before = self.made_by.get((step.tensor, step.chain[0]))
+        if before is not None:
+            self._regather(before)
+        self._blocking(self.chains[index][0])
+
     def _places(self) -> set[tuple[str, Layout]]:
         """What redistributions give whose gradient is communicated: their readers' weight gradients may be made meanwhile."""
         if not self.overlap.weight_gradients:
             return set()
-        moves = (step for step in self.program.steps if isinstance(step, Redistribute))
         return {
-            (step.tensor, step.chain[-1])
-            for step, (_, back) in zip(moves, self.chains, strict=True)
-            if back and self.graph.tensors[step.tensor].role is not Role.PARAMETER
+            place
+            for index, (_, back) in self.chains.items()
+            if back and index not in self.plan.modes
+            for place in makes(self.program.steps[index])
         }
 
     def _backward_move(self, step: Redistribute, back: list[Collective]) -> None:

@@ -82,7 +82,7 @@ class _Gathered:
     """A gathered value of one forward pass: how to make it again, and who still asks for it."""
 
     def __init__(self, value: Tensor, source: Callable[[], Tensor], chain: Chain) -> None:
-        self.storage = StorageWeakRef(value.untyped_storage())
+        self.storage: Any = StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]
         self.source, self.chain = source, chain
         self.asked = 0
         self.again: Tensor | None = None
@@ -103,7 +103,7 @@ class _Gathered:
         return value
 
 
-_View = tuple[_Gathered, torch.Size, tuple[int, ...], int]
+_View = tuple[_Gathered, torch.Size, tuple[int, ...], Any]
 
 
 class Gathering:

@@ -11,9 +11,14 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autopar.sharding.micro_batches import Execution
 from autopar.sharding.program import Program
+from autopar.sharding.scheduled import Scheduled
 
 from .collectives import PRICE
+
+Priced = Program | Scheduled | Execution
+"""What lists collectives: a program by itself, under a schedule, or a whole step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +67,12 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The ranks of a group."""
         return tuple(dist.get_process_group_ranks(_resolve_process_group(name)))
 
-    def against(self, program: Program, rank: int) -> tuple[Counter[Issued], Counter[Issued]]:
+    def against(self, program: Priced, rank: int) -> tuple[Counter[Issued], Counter[Issued]]:
         """What the program prices but was not issued, and what was issued but is not priced (axes of size 1 are silent)."""
         priced, issued = Counter(priced_on(program, rank)), Counter(self.issued)
         return priced - issued, issued - priced
 
-    def mismatch(self, program: Program, rank: int) -> str:
+    def mismatch(self, program: Priced, rank: int) -> str:
         """How the issued collectives differ from the priced ones, in words; empty where they are the same.
 
         Those of the forward pass must also come in the priced order. In the backward pass autograd decides the order, the
@@ -84,9 +89,10 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return ""
 
 
-def priced_on(program: Program, rank: int) -> tuple[Issued, ...]:
-    """What the program prices for this rank, in its order, without axes of size 1."""
-    mesh = program.assignment.mesh
+def priced_on(program: Priced, rank: int) -> tuple[Issued, ...]:
+    """What the program (under its schedule) prices for this rank, in its order, without axes of size 1."""
+    program = program.micro if isinstance(program, Execution) else program
+    mesh = (program.program if isinstance(program, Scheduled) else program).assignment.mesh
     own = {axis: next(g for g in mesh.groups(axis) if rank in g) for axis in range(len(mesh.axes))}
     return tuple(
         Issued(phase=c.phase, kind=c.kind, ranks=own[c.axis], nbytes=c.nbytes) for c in program.collectives() if mesh.shape[c.axis] > 1

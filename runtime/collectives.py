@@ -145,7 +145,7 @@ def _pad(value: Tensor, dim: int, parts: int, degree: int, coordinate: int) -> T
     return out.flatten(dim, dim + 2)
 
 
-def _join(pieces: Tensor, dim: int, parts: int) -> Tensor:
+def join(pieces: Tensor, dim: int, parts: int) -> Tensor:
     """[degree, *shard] to the shard's dim gathered: each part takes its chunk of every piece."""
     shard = pieces.shape[1:]
     chunks = pieces.reshape(pieces.shape[0], *shard[:dim], parts, shard[dim] // parts, *shard[dim + 1 :])
@@ -153,7 +153,7 @@ def _join(pieces: Tensor, dim: int, parts: int) -> Tensor:
 
 
 def _deal(value: Tensor, dim: int, parts: int, degree: int) -> Tensor:
-    """The reverse of `_join`: [degree, *shard], contiguous."""
+    """The reverse of `join`: [degree, *shard], contiguous."""
     return _levels(value, dim, parts, degree).movedim(dim + 1, 0).flatten(dim + 1, dim + 2).contiguous()
 
 
@@ -177,7 +177,7 @@ def all_gather(value: Tensor, dim: int, parts: int, group: AxisGroup) -> Tensor:
     """The whole `dim` from the group's shards of it."""
     flat = value.contiguous().view(1, *value.shape)
     pieces = _moved(flat, lambda x: _C10D.all_gather_into_tensor(x, group.size, group.name))
-    return _join(pieces.view(group.size, *value.shape), dim, parts)
+    return join(pieces.view(group.size, *value.shape), dim, parts)
 
 
 def reduce_scatter(value: Tensor, dim: int, parts: int, group: AxisGroup) -> Tensor:
@@ -193,7 +193,7 @@ def all_to_all(value: Tensor, dim: int, parts: int, into_dim: int, into_parts: i
     each = [1] * group.size
     pieces_shape = pieces.shape
     out = _moved(pieces, lambda x: _C10D.all_to_all_single(x, each, each, group.name))
-    return _join(out.view(pieces_shape), dim, parts)
+    return join(out.view(pieces_shape), dim, parts)
 
 
 class Price(threading.local):

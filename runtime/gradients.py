@@ -70,6 +70,8 @@ class _Reduction:
 class GradientBuckets:
     """Hooks on the parameters of all buckets; `synchronize` is off inside `no_sync`."""
 
+    _handing_on = False
+
     def __init__(self, parameters: Mapping[str, nn.Parameter], buckets: Sequence[Bucket], axes: Sequence[AxisGroup]) -> None:
         self.synchronize = True
         self._reductions = [_Reduction([parameters[name] for name in b.parameters], [axes[a] for a in b.axes]) for b in buckets]
@@ -90,9 +92,32 @@ class GradientBuckets:
         finally:
             self.synchronize = before
 
+    @property
+    def pending(self) -> bool:
+        """Whether some gradient is a share that waits to be summed."""
+        return bool(self._shares)
+
+    @contextmanager
+    def apart(self, *, synchronize: bool) -> Iterator[None]:
+        """Backward passes inside have nothing to do with those outside; the parameters' gradients are put aside meanwhile."""
+        before, shares = self.synchronize, self._shares
+        self.synchronize, self._shares = synchronize, set()
+        try:
+            yield
+        finally:
+            self.synchronize, self._shares = before, shares
+
+    def hand_on(self) -> None:
+        """What the present backward pass still brings has been summed already."""
+        self._handing_on = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._handed_on)
+
+    def _handed_on(self) -> None:
+        self._handing_on = False
+
     def _before(self, parameter: nn.Parameter) -> Any:
         def hook(_: Tensor) -> None:
-            if parameter not in self._shares:
+            if parameter not in self._shares and not self._handing_on:
                 if parameter.grad is not None and not self._owner[parameter].is_holder:
                     local_of(parameter.grad).zero_()
                 self._shares.add(parameter)
@@ -101,7 +126,7 @@ class GradientBuckets:
 
     def _after(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
-        if not self.synchronize:
+        if not self.synchronize or self._handing_on:
             return
         task = torch._C._current_graph_task_id()
         if task != self._pass:

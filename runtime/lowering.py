@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import PlanError
 from autopar.ir import Graph, Operator, Role, Tensor
 from autopar.sharding.candidates import Option
-from autopar.sharding.layout import Layout, Placement, R, format_layout, replicated
+from autopar.sharding.layout import B, Kind, Layout, Placement, R, S, format_layout, replicated
 from autopar.sharding.program import Compute, Decision, Program, Redistribute
 from autopar.sharding.redistribution import changed_axis
 from autopar.sharding.rules import Call, rule_of
@@ -51,7 +51,7 @@ class LocalProgram:
     values of the constants `updates`.
 
     A micro-batch takes `sources` in place of constants and inputs, each cut as its placement on the axis of time says, the results of the
-    preamble among them; of `updates` it gives those that are `updated`.
+    preamble among them; of `updates` it gives those that are `updated`. The layouts of `outputs` are those of all micro-batches joined.
     """
 
     module: fx.GraphModule
@@ -175,7 +175,7 @@ class _Lowering:
             parameters=parameters,
             constants=constants,
             inputs=model.inputs,
-            outputs=outputs,
+            outputs=tuple((name, self._joined(name, layout)) for name, layout in outputs),
             updates=tuple(model.updates),
             loss=names.index(model.loss) if model.loss in names else None,
             sources=tuple(self.sources),
@@ -200,13 +200,22 @@ class _Lowering:
 
     # --- the axis of time ---
 
+    def _joined(self, name: str, layout: Layout) -> Layout:
+        """How an output lies when those of all micro-batches are joined: a split of their samples is one within each of them."""
+        if self.time is None or (time := self.placement(name)).kind is not Kind.SPLIT:
+            return layout
+        within = S(time.dim, time.parts * self.time.count)
+        return tuple(within if placement == time else placement for placement in layout)
+
     def runs(self, item: Compute) -> bool:
         """Whether an operator is part of this program: of a micro-batch's, all but those of the preamble that run once."""
         return self.time is None or item.decision.rule is not None or item.operator.name in self.time.split.options
 
     def placement(self, name: str) -> Placement:
-        """How a tensor lies on the axis of time; a parameter is whole there."""
+        """How a tensor lies on the axis of time; parameters are whole there, their gradients shares."""
         assert self.time is not None
+        if self.model.tensors[name].role is Role.PARAMETER:
+            return B if name in self.program.assignment.gradients else R
         return self.time.split.placements[name]
 
     def layout(self, layout: Layout, placement: Placement) -> Layout:
@@ -314,7 +323,7 @@ class _Lowering:
             outer.update((place, self._main_value(place)) for place in self._reads(index) if place not in made)
             if isinstance(item, Compute) and self.runs(item):
                 made.update(zip(item.operator.outputs, self.decision(item).outputs, strict=True))
-            elif isinstance(item, Redistribute):
+            elif isinstance(item, Redistribute) and item.tensor not in self.whole_sources:
                 made.add(self.place(item.tensor, item.chain[-1]))
         self.graph = fx.Graph()
         self.inside = {place: self.graph.placeholder(_identifier(place[0])) for place in outer}

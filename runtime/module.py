@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,12 +15,16 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from autopar.errors import PlanError
 from autopar.sharding.candidates import is_storable
 from autopar.sharding.layout import Kind, Layout, R, format_layout, local_parts, local_shape
+from autopar.sharding.micro_batches import Execution
 from autopar.sharding.program import Program
+from autopar.sharding.scheduled import scheduled
 
+from .again import gathering_again
 from .checkpoint import describe_pieces
 from .collectives import DeviceGroups, cuts_of, gather_full, shard_of
 from .gradients import GradientBuckets
-from .lowering import LocalProgram, lower
+from .lowering import LocalProgram, lower_scheduled
+from .micro_batches import MicroBatches
 
 Values = Mapping[str, Tensor | Callable[[], Tensor]]
 
@@ -64,14 +68,15 @@ def placements_of(layout: Layout, mesh: tuple[int, ...]) -> tuple[Placement, ...
 class ParallelModule(nn.Module):
     """A model under a plan. Parameters keep the original names; the arithmetic is this rank's local program.
 
-    `values` gives every parameter and constant whole, as a tensor or as a function that makes it (called one at a time).
-    `aliases` gives second names of tied parameters. `forward` takes the model's whole inputs and returns this rank's
-    outputs in their planned layouts, the loss last where it is not among them.
+    Of an `Execution` the schedule is run, of a bare program the whole batch at once. `values` gives every parameter and constant whole, as
+    a tensor or as a function that makes it (called one at a time). `aliases` gives second names of tied parameters. `forward` takes the
+    model's whole inputs and returns this rank's outputs in their planned layouts, the loss last where it is not among them. With several
+    micro-batches gradients flow from the loss only.
     """
 
     def __init__(
         self,
-        program: Program,
+        program: Program | Execution,
         groups: DeviceGroups,
         values: Values,
         *,
@@ -79,10 +84,14 @@ class ParallelModule(nn.Module):
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        self._program = program
+        plan = program.whole if isinstance(program, Execution) else scheduled(program)
+        split = program.split if isinstance(program, Execution) else None
+        self._program = plan.program
         self._groups = groups
         self._device = torch.device(device)
-        self._local: LocalProgram = lower(program, groups, device=device)
+        self._regathers = plan.schedule.gathered == "again"
+        self._micro = MicroBatches(plan, split, groups, self._device) if split is not None else None
+        self._local: LocalProgram = lower_scheduled(plan, groups, device=device) if self._micro is None else self._micro.first
         self._places: list[tuple[nn.Module, str]] = []
         self._mesh = device_mesh(groups, device) if groups.mesh.devices > 1 else None
         missing = [name for name in (*self._local.parameters, *self._local.constants) if name not in values]
@@ -95,7 +104,9 @@ class ParallelModule(nn.Module):
             _attach(self, alias, owned[name])
         changed = set(self._local.updates)
         self._constants = [self._whole(n, values).clone() if n in changed else self._whole(n, values) for n in self._local.constants]
-        self._buckets = GradientBuckets(owned, program.buckets, groups.axes)
+        self._buckets = GradientBuckets(owned, plan.program.buckets, groups.axes)
+        if self._micro is not None:
+            self._micro.buckets = self._buckets
 
     def attach_buffer(self, paths: Sequence[str], value: Tensor) -> None:
         """Register a buffer under its names; where it is a constant of the program, the program reads it there from now on."""
@@ -147,12 +158,24 @@ class ParallelModule(nn.Module):
         changed = {name: self._local.constants.index(name) for name in self._local.updates}
         # Autograd may keep what a constant was: it gets a copy of those that change.
         constants = [c.clone() if i in changed.values() else c for i, c in enumerate(self._constants)]
-        out: tuple[Tensor, ...] = self._local.module(*parameters, *constants, *values)
-        count = len(self._local.outputs)
+        outputs, fresh = self._run(parameters, constants, values)
         with torch.no_grad():
-            for place, value in zip(changed.values(), out[count:], strict=True):
-                self._constants[place].copy_(value)
-        return out[:count]
+            for name, place in changed.items():
+                self._constants[place].copy_(fresh[name])
+        return outputs
+
+    def _run(
+        self, parameters: list[nn.Parameter], constants: list[Tensor], inputs: list[Tensor]
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """The outputs, and the new values of constants."""
+        local = self._local
+        if self._micro is not None:
+            names = (*local.constants, *local.inputs)
+            return self._micro.run(parameters, dict(zip(names, (*constants, *inputs), strict=True)))
+        with gathering_again() if self._regathers and torch.is_grad_enabled() else nullcontext():
+            out: tuple[Tensor, ...] = local.module(*parameters, *constants, *inputs)
+        count = len(local.outputs)
+        return out[:count], dict(zip(local.updates, out[count:], strict=True))
 
     def _inputs(self, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> list[Tensor]:
         names = self._local.inputs

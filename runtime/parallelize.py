@@ -27,9 +27,9 @@ ONNX_SEED = 0
 def parallelize(model: LoadedModel, plan: Plan, *, backend: str | None = None, outputs: str | None = None) -> PlannedModule:
     """This rank's module of a plan, in the present process group or in one made from the environment of `torchrun`."""
     whole = wants_whole(outputs, plan, model)
-    program = plan.program(analyse(model.graph, train=plan.model.mode == "train"))
+    program = plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
     device = join_world(plan, backend)
-    groups = DeviceGroups.create(program.assignment.mesh)
+    groups = DeviceGroups.create(plan.mesh_)
     return PlannedModule(program, groups, model_values(model), model=model, device=device, whole=whole)
 
 

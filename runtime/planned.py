@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import PlanError
 from autopar.model import LoadedModel
-from autopar.sharding.program import Program
+from autopar.sharding.micro_batches import Execution
 
 from .collectives import DeviceGroups, apply_chain, whole_chain
 from .module import ParallelModule, Values, placements_of
@@ -30,13 +30,14 @@ class PlannedModule(ParallelModule):
     """
 
     def __init__(
-        self, program: Program, groups: DeviceGroups, values: Values, *, model: LoadedModel, device: torch.device, whole: bool
+        self, program: Execution, groups: DeviceGroups, values: Values, *, model: LoadedModel, device: torch.device, whole: bool
     ) -> None:
         aliases = model.torch.aliases if model.torch is not None else {}
         super().__init__(program, groups, values, device=device, aliases=aliases)
         self._record = model.torch
         self._whole_outputs = whole
         self._has_loss_function = model.loss is not None
+        self._loss_is_output = self._program.graph.loss in model.source.outputs
         self._arguments = _Arguments.of(model)
         for paths, buffer in _saved_buffers(model.module) if model.torch is not None else ():
             self.attach_buffer(paths, buffer)
@@ -49,6 +50,11 @@ class PlannedModule(ParallelModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs in their original structure."""
+        if self._micro is not None and torch.is_grad_enabled() and self.loss_index is not None and not self._loss_is_output:
+            raise PlanError(
+                f"the plan runs {self._micro.count} micro-batches, each with its backward pass, so that no gradient leads from the outputs "
+                "back: call loss(...) for the planned loss, run under torch.no_grad() for the outputs alone, or plan with one micro-batch"
+            )
         local = self.local_outputs(*args, **kwargs)
         made = {name: value for value, (name, _) in zip(local, self.local_program.outputs, strict=True)}
         record = self._record
@@ -68,7 +74,7 @@ class PlannedModule(ParallelModule):
         return self.local_outputs(*args, **kwargs)[self.loss_index]
 
     def _global(self, value: Tensor, name: str) -> Tensor:
-        layout = self._program.assignment.outputs[name]
+        layout = dict(self.local_program.outputs)[name]
         if self._mesh is None or all(str(placement) == "R" for placement in layout):
             return value
         if self._whole_outputs:

@@ -17,7 +17,7 @@ from autopar.errors import PlanError, RunError
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
-from autopar.sharding.program import Program
+from autopar.sharding.micro_batches import Execution
 
 from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, optimizer_of
 from .collectives import DeviceGroups
@@ -79,6 +79,7 @@ def run_plan(
     """
     if steps < 1:
         raise RunError(f"a run has at least 1 step, not {steps}")
+    plan.execution(analyse(model.graph, train=plan.model.mode == "train"))  # refuses what cannot be run before any rank starts
     inputs = tuple(model.inputs) if model.inputs is not None else example_values(model.graph, seed)
     job = _Job(model=model, plan=plan, inputs=inputs, steps=steps, check=check, seed=seed)
     if "RANK" in os.environ:
@@ -109,8 +110,8 @@ def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
     """One rank: with a check the observed steps, else timed ones."""
     if dist.get_world_size() != job.plan.devices:
         raise PlanError(f"the plan is for {job.plan.devices} ranks, but {dist.get_world_size()} run")
-    program = job.plan.program(analyse(job.model.graph, train=job.plan.model.mode == "train"))
-    module = ParallelModule(program, DeviceGroups.create(program.assignment.mesh), values, device=device)
+    program = job.plan.execution(analyse(job.model.graph, train=job.plan.model.mode == "train"))
+    module = ParallelModule(program, DeviceGroups.create(job.plan.mesh_), values, device=device)
     inputs = [value.to(device) for value in job.inputs]
     if not job.check:
         losses, seconds = _timed(module, inputs, job)
@@ -142,7 +143,7 @@ def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple
     return tuple(losses), statistics.median(times)
 
 
-def _collectives(module: ParallelModule, program: Program, inputs: Sequence[Tensor]) -> tuple[str, int]:
+def _collectives(module: ParallelModule, program: Execution, inputs: Sequence[Tensor]) -> tuple[str, int]:
     """Differences between the priced and the issued collectives of one step, in words, and how many were issued."""
     with CollectiveLog() as log:
         outputs = module(*inputs)

@@ -8,8 +8,8 @@ each is fixed to a choice, the rest is eliminated exactly, coordinate descent mo
 """
 
 import math
-from copy import copy
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -75,6 +75,33 @@ class Minimiser:
         other.relaxed = restrict(self.relaxed, [kept[origin] for origin in self.origins])
         other.plan = schedule(other.relaxed, max_entries=self.max_entries)
         return other
+
+    def merge(self) -> None:
+        """Make the copies of split variables one again, wherever no table gets too wide by that."""
+        for v in self.fixed:
+            relaxed, origins = self._merged(v)
+            plan = schedule(relaxed, max_entries=self.max_entries)
+            if not plan.too_wide:
+                self.relaxed, self.origins, self.plan = relaxed, origins, plan
+                self.fixed = tuple(u for u in self.fixed if u != v)
+
+    def _merged(self, v: int) -> tuple[CostGraph, list[int]]:
+        """The relaxed graph with only one `v`, and its origins."""
+        left = [i for i, origin in enumerate(self.origins) if origin != v or i == v]
+        number = {i: n for n, i in enumerate(left)} | {i: v for i, origin in enumerate(self.origins) if origin == v}
+        turned = shared_map(lambda table: np.ascontiguousarray(table.T))
+        edges: dict[Edge, Table] = {}
+        for (a, b), table in self.relaxed.edges.items():
+            ends = number[a], number[b]
+            edges[min(ends), max(ends)] = table if ends[0] < ends[1] else turned(table)
+
+        def rows(tables: Sequence[Table], own: Table) -> tuple[Table, ...]:
+            return tuple(own if i == v else tables[i] for i in left)
+
+        memory = rows(self.relaxed.memory, self.graph.memory[v]) if self.relaxed.memory and self.graph.memory else None
+        sizes = tuple(self.relaxed.sizes[i] for i in left)
+        merged = CostGraph(sizes=sizes, unary=rows(self.relaxed.unary, self.graph.unary[v]), edges=edges, memory=memory)
+        return merged, [self.origins[i] for i in left]
 
     def tighten(self, marginals: Sequence[Table], step: float) -> None:
         """Move the unary tables of the split variables between their copies, towards equal marginals (filtering.py)."""
@@ -170,7 +197,7 @@ def _share(table: Table, parts: int) -> Table:
 
 
 def _split(graph: CostGraph, fixed: Sequence[int]) -> tuple[CostGraph, list[int]]:
-    """The relaxed graph, and of which variable each of its variables is a copy: the first copy of a variable keeps its number, the others follow at the end."""
+    """The relaxed graph, and its variables' origins: the first copy of a variable keeps its number, the others follow at the end."""
     degree = dict.fromkeys(fixed, 0)
     for edge in graph.edges:
         for v in edge:

@@ -53,7 +53,7 @@ def _search(known: Incumbent, max_entries: int) -> None:
     work = 0.0
     for width in (*(width for width in NARROW if width < max_entries), max_entries):
         last = width == max_entries
-        solver = widest if last else Minimiser(small.graph, max_entries=width)
+        solver = Minimiser(small.graph, max_entries=width)
         if known.choices is not None and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= ROUNDING):
             continue
         work = solver.plan.work
@@ -64,8 +64,12 @@ def _search(known: Incumbent, max_entries: int) -> None:
             if last:
                 raise
             continue
-        if minimum is not None and known.gap > ROUNDING and narrow(known, small, solver, minimum):
+        if minimum is None or known.gap <= ROUNDING:
+            continue
+        left = narrow(known, small, solver, minimum)
+        if left is None:
             return
+        small = left
 
 
 def _assign(known: Incumbent, small: Reduction, solver: Minimiser) -> Minimum | None:

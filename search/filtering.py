@@ -2,12 +2,13 @@
 
 With the tables of an elimination, a second pass from the last variable to the first gives every clique what lies outside it:
 
-    down_c[x_N(c)]  =  min over the clique of v of ( sum of its tables + down_v[x_N(v)] )  -  m_c[x_N(c)]      for each message m_c that v took
+    down_c[x_N(c)]  =  min over the clique of v of ( sum of its tables + down_v[x_N(v)] )  -  m_c[x_N(c)]     for each m_c that v took
     marginal_v[c]   =  min over the clique of v, x_v = c, of ( sum of its tables + down_v[x_N(v)] )
 
-marginal_v[c] is the least (priced) sum of all assignments with x_v = c, so c goes where marginal_v[c] - price * limit >= best cost (reduced-cost
-fixing: T. Ibaraki 1976; min-marginals: V. Kolmogorov, IEEE PAMI 28, 2006). Where variables were split to keep tables narrow, the
-sums bound from below, and moving a variable's unary table between its copies towards equal marginals raises the bound:
+marginal_v[c] is the least sum of all assignments with x_v = c, so c goes where that reaches the best known cost (with a limit: plus
+price * limit). Sources: variable fixing by reduced costs, integer programming's standard means; min-marginals, V. Kolmogorov,
+Convergent Tree-Reweighted Message Passing, IEEE PAMI 28 (2006). Where variables were split to keep tables narrow, the marginals are
+bounds from below, and moving a variable's unary table between its copies towards equal marginals raises the bound:
 
     share_i[c]  <-  share_i[c] - step * (marginal_i[c] - mean over the copies of marginal[c])
 """

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.costmodel.pipeline import in_flight
 from autopar.costmodel.pricing import MeshPrices
-from autopar.search import Infeasible, NoAssignment, Solution, solve
+from autopar.search import Infeasible, Interrupted, NoAssignment, Solution, solve
 
 from ..errors import UsageError
 from ..ir import Role
@@ -95,6 +95,7 @@ class Ranking:
     bound: float = math.inf
     misfits: list[Misfit] = field(default_factory=list)
     forbidden: int = 0
+    complete: bool = True
 
 
 class Outer:
@@ -104,34 +105,44 @@ class Outer:
         self.subject, self.request = subject, request
         self.always = sum(t.bytes for t in subject.graph.tensors.values() if t.role in (Role.CONSTANT, Role.INPUT))
         self.ranking = Ranking()
+        self.waiting: list[tuple[float, Candidate]] = []
         self.base: dict[tuple[int, int, Mesh], float] = {}
         self.known: OrderedDict[tuple[int, int, Mesh], Known] = OrderedDict()
 
     def run(self, progress: Progress | None = None) -> Ranking:
-        """Solve every mesh for one number of micro-batches, the best for all numbers, and these again on finer meshes."""
+        """Solve every mesh for one number of micro-batches, the best for all numbers, and these again on finer meshes.
+
+        Interrupted, it leaves what it has found, if anything, with a bound for all that is left.
+        """
+        found = self.ranking
+        try:
+            self._run(progress)
+        except KeyboardInterrupt:
+            if not found.solved:
+                raise
+            found.complete = False
+        found.bound = min([found.bound, *(bound for bound, _ in self.waiting), *(s.seconds for s in found.solved[:1])])
+        return found
+
+    def _run(self, progress: Progress | None) -> None:
         groups = sorted(self._bounded(progress), key=lambda group: min(bound for bound, _ in group))
-        found, waiting = self.ranking, []
+        self.waiting = [entry for group in groups for entry in group]
         for number, group in enumerate(groups):
             if progress:
                 progress(number, len(groups), str(group[0][1]))
-            bound, first = self._representative(group)
-            waiting += [entry for entry in group if entry[1] is not first]
-            if number < BEAM and self._promises(min(b for b, _ in group), first):
-                self._try(first)
-            else:
-                waiting.append((bound, first))
-        best = {(s.candidate.cluster.devices, s.candidate.stages, s.candidate.mesh) for s in found.solved[:NEAREST]}
-        near = [e for e in waiting if (e[1].cluster.devices, e[1].stages, e[1].mesh) in best]
+            entry = self._representative(group)
+            if number < BEAM and self._promises(min(bound for bound, _ in group), entry[1]):
+                self._try(entry)
+        solved = self.ranking.solved
+        best = {(s.candidate.cluster.devices, s.candidate.stages, s.candidate.mesh) for s in solved[:NEAREST]}
+        near = [e for e in self.waiting if (e[1].cluster.devices, e[1].stages, e[1].mesh) in best]
         for entry in sorted(near, key=lambda entry: entry[0]):
             if self._promises(*entry):
-                self._try(entry[1])
-                waiting.remove(entry)
-        for candidate in self._split_further():
-            self._try(candidate)
+                self._try(entry)
+        for candidate in list(self._split_further()):
+            self._try((math.inf, candidate))
         if progress:
             progress(len(groups), len(groups), "done")
-        found.bound = min([found.bound, *(bound for bound, _ in waiting), *(s.seconds for s in found.solved[:1])])
-        return found
 
     def _representative(self, group: list[tuple[float, Candidate]]) -> tuple[float, Candidate]:
         """The candidate of a mesh to look at first: with one micro-batch, or enough of them to fill the pipeline."""
@@ -248,10 +259,9 @@ class Outer:
             in_flight=in_flight(schedule, 0, stages, count), segments=self.subject.segments(mode.recompute, short=short),
         )  # fmt: skip
 
-    def _try(self, candidate: Candidate) -> None:
+    def _try(self, entry: tuple[float, Candidate]) -> None:
         """Solve a candidate in the modes that may be the best; stop at the first that the memory does not make slower."""
-        found = self.ranking
-        free = math.inf
+        found, candidate = self.ranking, entry[1]
         for mode in self.modes(candidate.micro_batches):
             try:
                 solved = self.solve(candidate, mode)
@@ -261,13 +271,17 @@ class Outer:
                 continue
             except NoAssignment:
                 found.forbidden += 1
-                return
-            found.solved.append(solved)
-            found.bound = min(found.bound, solved.bound)
-            free = min(free, solved.seconds)
+                break
+            self._add(solved)
             if solved.solution.memory < 0.999 * self.room(candidate) or self._is_free(candidate, solved):
                 break
-        found.solved.sort(key=lambda s: (s.seconds, s.candidate.stages, s.candidate.micro_batches, -s.candidate.devices))
+        if entry in self.waiting:
+            self.waiting.remove(entry)
+
+    def _add(self, solved: Solved) -> None:
+        self.ranking.solved.append(solved)
+        self.ranking.bound = min(self.ranking.bound, solved.bound)
+        self.ranking.solved.sort(key=lambda s: (s.seconds, s.candidate.stages, s.candidate.micro_batches, -s.candidate.devices))
 
     def _is_free(self, candidate: Candidate, solved: Solved) -> bool:
         """Whether the step takes no longer than the bound that knows no memory."""
@@ -282,7 +296,14 @@ class Outer:
         analysis = self.subject.analysis(short=True, micro_batches=candidate.micro_batches)
         work = self.work(candidate, mode, self.subject.counts, short=True)
         tables = self._tables(analysis, candidate.cluster.devices, candidate.mesh, work)
-        solution = solve_within(tables, self.request.method, self.room(candidate))
+        try:
+            return self._solved(candidate, mode, tables, solve_within(tables, self.request.method, self.room(candidate)))
+        except Interrupted as interrupt:
+            if interrupt.best is not None:
+                self._add(self._solved(candidate, mode, tables, interrupt.best))
+            raise
+
+    def _solved(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution) -> Solved:
         uneven = self.subject.imbalance(tables, solution, candidate.stages)
         return Solved(
             candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=uneven * solution.cost / candidate.stages,

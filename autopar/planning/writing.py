@@ -34,8 +34,13 @@ from .request import Request
 from .staged import Part, Staged
 
 
-def as_plan(found: Found | Staged, request: Request, *, lower_bound: float, analysis: Analysis | None = None) -> Plan:
-    """Write down what was found; `analysis`: of the global batch, where what was found is a plan of its micro-batches."""
+def as_plan(
+    found: Found | Staged, request: Request, *, lower_bound: float, analysis: Analysis | None = None, complete: bool = True
+) -> Plan:
+    """Write down what was found; `analysis`: of the global batch, where what was found is a plan of its micro-batches.
+
+    `complete`: whether the search was left to run to its end.
+    """
     whole = analysis or _first(found).tables.analysis
     graph = whole.graph
     inputs = {name: InputSpec(shape=graph.tensors[name].shape, dtype=graph.tensors[name].dtype) for name in graph.inputs}
@@ -63,7 +68,7 @@ def as_plan(found: Found | Staged, request: Request, *, lower_bound: float, anal
         stages=tuple(_stages(found, whole)) if isinstance(found, Staged) else (),
         unused=request.cluster.devices - used,
         predicted=predicted,
-        provenance=_provenance(found, request, lower_bound),
+        provenance=_provenance(found, request, lower_bound, complete),
     )  # fmt: skip
 
 
@@ -194,10 +199,10 @@ def _of_stages(found: Staged) -> Predicted:
     )  # fmt: skip
 
 
-def _provenance(found: Found | Staged, request: Request, lower_bound: float) -> Provenance:
+def _provenance(found: Found | Staged, request: Request, lower_bound: float, complete: bool) -> Provenance:
     cost = found.cost if isinstance(found, Staged) else found.solution.cost
     bound = min(lower_bound, cost)
     return Provenance(
         autopar=__version__, method=_first(found).solution.method, seed=request.seed, objective=cost, lower_bound=bound,
-        gap=max(0.0, (cost - bound) / cost) if cost > 0 else 0.0,
+        gap=max(0.0, (cost - bound) / cost) if cost > 0 else 0.0, complete=complete,
     )  # fmt: skip

@@ -27,7 +27,7 @@ class Explained:
     """A plan, the operators asked for (None: all), and what is known of them.
 
     `others`: other strategies of the one operator, `step` being the seconds of the best; `pinned`: other pipelines, recompute and so on;
-    `flips`: where the plan becomes another.
+    `flips`: where the plan becomes another than `base`, which is found without pins.
     """
 
     plan: Plan
@@ -37,6 +37,7 @@ class Explained:
     others: tuple[Alternative, ...] = ()
     pinned: tuple[Pinned, ...] = ()
     flips: tuple[Flip, ...] = ()
+    base: str = ""
 
     @classmethod
     def of_file(cls, plan: Plan, wanted: str | None) -> Explained:
@@ -76,7 +77,7 @@ class Explained:
         return [
             *([alternatives_table(self.others, axes, self.step)] if self.others else []),
             *([pinned_table(self.pinned, self.plan)] if self.pinned else []),
-            *([flips_table(self.flips, self.plan)] if self.flips else []),
+            *([flips_table(self.flips, self.base)] if self.flips else []),
         ]
 
     def json(self) -> dict[str, Any]:
@@ -95,7 +96,7 @@ class Explained:
         if self.pinned:
             out["pinned"] = [dataclasses.asdict(other) for other in self.pinned]
         if self.flips:
-            out["flips"] = [dataclasses.asdict(flip) for flip in self.flips]
+            out |= {"base": self.base, "flips": [dataclasses.asdict(flip) for flip in self.flips]}
         return out
 
     def _bare(self, name: str) -> dict[str, Any]:

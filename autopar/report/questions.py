@@ -62,18 +62,18 @@ def pinned_table(pinned: Sequence[Pinned], plan: Plan) -> Table:
     return Table(title="The best plan if one choice were fixed: everything else is searched again", columns=columns, rows=tuple(rows))
 
 
-def flips_table(flips: Sequence[Flip], plan: Plan) -> Table:
-    """Where the plan becomes another."""
+def flips_table(flips: Sequence[Flip], base: str) -> Table:
+    """Where the plan found without pins, named `base`, becomes another."""
     rows = []
     for flip in flips:
         if flip.factor is None or flip.value is None:
-            rows.append((flip.quantity, flip.direction, f"stays to {flip.limit:.3g}x", "", flip.becomes, ""))
+            rows.append((flip.quantity, flip.direction, f"stays to {flip.limit or 1.0:.3g}x", "", "", ""))
             continue
         value = f"{flip.value:.0f}" if flip.quantity == "batch" else bytes_text(flip.value) + ("/s" if "bandwidth" in flip.quantity else "")
         step = "" if flip.step is None else seconds_text(flip.step)
         rows.append((flip.quantity, flip.direction, f"{flip.factor:.3g}x", value, flip.becomes, step))
     columns = ("quantity", "scaled", ">flips at", ">value", "becomes", ">step")
-    return Table(title="Where the plan becomes another (each figure scaled alone)", columns=columns, rows=tuple(rows))
+    return Table(title=f"Where the plan found ({base}) becomes another, each figure scaled alone", columns=columns, rows=tuple(rows))
 
 
 def answered(
@@ -100,5 +100,5 @@ def answered(
         request = Request(cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True)
         sizes = [spec.shape[0] for spec in plan.model.inputs.values() if spec.shape]
         sensitivity = Sensitivity(plan, analysis.graph, request, batch=sizes[0] if sizes else 0, batches=batches)
-        found = dataclasses.replace(found, flips=tuple(sensitivity.flips(progress)))
+        found = dataclasses.replace(found, flips=tuple(sensitivity.flips(progress)), base=sensitivity.base)
     return found

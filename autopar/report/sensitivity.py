@@ -2,7 +2,7 @@
 
 The factors 4, 16, 64 (and their inverses) bracket the first at which the scheme's name changes; the bracket is halved on a
 logarithmic scale, f = sqrt(same * changed), until its ends are within `CLOSE` of one another. A flip and a flip back within one
-factor of 4 go unseen.
+factor of 4 go unseen. The batch is doubled and halved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from ..sharding.analysis import analyse
 STRIDE = 4.0
 STRIDES = 3
 """The largest factor is the stride to this power."""
-CLOSE = 1.1
+WHOLE_STRIDES = 4
+"""A batch is doubled or halved so often, and its flip not narrowed: what lies between divides badly."""
+CLOSE = 1.125
 """Ratio of the ends of a bracket at which it is narrow enough."""
 
 
@@ -37,16 +39,16 @@ class Flip:
 
     quantity: str
     direction: str
-    factor: float | None
-    value: float | None
-    limit: float
     becomes: str
+    factor: float | None = None
+    value: float | None = None
+    limit: float | None = None
     step: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Quantity:
-    """A figure that can be scaled: its present value, and what is planned at a factor."""
+    """A figure that can be scaled: its present value, whether it is a `whole` number, and what is planned at a factor."""
 
     name: str
     value: float
@@ -104,31 +106,40 @@ class Sensitivity:
         return scheme_of(plan, analyse(graph, train=request.train)).name, plan.predicted.step
 
     def _flip(self, quantity: _Quantity, direction: str) -> Flip:
-        sign = 1 if direction == "up" else -1
         same = 1.0
-        for power in range(1, STRIDES + 1):
-            changed = STRIDE ** (sign * power)
-            if quantity.whole and quantity.value * changed < 1:
+        for changed in self._tried(quantity, direction):
+            try:
+                name, step = self._name(quantity, changed)
+            except UsageError:  # the model cannot have this batch
                 break
-            if self._name(quantity, changed)[0] != self.base:
+            if name != self.base:
+                if quantity.whole:
+                    value = changed * quantity.value
+                    return Flip(quantity=quantity.name, direction=direction, factor=changed, value=value, becomes=name, step=step)
                 return self._narrowed(quantity, direction, same, changed)
             same = changed
-        return Flip(quantity=quantity.name, direction=direction, factor=None, value=None, limit=same, becomes=self.base)
+        return Flip(quantity=quantity.name, direction=direction, limit=same, becomes=self.base)
+
+    def _tried(self, quantity: _Quantity, direction: str) -> list[float]:
+        """The factors that bracket a flip."""
+        stride, count = (2.0, WHOLE_STRIDES) if quantity.whole else (STRIDE, STRIDES)
+        factors = [stride ** (power if direction == "up" else -power) for power in range(1, count + 1)]
+        if quantity.whole:
+            return [factor for factor in factors if quantity.value * factor >= 1]
+        # More memory only frees the search: where the most changes nothing, less does not either.
+        free = quantity.name == "memory" and direction == "up" and self._name(quantity, factors[-1])[0] == self.base
+        return factors[-1:] if free else factors
 
     def _narrowed(self, quantity: _Quantity, direction: str, same: float, changed: float) -> Flip:
         while max(same / changed, changed / same) > CLOSE:
             middle = math.sqrt(same * changed)
-            if quantity.whole:
-                middle = round(middle * quantity.value) / quantity.value
-                if middle in (same, changed):
-                    break
             if self._name(quantity, middle)[0] == self.base:
                 same = middle
             else:
                 changed = middle
         becomes, step = self._name(quantity, changed)
         value = changed * quantity.value
-        return Flip(quantity=quantity.name, direction=direction, factor=changed, value=value, limit=changed, becomes=becomes, step=step)
+        return Flip(quantity=quantity.name, direction=direction, factor=changed, value=value, becomes=becomes, step=step)
 
     def _name(self, quantity: _Quantity, factor: float) -> tuple[str, float | None]:
         key = (quantity.name, factor)

@@ -31,7 +31,7 @@ ALL = 40
 """Strategies of an operator up to which all are forced; of more, those that differ from the plan's on one axis."""
 TOLD = 4
 """How many of the redistributions that differ are told."""
-NEGLIGIBLE = 1e-9
+NEGLIGIBLE = 1e-8
 """Share of the step below which a difference is rounding."""
 
 

@@ -23,7 +23,7 @@ from autopar.runtime.module import ParallelModule
 from autopar.runtime.parallelize import model_values
 from autopar.runtime.run import reference_observation
 from autopar.sharding.analysis import Analysis, analyse
-from autopar.sharding.program import Program
+from autopar.sharding.micro_batches import Execution
 
 from .models import FLOAT32_INSIDE, load
 from .plans import plans, request
@@ -95,13 +95,13 @@ def _on_rank(subject: Subject, analysis: Analysis, named: Sequence[tuple[str, Pl
     found = []
     for name, plan in named:
         try:
-            found.append(_observed(subject, plan.program(analysis), groups))
+            found.append(_observed(subject, plan.execution(analysis), groups))
         except Exception as error:
             raise RuntimeError(f"plan {name}: {traceback.format_exc()}") from error
     return found
 
 
-def _observed(subject: Subject, program: Program, groups: DeviceGroups) -> tuple[Observation | None, str]:
+def _observed(subject: Subject, program: Execution, groups: DeviceGroups) -> tuple[Observation | None, str]:
     module = ParallelModule(program, groups, subject.values)
     with CollectiveLog() as log, torch.set_grad_enabled(subject.train):
         outputs = module(*subject.inputs)

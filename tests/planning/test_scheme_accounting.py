@@ -15,10 +15,12 @@ from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module import ParallelModule
 from autopar.runtime.parallelize import model_values
+from autopar.sharding.analysis import analyse
 from autopar.sharding.layout import P, Placement, S
 from autopar.sharding.mesh import Mesh
+from autopar.sharding.micro_batches import Execution, execution
 from autopar.sharding.program import Program
-from autopar.sharding.schedule import Schedule
+from autopar.sharding.schedule import PLAIN, Schedule
 
 from .accounting import (
     BATCH,
@@ -235,24 +237,25 @@ def test_three_dims_as_stated(q: int) -> None:
 # --- issued ---
 
 
-def issued(model: LoadedModel, found: Program) -> list[Moved]:
+def issued(model: LoadedModel, found: Program, schedule: Schedule = PLAIN) -> list[Moved]:
     """What every rank issues in a step on real ranks, which is what the program prices; the sum of the loss aside."""
-    results = run_ranks(_on_rank, found.assignment.mesh.devices, model, found, timeout=120.0)
+    run = execution(found.assignment, analyse(model.graph, train=True), schedule)
+    results = run_ranks(_on_rank, found.assignment.mesh.devices, model, run, timeout=120.0)
     assert not [wrong for wrong, _ in results if wrong]
     assert all(moved == results[0][1] for _, moved in results), "the ranks issue different volumes"
     return [m for m in results[0][1] if m.nbytes > ITEMSIZE]
 
 
-def _on_rank(model: LoadedModel, found: Program) -> tuple[str, list[Moved]]:
-    groups = DeviceGroups.create(found.assignment.mesh)
-    module = ParallelModule(found, groups, model_values(model))
+def _on_rank(model: LoadedModel, run: Execution) -> tuple[str, list[Moved]]:
+    groups = DeviceGroups.create(run.whole.program.assignment.mesh)
+    module = ParallelModule(run, groups, model_values(model))
     assert model.inputs is not None
     with CollectiveLog() as log:
         outputs = module(*model.inputs)
         assert module.loss_index is not None
         outputs[module.loss_index].backward()
     moved = [Moved(phase=c.phase, kind=c.kind, group=len(c.ranks), nbytes=c.nbytes) for c in log.issued]
-    return log.mismatch(found, groups.rank), moved
+    return log.mismatch(run, groups.rank), moved
 
 
 @pytest.fixture
@@ -282,6 +285,18 @@ def test_issued_on_one_axis() -> None:
     moved = 4 * 8 * HIDDEN * ITEMSIZE // p
     found = program_of(rows.graph, one(p), dealt)
     assert counted(issued(rows, found), kind="all_to_all") == {(phase, "all_to_all", moved): 2 * layers for phase in both}
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_issued_under_schedules(parts: int) -> None:
+    """ZeRO 1, 2 and 3 on two ranks, of which one layer more moves 2, 1 + m and 3 m times its parameters."""
+    p, models = 2, [transformer(layers, norm=False, bias=False) for layers in (1, 2)]
+    times = {("kept", "whole"): 2, ("kept", "shards"): 1 + parts, ("again", "whole"): 3 * parts}
+    for (gathered, accumulated), count in times.items():
+        schedule = Schedule(micro_batches=parts, gathered=gathered, accumulated=accumulated)
+        less, more = (sent(issued(model, program(model, one(p), DATA, storage=(0,)), schedule)) for model in models)
+        assert more - less == pytest.approx(count * (p - 1) / p * 12 * HH)
 
 
 @pytest.mark.usefixtures("strict")

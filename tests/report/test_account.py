@@ -11,11 +11,9 @@ from report_models import MEGATRON, account, perceptrons, planned
 from autopar.api import plan_loaded
 from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions, load_model
-from autopar.report.compare import rivals
 from autopar.report.explain import find_operators
 from autopar.report.grouping import groups_of
 from autopar.report.words import idle_axes, phrase
-from autopar.sharding.analysis import analyse
 from autopar.sharding.program import Collective
 
 SCHEMES = ("data", "zero3", "tensor", "megatron", "megatron-sp")
@@ -101,23 +99,6 @@ def test_heads_and_sequence_are_recognised() -> None:
     found = plan_loaded(loaded, cluster="dgx-h100", devices=2, mesh=(2,), mode="infer", pins=["/turn/Transpose=gpu:d1", "/q/MatMul=gpu:m"])
     whole = account(found)
     assert phrase(whole.operators[0], whole) == phrase(whole.operators[2], whole) == "sequence over gpu"
-
-
-def test_rivals_are_the_schemes() -> None:
-    found = planned()
-    analysis = analyse(found.model.graph, train=True)
-    told = {rival.scheme: rival for rival in rivals(found.plan, analysis, found.cluster, memory=1.0)}
-    assert list(told) == ["data", "tensor"]
-    assert told["tensor"].step == pytest.approx(planned(scheme="tensor").plan.predicted.step)
-    assert not any(rival.fits for rival in told.values())
-
-
-def test_alternatives_are_whole_plans() -> None:
-    found = planned(pins=MEGATRON)
-    analysis = analyse(found.model.graph, train=True)
-    told = {other.option: other for other in alternatives(found.plan, analysis, found.cluster, "/layers.0/up/MatMul")}
-    assert told["m"].words == "batch" and told["k"].words == "row-parallel" and "n" not in told
-    assert told["m"].step == pytest.approx(planned(pins=("/layers.0/up/MatMul=gpu:m",)).plan.predicted.step)
 
 
 def test_operators_are_found_by_name_module_and_pattern() -> None:

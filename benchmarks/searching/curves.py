@@ -1,0 +1,94 @@
+"""Scaling: CPU seconds of tables and search over layers, devices and axes of one transformer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from autopar.report.plot import Panel, Series
+from autopar.search import solve
+from autopar.search.elimination import typical_schedule
+from autopar.search.orders import order
+from autopar.search.pruning import reduce
+
+from .models import analysed, cost_graph, llama3_8b, shaped
+from .rivals import Row, timed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One search: `cold` with the order of elimination, `warm` with that known; `joins` are its distinct tables."""
+
+    curve: str
+    at: int
+    mesh: str
+    variables: int
+    joins: int
+    tables_s: float
+    cold_s: float
+    warm_s: float
+    gap: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The point as it is."""
+        return asdict(self)
+
+
+def points(*, quick: bool) -> Iterator[Point]:
+    """The curves: layers on 8 x 8, devices on two axes, axes of two devices each."""
+    depth = 32 if quick else 256
+    for layers in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        if layers <= depth:
+            yield point("layers", layers, layers, (8, 8))
+    for nodes in (1, 2, 4, 16, 64, 256, 1024, 4096, 16384)[: 4 if quick else None]:
+        yield point("devices", 8 * nodes, 2 if quick else 32, (nodes, 8) if nodes > 1 else (8,))
+    for axes in range(1, 3 if quick else 4):
+        yield point("axes", axes, 2 if quick else 32, (4,) * axes)
+
+
+def point(curve: str, at: int, layers: int, sizes: tuple[int, ...]) -> Point:
+    """One search from a cold start, and again."""
+    analysis = analysed(shaped(llama3_8b(layers), batch=64))
+    tables_s, graph = timed(partial(cost_graph, analysis, sizes))
+    order.cache_clear()
+    cold_s, found = timed(partial(solve, graph))
+    warm_s, _ = timed(partial(solve, graph))
+    plan = typical_schedule(reduce(graph, prune=False, memory=False).graph)
+    return Point(
+        curve=curve, at=at, mesh="x".join(map(str, sizes)), variables=len(graph.sizes), joins=len(plan.joins), tables_s=tables_s,
+        cold_s=cold_s, warm_s=warm_s, gap=found.gap,
+    )  # fmt: skip
+
+
+def panels(rows: list[Row], found: list[Point]) -> list[Panel]:
+    """The plots: each rival's seconds against ours, and the curves."""
+    floor = time.get_clock_info("process_time").resolution
+    drawn = []
+    rivals = sorted({row.rival for row in rows if row.rival_s is not None})
+    dots = [
+        Series(name=rival, colour=i, points=tuple((max(r.ours_s, floor), max(r.rival_s, floor)) for r in rows if r.rival == rival and r.rival_s))
+        for i, rival in enumerate(rivals)
+    ]  # fmt: skip
+    ours = [row.ours_s for row in rows]
+    if ours:
+        low, high = max(min(ours), floor), max(ours)
+        dots.append(Series(name="as fast", colour=7, joined=True, points=((low, low), (high, high))))
+        dots.append(Series(name="100 times ours", colour=6, joined=True, points=((low, 100 * low), (high, 100 * high))))
+        drawn.append(Panel(title="CPU seconds of the rivals", x="ours", y="rival", series=tuple(dots)))
+    for curve in dict.fromkeys(point.curve for point in found):
+        mine = [point for point in found if point.curve == curve]
+        lines = {
+            "tables": [p.tables_s for p in mine], "search, first": [p.cold_s for p in mine], "search, again": [p.warm_s for p in mine],
+        }  # fmt: skip
+        series = tuple(
+            Series(name=name, colour=i, joined=True, points=tuple((float(p.at), max(s, floor)) for p, s in zip(mine, seconds, strict=True)))
+            for i, (name, seconds) in enumerate(lines.items())
+        )
+        drawn.append(Panel(title=f"CPU seconds over {curve}", x=curve, y="s", series=series))
+        if curve == "layers":
+            joins = Series(name="distinct joins", joined=True, points=tuple((float(p.at), float(p.joins)) for p in mine))
+            drawn.append(Panel(title="distinct joins over layers", x=curve, y="joins", series=(joins,)))
+    return drawn

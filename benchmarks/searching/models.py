@@ -1,0 +1,123 @@
+"""What is searched: built-in shapes of transformers, the models of a folder, and their cost graphs on a mesh."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import math
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+from autopar.costmodel import bind_axes, load_cluster
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.transformer import transformer
+from autopar.costmodel.pricing import MeshPrices
+from autopar.ir import Graph
+from autopar.search import CostGraph
+from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.mesh import Axis, Mesh
+from autopar.tables import build_tables
+
+CLUSTER = "dgx-h100"
+MODULE = "public_models.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A name, and how to get the graph of its training step."""
+
+    name: str
+    load: Callable[[], Graph]
+
+
+def llama3_8b(layers: int = 32) -> Shape:
+    """Llama-3-8B, with that many layers."""
+    return Shape(
+        layers=layers, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, sequence=8192, gated=True, bias=False, dropout=False,
+        norm="rms_norm", position="rotary", tied=False,
+    )  # fmt: skip
+
+
+def gpt3_175b(layers: int = 96) -> Shape:
+    """GPT-3 175B, with that many layers."""
+    return Shape(layers=layers, hidden=12288, heads=96, kv_heads=96, ffn=49152, vocab=51200, sequence=2048)
+
+
+def built_in(*, quick: bool) -> list[Model]:
+    """Transformers from their shapes: a few layers of each, and whole models where time is no matter."""
+    sizes = (("llama3-8b", llama3_8b, 32), ("gpt3-175b", gpt3_175b, 96))
+    found = [Model(name=f"{name}/2 layers", load=partial(shaped, shape(2))) for name, shape, _ in sizes]
+    if not quick:
+        found += [Model(name=name, load=partial(shaped, shape(layers))) for name, shape, layers in sizes]
+    return found
+
+
+def shaped(shape: Shape, batch: int = 16) -> Graph:
+    """The graph of a transformer."""
+    return transformer(shape, batch=batch).graph
+
+
+def public(folder: Path, *, full: bool) -> list[Model]:
+    """The PyTorch models of a folder's module (`MODELS`, small ones), and its ONNX files too (`ONNX`) with `full`."""
+    path = folder / MODULE
+    if not path.is_file():
+        raise SystemExit(f"{path} is not there; --models asks for a folder with {MODULE}")
+    spec = importlib.util.spec_from_file_location("public_models", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    found = [Model(name=name, load=partial(_torch, module, name)) for name in module.MODELS]
+    return found + [Model(name=f"onnx {name}", load=partial(_onnx, module, name)) for name in module.ONNX] if full else found
+
+
+def _torch(module: ModuleType, name: str) -> Graph:
+    from autopar.frontends.torch import import_torch
+    from autopar.ir import with_loss
+
+    with quiet():
+        built, inputs = module.build(name, "small")
+        return with_loss(import_torch(built, inputs).graph)
+
+
+def _onnx(module: ModuleType, name: str) -> Graph:
+    import onnx
+
+    from autopar.frontends.load import ModelOptions, load_model
+
+    with quiet(), tempfile.TemporaryDirectory() as scratch:
+        proto = module.load_onnx(name)
+        symbols = {d.dim_param for v in proto.graph.input for d in v.type.tensor_type.shape.dim if d.dim_param.isidentifier()}
+        path = Path(scratch) / "model.onnx"
+        onnx.save(proto, str(path))
+        return load_model(str(path), ModelOptions(dims={symbol: 8 if "batch" in symbol else 1024 for symbol in symbols})).graph
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings and words of other libraries."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def analysed(graph: Graph) -> Analysis:
+    """The analysis of a training step."""
+    return analyse(graph, train=True)
+
+
+def cost_graph(analysis: Analysis, sizes: tuple[int, ...]) -> CostGraph:
+    """The priced tables on a mesh of these sizes."""
+    cluster = load_cluster(CLUSTER).sized(math.prod(sizes))
+    levels = bind_axes(cluster, sizes)
+    if levels is None:
+        raise SystemExit(f"the mesh {sizes} cannot be laid over {CLUSTER}")
+    axes = tuple(Axis(name=f"axis{i}", size=size, level=level) for i, (size, level) in enumerate(zip(sizes, levels, strict=True)))
+    return build_tables(analysis, MeshPrices(cluster=cluster, mesh=Mesh(axes=axes)), optimizer="adamw").graph

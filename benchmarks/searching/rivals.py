@@ -1,0 +1,114 @@
+"""The races: CPU seconds and objectives of dynamic programming beside a rival's on the same tables."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from autopar.search import CostGraph, Solution, exhaustive, integer_program, recursive_programming, solve
+from autopar.search.integer_program import NotSolved
+from autopar.search.orders import order
+
+EQUAL = 1e-6
+"""Relative distance of costs that are equal: HiGHS works to about that."""
+ENUMERABLE = 10**7
+COLUMNS = 4 * 10**6
+"""Columns of an integer program that memory has room for."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One race. Seconds of CPU, costs in seconds a step; `note` says what the rival did not manage, `rival_bound` what it proved."""
+
+    model: str
+    mesh: str
+    rival: str
+    ours_s: float
+    rival_s: float | None
+    ours_cost: float
+    rival_cost: float | None
+    ours_gap: float
+    rival_bound: float | None = None
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """How often ours would be done by the time that the rival is."""
+        return None if self.rival_s is None else self.rival_s / max(self.ours_s, 1e-9)
+
+    @property
+    def verdict(self) -> str:
+        """Ours against the rival's objective."""
+        if self.rival_cost is None:
+            return "-"
+        difference = (self.ours_cost - self.rival_cost) / abs(self.rival_cost)
+        return "equal" if abs(difference) <= EQUAL else f"{difference:+.2%}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The row with its ratio and verdict."""
+        return {**asdict(self), "ratio": self.ratio, "verdict": self.verdict}
+
+
+def timed(work: Callable[[], T]) -> tuple[float, T]:
+    """CPU seconds, and the result."""
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
+
+
+def race(model: str, mesh: str, graph: CostGraph, *, seconds: float, rivals: Iterable[str]) -> list[Row]:
+    """A row for each rival; ours is solved once, from a cold start."""
+    order.cache_clear()
+    ours_s, ours = timed(lambda: solve(graph))
+    return [RIVALS[rival](model, mesh, graph, ours_s, ours, seconds) for rival in rivals]
+
+
+def _row(model: str, mesh: str, rival: str, ours_s: float, ours: Solution, **found: Any) -> Row:
+    return Row(model=model, mesh=mesh, rival=rival, ours_s=ours_s, ours_cost=ours.cost, ours_gap=ours.gap, **found)
+
+
+def against_highs(model: str, mesh: str, graph: CostGraph, ours_s: float, ours: Solution, seconds: float) -> Row:
+    """The integer program, at most so many seconds of it."""
+    columns = sum(graph.sizes) + sum(table.size for table in graph.edges.values())
+    if columns > COLUMNS:
+        note = f"{columns:.1e} columns are too many"
+        return _row(model, mesh, "highs", ours_s, ours, rival_s=None, rival_cost=None, note=note)
+    start = time.process_time()
+    try:
+        found = integer_program(graph, time_limit=seconds)
+    except NotSolved as error:
+        spent, bound = time.process_time() - start, error.lower_bound if math.isfinite(error.lower_bound) else None
+        return _row(model, mesh, "highs", ours_s, ours, rival_s=spent, rival_cost=None, rival_bound=bound, note="out of time")
+    note = "out of time" if found.gap > EQUAL else ""
+    spent, bound = time.process_time() - start, found.lower_bound if math.isfinite(found.lower_bound) else None
+    return _row(model, mesh, "highs", ours_s, ours, rival_s=spent, rival_cost=found.cost, rival_bound=bound, note=note)
+
+
+def against_exhaustive(model: str, mesh: str, graph: CostGraph, ours_s: float, ours: Solution, seconds: float) -> Row:
+    """Every assignment, where there are few."""
+    if math.prod(graph.sizes) > ENUMERABLE:
+        note = f"10^{sum(map(math.log10, graph.sizes)):.0f} assignments are too many"
+        return _row(model, mesh, "exhaustive", ours_s, ours, rival_s=None, rival_cost=None, note=note)
+    spent, found = timed(lambda: exhaustive(graph))
+    return _row(model, mesh, "exhaustive", ours_s, ours, rival_s=spent, rival_cost=found.cost, rival_bound=found.cost)
+
+
+def against_recursive(model: str, mesh: str, graph: CostGraph, ours_s: float, ours: Solution, seconds: float) -> Row:
+    """The fast search."""
+    spent, found = timed(lambda: recursive_programming(graph))
+    gap = found.cost / ours.cost - 1.0
+    return _row(
+        model, mesh, "recursive_programming", ours_s, ours, rival_s=spent, rival_cost=found.cost, rival_bound=found.lower_bound,
+        note=f"{gap:.2%} above the optimum",
+    )  # fmt: skip
+
+
+RIVALS: dict[str, Callable[[str, str, CostGraph, float, Solution, float], Row]] = {
+    "highs": against_highs,
+    "exhaustive": against_exhaustive,
+    "recursive_programming": against_recursive,
+}

@@ -1,0 +1,109 @@
+"""Forced strategies are solved again: their prices are those of pinned plans, and their parts add up."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from report_models import MEGATRON, planned
+
+from autopar.costmodel.pricing import MeshPrices
+from autopar.errors import UsageError
+from autopar.pins import Pins
+from autopar.planner import Progress
+from autopar.report import why
+from autopar.report.explained import Explained
+from autopar.report.outer_pins import outer_alternatives
+from autopar.report.questions import alternatives_table, answered, pinned_table
+from autopar.report.why import Why
+from autopar.search import solve
+from autopar.sharding.analysis import analyse
+from autopar.tables import build_tables
+
+UP = "/layers.0/up/MatMul"
+
+
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
+def test_the_price_is_that_of_the_pinned_problem(mesh: tuple[int, ...]) -> None:
+    """Against tables that are built anew with the operator pinned."""
+    found = planned(mesh=mesh)
+    analysis = analyse(found.model.graph, train=True)
+    asked = Why(found.plan, analysis, found.cluster)
+    told = asked.alternatives(UP)
+    prices = MeshPrices(cluster=found.cluster, mesh=found.plan.mesh_)
+    assert len(told) == len(asked.tables.strategies[UP].choices) > 4 ** len(mesh)
+    for other in told:
+        limits = Pins(operators={UP: other.strategy})(analysis, found.plan.mesh_)
+        pinned = solve(build_tables(analysis, prices, optimizer="adamw", limits=limits).graph)
+        assert other.step == pytest.approx(pinned.cost, rel=1e-9)
+    best = solve(build_tables(analysis, prices, optimizer="adamw").graph).cost
+    assert asked.step == pytest.approx(best) and told[0].change == pytest.approx(0.0, abs=1e-9 * best)
+    assert [other.step for other in told] == sorted(other.step or 0.0 for other in told)
+
+
+def test_the_parts_of_a_price_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(why, "TOLD", 10_000)
+    monkeypatch.setattr(why, "NEGLIGIBLE", 0.0)
+    found = planned(mesh=(2, 2))
+    asked = Why(found.plan, analyse(found.model.graph, train=True), found.cluster)
+    for other in asked.alternatives(UP):
+        assert other.change is not None
+        parts = [other.own, other.others, *(move.seconds for move in other.moves)]
+        assert math.fsum(parts) == pytest.approx(other.change, rel=1e-6, abs=1e-12 * asked.step)
+
+
+def test_the_redistributions_that_differ_are_told() -> None:
+    found = planned(pins=MEGATRON)
+    asked = Why(found.plan, analyse(found.model.graph, train=True), found.cluster)
+    told = {other.strategy["gpu"]: other for other in asked.alternatives(UP)}
+    assert told["n"].words == {"gpu": "column-parallel"} and told["k"].words == {"gpu": "row-parallel"}
+    assert [other.strategy for other in told.values() if other.planned] == [{"gpu": "n"}]
+    assert any(move.tensor == "/layers.0/up/MatMul_output_0" for move in told["k"].moves)
+    assert all(move.best_seconds != move.forced_seconds for other in told.values() for move in other.moves)
+
+
+def test_a_memory_limit_holds_for_what_is_forced() -> None:
+    free = planned()
+    analysis = analyse(free.model.graph, train=True)
+    least = planned(memory=free.plan.predicted.memory * 0.5)
+    steps = [Why(least.plan, analysis, least.cluster, memory=limit).step for limit in (free.plan.predicted.memory * 0.5, None)]
+    assert steps[0] > steps[1]
+
+
+def test_of_many_strategies_those_one_axis_away_are_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(why, "ALL", 3)
+    found = planned(mesh=(2, 2))
+    planned_as = found.plan.operators[UP].strategy
+    told = Why(found.plan, analyse(found.model.graph, train=True), found.cluster).alternatives(UP)
+    away = [sum(a != b for a, b in zip(other.strategy.values(), planned_as, strict=True)) for other in told]
+    assert set(away) == {0, 1} and away.count(0) == 1
+
+
+def _quiet() -> Progress:
+    return lambda done, of, what: None
+
+
+def test_explained_holds_the_answers() -> None:
+    found = planned()
+    whole = Explained.of_model(found.plan, found.model.graph, found.cluster, UP)
+    told = answered(whole, found.cluster, _quiet(), alternatives=True, memory=None)
+    assert told.json()["best"] == told.step and len(told.json()["alternatives"]) == len(told.others)
+    table = alternatives_table(told.others, ["gpu"], told.step)
+    assert table in told.parts() and any("as planned" in row[1] for row in table.rows)
+    several = Explained.of_model(found.plan, found.model.graph, found.cluster, "*/up/*")
+    with pytest.raises(UsageError, match="names 2"):
+        answered(several, found.cluster, _quiet(), alternatives=True, memory=None)
+
+
+def test_outer_variables_are_pinned_one_by_one() -> None:
+    found = planned(4, mesh=None)
+    analysis = analyse(found.model.graph, train=True)
+    told = outer_alternatives(found.plan, analysis, found.cluster)
+    tried = {(other.variable, other.value) for other in told}
+    assert {("stages", "1"), ("micro-batches", "2"), ("recompute", "none"), ("recompute", "full"), ("ZeRO", "0"), ("ZeRO", "3")} <= tried
+    best = found.plan.predicted.step
+    assert min(other.step for other in told if other.step is not None) >= best * (1 - 1e-9)
+    for other in told:
+        if other.variable == "ZeRO" and other.step is not None:
+            assert other.step == planned(4, mesh=None, zero=int(other.value)).plan.predicted.step
+    assert len(pinned_table(told, found.plan).rows) == len(told)
