@@ -90,9 +90,10 @@ def plan(
     `example_inputs` (a tuple, or a dict of keyword arguments). `frozen`, `trained`: names or patterns of an ONNX file's stored
     floats that are constants, or parameters, whatever they look like. `memory`: bytes per device. `pins`: texts such as
     `"OP=AXIS:FACTOR"`. `scheme`: a known scheme (`autopar.schemes`). `mesh`: of a stage. `stages`, `micro_batches`, `recompute` ("none",
-    "selective", "full"), `zero` (0 to 3), `schedule` of the pipeline and its `interleave` are searched unless they are given. `load`: a strategy checkpoint of this very model, used as it is; `reuse_from`: one of which the
-    matching part is kept. Of operators without a rule, `discover` finds one by executing them on small shards, and
-    `replicate_unknown` has every device compute all of what is left. Raises the errors of `autopar.errors`.
+    "selective", "full"), `zero` (0 to 3), `schedule` of the pipeline and its `interleave` are searched unless they are given. `load`: a
+    strategy checkpoint of this very model, used as it is; `reuse_from`: one of which the matching part is kept. Of operators without a
+    rule, `discover` finds one by executing them on small shards, and `replicate_unknown` has every device compute all of what is left.
+    Raises the errors of `autopar.errors`.
     """
     options = ModelOptions(
         dims=dims or {}, shapes=shapes or {}, batch=batch, dtype=dtype, loss=loss, train=_is_training(mode), frozen=frozen, trained=trained
@@ -100,7 +101,8 @@ def plan(
     loaded = load_model(model, options, example_inputs)
     return plan_loaded(
         loaded, devices=devices, cluster=cluster, mode=mode, optimizer=optimizer, search=search, memory=memory, pins=pins, scheme=scheme,
-        mesh=mesh, stages=stages, micro_batches=micro_batches, recompute=recompute, zero=zero, schedule=schedule, interleave=interleave, load=load, reuse_from=reuse_from, discover=discover, replicate_unknown=replicate_unknown, progress=progress,
+        mesh=mesh, stages=stages, micro_batches=micro_batches, recompute=recompute, zero=zero, schedule=schedule, interleave=interleave,
+        load=load, reuse_from=reuse_from, discover=discover, replicate_unknown=replicate_unknown, progress=progress,
     ).plan  # fmt: skip
 
 

@@ -117,6 +117,8 @@ class _Builder:
         self.source_codes: dict[tuple[int, str], Ints] = {}
         self.spaces: dict[str, LayoutSpace] = {}
         self.cache, self.keep = known.parts, known.keep
+        self.made: dict[str, tuple[int, Ints]] = {}
+        self.handed: list[tuple[str, int, Ints, int]] = []
         self.kept = kept_values(analysis, work.segments)
         self.again = frozenset(name for segment in work.segments for name in segment)
 
@@ -131,6 +133,8 @@ class _Builder:
         for index, op in enumerate(self.graph.operators):
             if op.name not in self.analysis.cold:
                 self._operator(index, op, at)
+        for name, target, codes, count in self.handed:
+            self._hand_on(name, target, codes, count)
         graph = CostGraph(
             sizes=tuple(len(v.rows) for v in self.variables), unary=tuple(self.unary), edges=self.edges, memory=tuple(self.memory),
             digits=tuple(self.digits), names=tuple(f"{v.what} {v.name}" for v in self.variables),
@@ -272,6 +276,7 @@ class _Builder:
             return
         at[name] = source
         self.source_codes[source, name] = codes
+        self.made[name] = source, codes
         if len(readers) > 1:
             fan = self._fan_out(name, codes, readers)
             self._edge(name, source, fan, self.variables[fan].rows)
@@ -319,15 +324,32 @@ class _Builder:
         return self._add("output", name, rows, zero, zero, digits)
 
     def _edge(self, name: str, source: int, target: int, target_codes: Ints) -> None:
-        source_codes = self.source_codes[source, name]
-        tensor, space = self.graph.tensors[name], self.spaces[name]
-        from_storage = self.variables[source].what == "parameter" and name in self.analysis.gradients
         variable = self.variables[target]
-        reader = variable.what == "operator"
-        count = self.work.counts.operators.get(variable.name, 1) if reader else self.work.counts.tensors.get(variable.name, 1)
-        stored = tensor.role is Role.PARAMETER
-        often = self.work.of_parameters if stored else self.work.of_values(reader and variable.name in self.again)
-        matrix_key = ("distances", id(space), tensor.shape, tensor.dtype, name in self.analysis.gradients, from_storage, often, count)
+        counts = self.work.counts
+        of = counts.operators if variable.what == "operator" else counts.tensors
+        count = of.get(variable.name, 1)
+        if name in counts.handed and self.made[name][0] == source and count > 1:
+            self.handed.append((name, target, target_codes, count - 1))
+            count = 1
+        self._join(name, source, self.source_codes[source, name], target, target_codes, count)
+
+    def _hand_on(self, name: str, target: int, target_codes: Ints, count: int) -> None:
+        """What reads a value of the first layer reads that of the layer that stands for the others, so many times."""
+        other = self.work.counts.handed[name]
+        source, codes = self.made[other]
+        mine, theirs = self.spaces[name], self.spaces[other]
+        same = np.array([mine.kinds.index(kind) if kind in mine.kinds else -1 for kind in theirs.kinds])
+        digits = same[theirs.digits()[codes]]
+        assert (digits >= 0).all(), "equal operators give their outputs in equal ways"
+        self._join(name, source, self._once(("handed", id(codes), id(mine)), lambda: mine.codes(digits)), target, target_codes, count)
+
+    def _join(self, name: str, source: int, source_codes: Ints, target: int, target_codes: Ints, count: int) -> None:
+        """The edge of a redistribution that is done `count` times."""
+        tensor, space, variable = self.graph.tensors[name], self.spaces[name], self.variables[target]
+        from_storage = self.variables[source].what == "parameter" and name in self.analysis.gradients
+        again = variable.what == "operator" and variable.name in self.again
+        often = self.work.of_parameters if tensor.role is Role.PARAMETER else self.work.of_values(again)
+        matrix_key = ("distances", id(space), tensor.shape, tensor.bytes, name in self.analysis.gradients, from_storage, often, count)
 
         def table() -> Floats:
             prices = self._once(matrix_key, lambda: self._distances(tensor, space, often))
@@ -340,10 +362,13 @@ class _Builder:
         self.keep += [source_codes, target_codes]
         value = self._once((matrix_key, id(source_codes), id(target_codes)), table)
         pair = (source, target)
+        if source > target:
+            pair, before = (target, source), value
+            value = self._once(("transposed", id(before)), lambda: np.ascontiguousarray(before.T))
         if pair in self.edges:
-            before = self.edges[pair]
-            self.keep.append(before)
-            value = self._once(("sum", id(before), id(value)), lambda: before + value)
+            known, added = self.edges[pair], value
+            self.keep.append(known)
+            value = self._once(("sum", id(known), id(added)), lambda: known + added)
         self.edges[pair] = value
 
     def _distances(self, tensor: Tensor, space: LayoutSpace, often: tuple[float, float]) -> Distances:

@@ -48,19 +48,21 @@ def collective_seconds(collective: Collective, prices: MeshPrices) -> float:
 
 
 def estimate(program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule = PLAIN) -> Estimate:
-    """Price a program by its timeline."""
-    found = timeline(program, analysis, prices, optimizer=optimizer)
+    """Price a program by its timeline; under a `schedule` with micro-batches, the program and the analysis are those of one of them."""
+    found = timeline(program, analysis, prices, optimizer=optimizer, schedule=schedule)
     return Estimate(
         forward=found.forward,
         backward=found.backward,
         update=found.update,
         communication=found.communication,
         overlapped=found.hidden,
-        memory=predicted_memory(program, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"),
+        memory=predicted_memory(program, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo", schedule=schedule),
     )
 
 
-def timeline(program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str, overlap: Overlap | None = None) -> Timeline:
+def timeline(
+    program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str, overlap: Overlap | None = None, schedule: Schedule = PLAIN
+) -> Timeline:
     """The timeline of a step; without `overlap`, with what the runtime overlaps."""
     known: dict[object, Seconds] = {}
 
@@ -74,7 +76,7 @@ def timeline(program: Program, analysis: Analysis, prices: MeshPrices, *, optimi
 
     habits = overlap or Overlap(slowdown=SLOWDOWN[prices.cluster.backend])
     update = _update(program, prices, optimizer) if analysis.train else 0.0
-    return step_timeline(program, prices, seconds, gradients=program.assignment.gradients, update=update, overlap=habits)
+    return step_timeline(program, prices, seconds, gradients=program.assignment.gradients, update=update, overlap=habits, schedule=schedule)
 
 
 def _update(program: Program, prices: MeshPrices, optimizer: str) -> float:

@@ -17,6 +17,7 @@ from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.redistribution import changed_axis
 from autopar.sharding.rules.saved import Made
+from autopar.sharding.scheduled import Mode, Scheduled, kept_steps
 
 from .kept import Facts
 from .memories import BUFFER, GRADIENT, STORED, Live, Memories
@@ -33,14 +34,17 @@ class Recompute:
 
 
 def live_bytes(
-    program: Program, facts: Mapping[str, Facts], *, train: bool, recompute: Recompute, accumulating: bool, regather: bool = False
-) -> Live:
+    program: Program, facts: Mapping[str, Facts], *, train: bool, recompute: Recompute, accumulating: bool, regather: bool = False,
+    plan: Scheduled | None = None,
+) -> Live:  # fmt: skip
     """Walk a program once.
 
     `accumulating`: gradients are added to buffers that exist all the time. `regather`: what was gathered is not kept but its shard
-    is, and gathered again in the backward pass (parameters: ZeRO-3; activations: sequence parallelism as Megatron has it).
+    is, and gathered again in the backward pass (parameters: ZeRO-3; activations: sequence parallelism as Megatron has it). With a `plan`
+    of the program both follow from that (`recompute` and `regather` are not read), and parameters that are kept from one micro-batch to
+    the next are counted apart.
     """
-    walk = _Walk(program, facts, recompute, accumulating, regather)
+    walk = _Walk(program, facts, recompute, accumulating, regather, plan)
     walk.forward(train)
     if train:
         walk.backward()
@@ -50,7 +54,9 @@ def live_bytes(
 class _Walk(Memories):
     """Where the values and gradients of a program lie while it runs."""
 
-    def __init__(self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool, regather: bool) -> None:
+    def __init__(
+        self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool, regather: bool, plan: Scheduled | None
+    ) -> None:
         super().__init__()
         self.program, self.facts, self.accumulating, self.regather = program, facts, accumulating, regather
         self.tensors = program.graph.tensors
@@ -63,9 +69,13 @@ class _Walk(Memories):
         self.holders: dict[int, int] = {}
         self.ready: dict[str, int] = {}  # parameter → the moment at which its gradient is complete
         self.stored = {(name, layout) for name, layout in program.assignment.storage.items()}
-        self.segment_of = self._segments(recompute)
+        self.segment_of = self._segments(recompute) if plan is None else self._parts(plan)
+        self.order = range(len(program.steps)) if plan is None else [index for part in plan.parts for index in part.steps]
+        self.again = {i for i, m in plan.modes.items() if m is Mode.AGAIN and self.segment_of[i] < 0} if plan is not None else frozenset()
+        self.apart = frozenset(kept_steps(plan)) if plan is not None else frozenset()
         self.began: dict[int, int] = {}
         self.boundary: dict[int, set[int]] = {}
+        self.entering: dict[int, set[Place]] = {}
 
     # --- memories ---
 
@@ -92,9 +102,17 @@ class _Walk(Memories):
             found.append(behind)
         return found[::-1]
 
+    def _parts(self, plan: Scheduled) -> list[int]:
+        """The same of a program under a schedule."""
+        found = [-1] * len(self.program.steps)
+        for number, part in enumerate(plan.parts):
+            for index in part.steps if part.again else ():
+                found[index] = number
+        return found
+
     def forward(self, train: bool) -> None:
-        for index, step in enumerate(self.program.steps):
-            self.run(index, step, self.values, keep=train and self.segment_of[index] < 0)
+        for index in self.order:
+            self.run(index, self.program.steps[index], self.values, keep=train and self.segment_of[index] < 0)
         for place in self.program.assignment.outputs.items():
             if place[0] != self.program.graph.loss:
                 self.read(self.value(place, self.values))
@@ -105,14 +123,14 @@ class _Walk(Memories):
         self.tick(step.tensor if isinstance(step, Redistribute) else step.operator.name)
         segment = -1 if keep else self.segment_of[index]
         if isinstance(step, Redistribute):
-            self.enter(segment, [self.value((step.tensor, step.chain[0]), values)])
-            self.redistribute(step, values)
+            self.enter(segment, [(step.tensor, step.chain[0])], values)
+            self.redistribute(index, step, values)
             return
         facts, operator = self.facts[step.operator.name], step.operator
         inputs = [self.value(place, values) for place in zip(operator.inputs, step.decision.inputs, strict=True)]
         for memory in inputs:
             self.read(memory)
-        self.enter(segment, inputs)
+        self.enter(segment, list(zip(operator.inputs, step.decision.inputs, strict=True)), values)
         if facts.view and inputs:
             outputs = [inputs[0]] * len(operator.outputs)
         else:
@@ -125,14 +143,17 @@ class _Walk(Memories):
             for memory in self.saved[index]:
                 self.keeper.setdefault(memory, operator.name)
 
-    def enter(self, segment: int, memories: Sequence[int]) -> None:
-        """What a segment reads from outside lives until its backward pass ends."""
+    def enter(self, segment: int, places: Sequence[Place], values: dict[Place, int]) -> None:
+        """What a segment reads from outside lives until its backward pass ends, and so do the gradients that leave it there."""
         if segment >= 0:
             began = self.began.setdefault(segment, self.now)
-            outer = [m for m in memories if m != STORED and self.birth[m] < began]
-            self.boundary.setdefault(segment, set()).update(outer)
-            for memory in outer:
-                self.keeper.setdefault(memory, self.moments[self.now])
+            memories = {place: self.value(place, values) for place in places}
+            outer = {place: m for place, m in memories.items() if m == STORED or self.birth[m] < began}
+            self.entering.setdefault(segment, set()).update(outer)
+            self.boundary.setdefault(segment, set()).update(m for m in outer.values() if m != STORED)
+            for memory in outer.values():
+                if memory != STORED:
+                    self.keeper.setdefault(memory, self.moments[self.now])
 
     def made_bytes(self, step: Compute, made: Made) -> float:
         operator, decision = step.operator, step.decision
@@ -140,7 +161,10 @@ class _Walk(Memories):
         name = names[made.position]
         return self.bytes_of(name, layouts[made.position]) / max(self.tensors[name].bytes, 1) * self.tensors[name].size * made.nbytes
 
-    def redistribute(self, step: Redistribute, values: dict[Place, int]) -> None:
+    def redistribute(self, number: int, step: Redistribute, values: dict[Place, int]) -> None:
+        if number in self.apart:
+            values[step.tensor, step.chain[-1]] = STORED
+            return
         memory = self.value((step.tensor, step.chain[0]), values)
         for index, (before, after) in enumerate(itertools.pairwise(step.chain)):
             self.read(memory)
@@ -149,7 +173,7 @@ class _Walk(Memories):
                 if ahead.made:
                     self.scratch.append((self.now, ahead.scratch))
                     made = self.new(self.bytes_of(step.tensor, after))
-                    if self.regather and ahead.gathers:
+                    if (self.regather or number in self.again) and ahead.gathers:
                         self.shard[made] = memory
                     memory = made
         values[step.tensor, step.chain[-1]] = memory
@@ -167,10 +191,10 @@ class _Walk(Memories):
         again: set[int] = set()
         steps = self.program.steps
         last: dict[int, int] = {}
-        for index in range(len(steps)):
+        for index in self.order:
             if self.segment_of[index] >= 0:
                 last.setdefault(self.segment_of[index], index)
-        for index in reversed(range(len(steps))):
+        for index in reversed(self.order):
             segment = self.segment_of[index]
             step = steps[index]
             if segment >= 0 and segment not in again:
@@ -183,14 +207,16 @@ class _Walk(Memories):
             if segment >= 0 and last[segment] == index:
                 for memory in self.boundary.get(segment, ()):
                     self.read(memory)
+                for place in self.entering.get(segment, ()):
+                    self.read(self.gradients.get(place, STORED))
         self.reduce_buckets()
 
     def recompute(self, segment: int) -> None:
         """Walk a segment forward once more, now keeping what autograd wants."""
         values: dict[Place, int] = {}
-        for index, step in enumerate(self.program.steps):
+        for index in self.order:
             if self.segment_of[index] == segment:
-                self.run(index, step, values, keep=True)
+                self.run(index, self.program.steps[index], values, keep=True)
 
     def add(self, place: Place, gradient: int) -> None:
         """A reader's contribution to the gradient of a value: the first is it, the others are added in place where it is not shared."""

@@ -11,13 +11,15 @@ devices optimizer state (with master weights) and gradients are split beside the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.errors import UsageError, unknown
 from autopar.ir import DTYPE_BYTES, Role
 from autopar.sharding.analysis import Analysis
-from autopar.sharding.program import Program
+from autopar.sharding.program import Program, Redistribute
 from autopar.sharding.redistribution import local_bytes
+from autopar.sharding.schedule import PLAIN, Schedule
+from autopar.sharding.scheduled import Mode, Scheduled, kept_steps, scheduled
 
 from .kept import facts_of
 from .liveness import Recompute, live_bytes
@@ -95,13 +97,17 @@ def precision_named(name: str) -> Precision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Bytes of one device that stay from step to step, and `gradients` when all are there; `largest`: of the largest trained shard."""
+    """Bytes of one device that stay from step to step, and `gradients` when all are there; `largest`: of the largest trained shard.
+
+    `accumulated`: gradients while those of micro-batches are added up (None: as large as they are in the end).
+    """
 
     parameters: float
     gradients: float
     master: float
     optimizer: float
     largest: float
+    accumulated: float | None = None
 
 
 def states_of(
@@ -138,8 +144,11 @@ def predicted_memory(
     gradient_shards: int = 1,
     regather: bool = False,
     composite: bool = False,
+    schedule: Schedule = PLAIN,
 ) -> Memory:
     """Bytes of one device at the peak of a step.
+
+    `schedule`: with micro-batches, the program is that of one, and gradients and kept parameters stay from one to the next.
 
     `regather`: what is gathered is gathered again in the backward pass rather than kept. `composite`: with a CPU's kernels
     (see `rules.saved`), where the optimizer takes one parameter after another.
@@ -148,13 +157,33 @@ def predicted_memory(
     states = states_of(
         program, analysis, optimizer=optimizer, precision=chosen, optimizer_shards=optimizer_shards, gradient_shards=gradient_shards
     )
-    main = analysis.train and (chosen.main or in_flight > 1)
+    plan = scheduled(program, schedule) if schedule != PLAIN else None
+    main = analysis.train and (chosen.main or in_flight > 1 or schedule.micro_batches > 1)
     live = live_bytes(
-        program, facts_of(analysis, composite=composite), train=analysis.train, recompute=recompute, accumulating=main, regather=regather
-    )
+        program, facts_of(analysis, composite=composite), train=analysis.train, recompute=recompute, accumulating=main, regather=regather,
+        plan=plan,
+    )  # fmt: skip
+    if plan is not None:
+        states = _with_kept(states, plan, chosen, train=analysis.train)
     method = optimizer_named(optimizer)
     at_once = states.largest * method.alone if composite else states.gradients * method.together
     return _at_peak(states, live, main=main, in_flight=in_flight, temporaries=0.0 if chosen.master else at_once)
+
+
+def _with_kept(states: States, plan: Scheduled, precision: Precision, *, train: bool) -> States:
+    """With the parameters that stay as they are used from one micro-batch to the next, and their gradients where these are added up."""
+    program, mesh = plan.program, plan.program.assignment.mesh.shape
+    values = added = 0.0
+    for index in kept_steps(plan):
+        step = program.steps[index]
+        assert isinstance(step, Redistribute)
+        tensor = program.graph.tensors[step.tensor]
+        size = local_bytes(step.chain[-1], tensor.bytes, mesh)
+        values += size
+        if train and plan.modes[index] is Mode.ONCE and tensor.trainable:
+            stored = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
+            added += (size - stored) / DTYPE_BYTES[tensor.dtype] * precision.sizes(tensor.dtype)[0]
+    return replace(states, parameters=states.parameters + values, accumulated=states.gradients + added)
 
 
 def _at_peak(states: States, live: Live, *, main: bool, in_flight: float, temporaries: float) -> Memory:
@@ -164,9 +193,10 @@ def _at_peak(states: States, live: Live, *, main: bool, in_flight: float, tempor
     peak = max(range(len(totals)), key=totals.__getitem__)
     fixed = {"parameters": states.parameters, "master": states.master, "optimizer": states.optimizer, "saved": live.saved}
     update = states.gradients + temporaries
-    if update > totals[peak] + waiting + (states.gradients if main else 0.0):
+    during = states.gradients if states.accumulated is None else states.accumulated
+    if update > totals[peak] + waiting + (during if main else 0.0):
         return Memory(**fixed, gradients=states.gradients, activations=0.0, buffers=0.0, transient=update - states.gradients)
     return Memory(
-        **fixed, gradients=states.gradients if main else live.gradients[peak], activations=live.kept[peak] + waiting,
+        **fixed, gradients=during if main else live.gradients[peak], activations=live.kept[peak] + waiting,
         buffers=live.buffers[peak], transient=live.passing[peak],
     )  # fmt: skip

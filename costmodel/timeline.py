@@ -128,7 +128,9 @@ class _Player:
             number += 1
             if number == PLAYED - 1 and count > PLAYED:
                 left = count - PLAYED
-                clock.skip(left * (clock.now - start), {p: left * (clock.spent[p] - spent[p]) for p in spent}, left * math.fsum(clock.sent[sent:]))
+                clock.skip(
+                    left * (clock.now - start), {p: left * (clock.spent[p] - spent[p]) for p in spent}, left * math.fsum(clock.sent[sent:])
+                )
                 number = count - 1
         clock.phase = "update"
         clock.compute("optimizer", "update", update)
@@ -208,7 +210,11 @@ class _Player:
     def _backward_pass(self, *, last: bool) -> None:
         steps, buckets = self.program.steps, self.program.buckets if last else ()
         order = [index for part in self.plan.parts for index in part.steps]
-        first = {s.tensor: i for i, s in reversed([(i, steps[index]) for i, index in enumerate(order)]) if isinstance(s, Redistribute) and s.bucketed}
+        first = {
+            s.tensor: i
+            for i, s in reversed([(i, steps[index]) for i, index in enumerate(order)])
+            if isinstance(s, Redistribute) and s.bucketed
+        }
         waiting = [max((len(steps) - first[p] for p in bucket.parameters if p in first), default=0) for bucket in buckets]
         places = self._places()
         sums: list[float] = []

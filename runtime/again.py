@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .collectives import Chain, act, step
@@ -62,18 +63,16 @@ class _Again(torch.autograd.Function):
         return (None, *(next(found, None) if w else None for w in wanted))
 
 
-class MadeAgain(nn.Module):
+class MadeAgain:
     """A part of a program whose values are made again in the backward pass; `differentiable`: which of its outputs have a gradient."""
 
-    def __init__(self, run: fx.GraphModule, differentiable: tuple[bool, ...], device: torch.device) -> None:
-        super().__init__()
+    def __init__(self, run: Callable[..., tuple[Tensor, ...]], differentiable: tuple[bool, ...], device: torch.device) -> None:
         self.run, self.differentiable, self.device = run, differentiable, device
 
-    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:
         """The part's outputs."""
         if not torch.is_grad_enabled() or not any(value.requires_grad for value in values):
-            found: tuple[Tensor, ...] = self.run(*values)
-            return found
+            return self.run(*values)
         out: tuple[Tensor, ...] = _Again.apply(self, *values)  # type: ignore[no-untyped-call]
         return out
 
@@ -114,7 +113,7 @@ class Gathering:
 
     def find(self, value: Tensor) -> _Gathered | None:
         """What was gathered into the storage of a value."""
-        if type(value) is not Tensor:
+        if isinstance(value, DTensor):
             return None
         found = self.known.get(value.untyped_storage()._cdata)
         return found if found is not None and not found.storage.expired() else None
@@ -151,14 +150,13 @@ def gathering_again() -> Iterator[None]:
         _current.pop()
 
 
-class GatheredAgain(nn.Module):
+class GatheredAgain:
     """A redistribution of a parameter whose value is not kept for the backward pass."""
 
     def __init__(self, chain: Chain, *, differentiable: bool) -> None:
-        super().__init__()
         self.chain, self.differentiable = chain, differentiable
 
-    def forward(self, value: Tensor) -> Tensor:
+    def __call__(self, value: Tensor) -> Tensor:
         """The value at the end of the chain, from that at its start."""
         out = value
         for ahead, back, group in self.chain:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .collectives import Chain, act
 
@@ -48,11 +48,10 @@ class _Home(torch.autograd.Function):
         return gradient, None, None, None
 
 
-class Kept(nn.Module):
+class Kept:
     """A redistribution of a parameter that runs once a step."""
 
     def __init__(self, chain: Chain, progress: Progress, *, once: bool, differentiable: bool) -> None:
-        super().__init__()
         self.chain, self.progress, self.once, self.differentiable = chain, progress, once, differentiable
         self.value: Tensor | None = None
         self.leaf: Tensor | None = None
@@ -61,7 +60,7 @@ class Kept(nn.Module):
         """Let go of the value at the end of a step."""
         self.value = self.leaf = None
 
-    def forward(self, value: Tensor) -> Tensor:
+    def __call__(self, value: Tensor) -> Tensor:
         """The value at the end of the chain, from that at its start."""
         if self.value is None:
             made = value.detach()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import operator as python_operator
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -109,6 +111,16 @@ def local_shard(value: torch.Tensor) -> torch.Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
+def called(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function under a name, which a `torch.fx` graph needs."""
+
+    def call(*values: torch.Tensor) -> Any:
+        return function(*values)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
 def _identifier(name: str) -> str:
     """A readable Python identifier out of a tensor's or operator's name."""
     text = re.sub(r"\W+", "_", name).strip("_")
@@ -138,11 +150,11 @@ class _Lowering:
             self.coordinate = (time.index, *self.coordinate)
             self.groups = (AxisGroup("", time.count, time.index), *self.groups)
         self.device = device
-        self.root = torch.nn.Module()
         self.main = self.graph = fx.Graph()
         self.values: dict[Place, fx.Node] = {}
         self.inside: dict[Place, fx.Node] | None = None
         self.sources: dict[tuple[str, Placement], fx.Node] = {}
+        self.given: Counter[str] = Counter()  # names of placeholders
         self.unopened: set[fx.Node] = set()  # parameters that nothing has read so far
         cold = {name for op in self.model.operators if program.assignment.decisions[op.name].rule is None for name in op.outputs}
         self.whole_sources = cold if time is not None else set()
@@ -156,7 +168,7 @@ class _Lowering:
         constants = tuple(tensor.name for tensor in model.tensors.values() if tensor.role is Role.CONSTANT)
         whole = replicated(len(self.axes))
         for name in (*parameters, *(() if self.time is not None else (*constants, *model.inputs))):
-            self.values[self.place(name, storage.get(name, whole))] = self.graph.placeholder(_identifier(name))
+            self.values[self.place(name, storage.get(name, whole))] = self._placeholder(self.graph, name)
         self.unopened = {self.values[self.place(name, storage[name])] for name in parameters}
         for number, part in enumerate(self.plan.parts):
             if part.again and self.plan.trains:
@@ -171,7 +183,7 @@ class _Lowering:
         self.graph.lint()
         names = [name for name, _ in outputs]
         return LocalProgram(
-            module=fx.GraphModule(self.root, self.graph, class_name="LocalProgram"),
+            module=fx.GraphModule(torch.nn.Module(), self.graph, class_name="LocalProgram"),
             parameters=parameters,
             constants=constants,
             inputs=model.inputs,
@@ -192,11 +204,11 @@ class _Lowering:
         whole = replicated(len(self.axes))
         given = tuple(name for name, t in self.model.tensors.items() if name in needed and t.role in (Role.INPUT, Role.CONSTANT))
         for name in given:
-            self.values[name, whole] = self.graph.placeholder(_identifier(name))
+            self.values[name, whole] = self._placeholder(self.graph, name)
         for operator in reversed(behind):
             self._compute(Compute(operator=operator, decision=self.program.assignment.decisions[operator.name]))
         self.graph.output(tuple(self._value((name, whole)) for name in names))
-        return fx.GraphModule(self.root, self.graph, class_name="Preamble"), given
+        return fx.GraphModule(torch.nn.Module(), self.graph, class_name="Preamble"), given
 
     # --- the axis of time ---
 
@@ -244,6 +256,12 @@ class _Lowering:
             outputs=tuple(self.layout(found, p) for found, p in zip(decision.outputs, option.outputs, strict=True)),
         )
 
+    def _placeholder(self, graph: fx.Graph, name: str) -> fx.Node:
+        """An argument of the program, under a name that no other has."""
+        found = _identifier(name)
+        self.given[found] += 1
+        return graph.placeholder(found if self.given[found] == 1 else f"{found}_as_{self.given[found]}")
+
     def _source(self, place: Place) -> fx.Node:
         """A value of the whole batch, cut for the micro-batch, in the layout in which it is read."""
         name, (placement, *layout) = place[0], place[1]
@@ -251,7 +269,7 @@ class _Lowering:
             if (name, placement) not in self.sources:
                 last = next(reversed([node for node in self.main.nodes if node.op == "placeholder"]), None)
                 with self.main.inserting_after(last) if last is not None else self.main.inserting_before():
-                    self.sources[name, placement] = self.main.placeholder(_identifier(name))
+                    self.sources[name, placement] = self._placeholder(self.main, name)
             return self.sources[name, placement]
         chains = self.program.assignment.chains.get(name, ())
         chain = next((c for c in chains if c[-1] == tuple(layout)), None)
@@ -326,17 +344,16 @@ class _Lowering:
             elif isinstance(item, Redistribute) and item.tensor not in self.whole_sources:
                 made.add(self.place(item.tensor, item.chain[-1]))
         self.graph = fx.Graph()
-        self.inside = {place: self.graph.placeholder(_identifier(place[0])) for place in outer}
+        self.inside = {place: self._placeholder(self.graph, place[0]) for place in outer}
         self._steps(part.steps)
         results = [place for place in self.inside if place in made and place in wanted]
         self.graph.output(tuple(self.inside[place] for place in results))
         self.graph.lint()
         module = fx.GraphModule(torch.nn.Module(), self.graph, class_name="Part")
         self.graph, self.inside = self.main, None
-        name = f"part_{number}"
         differentiable = tuple(place[0] in self.program.assignment.gradients for place in results)
-        self.root.add_module(name, MadeAgain(module, differentiable, self.device))
-        node = self.main.call_module(name, tuple(outer.values()))
+        part_again = called("made_again", MadeAgain(module.forward, differentiable, self.device))
+        node = self.main.create_node("call_function", part_again, tuple(outer.values()), name=f"part_{number}")
         for i, place in enumerate(results):
             self.values[place] = self.main.create_node("call_function", python_operator.getitem, (node, i), name=_identifier(place[0]))
 
@@ -360,17 +377,12 @@ class _Lowering:
         mode = self.plan.modes.get(index)
         name = _identifier(item.tensor)
         if mode is not None and actions and self.inside is None and (mode is Mode.AGAIN or self.time is not None):
-            module: torch.nn.Module
             if mode is Mode.AGAIN:
-                module = GatheredAgain(actions, differentiable=item.differentiable)
+                function = called("gathered_again", GatheredAgain(actions, differentiable=item.differentiable))
             else:
-                progress, once = self.machinery.progress, mode is Mode.ONCE
-                module = self.machinery.kept.setdefault(
-                    index, Kept(actions, progress, once=once, differentiable=item.differentiable)
-                )
-            path = f"{name}_{mode}_{index}"
-            self.root.add_module(path, module)
-            value = self.graph.create_node("call_module", path, (value,), name=path)
+                fresh = Kept(actions, self.machinery.progress, once=mode is Mode.ONCE, differentiable=item.differentiable)
+                function = called("kept", self.machinery.kept.setdefault(index, fresh))
+            value = self.graph.create_node("call_function", function, (value,), name=f"{name}_{mode}")
         else:
             for ahead, back, group in actions:
                 axis = self.axes[self.groups.index(group) - (self.time is not None)].name

@@ -7,12 +7,13 @@ numbers from the state at the start of the step and takes its part of them: the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from autopar.sharding.layout import Kind, Placement
@@ -33,7 +34,7 @@ class MicroBatches:
         self.count = plan.schedule.micro_batches
         self.machinery = Machinery()
         self.first: LocalProgram = self._lower(0)
-        self.modules: dict[int, fx.GraphModule] = {0: self.first.module}
+        self.programs: dict[int, Callable[..., tuple[Tensor, ...]]] = {0: self.first.module.forward}
         self.operators = local_operators(plan, groups, self._time(0))
         made = {name for op in plan.program.graph.operators for name in op.outputs}
         graph = plan.program.graph
@@ -48,17 +49,19 @@ class MicroBatches:
     def _lower(self, index: int) -> LocalProgram:
         return lower_scheduled(self.plan, self.groups, device=self.device, time=self._time(index), machinery=self.machinery)
 
-    def module(self, index: int) -> fx.GraphModule:
+    def program(self, index: int) -> Callable[..., tuple[Tensor, ...]]:
         """The program of a micro-batch."""
-        if index not in self.modules:
+        if index not in self.programs:
             same = local_operators(self.plan, self.groups, self._time(index)) == self.operators
-            self.modules[index] = self.first.module if same else self._lower(index).module
-        return self.modules[index]
+            self.programs[index] = self.programs[0] if same else self._lower(index).module.forward
+        return self.programs[index]
 
     # --- a step ---
 
-    def run(self, parameters: Sequence[nn.Parameter], whole: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Outputs of the whole batch, and new values of constants, from the whole inputs and constants.
+    def run(
+        self, parameters: Sequence[nn.Parameter], whole: Mapping[str, Tensor], wanted: Sequence[int]
+    ) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
+        """The outputs `wanted` (their places) of the whole batch, and new values of constants, from the whole inputs and constants.
 
         Where autograd is on and there is a loss, the gradients of the parameters are made too; the loss leads to them.
         """
@@ -70,46 +73,44 @@ class MicroBatches:
         trained = [p for p in parameters if p.requires_grad]
         if loss is None or not trained or not torch.is_grad_enabled():
             with torch.no_grad():
-                outputs, fresh = self._passes(parameters, known, trained=None)
+                outputs, fresh = self.passes(parameters, known, wanted, backward=False)
             return outputs, updates | fresh
-        results: list[Any] = []
-        total = _Step.apply(self, parameters, trained, known, results, *trained)  # type: ignore[no-untyped-call]
-        outputs, fresh = results
-        return (*outputs[:loss], total, *outputs[loss + 1 :]), updates | fresh
+        step = _Inside(steps=self, parameters=parameters, trained=trained, known=known, wanted=(*wanted, loss))
+        total: Tensor = _Step.apply(step, *trained)  # type: ignore[no-untyped-call]
+        return step.outputs | {loss: total}, updates | step.fresh
 
-    def _passes(
-        self, parameters: Sequence[nn.Parameter], known: Mapping[str, Tensor], trained: Sequence[nn.Parameter] | None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """All micro-batches, each with its backward pass where parameters are `trained`."""
+    def passes(
+        self, parameters: Sequence[nn.Parameter], known: Mapping[str, Tensor], wanted: Sequence[int], *, backward: bool
+    ) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
+        """All micro-batches, each with its backward pass if so told."""
         progress, loss, count = self.machinery.progress, self.first.loss, len(self.first.outputs)
         progress.count = self.count
         state = random_state(self.device)
-        found: list[tuple[Tensor, ...]] = []
+        found: list[dict[int, Tensor]] = []
+        fresh: tuple[Tensor, ...] = ()
         try:
             for index in range(self.count):
                 progress.index = index
                 set_random_state(self.device, state)
                 cut = [self._cut(known[name], placement, index) for name, placement in self.first.sources]
-                with ExitStack() as stack:
-                    if trained is not None and self.plan.schedule.gathered == "again":
-                        stack.enter_context(gathering_again())
-                    out = self.module(index)(*parameters, *cut)
-                if trained is not None and loss is not None:
-                    self._backward(out[loss])
-                found.append(tuple(value.detach() for value in out))
-                del out
+                with gathering_again() if backward and self.plan.schedule.gathered == "again" else nullcontext():
+                    out = self.program(index)(*parameters, *cut)
+                found.append({place: out[place].detach() for place in wanted})
+                fresh = tuple(value.detach() for value in out[count:])
+                ends = out[loss] if backward and loss is not None else None
+                del out, cut
+                if ends is not None:
+                    self._backward(ends)
         finally:
             for kept in self.machinery.kept.values():
                 kept.forget()
-        names = self.first.updated
-        return tuple(self._joined(i, [out[i] for out in found]) for i in range(count)), dict(zip(names, found[-1][count:], strict=True))
+        outputs = {place: self._joined(place, [values[place] for values in found]) for place in wanted}
+        return outputs, dict(zip(self.first.updated, fresh, strict=True))
 
     def _backward(self, loss: Tensor) -> None:
         """Add this micro-batch's gradients up; those of the last one are summed over the ranks."""
         assert self.buckets is not None
-        with ExitStack() as stack:
-            if not self.machinery.progress.last:
-                stack.enter_context(self.buckets.no_sync())
+        with nullcontext() if self.machinery.progress.last else self.buckets.no_sync():
             loss.backward()  # type: ignore[no-untyped-call]
 
     def _cut(self, value: Tensor, placement: Placement, index: int) -> Tensor:
@@ -126,29 +127,38 @@ class MicroBatches:
         return torch.stack(values).sum(0) if placement.kind is Kind.PARTIAL else values[-1]
 
 
+@dataclass(kw_only=True)
+class _Inside:
+    """What a step is given, and what it gives beside the loss."""
+
+    steps: MicroBatches
+    parameters: Sequence[nn.Parameter]
+    trained: Sequence[nn.Parameter]
+    known: Mapping[str, Tensor]
+    wanted: Sequence[int]
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    fresh: dict[str, Tensor] = field(default_factory=dict)
+
+
 class _Step(torch.autograd.Function):
     """All micro-batches with their backward passes; its own backward pass only hands the gradients on."""
 
     @staticmethod
-    def forward(
-        ctx: Any, steps: MicroBatches, parameters: Sequence[nn.Parameter], trained: Sequence[nn.Parameter], known: Any, results: list[Any],
-        *_: Tensor,
-    ) -> Tensor:  # fmt: skip
-        assert steps.buckets is not None and steps.first.loss is not None
-        before = [parameter.grad for parameter in trained]
-        ctx.summed = steps.buckets.synchronize and not steps.buckets.pending
-        with torch.enable_grad(), steps.buckets.apart(synchronize=ctx.summed):
+    def forward(ctx: Any, inside: _Inside, *trained: Tensor) -> Tensor:
+        buckets, loss = inside.steps.buckets, inside.steps.first.loss
+        assert buckets is not None and loss is not None
+        before = [parameter.grad for parameter in inside.trained]
+        ctx.buckets, ctx.summed = buckets, buckets.synchronize and not buckets.pending
+        with torch.enable_grad(), buckets.apart(synchronize=ctx.summed):
             try:
-                for parameter in trained:
+                for parameter in inside.trained:
                     parameter.grad = None
-                outputs, fresh = steps._passes(parameters, known, trained)
-                ctx.gradients = [parameter.grad for parameter in trained]
+                inside.outputs, inside.fresh = inside.steps.passes(inside.parameters, inside.known, inside.wanted, backward=True)
+                ctx.gradients = [parameter.grad for parameter in inside.trained]
             finally:
-                for parameter, gradient in zip(trained, before, strict=True):
+                for parameter, gradient in zip(inside.trained, before, strict=True):
                     parameter.grad = gradient
-        ctx.buckets = steps.buckets
-        results += (outputs, fresh)
-        return outputs[steps.first.loss].clone()
+        return inside.outputs[loss].clone()
 
     @staticmethod
     @once_differentiable
@@ -161,4 +171,4 @@ class _Step(torch.autograd.Function):
                 local_of(gradient).mul_(upstream[0].to(gradient.dtype))
         if ctx.summed:
             ctx.buckets.hand_on()
-        return (None, None, None, None, None, *gradients)
+        return (None, *gradients)

@@ -153,29 +153,35 @@ class ParallelModule(nn.Module):
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
         """Run this rank's share of the model on the whole inputs, given in order or by name."""
-        values = self._inputs(inputs, named)
+        places = range(len(self._local.outputs))
+        found = self._run(inputs, named, places)
+        return tuple(found[place] for place in places)
+
+    def planned_loss(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        """The planned loss alone: no other output of a micro-batch outlives it."""
+        if self.loss_index is None:
+            raise PlanError("the plan is for inference and has no loss; plan with mode='train'")
+        return self._run(inputs, named, [self.loss_index])[self.loss_index]
+
+    def _run(self, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor], wanted: Sequence[int]) -> dict[int, Tensor]:
+        """The outputs at the places `wanted`."""
+        values, local = self._inputs(inputs, named), self._local
         parameters = [getattr(module, name) for module, name in self._places]
-        changed = {name: self._local.constants.index(name) for name in self._local.updates}
+        changed = {name: local.constants.index(name) for name in local.updates}
         # Autograd may keep what a constant was: it gets a copy of those that change.
         constants = [c.clone() if i in changed.values() else c for i, c in enumerate(self._constants)]
-        outputs, fresh = self._run(parameters, constants, values)
+        if self._micro is not None:
+            whole = dict(zip((*local.constants, *local.inputs), (*constants, *values), strict=True))
+            outputs, fresh = self._micro.run(parameters, whole, wanted)
+        else:
+            with gathering_again() if self._regathers and torch.is_grad_enabled() else nullcontext():
+                out: tuple[Tensor, ...] = local.module(*parameters, *constants, *values)
+            outputs = {place: out[place] for place in wanted}
+            fresh = dict(zip(local.updates, out[len(local.outputs) :], strict=True))
         with torch.no_grad():
             for name, place in changed.items():
                 self._constants[place].copy_(fresh[name])
         return outputs
-
-    def _run(
-        self, parameters: list[nn.Parameter], constants: list[Tensor], inputs: list[Tensor]
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """The outputs, and the new values of constants."""
-        local = self._local
-        if self._micro is not None:
-            names = (*local.constants, *local.inputs)
-            return self._micro.run(parameters, dict(zip(names, (*constants, *inputs), strict=True)))
-        with gathering_again() if self._regathers and torch.is_grad_enabled() else nullcontext():
-            out: tuple[Tensor, ...] = local.module(*parameters, *constants, *inputs)
-        count = len(local.outputs)
-        return out[:count], dict(zip(local.updates, out[count:], strict=True))
 
     def _inputs(self, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> list[Tensor]:
         names = self._local.inputs

@@ -69,9 +69,9 @@ class PlannedModule(ParallelModule):
 
     def loss(self, *args: Any, **kwargs: Any) -> Tensor:
         """The planned loss, whole on every rank; `loss(...).backward()` gives every parameter its gradient."""
-        if self.loss_index is None:
-            raise PlanError("the plan is for inference and has no loss; plan with mode='train'")
-        return self.local_outputs(*args, **kwargs)[self.loss_index]
+        if self._arguments is None:
+            return self.planned_loss(*args, **kwargs)
+        return self.planned_loss(*self._arguments.tensors(args, kwargs))
 
     def _global(self, value: Tensor, name: str) -> Tensor:
         layout = dict(self.local_program.outputs)[name]

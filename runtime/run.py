@@ -131,11 +131,13 @@ def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple
     losses, times = [], []
     for _ in range(job.steps):
         start = time.perf_counter()
-        with torch.set_grad_enabled(module.loss_index is not None):
-            outputs = module(*inputs)
-        if module.loss_index is not None:
-            outputs[module.loss_index].backward()
-            losses.append(float(outputs[module.loss_index].detach()))
+        if module.loss_index is None:
+            with torch.no_grad():
+                module(*inputs)
+        else:
+            loss = module.planned_loss(*inputs)
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(float(loss.detach()))
             if stepper is not None:
                 stepper.step()
             module.zero_grad()

@@ -9,12 +9,13 @@ same assignment in a hundredth of the time, and the solution's bound below its c
 """
 
 from .conditioning import Minimiser, Minimum, prepare
-from .costgraph import CostGraph, Infeasible, Proof, Solution
+from .costgraph import CostGraph, Infeasible, NoAssignment, Proof, Solution
 from .elimination import MAX_ENTRIES
 from .interruption import Incumbent, Interrupted
 from .memory_limit import constrained
 from .narrowing import narrow
 from .pruning import Reduction
+from .recursive_programming import recursive_programming
 
 METHOD = "dynamic_programming"
 NARROW = (1 << 16, 1 << 18, 1 << 21)
@@ -50,11 +51,12 @@ def _search(known: Incumbent, max_entries: int) -> None:
     if widest.exact and widest.plan.work <= EXACT_WORK:
         _assign(known, small, widest)
         return
-    work = 0.0
+    _offer_fast(known)
+    proven, work = False, 0.0
     for width in (*(width for width in NARROW if width < max_entries), max_entries):
         last = width == max_entries
         solver = Minimiser(small.graph, max_entries=width)
-        if known.choices is not None and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= ROUNDING):
+        if proven and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= ROUNDING):
             continue
         work = solver.plan.work
         try:
@@ -64,12 +66,22 @@ def _search(known: Incumbent, max_entries: int) -> None:
             if last:
                 raise
             continue
+        proven = known.choices is not None
         if minimum is None or known.gap <= ROUNDING:
             continue
         left = narrow(known, small, solver, minimum)
         if left is None:
             return
         small = left
+
+
+def _offer_fast(known: Incumbent) -> None:
+    """An assignment to begin with."""
+    try:
+        known.offer(recursive_programming(known.graph, memory_limit=known.limit).choices)
+    except ValueError as error:
+        if isinstance(error, NoAssignment):
+            raise
 
 
 def _assign(known: Incumbent, small: Reduction, solver: Minimiser) -> Minimum | None:

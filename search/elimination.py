@@ -132,6 +132,16 @@ def typical_schedule(graph: CostGraph) -> Schedule:
     return leaves.follow(order(leaves.structure()))
 
 
+def typical_order(graph: CostGraph) -> Order:
+    """The order that does not look at sizes; it serves every graph of the same variables and edges."""
+    return order(_Leaves(graph).structure())
+
+
+def follow(graph: CostGraph, plan: Order) -> Schedule:
+    """The schedule of `graph` in an order of a graph with the same variables and edges."""
+    return _Leaves(graph).follow(plan)
+
+
 class _Leaves:
     """The graph's tables, each distinct one (with its memory) once: `table[factor]` for the unary tables and then the edges."""
 

@@ -1,5 +1,6 @@
 """The min-plus kernel: `out[a, b, ...] = min over k of the sum of tables that share the loop k`, in place and in blocks."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -10,6 +11,8 @@ from .costgraph import Table
 Labels = tuple[int, ...]
 BLOCK = 1 << 15
 """Entries of the plane that is updated in place: two float64 planes of this size stay in a 1 MiB second-level cache."""
+SMALL = 1 << 16
+"""Entries of the whole sum up to which it is made at once: one call of numpy a table, rather than one a table and choice."""
 
 
 def eliminate(inputs: Sequence[tuple[Labels, Table]], shape: tuple[int, ...]) -> Table:
@@ -22,6 +25,8 @@ def eliminate(inputs: Sequence[tuple[Labels, Table]], shape: tuple[int, ...]) ->
     size = terms[0].shape[0]
     if len(terms) == 1:
         return np.asarray(terms[0].min(axis=0))
+    if size * math.prod(shape) <= SMALL:
+        return np.asarray(functools.reduce(np.add, terms).min(axis=0))
     out = np.empty(shape)
     rows = max(1, BLOCK * shape[0] // math.prod(shape))
     plane = np.empty((min(rows, shape[0]), *shape[1:]))

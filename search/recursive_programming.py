@@ -1,24 +1,33 @@
-"""The near-linear search: one mesh axis at a time, heaviest variables first, then coordinate descent.
+"""The near-linear search: one mesh axis at a time, each by elimination, then sweeps over the axes and coordinate descent.
 
-Double recursion (H. Wang et al., Efficient and Systematic Partitioning of Large and Deep Neural Networks for Parallelization,
-Euro-Par 2021): for each axis a, a variable may take the choices that agree with what it chose on the axes before a and that do not
-split on the axes after a; v chooses, after all heavier ones,
+After the double recursion of H. Wang et al., Efficient and Systematic Partitioning of Large and Deep Neural Networks for
+Parallelization (Euro-Par 2021), whose inner recursion is greedy. For each axis a in turn, a variable may take the choices that agree
+with what it chose on the axes before a and that split least on the axes after a, a handful,
 
-    x_v = argmin over c of  unary[c] + sum over decided u of edge[c, x_u] + sum over open u of  min over their candidates y of edge[c, y]
+    x  <-  argmin of the cost over { y : digit_b(y_v) = digit_b(x_v) for the axes b before a, no split after a }
+
+which elimination solves in time linear in the variables. A sweep does the same with all axes but one held: a larger neighbourhood than one
+variable's. So time is linear in the axes, and the joint choice over all axes, exponential in them, is never looked at.
 """
 
 import math
 
 import numpy as np
 
-from .conditioning import soften
-from .costgraph import CostGraph, Indices, Infeasible, Proof, Solution, Table, memory_tables, shared_map, solution
-from .local_search import Incidence, descend, incidence
+from .conditioning import Minimiser, restrict, soften
+from .costgraph import CostGraph, Indices, Infeasible, Proof, Solution, memory_tables, shared_map, solution
+from .elimination import follow, typical_order
+from .local_search import descend
 from .memory_limit import least_memory
 
 METHOD = "recursive_programming"
-BISECTIONS = 12
+BISECTIONS = 8
 DOUBLINGS = 60
+SWEEPS = 3
+CLOSE = 1e-4
+"""Share of the cost that a sweep must save to be followed by another."""
+WIDTH = 1 << 16
+"""Entries of the widest table."""
 
 
 def recursive_programming(graph: CostGraph, *, memory_limit: float | None = None) -> Solution:
@@ -48,14 +57,14 @@ def _within(search: "_Recursion", limit: float) -> list[int]:
     low, high = 0.0, max(abs(search.soft.cost(choices)), 1e-300) / graph.memory_of(choices)
     fitting: list[list[int]] = []
     for _ in range(DOUBLINGS):
-        choices = search.run(high, limit)
+        choices = search.run(high, limit, choices)
         if graph.memory_of(choices) <= limit:
             fitting.append(choices)
             break
         low, high = high, 2.0 * high
     for _ in range(BISECTIONS if fitting else 0):
         middle = 0.5 * (low + high)
-        tried = search.run(middle, limit)
+        tried = search.run(middle, limit, choices)
         if graph.memory_of(tried) <= limit:
             fitting.append(tried)
             high = middle
@@ -65,62 +74,71 @@ def _within(search: "_Recursion", limit: float) -> list[int]:
 
 
 class _Recursion:
-    """The parts of the graph that no price changes."""
+    """The parts of the graph that no price changes: one order of elimination serves every axis."""
 
     def __init__(self, graph: CostGraph) -> None:
         self.graph = graph
         self.soft = soften(graph)
-        self.around: Incidence = incidence(self.soft)
         self.least = shared_map(lambda table: table.min(keepdims=True))
-        self.order = self._order()
         width = graph.digits[0].shape[1] if graph.digits else 0
         self.digits = graph.digits if width else None
-        self.axes = max(width, 1)
+        self.axes = range(max(width, 1))
+        self.order = typical_order(self.soft)
 
-    def _order(self) -> list[int]:
-        """By descending weight: how much the variable's unary table and those of its edges spread."""
-        spread = shared_map(lambda table: table.max(keepdims=True) - table.min(keepdims=True))
-        weight = [float(spread(table).max()) for table in self.soft.unary]
-        for edge, table in self.soft.edges.items():
-            for v in edge:
-                weight[v] += float(spread(table).max())
-        return sorted(range(len(weight)), key=lambda v: (-weight[v], v))
-
-    def run(self, price: float, limit: float | None) -> list[int]:
-        """One pass over the axes at this price of a byte, then the sweeps."""
-        costs = list(self.soft.unary)
-        if self.graph.memory is not None and price > 0.0:
-            costs = [cost + price * memory for cost, memory in zip(costs, self.graph.memory, strict=True)]
-        choices = [0] * len(costs)
-        for axis in range(self.axes):
-            candidates = self._candidates(choices, axis)
-            decided: set[int] = set()
-            for v in self.order:
-                choices[v] = self._choose(v, costs[v], candidates, choices, decided)
-                decided.add(v)
-        choices = descend(self.soft, choices, price=price)
+    def run(self, price: float, limit: float | None, start: list[int] | None = None) -> list[int]:
+        """The axes in either order, or from `start`, at this price of a byte; then the sweeps."""
+        starts = [start] if start is not None else [self._axis_by_axis(price, axes) for axes in self._orders()]
+        choices = min((self._sweep(price, start) for start in starts), key=lambda found: self._value(found, price))
         if limit is not None and self.graph.memory_of(choices) <= limit:
             choices = descend(self.soft, choices, limit=limit)
         return choices
 
-    def _candidates(self, choices: list[int], axis: int) -> list[Indices]:
-        """The choices of each variable that keep its digits before `axis` and split least after it."""
+    def _value(self, choices: list[int], price: float) -> float:
+        return self.soft.cost(choices) + price * self.soft.memory_of(choices)
+
+    def _orders(self) -> list[list[int]]:
+        return [list(self.axes), list(reversed(self.axes))][: len(self.axes)]
+
+    def _axis_by_axis(self, price: float, axes: list[int]) -> list[int]:
+        choices = [0] * len(self.graph.sizes)
+        for place, axis in enumerate(axes):
+            choices = self._best(self._candidates(choices, axis, axes[:place]), price)
+        return choices
+
+    def _sweep(self, price: float, choices: list[int]) -> list[int]:
+        """Choose on one axis again, the others being as they are, and descend, until nothing improves."""
+        value = self._value(choices, price)
+        for _ in range(SWEEPS):
+            for axis in self.axes if len(self.axes) > 1 else ():
+                choices = self._best(self._candidates(choices, axis, [other for other in self.axes if other != axis]), price)
+            choices = descend(self.soft, choices, price=price)
+            before, value = value, self._value(choices, price)
+            if not value < before - CLOSE * abs(before):
+                break
+        return choices
+
+    def _candidates(self, choices: list[int], axis: int, decided: list[int]) -> list[Indices]:
+        """The choices of each variable that keep its digits on the decided axes, and split least on the others but `axis`."""
         if self.digits is None:
             return [np.arange(size) for size in self.graph.sizes]
+        later = [other for other in self.axes if other != axis and other not in decided]
         known: dict[tuple[int, int], Indices] = {}
         found = []
-        for v, digits in enumerate(self.digits):
-            key = (id(digits), choices[v])
+        for digits, choice in zip(self.digits, choices, strict=True):
+            key = (id(digits), choice)
             if key not in known:
-                agree = (digits[:, :axis] == digits[choices[v], :axis]).all(axis=1)
-                later = np.where(agree, (digits[:, axis + 1 :] != 0).sum(axis=1), digits.shape[1] + 1)
-                known[key] = np.flatnonzero(later == later.min())
+                agree = (digits[:, decided] == digits[choice, decided]).all(axis=1)
+                splits = np.where(agree, (digits[:, later] != 0).sum(axis=1), digits.shape[1] + 1)
+                known[key] = np.flatnonzero(splits == splits.min())
             found.append(known[key])
         return found
 
-    def _choose(self, v: int, costs: Table, candidates: list[Indices], choices: list[int], decided: set[int]) -> int:
-        mine = candidates[v]
-        local = costs[mine]
-        for u, table in self.around[v]:
-            local += table[mine, choices[u]] if u in decided else table[np.ix_(mine, candidates[u])].min(axis=1)
-        return int(mine[local.argmin()])
+    def _best(self, candidates: list[Indices], price: float) -> list[int]:
+        """The best assignment of these candidates: exact, unless its tables are too wide."""
+        small = restrict(self.soft, candidates)
+        plan = follow(small, self.order)
+        if plan.widest > WIDTH:
+            chosen = Minimiser(small, max_entries=WIDTH).minimise(price).choices
+        else:
+            chosen = plan.assignment(plan.evaluate(price))
+        return [int(keep[choice]) for keep, choice in zip(candidates, chosen, strict=True)]

@@ -52,17 +52,19 @@ class Run:
 class Folding:
     """A short `graph` that stands for a long one.
 
-    `operators`, `tensors`: for every operator and tensor of the long graph the one of the short graph that stands for it.
+    `operators`, `tensors`: for every operator and tensor of the long graph the one of the short graph that stands for it. `handed`: for
+    what the first layer of a run hands on, the value of its last layer that stands for what the layers between hand on.
     """
 
     graph: Graph
     operators: Mapping[str, str]
     tensors: Mapping[str, str]
+    handed: Mapping[str, str]
 
     @property
     def counts(self) -> Counts:
         """For how many the operators and tensors of the short graph stand."""
-        return Counts(operators=Counter(self.operators.values()), tensors=Counter(self.tensors.values()))
+        return Counts(operators=Counter(self.operators.values()), tensors=Counter(self.tensors.values()), handed=self.handed)
 
 
 def find_runs(graph: Graph) -> tuple[Run, ...]:
@@ -75,11 +77,13 @@ def fold(graph: Graph, runs: tuple[Run, ...] | None = None) -> Folding:
     """Keep the first and the last layer of every run."""
     operators = {op.name: op.name for op in graph.operators}
     tensors = {name: name for name in graph.tensors}
+    readers = {name: index for index, op in enumerate(graph.operators) for name in op.inputs}
+    wraps: dict[str, str] = {}
     short: list[Operator] = []
     at = 0
     for run in find_runs(graph) if runs is None else runs:
         short += graph.operators[at : run.start + run.period]
-        short += _fold_run(graph, run, operators, tensors)
+        short += _fold_run(graph, run, operators, tensors, readers, wraps)
         at = run.stop
     short += graph.operators[at:]
     gone = {name for name, other in tensors.items() if name != other}
@@ -91,20 +95,26 @@ def fold(graph: Graph, runs: tuple[Run, ...] | None = None) -> Folding:
         constants={name: value for name, value in graph.constants.items() if name not in gone},
         updates={name: value for name, value in graph.updates.items() if name not in gone},
     )
-    return Folding(graph=folded, operators=operators, tensors=tensors)
+    return Folding(graph=folded, operators=operators, tensors=tensors, handed=wraps)
 
 
-def _fold_run(graph: Graph, run: Run, operators: dict[str, str], tensors: dict[str, str]) -> list[Operator]:
+def _fold_run(
+    graph: Graph, run: Run, operators: dict[str, str], tensors: dict[str, str], readers: Mapping[str, int], wraps: dict[str, str]
+) -> list[Operator]:
     """Map the layers between the first and the last onto the last; the last one's operators, which now read what the first makes."""
     last = run.stop - run.period
     handed: dict[str, str] = {}
     for index in range(run.start + run.period, last):
-        source, target = graph.operators[index], graph.operators[last + (index - run.start) % run.period]
+        place = (index - run.start) % run.period
+        first, source, target = (graph.operators[at + place] for at in (run.start, index - place, last))
         operators[source.name] = target.name
-        own = [(mine, theirs) for mine, theirs in zip(source.inputs, target.inputs, strict=True) if _is_own(graph, mine, theirs)]
-        tensors.update((*own, *zip(source.outputs, target.outputs, strict=True)))
-        first = graph.operators[run.start + (index - run.start) % run.period]
-        handed.update(zip(source.outputs, first.outputs, strict=True))
+        tensors.update((mine, other) for mine, other in zip(source.inputs, target.inputs, strict=True) if _is_own(graph, mine, other))
+        for mine, before, behind in zip(source.outputs, first.outputs, target.outputs, strict=True):
+            # What a layer hands on is read by the next one, as the first layer's value is here and the last one's is not.
+            tensors[mine] = before if readers.get(mine, -1) >= index - place + run.period else behind
+            handed[mine] = before
+            if tensors[mine] == before:
+                wraps[before] = behind
     return [replace(op, inputs=tuple(handed.get(name, name) for name in op.inputs)) for op in graph.operators[last : run.stop]]
 
 

@@ -15,10 +15,15 @@ FORBIDDEN = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """For how many equal ones an operator or a tensor stands, by name (for itself alone, where it is not named)."""
+    """For how many equal ones an operator or a tensor stands, by name (for itself alone, where it is not named).
+
+    `handed`: a value that a layer hands on to the next, and the value of the layer that stands for all layers but the first: what
+    reads the one reads the other as often as there are layers between.
+    """
 
     operators: Mapping[str, int] = field(default_factory=dict)
     tensors: Mapping[str, int] = field(default_factory=dict)
+    handed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

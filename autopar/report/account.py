@@ -7,8 +7,8 @@ The gradients that are reduced in buckets belong to no operator.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.pricing import MeshPrices
@@ -21,6 +21,7 @@ from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind, Layout
 from ..sharding.program import Bucket, Collective, Compute, Decision, Redistribute, chain_collectives, operator_collectives
 from ..sharding.redistribution import changed_axis
+from ..sharding.scheduled import Mode, Scheduled, makes
 
 Seconds = Callable[[Collective], float]
 
@@ -75,23 +76,27 @@ class Account:
 
 
 def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
-    """Walk the program of `plan` and give every collective to its operator, priced on `cluster`."""
-    program = plan.program(analysis)
+    """Walk the program of `plan` and give every collective to its operator, as often as the schedule issues it, priced on `cluster`."""
+    micro = plan.execution(analysis).micro
+    program = micro.program
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
+    known: dict[Collective, float] = {}
 
     def seconds(collective: Collective) -> float:
-        return prices.seconds(collective.kind, collective.axis, collective.nbytes)
+        if collective not in known:
+            known[collective] = prices.seconds(collective.kind, collective.axis, collective.nbytes)
+        return known[collective]
 
     accounts: dict[str, OperatorAccount] = {}
     makers: dict[str, str] = {}
     waiting: dict[tuple[str, Layout], Move] = {}
-    for step in program.steps:
+    for step, times in zip(program.steps, _times(micro), strict=True):
         if isinstance(step, Compute):
             _compute(step, accounts, makers, waiting)
             talk = operator_collectives(program.graph, step, plan.mesh_.shape, analysis.gradients) if step.decision.rule else []
-            accounts[step.operator.name].inside = tuple((collective, seconds(collective)) for collective in talk)
+            accounts[step.operator.name].inside = tuple((c, seconds(c)) for c in times.of(talk))
             continue
-        move = _move(step, program.graph, plan.mesh_.shape, seconds)
+        move = _move(step, program.graph, plan.mesh_.shape, times, seconds)
         maker = makers.get(step.tensor)
         if maker is not None and any(placement.kind is Kind.PARTIAL for placement in step.chain[0]):
             accounts[maker].after.append(move)
@@ -108,6 +113,51 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
     )  # fmt: skip
 
 
+@dataclass(slots=True)
+class _Times:
+    """How often a step of the program is executed: forward, forward again in the backward pass, and backward."""
+
+    forward: int = 0
+    again: int = 0
+    backward: int = 0
+
+    def of(self, collectives: Iterable[Collective]) -> list[Collective]:
+        """The collectives of so many executions."""
+        found = []
+        for c in collectives:
+            found += [c] * (self.forward if c.phase == "forward" else self.backward)
+            if c.phase == "forward":
+                found += [replace(c, phase="backward")] * self.again
+        return found
+
+
+def _times(micro: Scheduled) -> list[_Times]:
+    """The executions of every step of a micro-batch's program in one step of training."""
+    count = micro.schedule.micro_batches
+    steps = micro.program.steps
+    found = [_Times() for _ in steps]
+    from_storage = {makes(step)[0]: i for i, step in enumerate(steps) if i in micro.modes and isinstance(step, Redistribute)}
+
+    def regather(index: int) -> None:
+        step = steps[index]
+        assert isinstance(step, Redistribute)
+        found[index].again += count
+        before = from_storage.get((step.tensor, step.chain[0]))
+        if before is not None:
+            regather(before)
+
+    for part in micro.parts:
+        for index in part.steps:
+            mode = micro.modes.get(index, Mode.AGAIN)
+            found[index].forward += count if mode is Mode.AGAIN else 1
+            if micro.trains:
+                found[index].again += count * part.again
+                found[index].backward += 1 if mode is Mode.ONCE else count
+                for gather in micro.regathered.get(index, ()):
+                    regather(gather)
+    return found
+
+
 def _compute(step: Compute, accounts: dict[str, OperatorAccount], makers: dict[str, str], waiting: dict[tuple[str, Layout], Move]) -> None:
     """Open the account of an operator and give it the redistributions that wait for it, with those that they start from."""
     found = OperatorAccount(operator=step.operator, decision=step.decision)
@@ -121,8 +171,8 @@ def _compute(step: Compute, accounts: dict[str, OperatorAccount], makers: dict[s
     makers.update(dict.fromkeys(step.operator.outputs, step.operator.name))
 
 
-def _move(step: Redistribute, graph: Graph, mesh: Sequence[int], seconds: Seconds) -> Move:
+def _move(step: Redistribute, graph: Graph, mesh: Sequence[int], times: _Times, seconds: Seconds) -> Move:
     forward, backward = chain_collectives(graph, step, mesh)
-    priced = tuple((collective, seconds(collective)) for collective in (*forward, *backward))
+    priced = tuple((collective, seconds(collective)) for collective in times.of((*forward, *backward)))
     bucketed = zip(step.chain[: step.bucketed], step.chain[1:], strict=False)
     return Move(tensor=step.tensor, chain=step.chain, collectives=priced, reduced_later=tuple(changed_axis(b, a) for b, a in bucketed))

@@ -75,7 +75,7 @@ def _plan_options(parser: Parser) -> None:
     add("--stages", type=int, metavar="N", help="number of pipeline stages (default: searched; 1 is no pipeline)")
     add("--micro-batches", type=int, metavar="N", help="parts of the global batch that run one after the other (default: searched)")
     add("--recompute", choices=RECOMPUTES, help="what is made again in the backward pass (default: searched)")
-    zero = "parameters: 0 stored whole, 1 stored split, 2 with gradients split at every micro-batch, 3 gathered for every pass (default: searched)"
+    zero = "parameters: 0 stored whole, 1 split, 2 with gradients split at every micro-batch, 3 gathered for every pass (default: searched)"
     add("--zero", type=int, choices=(0, 1, 2, 3), help=zero)
     add("--schedule", choices=SCHEDULES, help="order in which pipeline stages run micro-batches (default: searched)")
     add("--interleave", type=int, metavar="N", help="chunks of the model that each stage holds (default: searched)")

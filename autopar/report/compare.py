@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,8 @@ from .tables import Rival, Table, comparison_table, rival_of, summary_lines
 
 SHORT = ("data", "megatron")
 """The schemes beside every plan; `autopar compare` prices all."""
+WITHOUT_LIMIT = 1e18
+"""Bytes per device that no plan needs."""
 MAX_OPERATORS = 4000
 """Models with more operators are not compared by default: each scheme is a search of its own."""
 
@@ -43,7 +44,7 @@ def _rival(name: str, analysis: Analysis, free: Request) -> Rival:
         return Rival(scheme=name, why=str(error).removeprefix(f"{name}: "))
     for fits in (True, False):
         try:
-            plan = search_plan(analysis.graph, request if fits else replace(request, memory=math.inf))
+            plan = search_plan(analysis.graph, request if fits else replace(request, memory=WITHOUT_LIMIT))
         except NoPlanFits:
             continue
         except UsageError as error:

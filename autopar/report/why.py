@@ -27,7 +27,7 @@ from ..sharding.micro_batches import split_batch
 from ..tables import Tables, build_tables
 from .words import option_words
 
-ALL = 40
+ALL = 64
 """Strategies of an operator up to which all are forced; of more, those that differ from the plan's on one axis."""
 TOLD = 4
 """How many of the redistributions that differ are told."""

@@ -1,7 +1,9 @@
 """Schemes known by name: what each leaves to choose (a restriction of the search), and which of them a plan found is."""
 
-from .axis import AXIS_SCHEMES, AxisScheme
+from .axis import AxisScheme
+from .axis_schemes import AXIS_SCHEMES
 from .known import SCHEMES, Scheme, scheme_named
-from .naming import Factor, Named, scheme_of
+from .naming import Named, scheme_of
+from .wording import Factor
 
 __all__ = ["AXIS_SCHEMES", "SCHEMES", "AxisScheme", "Factor", "Named", "Scheme", "scheme_named", "scheme_of"]

@@ -27,15 +27,7 @@ ENOUGH = 0.7
 """Share of the work that must be split in a scheme's way for the scheme to bear its name."""
 
 
-def _of(*splits: Split) -> Splits:
-    return frozenset(splits)
-
-
-UNSPLIT = _of(Split.WHOLE, Split.SHARE)
 _DIMS = {Split.INNER: "inner dims", Split.HIDDEN: "hidden dim", Split.EXPERT: "experts", Split.RING: "keys"}
-NOTHING = UNSPLIT | {Split.PARTIAL}
-ROWS = _of(Split.SEQUENCE, Split.BATCH)
-ANY = _of(Split.INNER, Split.HIDDEN, Split.SEQUENCE, Split.BATCH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,64 +152,3 @@ def _used(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Pr
             for i, name in places:
                 found[axis][name].update(known[key][i])
     return found
-
-
-def _rows(name: str, words: str, split: Split, core: tuple[Splits, ...], needs: Mapping[Part, Splits], **more: str) -> AxisScheme:
-    """Rows are split, and no weight is."""
-    wanted = _of(split)
-    other = wanted | {Split.INNER} if core == (_of(Split.INNER),) else wanted
-    prefer = {
-        Part.OTHER: (other, NOTHING), Part.PRODUCT: (wanted, UNSPLIT), Part.EXPERTS: (wanted, UNSPLIT), Part.LOOKUP: (wanted, UNSPLIT),
-        Part.WEIGHT: (UNSPLIT,), Part.CORE: (*core, NOTHING),
-    }  # fmt: skip
-    return AxisScheme(name=name, words=words, prefer=prefer, needs={Part.PRODUCT: wanted, **needs}, **more)
-
-
-def _weights(name: str, words: str, product: Splits, other: tuple[Splits, ...], *, columns: bool = False) -> AxisScheme:
-    """Weights are split, heads in attention; the rest as `other` says."""
-    inner = _of(Split.INNER)
-    prefer = {
-        Part.OTHER: (*other, NOTHING), Part.PRODUCT: (product, UNSPLIT), Part.EXPERTS: (product, UNSPLIT),
-        Part.LOOKUP: (product, inner, *other, NOTHING), Part.WEIGHT: (product | NOTHING,), Part.CORE: (inner, NOTHING),
-    }  # fmt: skip
-    return AxisScheme(name=name, words=words, prefer=prefer, needs={Part.PRODUCT: product}, columns=columns)
-
-
-_BATCH, _SEQUENCE, _INNER, _HIDDEN = _of(Split.BATCH), _of(Split.SEQUENCE), _of(Split.INNER), _of(Split.HIDDEN)
-
-DATA = _rows("data", "the batch is split; every device holds all parameters", Split.BATCH, (_BATCH,), {}, storage="whole")
-AXIS_SCHEMES: Mapping[str, AxisScheme] = {
-    scheme.name: scheme
-    for scheme in (
-        DATA,
-        _rows("zero1", "the batch is split, and so are stored parameters, their gradients and optimizer state", Split.BATCH, (_BATCH,), {}, storage="split"),
-        _rows("zero2", "as zero1, with gradients split after every micro-batch", Split.BATCH, (_BATCH,), {}, storage="split"),
-        _rows("zero3", "as zero2, with parameters gathered again for the backward pass", Split.BATCH, (_BATCH,), {}, storage="split"),
-        AxisScheme(
-            name="tensor", words="every weight matrix is split", prefer={Part.OTHER: (ANY | NOTHING,), Part.PRODUCT: (_INNER | _HIDDEN, UNSPLIT)},
-            needs={Part.PRODUCT: _INNER | _HIDDEN},
-        ),
-        _weights("megatron", "heads, feed-forward and vocabulary are split; activations between are whole", _INNER, (_INNER | NOTHING,)),
-        _weights("megatron-sp", "heads, feed-forward and vocabulary are split, and the sequence between them", _INNER, (_INNER | _SEQUENCE,)),
-        _rows(
-            "ulysses", "the sequence is split, and the heads inside attention; no weight is", Split.SEQUENCE, (_INNER,),
-            {Part.CORE: _INNER}, storage="whole",
-        ),
-        _rows(
-            "context", "the sequence is split, inside attention too", Split.SEQUENCE, (_of(Split.RING), _SEQUENCE),
-            {Part.CORE: _of(Split.RING, Split.SEQUENCE)}, storage="whole",
-        ),
-        AxisScheme(
-            name="expert", words="the experts are split; everything else splits the batch",
-            prefer={
-                Part.OTHER: (_of(Split.BATCH, Split.EXPERT), NOTHING), Part.PRODUCT: (_BATCH, UNSPLIT), Part.EXPERTS: (_of(Split.EXPERT),),
-                Part.LOOKUP: (_BATCH, UNSPLIT), Part.CORE: (_BATCH, NOTHING), Part.WEIGHT: (NOTHING | {Split.EXPERT},),
-            },
-            needs={Part.EXPERTS: _of(Split.EXPERT), Part.PRODUCT: _BATCH},
-        ),
-        _weights("columns", "every weight matrix is split along its outputs", _INNER | _HIDDEN, (ANY,), columns=True),
-        _weights("hidden", "the hidden dim of every weight matrix is split", _HIDDEN, (ANY,)),
-        _weights("inner", "heads, feed-forward and vocabulary are split; activations are split anywhere", _INNER, (ANY,)),
-    )
-}  # fmt: skip
-"""The schemes of one mesh axis, by name."""

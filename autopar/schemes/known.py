@@ -24,7 +24,8 @@ from ..planning.folding import find_runs
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from ..tables import Limits
-from .axis import AXIS_SCHEMES, AxisScheme, axis_limits, lacking
+from .axis import AxisScheme, axis_limits, lacking
+from .axis_schemes import AXIS_SCHEMES
 from .splits import Part, profiles_of
 
 PRODUCT = " x "

@@ -11,54 +11,24 @@ The products of weights vote, each with its multiply-adds; what `ENOUGH` of them
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..plan import Plan
-from ..plan_parts import StagePlan
+from ..plan_parts import AxisSpec
 from ..sharding.analysis import Analysis
 from ..sharding.candidates import Option
 from ..sharding.layout import Kind, parse_layout
 from .axis import ENOUGH
 from .known import PRODUCT
 from .splits import Part, Profiles, Split, profiles_of
+from .wording import UNUSED, Factor, sentence_of
 
-UNUSED, MIXED = "replicated", "mixed"
+MIXED = "mixed"
 GRIDS = {("zero", "columns"): "2d", ("data", "zero", "columns"): "2.5d", ("rows", "hidden", "weights"): "3d"}
-WORDS = {
-    "data": "the batch is split over {}", "sequence": "the sequence is split over {}, attention's keys are gathered",
-    "ulysses": "the sequence is split over {}, and the heads inside attention", "context": "the sequence is split over {}, inside attention too",
-    "megatron": "heads, feed-forward and vocabulary are split over {}, activations between are whole",
-    "megatron-sp": "heads, feed-forward and vocabulary are split over {}, and the rows between them",
-    "hidden": "the hidden dim of the weights is split over {}", "columns": "weights are split over {} along their outputs",
-    "tensor": "weights are split over {}", "expert": "experts are split over {}, everything else splits the batch there",
-    "spatial": "images are split in space over {}", UNUSED: "every operator is repeated on all of {}",
-    "2d": "rows and columns of every product are split over {}", "2.5d": "the batch is split over grids of rows and columns, {} in all",
-    "3d": "rows, hidden and inner dim of every product are split over {}",
-}  # fmt: skip
-STORED = {
-    1: "parameters are stored split and gathered once a step", 2: "parameters are stored split and gathered once a step, gradients are added up as shards",
-    3: "parameters are stored split and gathered for every pass",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factor:
-    """One factor of a plan's name: a scheme over `size` devices; `zero`: how parameters that lie split are used (0: they are not)."""
-
-    scheme: str
-    size: int
-    zero: int = 0
-
-    @property
-    def alone(self) -> str:
-        """The name where the plan is nothing else."""
-        return f"zero{self.zero}" if self.zero and self.scheme == "data" else self.scheme + (f" (zero{self.zero})" if self.zero else "")
-
-    def __str__(self) -> str:
-        return f"{self.scheme} {self.size}" + (f" (zero{self.zero})" if self.zero else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,37 +52,35 @@ class Named:
 def scheme_of(plan: Plan, analysis: Analysis) -> Named:
     """Name a plan of the analysed model."""
     profiles = profiles_of(analysis)
-    stages = plan.stages or (None,)
-    found = [
-        _factors(plan, analysis, profiles, names, stage) for stage, names in zip(stages, _stage_operators(plan, analysis), strict=True)
-    ]
+    found = [_factors(plan, analysis, profiles, names, mesh) for names, mesh in _parts(plan, analysis)]
     axes = found[0][0]
     inside = [factors for _, factors in found]
     pipeline = (Factor(scheme=f"pipeline-{plan.schedule.pipeline}", size=len(plan.stages)),) if len(plan.stages) > 1 else ()
     if len({tuple(map(str, factors)) for factors in inside}) > 1:
         parts = dict.fromkeys(_name(factors) for factors in inside)
-        name = f"{pipeline[0]}{PRODUCT}({' | '.join(parts)})"
+        name = f"{pipeline[0]}{PRODUCT}({' | '.join(parts)})" if pipeline else " | ".join(parts)
         return Named(name=name, axes=axes, factors=(*pipeline, *(f for factors in inside for f in factors)), sentence=name)
     factors = (*pipeline, *inside[0])
-    return Named(name=_name(factors), axes=axes, factors=factors, sentence=_sentence(factors, plan))
+    return Named(name=_name(factors), axes=axes, factors=factors, sentence=sentence_of(factors, plan.schedule))
 
 
-def _stage_operators(plan: Plan, analysis: Analysis) -> list[list[str]]:
-    """The names of the operators of every stage; stages that are split over equal meshes are taken together."""
+def _parts(plan: Plan, analysis: Analysis) -> list[tuple[list[str], tuple[AxisSpec, ...]]]:
+    """The operators of the plan, by name, with the mesh that they run on: of each stage, where these differ."""
     names = [op.name for op in analysis.warm]
-    if len({stage.mesh for stage in plan.stages}) <= 1:
-        return [names] * max(len(plan.stages), 1)
+    meshes = [stage.mesh for stage in plan.stages] or [plan.mesh]
+    if len(set(meshes)) == 1:
+        return [(names, meshes[0])]
     everything = [op.name for op in analysis.graph.operators]
     starts = [everything.index(stage.first) for stage in plan.stages] + [len(everything)]
     warm = set(names)
-    return [[n for n in everything[a:b] if n in warm] for a, b in zip(starts, starts[1:], strict=False)]
+    held = [[name for name in everything[first:last] if name in warm] for first, last in itertools.pairwise(starts)]
+    return list(zip(held, meshes, strict=True))
 
 
 def _factors(
-    plan: Plan, analysis: Analysis, profiles: Profiles, names: list[str], stage: StagePlan | None
+    plan: Plan, analysis: Analysis, profiles: Profiles, names: list[str], mesh: tuple[AxisSpec, ...]
 ) -> tuple[dict[str, str], tuple[Factor, ...]]:
-    """The axes of a stage by name, and the factors of the product that they make."""
-    mesh = stage.mesh if stage is not None else plan.mesh
+    """The axes of a mesh by name, and the factors of the product that they make."""
     view = _View(plan, analysis, profiles, names)
     by_axis = {axis.name: Factor(scheme=view.scheme(i), size=axis.size, zero=view.zero(i)) for i, axis in enumerate(mesh) if axis.size > 1}
     merged: dict[tuple[str, int], int] = {}
@@ -156,30 +124,32 @@ class _View:
         """The option that an operator takes on an axis."""
         return self.analysis.offers[name].options[self.options[name][axis]]
 
-    def shares(self, axis: int, *parts: Part) -> Counter[Split]:
-        """The share of the work of these parts that is split so."""
-        found: Counter[Split] = Counter()
+    def shares(self, axis: int, *parts: Part) -> dict[Split, float]:
+        """The share of the work of these parts that is split so; empty where there are no such parts."""
+        found = dict.fromkeys(Split, 0.0)
         for name in self.names:
             profile = self.profiles.by_name[name]
             if profile.part in parts:
-                found[profile.splits[self.options[name][axis]]] += profile.work  # type: ignore[assignment]
-        total = sum(found.values()) or 1.0
-        return Counter({split: work / total for split, work in found.items()})  # type: ignore[misc]
+                found[profile.splits[self.options[name][axis]]] += profile.work
+        total = sum(found.values())
+        return {split: work / total for split, work in found.items()} if total else {}
 
     def scheme(self, axis: int) -> str:
         """The name of an axis."""
         experts = self.shares(axis, Part.EXPERTS)
-        if experts[Split.EXPERT] >= ENOUGH:
+        if experts.get(Split.EXPERT, 0.0) >= ENOUGH:
             rest = self._of_products(axis, self.shares(axis, Part.PRODUCT))
             return "expert" if rest == "data" else f"expert+{rest}"
         shares = self.shares(axis, Part.PRODUCT, Part.EXPERTS) or self.shares(axis, Part.CORE, Part.OTHER, Part.LOOKUP)
         return self._of_products(axis, shares)
 
-    def _of_products(self, axis: int, shares: Counter[Split]) -> str:
+    def _of_products(self, axis: int, shares: dict[Split, float]) -> str:
+        if not shares:
+            return UNUSED
         if shares[Split.BATCH] >= ENOUGH:
             return "data"
         if shares[Split.SEQUENCE] >= ENOUGH:
-            core = self.shares(axis, Part.CORE)
+            core = self.shares(axis, Part.CORE) or dict.fromkeys(Split, 0.0)
             inside = core[Split.RING] + core[Split.SEQUENCE]
             return "ulysses" if core[Split.INNER] >= ENOUGH else "context" if inside >= ENOUGH else "sequence"
         weights = shares[Split.INNER] + shares[Split.HIDDEN]
@@ -192,7 +162,7 @@ class _View:
         rows = shares[Split.BATCH] + shares[Split.SEQUENCE]
         return "rows" if rows >= ENOUGH else MIXED
 
-    def _of_weights(self, axis: int, shares: Counter[Split]) -> str:
+    def _of_weights(self, axis: int, shares: dict[Split, float]) -> str:
         if shares[Split.HIDDEN] >= ENOUGH:
             return "hidden"
         if shares[Split.INNER] >= ENOUGH and self._reduced(axis):
@@ -241,21 +211,3 @@ def zero_of(plan: Plan, *, train: bool) -> int:
 
 def _name(factors: tuple[Factor, ...]) -> str:
     return PRODUCT.join(map(str, factors)) if len(factors) > 1 else factors[0].alone if factors else "one device"
-
-
-def _sentence(factors: tuple[Factor, ...], plan: Plan) -> str:
-    """What the plan does, in words."""
-    said = []
-    for factor in factors:
-        over = f"{factor.size} devices"
-        if factor.scheme.startswith("pipeline-"):
-            words = (
-                f"{factor.size} stages of consecutive operators run {plan.schedule.micro_batches} micro-batches ({plan.schedule.pipeline})"
-            )
-        elif factor.scheme.startswith("expert+"):
-            words = f"experts are split over {over}, the rest is {factor.scheme.removeprefix('expert+')} there"
-        else:
-            words = WORDS.get(factor.scheme, f"{factor.scheme} over {{}}").format(over)
-        said.append(words + (f" ({STORED[factor.zero]})" if factor.zero else ""))
-    text = "; ".join(said) or "nothing is split"
-    return text[0].upper() + text[1:] + "."

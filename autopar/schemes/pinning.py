@@ -28,7 +28,8 @@ def pinned(request: Request, scheme: Scheme, analysis: Analysis) -> Request:
         scheme = scheme.with_storage(zero)
     mesh = request.mesh or _wanted(scheme, request.cluster, stages or 1)
     tried = [mesh] if mesh is not None else meshes(request.cluster, stages or 1)
-    part = split_batch(analysis, request.micro_batches) if (request.micro_batches or 1) > 1 else analysis
+    count = request.micro_batches or 1
+    part = split_batch(analysis, count) if count > 1 else analysis
     reasons = [scheme.lacks(part, one) for one in tried]
     if reasons and all(reasons):
         raise UsageError(str(reasons[0]))

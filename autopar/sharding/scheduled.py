@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from ..errors import PlanError
 from ..ir import Role
-from .layout import Layout
+from .layout import Kind, Layout
 from .program import Collective, Compute, Program, Redistribute, Step, chain_collectives, operator_collectives
 from .redistribution import changed_axis, transfers
 from .rules import RULES, Call
@@ -108,6 +108,22 @@ def gathers(step: Redistribute, mesh: tuple[int, ...]) -> bool:
     """Whether a redistribution communicates on the way to its value."""
     pairs = ((before, after, changed_axis(before, after)) for before, after in itertools.pairwise(step.chain))
     return any(transfers(before[axis], after[axis], mesh[axis])[0] is not None for before, after, axis in pairs)
+
+
+def kept_steps(plan: Scheduled) -> tuple[int, ...]:
+    """The redistributions of parameters whose values stay from one micro-batch to the next."""
+    if plan.schedule.micro_batches == 1:
+        return ()
+    moved = (index for index, mode in plan.modes.items() if mode is not Mode.AGAIN)
+    return tuple(index for index in moved if not _is_free(plan.program.steps[index]))
+
+
+def _is_free(step: Step) -> bool:
+    """Whether a redistribution leaves the value where it is: each step of its chain is R to B or none at all."""
+    assert isinstance(step, Redistribute)
+    pairs = itertools.pairwise(step.chain[step.bucketed :])
+    moved = ((before[axis], after[axis]) for before, after in pairs for axis in (changed_axis(before, after),))
+    return all(Kind.SPLIT not in (before.kind, after.kind) and after.kind is not Kind.PARTIAL for before, after in moved)
 
 
 def reads(step: Step) -> tuple[Place, ...]:

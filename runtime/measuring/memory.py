@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autopar.ir import Role
 from autopar.ir import Tensor as Described
+from autopar.sharding.micro_batches import Execution
 from autopar.sharding.program import Program
 
 from ..collectives import DeviceGroups
@@ -86,12 +87,13 @@ def fake_world(ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def track_program(program: Program, *, foreach: bool = False, fake: bool = True) -> Tracked:
-    """A program as this rank runs it; its mesh has as many devices as the process group (see `fake_world`).
+def track_program(program: Program | Execution, *, foreach: bool = False, fake: bool = True) -> Tracked:
+    """A program (or a plan's step) as this rank runs it; its mesh has as many devices as the process group (see `fake_world`).
 
     With real ranks, `fake` must be off: the tensors and the arithmetic are real then.
     """
-    graph = program.graph
+    run = program.whole.program if isinstance(program, Execution) else program
+    graph = run.graph
     mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
 
     def zeros(tensor: Described) -> Tensor:
@@ -99,12 +101,10 @@ def track_program(program: Program, *, foreach: bool = False, fake: bool = True)
             return torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
 
     held = [tensor for tensor in graph.tensors.values() if tensor.role in (Role.PARAMETER, Role.CONSTANT)]
-    module = ParallelModule(program, DeviceGroups.create(program.assignment.mesh), {tensor.name: zeros(tensor) for tensor in held})
+    module = ParallelModule(program, DeviceGroups.create(run.assignment.mesh), {tensor.name: zeros(tensor) for tensor in held})
     # Called as a module, the tracker would hook its inputs, among them the parameters, and keep all of their gradients.
     bare: Any = module._local.module.forward
     module._local = replace(module._local, module=bare)
-    index = module.loss_index
-    assert index is not None
     with mode:
         inputs = [zeros(graph.tensors[name]) for name in graph.inputs]
-        return track_step(lambda *values: module(*values)[index], module, inputs, foreach=foreach)
+        return track_step(module.planned_loss, module, inputs, foreach=foreach)

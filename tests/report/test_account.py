@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 from report_models import MEGATRON, account, perceptrons, planned
 
-from autopar.api import plan_loaded
+from autopar.api import Planned, plan_loaded
 from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.report.explain import find_operators
@@ -23,9 +23,18 @@ SCHEMES = ("data", "zero3", "tensor", "megatron", "megatron-sp")
 @pytest.mark.parametrize("mesh", [(4,), (2, 2)])
 @pytest.mark.parametrize("scheme", [None, *SCHEMES])
 def test_no_collective_is_lost(scheme: str | None, mesh: tuple[int, ...], mode: str) -> None:
-    found = planned(3, scheme=scheme, mesh=mesh, mode=mode)
+    _check(planned(3, scheme=scheme, mesh=mesh, mode=mode))
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_no_collective_of_a_schedule_is_lost(zero: int, recompute: str) -> None:
+    _check(planned(4, scheme="data", zero=zero, micro_batches=4, recompute=recompute, stages=1))
+
+
+def _check(found: Planned) -> None:
     whole = account(found)
-    issued = Counter((c.phase, c.kind, c.axis, c.nbytes, c.tensor) for c in found.plan.program(whole.analysis).collectives())
+    issued = Counter((c.phase, c.kind, c.axis, c.nbytes, c.tensor) for c in found.plan.execution(whole.analysis).micro.collectives())
     told: Counter[tuple[str, str, int, int, str]] = Counter()
     for operator in whole.operators:
         told.update(_key(collective) for collective, _ in operator.collectives)

@@ -1,0 +1,48 @@
+"""Stage cuts against looking at all of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.search.stages import interval_sums, least_bottleneck, partition
+
+TIMES = st.lists(st.integers(1, 9), min_size=1, max_size=9)
+
+
+def every_cut(count: int, stages: int) -> list[tuple[int, ...]]:
+    """All ways to cut `count` pieces into non-empty stages."""
+    return [(0, *inner, count) for inner in itertools.combinations(range(1, count), stages - 1)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(TIMES, st.integers(1, 4), st.randoms(use_true_random=False))
+def test_no_cut_has_a_faster_slowest_stage(times: list[int], stages: int, random: object) -> None:
+    rng = np.random.default_rng(random.getrandbits(32))  # type: ignore[attr-defined]
+    tables = []
+    for _ in range(stages):
+        table = interval_sums(np.array(times, dtype=np.float64) * rng.integers(1, 4))
+        table[rng.random(table.shape) < 0.15] = math.inf
+        tables.append(table)
+
+    def worst(cuts: tuple[int, ...]) -> float:
+        return max(float(table[i, j]) for table, (i, j) in zip(tables, itertools.pairwise(cuts), strict=True))
+
+    found = partition(tables)
+    best = min((worst(cuts) for cuts in every_cut(len(times), stages)), default=math.inf)
+    assert (found is None) == (best == math.inf)
+    if found is not None:
+        assert worst(found) == best
+
+
+@settings(max_examples=200, deadline=None)
+@given(TIMES, st.integers(1, 4))
+def test_bisection_finds_the_bottleneck(times: list[int], stages: int) -> None:
+    values = np.array(times, dtype=np.float64)
+    cuts = itertools.chain.from_iterable(every_cut(len(times), count) for count in range(1, min(stages, len(times)) + 1))
+    best = min(max(float(values[i:j].sum()) for i, j in itertools.pairwise(cut)) for cut in cuts)
+    assert best <= least_bottleneck(values, stages) <= best * (1 + 2e-4)
