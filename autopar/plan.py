@@ -81,7 +81,8 @@ class Plan(Part):
     @property
     def devices(self) -> int:
         """Number of devices (ranks) that the plan uses."""
-        return sum(stage.devices for stage in self.stages) if self.stages else self.mesh_.devices
+        stages = self.stages[: len(self.stages) // self.schedule.interleave]
+        return sum(stage.devices for stage in stages) if stages else self.mesh_.devices
 
     @property
     def mesh_(self) -> Mesh:

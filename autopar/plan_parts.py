@@ -110,7 +110,9 @@ class SchedulePlan(Part):
 
 
 class StagePlan(Part):
-    """One pipeline stage: the operators from `first` on, in the model's order, to where the next stage begins, on devices of its own.
+    """One pipeline stage (or one of its chunks, where stages are interleaved: chunk k of p stages lies on the devices of stage k modulo p).
+
+    It holds the operators from `first` on, in the model's order, to where the next one begins, on devices of its own.
 
     `cluster`: the part of a cluster of several device types that its devices belong to (empty: there is one type). `forward`,
     `backward`: predicted seconds of one micro-batch. `memory`: predicted bytes of one of its devices at the peak.

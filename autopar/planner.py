@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from autopar.costmodel.pricing import MeshPrices
@@ -43,6 +44,8 @@ EVALUATED = 2
 """How many of the cheapest candidates have their programs built and priced exactly."""
 TRIED = 8
 """How many are, while none of them fits the memory."""
+SMALL_GRAPH = 300
+"""Operators of a graph up to which four times as many are tried."""
 
 
 def search_plan(graph: Graph, request: Request, *, progress: Progress | None = None) -> Plan:
@@ -103,7 +106,7 @@ class _Finisher:
             try:
                 found.append(self.finish(solved))
             except Infeasible as error:
-                self.failures.append(error)
+                self.failures += [error] if solved.candidate.stages == 1 else []
             except KeyboardInterrupt as interrupt:
                 self.outer.ranking.complete = False
                 found += self._interrupted(solved, interrupt)
@@ -166,25 +169,32 @@ class _Finisher:
         )
 
     def _thriftiest(self) -> list[Found | Staged]:
-        """Of the candidates that need least memory, the first whose program fits."""
-        misfits = sorted(self.outer.ranking.misfits, key=lambda misfit: misfit.needed)
-        for misfit in misfits[:TRIED]:
-            if misfit.candidate.stages > 1:
-                self.failures.append(Infeasible(misfit.needed + self.outer.always, self.request.limit))
-                continue
+        """Of the candidates without stages that need least memory, the first whose program fits."""
+        ranking = self.outer.ranking
+        misfits = [(misfit.needed, misfit.candidate, misfit.mode) for misfit in ranking.misfits]
+        solved = [(solved.solution.memory, solved.candidate, solved.mode) for solved in ranking.solved]
+        alone = sorted((entry for entry in (*misfits, *solved) if entry[1].stages == 1), key=lambda entry: entry[0])
+        # The tables misjudge each number of micro-batches in its own way: all of them have their turn.
+        place: Counter[int] = Counter()
+        turns = []
+        for entry in alone:
+            turns.append((place[entry[1].micro_batches], len(turns), entry))
+            place[entry[1].micro_batches] += 1
+        few = len(self.subject.graph.operators) <= SMALL_GRAPH
+        for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 4 * TRIED if few else TRIED]:
             try:
-                schedule = self.schedule(misfit.mode, misfit.candidate.micro_batches)
-                return [
-                    smallest(
-                        self.tables(misfit.candidate, misfit.mode), method=self.request.method, limit=self.request.limit, schedule=schedule
-                    )
-                ]
+                schedule = self.schedule(mode, candidate.micro_batches)
+                tables = self.tables(candidate, mode)
+                return [smallest(tables, method=self.request.method, limit=self.request.limit, schedule=schedule)]
             except Infeasible as error:
                 self.failures.append(error)
         return []
 
     def _no_plan(self) -> NoPlanFits:
-        minimum, limit = min(error.minimum_memory for error in self.failures), self.request.limit
+        # What stages would need is estimated, not shown by a plan: it is named only where there is nothing else.
+        staged = [misfit.needed + self.outer.always for misfit in self.outer.ranking.misfits]
+        limit = self.request.limit
+        minimum = max(min((error.minimum_memory for error in self.failures), default=min(staged, default=limit)), limit)
         return NoPlanFits(
             f"no plan fits {_size(limit)} per device on {self.request.cluster.devices} devices; the smallest that would do is "
             f"{_size(minimum)}. Give more devices or memory, a smaller --batch, or --optimizer sgd.",

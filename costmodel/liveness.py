@@ -70,6 +70,7 @@ class _Walk(Memories):
         self.ready: dict[str, int] = {}  # parameter → the moment at which its gradient is complete
         self.stored = {(name, layout) for name, layout in program.assignment.storage.items()}
         self.segment_of = self._segments(recompute) if plan is None else self._parts(plan)
+        self.planned = plan is not None
         self.order = range(len(program.steps)) if plan is None else [index for part in plan.parts for index in part.steps]
         self.again = {i for i, m in plan.modes.items() if m is Mode.AGAIN and self.segment_of[i] < 0} if plan is not None else frozenset()
         self.apart = frozenset(kept_steps(plan)) if plan is not None else frozenset()
@@ -144,12 +145,13 @@ class _Walk(Memories):
                 self.keeper.setdefault(memory, operator.name)
 
     def enter(self, segment: int, places: Sequence[Place], values: dict[Place, int]) -> None:
-        """What a segment reads from outside lives until its backward pass ends, and so do the gradients that leave it there."""
+        """What a segment reads from outside lives until its backward pass ends; the runtime lets go of its gradients there, too."""
         if segment >= 0:
             began = self.began.setdefault(segment, self.now)
             memories = {place: self.value(place, values) for place in places}
             outer = {place: m for place, m in memories.items() if m == STORED or self.birth[m] < began}
-            self.entering.setdefault(segment, set()).update(outer)
+            if self.planned:
+                self.entering.setdefault(segment, set()).update(outer)
             self.boundary.setdefault(segment, set()).update(m for m in outer.values() if m != STORED)
             for memory in outer.values():
                 if memory != STORED:

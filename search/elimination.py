@@ -56,6 +56,12 @@ class Schedule:
         return sum(float(join.size) * math.prod(join.shape) for join in self.joins)
 
     @property
+    def volume(self) -> float:
+        """Entries of all cliques, those of equal joins each time."""
+        sizes = [float(join.size) * math.prod(join.shape) for join in self.joins]
+        return math.fsum(sizes[join] for _, joins in self.rounds for join in joins)
+
+    @property
     def widest(self) -> int:
         """Entries of the largest table that a join leaves."""
         return max((math.prod(join.shape) for join in self.joins), default=1)

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .conditioning import Minimiser, Minimum, condition, prepare
+from .conditioning import Minimiser, Minimum, condition, prepare, restrict
 from .costgraph import CostGraph, Infeasible, NoAssignment, Table, memory_tables, shared_map
 from .elimination import MAX_ENTRIES
+from .filtering import marginals, survivors
 from .labels import ROOMS, label_search
 from .local_search import descend
 from .mixtures import arrangement, best_cut
@@ -36,6 +37,14 @@ EXACT_CHOICES = 2048
 """Choices of all variables up to which a graph is small: its gap is closed."""
 GOOD_ENOUGH = 1e-5
 """Relative gap below which no variable is branched on."""
+FEWER = 0.9
+"""Share of the choices that must be left at most after a filter for the search to be done again on them."""
+MANY, WIDE_GAP = 1000, 1e-2
+"""A graph of more variables is only filtered if its relative gap is wider: it takes a second, and equal layers lose little."""
+FILTERED_VOLUME = 1e8
+WORTH = 8
+"""Entries of all cliques, equal ones counted each time, above which no filter is tried: half a second, or `WORTH` times that if the gap
+is wide."""
 HUB_DEGREE = 8
 BRANCH_DEPTH = 2
 
@@ -94,6 +103,13 @@ def constrained(
     small = sum(graph.sizes) <= EXACT_CHOICES
     dual, best = _maximise(solver, limit, free, over, within, 0.0 if small else CLOSE, report)
     best = min(best, _point(graph, descend(graph, best.choices, limit=limit)), key=lambda point: point.cost)
+    target = min(best.cost, cutoff)
+    enough = TOLERANCE if small else CLOSE if len(graph.sizes) <= MANY else WIDE_GAP
+    gap = (target - dual.bound) / max(abs(target), 1e-300)
+    if gap > enough and solver.plan.volume <= FILTERED_VOLUME * (1 if gap <= WIDE_GAP else WORTH):
+        rest = _filtered(solver, limit, dual, best, target, depth, report)
+        if rest is not None:
+            return rest
     bound = dual.bound
     for number, room in enumerate(ROOMS if solver.exact and small else ()):
         target = min(best.cost, cutoff)
@@ -110,6 +126,33 @@ def constrained(
             best = _point(graph, descend(graph, better, limit=limit))
         bound = max(bound, min(best.cost, cutoff, excluded))
     return Outcome(choices=best.choices, bound=bound, price=dual.price, proven=dual.bound)
+
+
+def _filtered(
+    solver: Minimiser, limit: float, dual: _Dual, best: _Point, target: float, depth: int, report: Report
+) -> Outcome | None:
+    """The same on what is left when all choices that lead to `target` or more are gone; None if too few are."""
+    graph = solver.graph
+    kept = survivors(solver, marginals(solver.plan, dual.minimum.tables), target + dual.price * limit)
+    bound = target
+    if kept is not None:
+        if sum(map(len, kept)) > FEWER * sum(graph.sizes):
+            return None
+        small, child = prepare(restrict(graph, kept), max_entries=solver.max_entries)
+
+        def restored(choices: Sequence[int]) -> list[int]:
+            return [int(keep[choice]) for keep, choice in zip(kept, small.restore(choices), strict=True)]
+
+        try:
+            found = constrained(
+                child, limit, cutoff=target, depth=depth,
+                report=lambda choices, bound, price: report(restored(choices), dual.bound, dual.price),
+            )  # fmt: skip
+            best = min(best, _point(graph, restored(found.choices)), key=lambda point: point.cost)
+            bound = min(target, found.bound)
+        except (Infeasible, NoAssignment):
+            pass
+    return Outcome(choices=best.choices, bound=max(bound, dual.bound), price=dual.price, proven=dual.bound)
 
 
 def _hub(graph: CostGraph, dual: _Dual) -> int | None:

@@ -95,7 +95,7 @@ def test_plan_is_printed_and_written(folder: Path, tmp_path: Path, capsys: pytes
     assert lines[0] == "cluster dgx-h100; 4 x H100-SXM5-80GB"
     assert any(line.startswith("mesh gpu=4 (nvlink): 4 devices") for line in lines)
     assert any(line.strip().startswith("h.{0,1}/attn/c_attn ") for line in lines)
-    assert any(line.strip().startswith("data parallel ") for line in lines)
+    assert any(line.strip().startswith("megatron ") for line in lines)
     assert lines[-1] == f"saved to {saved}"
     assert Plan.load(saved).devices == 4
     assert saved.read_bytes() == (folder / "two.json").read_bytes()
@@ -108,7 +108,7 @@ def test_json_is_one_object_and_nothing_else(torch_model: str, capsys: pytest.Ca
     assert "noise" not in out and "noise" in err
     assert set(found) == {"summary", "plan"}
     assert found["plan"]["schema"] == "autopar-plan"
-    assert [rival["scheme"] for rival in found["summary"]["rivals"]] == ["data", "tensor"]
+    assert [rival["scheme"] for rival in found["summary"]["rivals"]] == ["data", "megatron"]
     assert found["summary"]["step"] == found["plan"]["predicted"]["step"]
 
 
@@ -160,7 +160,7 @@ BAD: dict[str, tuple[int, tuple[str, ...], str]] = {
     "devices not a number": (2, ("plan", "@two.onnx", "--devices", "many"), "--devices.*many"),
     "unknown preset": (2, ("plan", "@two.onnx", *SIZES, "--cluster", "dgx-h10"), "valid are .*dgx-h100.*Perhaps"),
     "unknown option": (2, ("plan", "@two.onnx", "--device", "4"), "unknown option '--device': valid are .*--devices"),
-    "unknown command": (2, ("plane", "x"), "'plan', 'run', 'explain', 'discover', 'calibrate', 'bench', 'cluster'"),
+    "unknown command": (2, ("plane", "x"), "'plan', 'run', 'compare', 'explain', 'discover', 'calibrate', 'bench', 'cluster'"),
     "no command": (2, (), "required: COMMAND"),
     "one argument too many": (2, ("plan", "@two.onnx", "more", *SMALL), "unexpected argument 'more'"),
     "unknown search": (2, ("plan", "@two.onnx", *SMALL, "--search", "magic"), "dynamic_programming"),
@@ -196,6 +196,16 @@ BAD: dict[str, tuple[int, tuple[str, ...], str]] = {
     "unknown operator": (2, ("explain", "@two.json", "h.0/mlp/c_fcc"), "nearest are"),
     "alternatives of nothing": (2, ("explain", "@two.json", "--alternatives"), "--model"),
     "alternatives of several": (2, ("explain", "@two.json", "h.0/attn", "--model", "@two.onnx", "--alternatives"), "one operator"),
+    "sensitivity of nothing": (2, ("explain", "@two.json", "--sensitivity"), "--sensitivity needs --model"),
+    "unknown scheme": (2, ("plan", "@two.onnx", *SMALL, "--scheme", "megatrn"), "Perhaps you meant .megatron"),
+    "unknown scheme to compare": (2, ("compare", "@two.onnx", *SIZES, "--scheme", "megatrn"), "Perhaps you meant .megatron"),
+    "a scheme without its mesh": (2, ("plan", "@two.onnx", *SIZES, "--devices", "8", "--cluster", "p5", "--scheme", "2d"), "4 .2x2. or 9"),
+    "stages that do not divide": (
+        2,
+        ("plan", "@two.onnx", *SIZES, "--devices", "4", "--cluster", "p5", "--scheme", "data", "--stages", "3"),
+        "3 equal stages",
+    ),
+    "no such recompute": (2, ("plan", "@two.onnx", *SMALL, "--recompute", "some"), "selective"),
     "unknown cluster to show": (2, ("cluster", "show", "p6"), "valid are .*p5"),
 }
 
@@ -287,9 +297,48 @@ def test_explain_tells_alternatives(folder: Path, capsys: pytest.CaptureFixture[
     words = ["explain", str(folder / "two.json"), "h.0/mlp/c_fc/MatMul", "--model", str(folder / "two.onnx"), "--alternatives"]
     run([*words, "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert {"k", "n", "d0"} <= {other["option"] for other in found["alternatives"]} | set(found["operators"][0]["strategy"].values())
+    told = [other["strategy"]["gpu"] for other in found["alternatives"]]
+    assert {"k", "n", "d0"} <= set(told) and len(set(told)) == len(told)
+    assert [other["strategy"] for other in found["alternatives"] if other["planned"]] == [found["operators"][0]["strategy"]]
+    assert min(other["step"] for other in found["alternatives"]) == pytest.approx(found["best"])
     run(words)
     assert "as planned" in capsys.readouterr().out
+
+
+def test_explain_tells_what_other_pins_cost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", str(folder / "two.json"), "--model", str(folder / "two.onnx"), "--alternatives"]
+    run([*words, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {"stages", "micro-batches", "recompute", "ZeRO"} == {other["variable"] for other in found["pinned"]}
+    run(words)
+    assert "The best plan if one choice were fixed" in capsys.readouterr().out
+
+
+def test_explain_tells_where_the_plan_flips(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", str(folder / "two.json"), "--model", str(folder / "two.onnx"), "--sensitivity", "--json"]
+    run(words)
+    found = json.loads(capsys.readouterr().out)
+    assert {flip["quantity"] for flip in found["flips"]} == {"nvlink bandwidth", "memory", "batch"}
+    assert found["base"] and all((flip["factor"] is None) != (flip["limit"] is None) for flip in found["flips"])
+
+
+def test_compare_prices_the_schemes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", str(folder / "two.onnx"), *SIZES, "--devices", "2", "--scheme", "data", "--scheme", "megatron", "--scheme", "3d"]
+    run([*words, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [row["scheme"] for row in found["rows"]] == ["plan found", "data", "megatron", "3d"]
+    assert [row["step"] is None for row in found["rows"]] == [False, False, False, True]
+    run(words)
+    out = capsys.readouterr().out
+    assert "Beside known schemes" in out and "impossible: 3d needs a mesh" in out
+
+
+def test_pins_of_the_outer_search(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "plan.json"
+    pins = ["--stages", "1", "--micro-batches", "2", "--recompute", "none", "--zero", "3"]
+    run(["plan", str(folder / "two.onnx"), *SIZES, "--devices", "2", "--scheme", "data", *pins, "-o", str(target), "--quiet"])
+    schedule = json.loads(target.read_text())["schedule"]
+    assert (schedule["micro_batches"], schedule["gathered"], schedule["recompute"]) == (2, "again", [])
 
 
 @pytest.mark.parametrize("model", [True, False])

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from autopar.cli import COMMANDS, run
+from autopar.costmodel.pipeline import SCHEDULES
 from autopar.costmodel.pricing import OPTIMIZERS
 from autopar.ir.dtype import cast_graph
-from autopar.pins import SCHEMES
+from autopar.planning.subject import RECOMPUTES
 from autopar.report import arguments
+from autopar.schemes import SCHEMES
 from autopar.search import SEARCHES
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -64,7 +66,9 @@ def test_names_are_those_of_the_tables() -> None:
     """The parser repeats them, so that help needs no heavy import."""
     assert set(arguments.OPTIMIZERS) == set(OPTIMIZERS)
     assert set(arguments.SEARCHES) == set(SEARCHES)
-    assert set(arguments.SCHEMES) == set(SCHEMES)
+    assert tuple(SCHEMES) == arguments.SCHEMES
+    assert arguments.RECOMPUTES == RECOMPUTES
+    assert set(arguments.SCHEDULES) == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("dtype", arguments.DTYPES)

@@ -27,7 +27,8 @@ ROOMS: dict[str, set[str]] = {
     "frontends": {"errors", "ir", "model"},
     "costmodel": {"errors", "ir", "sharding"},
     "search": set(),
-    "plan": {"autopar", "errors", "ir", "sharding"},
+    "plan": {"autopar", "errors", "ir", "plan_parts", "sharding"},
+    "plan_parts": {"sharding"},
     "model": {"autopar", "errors", "ir"},
     "runtime": {"errors", "ir", "model", "sharding", "plan"},
 }

@@ -76,8 +76,9 @@ class Mixed:
         power = 1 << (cluster.devices.bit_length() - 1)
         if 2 < cluster.devices <= UNEVEN and power < cluster.devices:
             rest = cluster.devices - power
-            yield (cluster.sized(power), 0), (cluster.sized(rest), power)
-            yield (cluster.sized(rest), power), (cluster.sized(power), 0)
+            large, small = (cluster.part(0, power), 0), (cluster.part(power, rest), power)
+            yield large, small
+            yield small, large
 
     def combinations(self) -> Iterator[Combination]:
         """Every combination of stages and meshes of the groups."""

@@ -134,7 +134,8 @@ class Outer:
             if number < BEAM and self._promises(min(bound for bound, _ in group), entry[1]):
                 self._try(entry)
         solved = self.ranking.solved
-        best = {(s.candidate.cluster.devices, s.candidate.stages, s.candidate.mesh) for s in solved[:NEAREST]}
+        nearest = [s.candidate for s in solved[:NEAREST]] or [group[0][1] for group in groups[:BEAM]]
+        best = {(c.cluster.devices, c.stages, c.mesh) for c in nearest}
         near = [e for e in self.waiting if (e[1].cluster.devices, e[1].stages, e[1].mesh) in best]
         for entry in sorted(near, key=lambda entry: entry[0]):
             if self._promises(*entry):

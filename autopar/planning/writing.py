@@ -27,6 +27,7 @@ from ..plan_parts import (
 from ..sharding.analysis import Analysis
 from ..sharding.layout import format_layout
 from ..sharding.mesh import Mesh
+from ..sharding.micro_batches import of_whole_batch
 from ..sharding.program import Assignment, Program
 from ..sharding.rules.found import found_in
 from .found import Found
@@ -81,18 +82,25 @@ def _assigned(found: Found | Staged, whole: Analysis) -> dict[str, Assignment]:
     graph = whole.graph
     part_of = found.part_of() if isinstance(found, Staged) else {}
     found_for: dict[str, Assignment] = {}
-    default = _first(found).assignment
+    parts = found.parts if isinstance(found, Staged) else (found,)
+    of_whole = {id(part): _of_whole(part, whole, found.schedule.micro_batches) for part in parts}
+    default = of_whole[id(_first(found))]
     for op in reversed(graph.operators):
-        mine = part_of[op.name].assignment if op.name in part_of else default
+        mine = of_whole[id(part_of[op.name])] if op.name in part_of else default
         found_for.update(dict.fromkeys(op.inputs, mine))
     for op in graph.operators:
-        mine = part_of[op.name].assignment if op.name in part_of else default
+        mine = of_whole[id(part_of[op.name])] if op.name in part_of else default
         for name in op.outputs:
             found_for[name] = mine
     for name in graph.tensors:
         found_for.setdefault(name, default)
     # An operator and a tensor may have one name: the operator's comes with its own.
-    return found_for | {_operator(op.name): part_of[op.name].assignment if op.name in part_of else default for op in graph.operators}
+    return found_for | {_operator(op.name): of_whole[id(part_of[op.name])] if op.name in part_of else default for op in graph.operators}
+
+
+def _of_whole(part: Found | Part, whole: Analysis, micro_batches: int) -> Assignment:
+    """The decisions for the global batch."""
+    return of_whole_batch(part.assignment, whole, part.tables.analysis, micro_batches) if micro_batches > 1 else part.assignment
 
 
 def _operator(name: str) -> str:

@@ -15,10 +15,10 @@ from autopar.costmodel.pricing import MeshPrices
 
 from ..ir import Graph, Operator
 from ..plan import Plan
-from ..schemes import Named, scheme_of
 from ..schemes.meanings import Meanings, read_meanings
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind, Layout
+from ..sharding.micro_batches import execution
 from ..sharding.program import Bucket, Collective, Compute, Decision, Redistribute, chain_collectives, operator_collectives
 from ..sharding.redistribution import changed_axis
 from ..sharding.scheduled import Mode, Scheduled, makes
@@ -54,12 +54,11 @@ class OperatorAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """All operators of a plan in order, the gradient buckets with the seconds of each of their collectives, and the scheme's name."""
+    """All operators of a plan in order, and the gradient buckets with the seconds of each of their collectives."""
 
     plan: Plan
     analysis: Analysis
     meanings: Meanings
-    named: Named
     operators: tuple[OperatorAccount, ...]
     buckets: tuple[tuple[Bucket, tuple[float, ...]], ...]
 
@@ -75,9 +74,14 @@ class Account:
         return tuple(axis.name for axis in self.plan.mesh)
 
 
+def has_account(plan: Plan) -> bool:
+    """Whether the plan is one program: stages on different meshes are several."""
+    return all(stage.mesh == plan.mesh for stage in plan.stages)
+
+
 def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
     """Walk the program of `plan` and give every collective to its operator, as often as the schedule issues it, priced on `cluster`."""
-    micro = plan.execution(analysis).micro
+    micro = execution(plan.assignment(analysis), analysis, plan.schedule.in_stage).micro
     program = micro.program
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
     known: dict[Collective, float] = {}
@@ -108,7 +112,7 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
     buckets = [(bucket, tuple(prices.seconds("all_reduce", axis, bucket.nbytes) for axis in bucket.axes)) for bucket in program.buckets]
     shown = tuple(accounts[op.name] for op in analysis.warm)
     return Account(
-        plan=plan, analysis=analysis, meanings=read_meanings(analysis), named=scheme_of(plan, analysis), operators=shown,
+        plan=plan, analysis=analysis, meanings=read_meanings(analysis), operators=shown,
         buckets=tuple(buckets),
     )  # fmt: skip
 

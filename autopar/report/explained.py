@@ -10,8 +10,9 @@ from autopar.costmodel import Cluster
 
 from ..ir import Graph
 from ..plan import Plan
-from ..sharding.analysis import analyse
-from .account import Account, OperatorAccount, account_of
+from ..schemes import Named, scheme_of
+from ..sharding.analysis import Analysis, analyse
+from .account import Account, OperatorAccount, account_of, has_account
 from .explain import bare_lines, bare_table, find_operators, operator_json, operator_lines, storage_table
 from .grouping import groups_of
 from .outer_pins import Pinned
@@ -32,6 +33,8 @@ class Explained:
 
     plan: Plan
     names: tuple[str, ...] | None
+    analysis: Analysis | None = None
+    named: Named | None = None
     account: Account | None = None
     step: float = 0.0
     others: tuple[Alternative, ...] = ()
@@ -48,7 +51,9 @@ class Explained:
     def of_model(cls, plan: Plan, graph: Graph, cluster: Cluster, wanted: str | None) -> Explained:
         """What the plan does to its model, priced on `cluster`."""
         found = cls.of_file(plan, wanted)
-        return dataclasses.replace(found, account=account_of(plan, analyse(graph, train=plan.model.mode == "train"), cluster))
+        analysis = analyse(graph, train=plan.model.mode == "train")
+        account = account_of(plan, analysis, cluster) if has_account(plan) else None
+        return dataclasses.replace(found, analysis=analysis, named=scheme_of(plan, analysis), account=account)
 
     @property
     def chosen(self) -> list[OperatorAccount]:
@@ -62,13 +67,13 @@ class Explained:
     def _told(self) -> list[str | Table]:
         plan, account = self.plan, self.account
         if self.names is None:
-            lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", account)]
+            lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", self.named)]
             if self.pinned or self.flips:
                 return lines
             lines.append(operators_table(groups_of(account), account) if account else bare_table(plan, plan.operators))
-            return [*lines, storage_table(plan), *([] if account else [_HINT])]
+            return [*lines, storage_table(plan), *([] if self.analysis else [_HINT])]
         if account is None:
-            return [*(line for name in self.names for line in bare_lines(plan, name)), _HINT]
+            return [*(line for name in self.names for line in bare_lines(plan, name)), *([] if self.analysis else [_HINT])]
         return [line for chosen in self.chosen for line in operator_lines(chosen, account)]
 
     def _answers(self) -> list[Table]:
@@ -89,8 +94,8 @@ class Explained:
             out["groups"] = [group_json(group) for group in groups_of(account)] if account else None
         names = plan.operators if self.names is None else self.names
         out["operators"] = [operator_json(chosen, account) for chosen in self.chosen] if account else [self._bare(name) for name in names]
-        if account is not None:
-            out |= {"scheme": account.named.name, "sentence": account.named.sentence, "schemes": dict(account.named.axes)}
+        if self.named is not None:
+            out |= {"scheme": self.named.name, "sentence": self.named.sentence, "schemes": dict(self.named.axes)}
         if self.others:
             out |= {"best": self.step, "alternatives": [dataclasses.asdict(other) for other in self.others]}
         if self.pinned:

@@ -8,17 +8,19 @@ from typing import Any
 
 from ..api import Planned
 from ..plan import Plan
+from ..schemes import Named, scheme_of
 from ..sharding.analysis import Analysis, analyse
-from .account import Account, account_of
+from .account import Account, account_of, has_account
 from .compare import MAX_OPERATORS, SHORT, rivals
 from .grouping import Group, groups_of
 from .tables import Rival, Table, comparison_table, operators_table, summary_lines
 from .words import idle_axes
 
 
-def _account(planned: Planned) -> tuple[Account, Analysis]:
+def _account(planned: Planned) -> tuple[Account | None, Analysis, Named]:
     analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
-    return account_of(planned.plan, analysis, planned.cluster), analysis
+    account = account_of(planned.plan, analysis, planned.cluster) if has_account(planned.plan) else None
+    return account, analysis, scheme_of(planned.plan, analysis)
 
 
 def _rivals(planned: Planned, analysis: Analysis, *, compare: bool, memory: float | None) -> list[Rival]:
@@ -34,13 +36,14 @@ def cluster_sentence(planned: Planned) -> str:
 
 def planned_parts(planned: Planned, *, compare: bool, memory: float | None, saved: str | None) -> list[str | Table]:
     """Sentences and tables, in the order of printing."""
-    account, analysis = _account(planned)
-    parts: list[str | Table] = [*summary_lines(planned.plan, cluster_sentence(planned), account), *planned.notes[1:]]
-    parts += [f"nothing is split on axis {axis}: its devices repeat each other's work" for axis in idle_axes(account)]
-    parts.append(operators_table(groups_of(account), account))
+    account, analysis, named = _account(planned)
+    parts: list[str | Table] = [*summary_lines(planned.plan, cluster_sentence(planned), named), *planned.notes[1:]]
+    if account is not None:
+        parts += [f"nothing is split on axis {axis}: its devices repeat each other's work" for axis in idle_axes(account)]
+        parts.append(operators_table(groups_of(account), account))
     found = _rivals(planned, analysis, compare=compare, memory=memory)
     if found:
-        parts.append(comparison_table(planned.plan, account.named.name, found))
+        parts.append(comparison_table(planned.plan, named.name, found))
         parts += faster_lines(planned.plan, found)
     elif compare and len(analysis.warm) > MAX_OPERATORS:
         parts.append(f"the known schemes are not priced beside a model of more than {MAX_OPERATORS} operators")
@@ -56,7 +59,7 @@ def faster_lines(plan: Plan, found: Iterable[Rival]) -> list[str]:
 
 def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved: str | None) -> dict[str, Any]:
     """The same as one object: seconds and bytes."""
-    account, analysis = _account(planned)
+    account, analysis, named = _account(planned)
     plan = planned.plan
     return {
         "summary": {
@@ -65,16 +68,16 @@ def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved
             "notes": list(planned.notes[1:]),
             "devices": plan.devices,
             "mesh": {axis.name: axis.size for axis in plan.mesh},
-            "scheme": account.named.name,
-            "sentence": account.named.sentence,
-            "schemes": dict(account.named.axes),
-            "idle": idle_axes(account),
+            "scheme": named.name,
+            "sentence": named.sentence,
+            "schemes": dict(named.axes),
+            "idle": idle_axes(account) if account else [],
             "step": plan.predicted.step,
             "communication": plan.predicted.communication,
             "overlapped": plan.predicted.overlapped,
             "memory": plan.predicted.memory,
             "gap": plan.provenance.gap,
-            "operators": [group_json(group) for group in groups_of(account)],
+            "operators": [group_json(group) for group in (groups_of(account) if account else ())],
             "rivals": [dataclasses.asdict(rival) for rival in _rivals(planned, analysis, compare=compare, memory=memory)],
             "saved": saved,
         },

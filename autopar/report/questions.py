@@ -86,8 +86,8 @@ def answered(
     batches: Callable[[int], Graph] | None = None,
 ) -> Explained:
     """What is known of a plan with its alternatives, and, where the model can be had for other `batches`, its sensitivity."""
-    assert found.account is not None
-    plan, analysis = found.plan, found.account.analysis
+    assert found.analysis is not None
+    plan, analysis = found.plan, found.analysis
     if alternatives and found.names is None:
         pinned = outer_alternatives(plan, analysis, cluster, memory=memory, progress=progress)
         found = dataclasses.replace(found, pinned=tuple(pinned))

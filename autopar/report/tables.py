@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from ..plan import Plan
+from ..schemes import Named
 from .account import Account
 from .grouping import Group
 from .units import bytes_text, seconds_text
@@ -78,7 +79,7 @@ def _rich(table: Table, out: TextIO) -> None:
     Console(file=out).print(drawn)
 
 
-def summary_lines(plan: Plan, sentence: str, whole: Account | None = None) -> list[str]:
+def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list[str]:
     """What a plan comes to: the cluster first, then mesh, time, memory and gap."""
     found = plan.predicted
     mesh = " x ".join(f"{axis.name}={axis.size} ({axis.level})" for axis in plan.mesh)
@@ -99,9 +100,9 @@ def summary_lines(plan: Plan, sentence: str, whole: Account | None = None) -> li
     if plan.replicated:
         lines.append(f"computed whole on every device, having no rule: {', '.join(plan.replicated)}")
     lines += [f"rule found by execution: {rule.kind}: {rule.rule}" for rule in plan.rules]
-    if whole is not None:
-        lines.append(f"scheme {whole.named.name}: {whole.named.sentence}")
-        lines += [f"axis {axis}: {name}" for axis, name in whole.named.axes.items()] if len(whole.named.axes) > 1 else []
+    if named is not None:
+        lines.append(f"scheme {named.name}: {named.sentence}")
+        lines += [f"axis {axis}: {name}" for axis, name in named.axes.items()] if len(named.axes) > 1 else []
     return lines
 
 

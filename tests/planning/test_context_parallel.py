@@ -16,6 +16,7 @@ from autopar.plan import Plan
 from autopar.report.account import account_of
 from autopar.report.explain import operator_lines
 from autopar.report.words import phrase
+from autopar.schemes import scheme_of
 from autopar.sharding.analysis import analyse
 
 from .modules import loaded, plan_of, program_of, transformer
@@ -92,7 +93,7 @@ def test_it_is_named_and_every_send_is_accounted_for(few: LoadedModel) -> None:
     whole = account_of(found, analysis, choose_cluster("dgx-h100", 8)[0])
     (attention,) = (account for account in whole.operators if "attention" in account.operator.name)
     assert phrase(attention, whole) == "context-parallel (ring attention) over gpu"
-    assert whole.named.name == "context"
+    assert scheme_of(found, analysis).name == "context"
     lines = "\n".join(operator_lines(attention, whole))
     assert "forward 7 x send over gpu" in lines and "backward 8 x send over gpu" in lines
     told = Counter(c for account in whole.operators for c, _ in account.collectives)

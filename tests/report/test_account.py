@@ -14,6 +14,7 @@ from autopar.frontends.load import ModelOptions, load_model
 from autopar.report.explain import find_operators
 from autopar.report.grouping import groups_of
 from autopar.report.words import idle_axes, phrase
+from autopar.schemes import scheme_of
 from autopar.sharding.program import Collective
 
 SCHEMES = ("data", "zero3", "tensor", "megatron", "megatron-sp")
@@ -56,19 +57,19 @@ def test_megatron_is_named() -> None:
     words = {op.operator.name: phrase(op, whole) for op in whole.operators}
     assert words["/layers.0/up/MatMul"] == "column-parallel over gpu"
     assert words["/layers.0/down/MatMul"] == "row-parallel over gpu (all-reduce)"
-    assert whole.named.name == "megatron" and whole.named.axes == {"gpu": "megatron"}
+    assert scheme_of(whole.plan, whole.analysis).axes == {"gpu": "megatron"}
     assert idle_axes(whole) == []
 
 
 def test_zero3_is_named() -> None:
     whole = account(planned(scheme="zero3", pins=("*MatMul=gpu:m",)))
     assert phrase(whole.operators[0], whole) == "batch over gpu; ZeRO-3 storage over gpu"
-    assert whole.named.name == "zero3"
+    assert scheme_of(whole.plan, whole.analysis).name == "zero3"
 
 
 def test_idle_devices_are_told() -> None:
     whole = account(planned(pins=("*=gpu:R",), mode="infer"))
-    assert whole.named.name == "replicated"
+    assert scheme_of(whole.plan, whole.analysis).name == "replicated"
     assert idle_axes(whole) == ["gpu"]
 
 

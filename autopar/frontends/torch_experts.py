@@ -1,0 +1,247 @@
+"""Reads a layer of experts, written as grouped products with operators between them, as one operator.
+
+    rows → product with `up` → activation → product with `down`        becomes        rows → `autopar.experts`
+
+so that rows travel to their experts once. Where the rows are tokens that the layer itself sorts by expert and brings back into their
+order, the sorting is left out too: the operator then takes the tokens [n, h] and the expert chosen for each of their rows [n k].
+
+What an expert computes is a small program, the attribute `network`: calls (kind, arguments, results), each result as (width, dtype,
+dims in the notation of rules). Its values are the texts `%rows`, `%ends`, `%experts` (of every row), `%w0` (an operand), `%0` (a result).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..ir import Graph, Operator, Ref, Value
+from .torch_routing import Finder, Product, Routing, find_routing
+
+KIND = "autopar.experts"
+_PARTS = (1, 2, 3, 4)
+"""In how many equal parts the columns of a product may be read: one, or a gate and what it gates."""
+
+
+def _kinds(text: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in text.split())
+
+
+_ELEMENTWISE = _kinds(
+    """silu.default gelu.default relu.default relu6.default sigmoid.default tanh.default mish.default selu.default softplus.default
+    leaky_relu.default elu.default hardtanh.default hardswish.default hardsigmoid.default log_sigmoid.default exp.default neg.default
+    square.default abs.default sqrt.default reciprocal.default clamp.default clamp_min.default clamp_max.default pow.Tensor_Scalar
+    erf.default add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar minimum.default maximum.default
+    to.dtype _to_copy.default clone.default contiguous.default alias.default"""
+)
+_PARTED = _kinds("chunk.default split.Tensor split_with_sizes.default split.sizes")
+_SLICED = _kinds("slice.Tensor")
+
+
+def join_experts(graph: Graph) -> Graph:
+    """The graph with every layer of experts as one operator; what is written otherwise stays as it is."""
+    finder = Finder(graph)
+    layers: dict[str, list[Operator]] = {}
+    for op in graph.operators:
+        found = finder.product(op)
+        if found is not None:
+            layers.setdefault(found.ends, []).append(op)
+    for ends, products in layers.items():
+        layer = _Layer(Finder(graph), ends, products)
+        if layer.reads():
+            graph = layer.joined()
+    return graph
+
+
+class _Layer:
+    """The products over rows with the same `ends`, and what lies between them."""
+
+    def __init__(self, finder: Finder, ends: str, products: Sequence[Operator]) -> None:
+        self.finder, self.ends, self.graph = finder, ends, finder.graph
+        self.tensors = finder.graph.tensors
+        self.last = products[-1]
+        self.final = self.last  # what gives the results: the last product, or the sum with its bias
+        self.products: dict[str, Product] = {op.name: found for op in products if (found := finder.product(op)) is not None}
+        self.own: dict[str, Operator] = {}  # by name, all that the layer consists of
+        self.parts: dict[str, int] = {}  # of the values between: in how many parts their columns lie
+        self.source = ""
+        self.operands: list[str] = []
+
+    def reads(self) -> bool:
+        """Whether the products are a layer: all but the last take the same rows, and nothing in between is read elsewhere."""
+        if not self._collect():
+            return False
+        first = [product for name, product in self.products.items() if name != self.last.name]
+        sources = {self.finder.uncast(product.rows) for product in first}
+        if len(sources) != 1 or not self.own.keys() >= self.products.keys():
+            return False
+        self.source = sources.pop()
+        inside = [name for op in self.own.values() for name in op.outputs if op is not self.final]
+        read = all(user.name in self.own for name in inside for user in self.finder.users.get(name, ()))
+        return read and self.finder.wanted.isdisjoint(inside) and all(map(self._is_plain, self.own.values()))
+
+    def _collect(self) -> bool:
+        """Go back from the last product to the first ones."""
+        self.own[self.last.name] = self.last
+        todo = [self.products[self.last.name].rows]
+        while todo:
+            op = self.finder.makers.get(todo.pop())
+            if op is None:
+                return False
+            if op.name in self.own:
+                continue
+            self.own[op.name] = op
+            if op.name not in self.products and not self._is_bias(op):
+                if op.kind not in _ELEMENTWISE | _PARTED | _SLICED or not self._by_row(op):
+                    return False
+                todo += op.inputs
+        self._add_bias()
+        return True
+
+    def _is_bias(self, op: Operator) -> bool:
+        return self.finder.bias(op, self.ends) is not None
+
+    def _by_row(self, op: Operator) -> bool:
+        """Whether an operator works on each row by itself."""
+        rows = self.tensors[self.products[self.last.name].rows].shape[0]
+        shapes = [self.tensors[name].shape for name in (*op.inputs, *op.outputs)]
+        if not op.inputs or any(len(shape) != 2 or shape[0] != rows for shape in shapes):
+            return False
+        return len(set(shapes)) == 1 if op.kind in _ELEMENTWISE else op.attributes.get("dim", 0) in (-1, 1)
+
+    def _add_bias(self) -> None:
+        """What adds a bias to the last product belongs to the layer."""
+        product = self.last.outputs[0]
+        reader = self.finder.reader(product)
+        if reader is None or reader.kind != "aten.add.Tensor" or len(reader.inputs) != 2:
+            return
+        bias = self.finder.makers.get(next((name for name in reader.inputs if name != product), ""))
+        if bias is not None and self._is_bias(bias) and reader.attributes.get("alpha", 1) == 1:
+            self.own |= {bias.name: bias, reader.name: reader}
+            self.final = reader
+
+    def _is_plain(self, op: Operator) -> bool:
+        """Whether the arguments are tensors and numbers, or tell how to part the columns."""
+        values = op.attributes.values()
+        return op.kind in _PARTED or self._is_bias(op) or not any(isinstance(value, tuple) for value in values)
+
+    # --- what it computes ---
+
+    def _divides(self) -> bool:
+        """Whether the inner dim can be split: its columns stay where they are, or lie in equal parts that are taken apart."""
+        for count in _PARTS:
+            self.parts = {op.outputs[0]: count for name, op in self.own.items() if name in self.products and op is not self.last}
+            if self._spread() and self.parts.get(self.products[self.last.name].rows) == 1:
+                return True
+        return False
+
+    def _spread(self) -> bool:
+        """Follow the parts of the columns from the first products to the last one."""
+        for op in self._in_order():
+            given = {self.parts[name] for name in op.inputs if name in self.parts}
+            if not given or op.name in self.products:
+                continue
+            parts, pieces = max(given), len(op.outputs) if op.kind in _PARTED else 1
+            unequal = len({self.tensors[name].shape[1] for name in op.outputs}) > 1
+            if len(given) > 1 or op.kind in _SLICED or unequal or parts % pieces:
+                return False
+            self.parts.update(dict.fromkeys(op.outputs, parts // pieces))
+        return True
+
+    def _in_order(self) -> list[Operator]:
+        return [op for op in self.graph.operators if op.name in self.own]
+
+    def _network(self) -> tuple[Value, ...]:
+        """The calls of the layer in order; fills the operands."""
+        divides = self._divides()
+        known = {self.ends: "%ends"} | {name: "%rows" for name in (self.source, *self._first_rows())}
+        calls: list[Value] = []
+        count = 0
+        for op in self._in_order():
+            if op.name not in self.products and self.finder.changes_nothing(op):
+                known[op.outputs[0]] = known[op.inputs[0]]
+                continue
+            kind, arguments = self._call(op, known)
+            made = []
+            for name in op.outputs:
+                known[name] = f"%{count}"
+                count += 1
+                made.append((self.tensors[name].shape[1], self.tensors[name].dtype, self._dims(op, name, divides)))
+            calls.append((kind, arguments, tuple(made)))
+        return tuple(calls)
+
+    def _first_rows(self) -> list[str]:
+        return [product.rows for name, product in self.products.items() if name != self.last.name]
+
+    def _call(self, op: Operator, known: dict[str, str]) -> tuple[str, tuple[Value, ...]]:
+        bias = self.finder.bias(op, self.ends)
+        if bias is not None:
+            return "aten.index_select.default", (("self", self._operand(bias, known)), ("dim", 0), ("index", "%experts"))
+        if op.kind in _PARTED:
+            return "aten.chunk.default", (("self", known[op.inputs[0]]), ("chunks", len(op.outputs)), ("dim", -1))
+        if op.name in self.products:
+            self._operand(self.products[op.name].weight, known)
+        return op.kind, tuple(
+            (name, known[op.inputs[value.index]] if isinstance(value, Ref) else value) for name, value in op.attributes.items()
+        )
+
+    def _operand(self, name: str, known: dict[str, str]) -> str:
+        if name not in known:
+            known[name] = f"%w{len(self.operands)}"
+            self.operands.append(name)
+        return known[name]
+
+    def _dims(self, op: Operator, name: str, divides: bool) -> str:
+        """The columns of a value, as a rule spells them; a bias's are those of what it is added to."""
+        reader = self.finder.reader(name)
+        if op in (self.last, self.final) or reader is self.final:
+            return "!o"
+        parts = self.parts.get(name) or (self.parts.get(reader.outputs[0]) if reader is not None else None)
+        if not divides or parts is None:
+            return f"!f{self.tensors[name].shape[1]}"
+        return "f" if parts == 1 else f"(!c{parts}={parts} f)"
+
+    # --- the graph with it ---
+
+    def joined(self) -> Graph:
+        """The graph with the layer in the place of its operators; those that nobody reads any more are left out."""
+        routing = find_routing(self.finder, self.source, self.ends, self.final.outputs[0])
+        layer = self._operator(routing)
+        renamed = {self.final.outputs[0]: layer.outputs[0]}
+        changed: dict[str, Operator] = {}
+        if routing is not None:
+            changed.update(routing.changed)
+            renamed[routing.ordered] = renamed.get(routing.result, routing.result)
+        operators: list[Operator] = []
+        for op in self.graph.operators:
+            if op is self.final:
+                operators.append(layer)
+            elif op.name not in self.own:
+                op = changed.get(op.name, op)
+                operators.append(replace(op, inputs=tuple(renamed.get(name, name) for name in op.inputs)))
+        output = replace(self.tensors[self.final.outputs[0]], name=layer.outputs[0])
+        kept = _alive(operators, self.finder.wanted)
+        return replace(self.graph, tensors={**self.tensors, output.name: output}, operators=kept)
+
+    def _operator(self, routing: Routing | None) -> Operator:
+        path, slash, _ = self.last.name.rpartition("/")
+        names = {op.name for op in self.graph.operators}
+        candidates = (f"{path}{slash}experts{f'.{n}' if n else ''}" for n in range(len(names) + 1))
+        name = next(candidate for candidate in candidates if candidate not in names)
+        network = self._network()
+        rows, second, word = (self.source, self.ends, "ends") if routing is None else (routing.tokens, routing.chosen, "chosen")
+        attributes: dict[str, Value] = {
+            "rows": Ref(0), word: Ref(1), "operands": tuple(Ref(2 + i) for i in range(len(self.operands))), "network": network,
+        }  # fmt: skip
+        return Operator(
+            name=name, kind=KIND, inputs=(rows, second, *self.operands), outputs=(f"{name}:0",), attributes=attributes
+        )  # fmt: skip
+
+
+def _alive(operators: Sequence[Operator], wanted: set[str]) -> tuple[Operator, ...]:
+    """The operators that something wanted depends on."""
+    needed, found = set(wanted), []
+    for op in reversed(operators):
+        if needed.intersection(op.outputs):
+            needed.update(op.inputs)
+            found.append(op)
+    return tuple(reversed(found))

@@ -1,0 +1,55 @@
+"""Graphs too wide for exact tables: filters and tightened bounds find the optimum all the same, with narrow tables."""
+
+import pytest
+from search_graphs import clique, layered_graph
+
+from autopar.search import CostGraph, dynamic_programming, solve
+from autopar.search.certificate import check
+from autopar.search.certifying import certify
+from autopar.search.conditioning import Minimiser, prepare
+from autopar.search.dynamic_programming import eliminate_variables
+from autopar.search.filtering import marginals
+
+
+@pytest.fixture(autouse=True)
+def no_exact_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(dynamic_programming.__globals__, "EXACT_WORK", 0.0)
+    monkeypatch.setitem(dynamic_programming.__globals__, "NARROW", (9, 27))
+
+
+@pytest.mark.parametrize("forbidden", [0.0, 0.1])
+def test_cliques(forbidden: float) -> None:
+    optimal = 0
+    for seed in range(12):
+        graph = clique(count=7, size=3, seed=seed, forbidden=forbidden)
+        truth, found = solve(graph, method="exhaustive"), eliminate_variables(graph, memory_limit=None, max_entries=1 << 20)
+        assert found.lower_bound - 1e-9 <= truth.cost <= found.cost + 1e-9
+        assert check(graph, certify(graph, found)).valid
+        optimal += found.gap < 1e-9
+    assert optimal >= 9
+
+
+@pytest.mark.parametrize("fraction", [None, 0.9])
+def test_layers_with_a_hub(fraction: float | None) -> None:
+    for seed in range(4):
+        graph = layered_graph(layers=3, operators=3, size=3, seed=seed, hub=3)
+        limit = None if fraction is None else fraction * solve(graph, method="exhaustive").memory
+        truth, found = solve(graph, method="exhaustive", memory_limit=limit), eliminate_variables(graph, memory_limit=limit, max_entries=27)
+        assert found.lower_bound - 1e-9 <= truth.cost <= found.cost + 1e-9
+
+
+def test_merged_and_cut_relaxations_bound() -> None:
+    for seed in range(8):
+        graph: CostGraph = clique(count=6, size=3, seed=seed)
+        truth = solve(graph, method="exhaustive").cost
+        small, _ = prepare(graph, max_entries=9)
+        solver = Minimiser(small.graph, max_entries=9)
+        first = solver.minimise()
+        solver.tighten(marginals(solver.plan, first.tables), 0.1)
+        tightened = solver.minimise().bound
+        solver.max_entries = 27
+        solver.merge()
+        merged = solver.minimise().bound
+        assert len(solver.origins) < len(small.graph.sizes) + 30
+        assert first.bound <= tightened + 1e-9 and tightened <= merged + 1e-9
+        assert merged <= truth + 1e-9
