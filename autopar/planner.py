@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.costmodel.pricing import MeshPrices
@@ -99,10 +100,21 @@ class _Finisher:
 
     def best(self) -> Found | Staged:
         """The best program among the solutions; where none fits the memory, the first of the thriftiest that does."""
+        found = self._finished(self._distinct()[:TRIED])
+        if not found and self.outer.ranking.complete:
+            before = set(self.outer.ranking.solved)
+            self.outer.try_rest()
+            found = self._finished([solved for solved in self._distinct() if solved not in before][:TRIED])
+        if not found:
+            found = self._thriftiest()
+        if not found:
+            raise self._no_plan()
+        return min(found, key=lambda f: f.rank)
+
+    def _finished(self, ranked: Sequence[Solved]) -> list[Found | Staged]:
+        """The programs of the first `EVALUATED` that fit the memory."""
         found: list[Found | Staged] = []
-        for number, solved in enumerate(self._distinct()):
-            if number >= (EVALUATED if found else TRIED):
-                break
+        for solved in ranked:
             try:
                 found.append(self.finish(solved))
             except Infeasible as error:
@@ -113,11 +125,9 @@ class _Finisher:
                 if not found:
                     raise
                 break
-        if not found:
-            found = self._thriftiest()
-        if not found:
-            raise self._no_plan()
-        return min(found, key=lambda f: f.rank)
+            if len(found) == EVALUATED:
+                break
+        return found
 
     def _interrupted(self, solved: Solved, interrupt: KeyboardInterrupt) -> list[Found | Staged]:
         """What an interrupted search of the whole graph had found, if it fits the memory."""
@@ -176,7 +186,7 @@ class _Finisher:
         alone = sorted((entry for entry in (*misfits, *solved) if entry[1].stages == 1), key=lambda entry: entry[0])
         # The tables misjudge each number of micro-batches in its own way: all of them have their turn.
         place: Counter[int] = Counter()
-        turns = []
+        turns: list[tuple[int, int, tuple[float, Candidate, Mode]]] = []
         for entry in alone:
             turns.append((place[entry[1].micro_batches], len(turns), entry))
             place[entry[1].micro_batches] += 1

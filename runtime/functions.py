@@ -13,6 +13,7 @@ from torch import Tensor
 
 from autopar.errors import UnsupportedOperators
 from autopar.ir import Operator, Ref, Value
+from autopar.sharding.rules.experts import EXPERTS
 
 Function = Callable[..., Any]
 
@@ -82,6 +83,9 @@ def function_of(kind: str) -> Function:
     """
     if kind in _OWN:
         return _OWN[kind]
+    if kind == EXPERTS:
+        layer: Function = import_module("autopar.runtime.experts").experts
+        return layer
     if is_onnx(kind):
         table: Mapping[str, Function] = import_module("autopar.runtime.onnx_ops").ONNX_FUNCTIONS
         if kind not in table:

@@ -10,10 +10,12 @@ from autopar.errors import PlanError
 from autopar.ir import Operator, Ref, Tensor, Value
 from autopar.sharding.layout import Layout, local_shape
 from autopar.sharding.program import Decision
+from autopar.sharding.rules.experts import EXPERTS
 
 from .collectives import AxisGroup, Cut, cuts_of
 from .communicating import COMMUNICATING
 from .communicating.rows import shard_experts
+from .experts import shard_layer
 from .functions import Function, function_of
 from .onnx_local import LOCAL_FUNCTIONS, LOCAL_SPECIALS
 from .places import PLACED_FUNCTIONS
@@ -310,6 +312,7 @@ def _placed(call: LocalCall) -> Mapping[str, Value] | None:
 SPECIALS: Mapping[str, Special] = {
     "transformers.grouped_mm_fallback.default": shard_experts,
     "aten._grouped_mm.default": shard_experts,
+    EXPERTS: shard_layer,
     **dict.fromkeys(PLACED_FUNCTIONS, _placed),
     **dict.fromkeys(LIKE, _drawn_like),
     "aten.native_dropout.default": _dropout("train", "p"),

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.sharding.rules.experts import EXPERTS
+
 from .collectives import Cut, shard_of
 from .communicating.rows import local_experts
+from .experts import own_experts
 from .functions import arguments_of, function_of
 
 Cuts = Sequence[Sequence[int]]
@@ -119,6 +122,7 @@ SPECIAL_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "aten.native_dropout.default": native_dropout,
     "transformers.grouped_mm_fallback.default": local_experts,
     "aten._grouped_mm.default": local_experts,
+    EXPERTS: own_experts,
     "aten.embedding.default": embedding,
     "aten.dropout.default": dropout,
     "aten.feature_dropout.default": dropout,

@@ -6,8 +6,8 @@ with what it chose on the axes before a and that split least on the axes after a
 
     x  <-  argmin of the cost over { y : digit_b(y_v) = digit_b(x_v) for the axes b before a, no split after a }
 
-which elimination solves in time linear in the variables. A sweep does the same with all axes but one held: a larger neighbourhood than one
-variable's. So time is linear in the axes, and the joint choice over all axes, exponential in them, is never looked at.
+which elimination solves in time linear in the variables. A sweep does the same with all axes but one held: a larger neighbourhood
+than one variable's. So time is linear in the axes, and the joint choice over all axes, exponential in them, is never looked at.
 """
 
 import math
@@ -17,8 +17,8 @@ import numpy as np
 from .conditioning import Minimiser, restrict, soften
 from .costgraph import CostGraph, Indices, Infeasible, Proof, Solution, memory_tables, shared_map, solution
 from .elimination import follow, typical_order
+from .lagrangian import least_memory
 from .local_search import descend
-from .memory_limit import least_memory
 
 METHOD = "recursive_programming"
 BISECTIONS = 8

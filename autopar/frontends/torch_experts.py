@@ -153,7 +153,7 @@ class _Layer:
     def _network(self) -> tuple[Value, ...]:
         """The calls of the layer in order; fills the operands."""
         divides = self._divides()
-        known = {self.ends: "%ends"} | {name: "%rows" for name in (self.source, *self._first_rows())}
+        known = {self.ends: "%ends"} | dict.fromkeys((self.source, *self._first_rows()), "%rows")
         calls: list[Value] = []
         count = 0
         for op in self._in_order():

@@ -65,7 +65,7 @@ class Mode:
     recompute: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solved:
     """The priced tables of a candidate and their solution; `seconds` of the step as the tables add it up, and a bound of them."""
 
@@ -144,6 +144,11 @@ class Outer:
             self._try((math.inf, candidate))
         if progress:
             progress(len(groups), len(groups), "done")
+
+    def try_rest(self) -> None:
+        """Solve what has no stages and was left, for memory's sake."""
+        for entry in [entry for entry in self.waiting if entry[1].stages == 1]:
+            self._try(entry)
 
     def _representative(self, group: list[tuple[float, Candidate]]) -> tuple[float, Candidate]:
         """The candidate of a mesh to look at first: with one micro-batch, or enough of them to fill the pipeline."""

@@ -40,9 +40,15 @@ def read_meanings(analysis: Analysis) -> Meanings:
         found = _factor_meanings(offer, op.inputs, dims)
         for name, spelled in zip(op.outputs, offer.rule.outputs, strict=True):
             if name not in weights:
-                dims[name] = tuple(tuple(word for factor in dim for word in found[factor]) for dim in spelled)
+                dims[name] = tuple(_joined(dim, offer, found) for dim in spelled)
         factors[op.name] = tuple(found)
     return Meanings(factors=factors, weights=frozenset(weights))
+
+
+def _joined(dim: tuple[int, ...], offer: Offer, found: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """The words of a dim of several factors; those of one element, as the batch of one sample, say nothing."""
+    told = [factor for factor in dim if offer.rule.factors[factor].size > 1] or dim
+    return tuple(word for factor in told for word in found[factor])
 
 
 def _input_dims(tensor: Tensor) -> Dims:

@@ -27,7 +27,7 @@ from .known import PRODUCT
 from .splits import Part, Profiles, Split, profiles_of
 from .wording import UNUSED, Factor, sentence_of
 
-MIXED = "mixed"
+MIXED, ALONE = "mixed", "one device"
 GRIDS = {("zero", "columns"): "2d", ("data", "zero", "columns"): "2.5d", ("rows", "hidden", "weights"): "3d"}
 
 
@@ -57,7 +57,7 @@ def scheme_of(plan: Plan, analysis: Analysis) -> Named:
     inside = [factors for _, factors in found]
     pipeline = (Factor(scheme=f"pipeline-{plan.schedule.pipeline}", size=len(plan.stages)),) if len(plan.stages) > 1 else ()
     if len({tuple(map(str, factors)) for factors in inside}) > 1:
-        parts = dict.fromkeys(_name(factors) for factors in inside)
+        parts = dict.fromkeys(PRODUCT.join(map(str, factors)) or ALONE for factors in inside)
         name = f"{pipeline[0]}{PRODUCT}({' | '.join(parts)})" if pipeline else " | ".join(parts)
         return Named(name=name, axes=axes, factors=(*pipeline, *(f for factors in inside for f in factors)), sentence=name)
     factors = (*pipeline, *inside[0])
@@ -210,4 +210,4 @@ def zero_of(plan: Plan, *, train: bool) -> int:
 
 
 def _name(factors: tuple[Factor, ...]) -> str:
-    return PRODUCT.join(map(str, factors)) if len(factors) > 1 else factors[0].alone if factors else "one device"
+    return PRODUCT.join(map(str, factors)) if len(factors) > 1 else factors[0].alone if factors else ALONE

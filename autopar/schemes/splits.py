@@ -47,6 +47,8 @@ class Part(StrEnum):
 
 
 EXPERT_WORDS = frozenset({"dispatch", "masked"})
+ROW_WORDS = frozenset({"batch", "sequence", "height", "width"})
+"""What a factor over rows means; such a factor is none of a weight, even where a view ties it to one's dim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,8 @@ def profiles_of(analysis: Analysis) -> Profiles:
 
 def _profile(op: Operator, offer: Offer, held: tuple[bool, ...], classes: tuple[FactorClass, ...], meanings: Meanings) -> Profile:
     words = meanings.factors[op.name]
-    splits = tuple(_split(offer, option, classes, words) for option in offer.options)
+    weighed = {f for dims, weight in zip(offer.rule.inputs, held, strict=True) if weight for dim in dims for f in dim}
+    splits = tuple(_split(offer, option, classes, words, weighed) for option in offer.options)
     reduces = tuple(option.factor >= 0 and any(p.kind is Kind.PARTIAL for p in option.outputs) for option in offer.options)
     work = float(math.prod(factor.size for factor in offer.rule.factors))
     return Profile(part=_part(offer, held, classes, splits), splits=splits, reduces=reduces, work=work)
@@ -105,7 +108,7 @@ def _part(offer: Offer, held: tuple[bool, ...], classes: tuple[FactorClass, ...]
     return Part.LOOKUP if looks_up and any(held) else Part.OTHER
 
 
-def _split(offer: Offer, option: Option, classes: tuple[FactorClass, ...], words: tuple[tuple[str, ...], ...]) -> Split:
+def _split(offer: Offer, option: Option, classes: tuple[FactorClass, ...], words: tuple[tuple[str, ...], ...], weighed: set[int]) -> Split:
     if option.factor < 0:
         if any(placement.kind is Kind.PARTIAL for placement in option.outputs):
             return Split.PARTIAL
@@ -115,9 +118,10 @@ def _split(offer: Offer, option: Option, classes: tuple[FactorClass, ...], words
     products = RULES[offer.call.operator.kind].products
     if products and EXPERT_WORDS & {option.communication, offer.rule.factors[option.factor].special}:
         return Split.EXPERT
-    found = classes[option.factor]
-    if found is not FactorClass.ROW and not (found is FactorClass.EXPERT and option.parts > 1):
-        return {FactorClass.INNER: Split.INNER, FactorClass.HIDDEN: Split.HIDDEN, FactorClass.EXPERT: Split.EXPERT}[found]
-    meant = words[option.factor]
+    found, meant = classes[option.factor], words[option.factor]
     word = meant[0] if option.parts == 1 else meant[1] if len(meant) > 1 else "sequence"
+    if found is FactorClass.EXPERT and option.parts == 1:
+        return Split.EXPERT
+    if found in (FactorClass.INNER, FactorClass.HIDDEN) and (option.factor in weighed or word not in ROW_WORDS):
+        return Split.INNER if found is FactorClass.INNER else Split.HIDDEN
     return Split.BATCH if word == "batch" else Split.SPACE if word in ("height", "width") else Split.SEQUENCE

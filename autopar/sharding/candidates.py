@@ -33,7 +33,8 @@ class Option:
     """What an operator may do on one axis: `factor` (index, or -1), `parts`, and the placement of each tensor.
 
     `limit`: into how many shards it can be split at most (0: any number). `communication`: what it needs
-    inside; such an option is taken on one axis only, and its `partners` are split along with the factor.
+    inside; such an option is taken on one axis only, and its `partners` are split along with the factor, and on other axes too
+    where `beside` says so.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Option:
     partners: tuple[int, ...] = ()
     communication: str | None = None
     limit: int = 0
+    beside: bool = False
 
 
 def parts_of(dims: Dims, factor: int, parts: int, sizes: Sequence[int]) -> Placement | None:
@@ -111,7 +113,7 @@ def _communicating(call: Call, rule: Rule, index: int, sizes: Sequence[int]) -> 
     name = "+".join(rule.factors[member].name for member in (index, *factor.partners)) if factor.special else factor.name
     return Option(
         name=name, factor=index, parts=1, inputs=inputs, outputs=outputs, partners=factor.partners, communication=factor.communication,
-        limit=limit,
+        limit=limit, beside=COMMUNICATIONS[factor.communication].beside(call),
     )  # fmt: skip
 
 
@@ -212,8 +214,11 @@ def strategies_of(rule: Rule, options: Sequence[Option], mesh: Sequence[int]) ->
 def _on_one_axis(
     index: int, option: Option, options: Sequence[Option], grids: NDArray[np.int64], mesh: Sequence[int], rule: Rule
 ) -> NDArray[np.bool_]:
-    """Where an option that communicates inside is not taken, or on one axis within its limit, which alone splits its factors."""
-    members = {option.factor, *option.partners}
+    """Where an option that communicates inside is not taken, or on one axis within its limit, which alone splits its factors.
+
+    `beside`: its partners are split on other axes too, as a whole.
+    """
+    members = {option.factor} if option.beside else {option.factor, *option.partners}
     touching = np.array([not members.isdisjoint((other.factor, *other.partners)) for other in options])
     sizes = np.array(mesh, dtype=np.int64)
     active = (grids == index) & (sizes > 1)
@@ -221,6 +226,11 @@ def _on_one_axis(
     alone = (touching[grids] & (sizes > 1)).sum(axis=1) == 1
     even = np.all([rule.factors[f].size % degree == 0 for f in sorted(members)], axis=0)
     fits = np.asarray(degree <= option.limit if option.limit else even)
+    for partner in option.partners if option.beside else ():
+        splitting = np.array([partner in (other.factor, *other.partners) for other in options])
+        plain = np.array([other.factor != partner or other.parts == 1 for other in options])
+        shares = np.where(splitting[grids], sizes, 1).prod(axis=1)
+        fits = fits & (rule.factors[partner].size % shares == 0) & (plain[grids] | (sizes == 1)).all(axis=1)
     return np.asarray(~active.any(axis=1) | (alone & even & fits), dtype=np.bool_)
 
 

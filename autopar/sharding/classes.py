@@ -41,6 +41,7 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
 
     weights: list[Node] = []
     numbering: list[Node] = []
+    parameters = {tensor.name for tensor in graph.parameters}
     stored = {tensor.name for tensor in graph.parameters if len(tensor.shape) > 1}
     for op in graph.operators:
         if op.name not in rules:
@@ -48,15 +49,22 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
         entry = RULES[op.kind]
         if stored.issuperset(op.inputs):
             stored.update(op.outputs)
+        if parameters.issuperset(op.inputs):
+            parameters.update(op.outputs)
         pairs = list(zip(op.inputs, rules[op.name].inputs, strict=True))
         for name, dims in [*pairs, *zip(op.outputs, rules[op.name].outputs, strict=True)]:
             for index, dim in enumerate(dims):
                 for factor in dim:
                     parent[find((op.name, -1, factor))] = find((name, index, dim.index(factor)))
         if entry.products or any(f.special == "masked" for f in rules[op.name].factors):
-            held, others = (
-                {f for name, dims in pairs if (name in stored) == of_weight for dim in dims for f in dim} for of_weight in (True, False)
-            )
+            held = {factor for name, dims in pairs if name in stored for dim in dims for factor in dim}
+            others = {
+                f
+                for i, (name, dims) in enumerate(pairs)
+                if name not in parameters and i not in rules[op.name].addends
+                for d in dims
+                for f in d
+            }
             shared = held & others & {factor for dims in rules[op.name].outputs for dim in dims for factor in dim}
             numbering += [(op.name, -1, factor) for factor in sorted(shared)]
             weights += [(op.name, -1, factor) for factor in sorted(held - shared)]

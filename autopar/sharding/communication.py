@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..ir import DTYPE_BYTES
 from .notation import Rule, local_elements
 from .rules import Call
+from .rules.experts import EXPERTS
 from .rules.windows import window_index, windows_of
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def _unlimited(call: Call, rule: Rule, factor: int) -> int:
 class Communication:
     """`moves`: what every rank issues, in order; `limit`: the most shards (0: any number, 1: it cannot be split).
 
+    `beside`: the factors split alongside may be split on other axes too.
+
     `stacks`: it can be taken on several axes, one after the other. `visits`: every rank meets all shards of the factor, one
     after another, and does its local work once for each.
     """
@@ -86,6 +89,7 @@ class Communication:
     limit: Callable[[Call, Rule, int], int] = _unlimited
     stacks: bool = False
     visits: bool = False
+    beside: Callable[[Call], bool] = lambda call: False
 
 
 def _statistics_itemsize(split: Split) -> int:
@@ -115,8 +119,10 @@ def _dispatch(split: Split) -> list[Move]:
     """Rows to where they are needed: how many depends on data, priced as if all ranks need as many.
 
     A look-up: the indices to all, the rows there, their gradients back. A grouped product: the rows to the ranks of their
-    experts and the results back.
+    experts and the results back. A layer of experts: how many rows of each expert every rank has, then as a product.
     """
+    if split.call.operator.kind == EXPERTS:
+        return _layer_of_experts(split)
     if split.call.operator.kind in LOOK_UPS:
         rows = split.output_elements() * DTYPE_BYTES[split.call.outputs[0].dtype]
         asked = split.input_bytes(1) * split.size
@@ -126,6 +132,19 @@ def _dispatch(split: Split) -> list[Move]:
     phases = ("forward", "backward") if split.train else ("forward",)
     order = {"forward": (there, back), "backward": (back, there)}
     return [Move(phase=phase, kind="all_to_all", nbytes=nbytes) for phase in phases for nbytes in order[phase]]
+
+
+def _layer_of_experts(split: Split) -> list[Move]:
+    """Rows go to their experts once and results come back once: each of tokens x k x width / p, where p ranks share the experts."""
+    call = split.call
+    rows = split.output_elements() / call.outputs[0].shape[1]
+    there = rows * call.inputs[0].shape[1] * DTYPE_BYTES[call.inputs[0].dtype]
+    back = rows * call.outputs[0].shape[1] * DTYPE_BYTES[call.outputs[0].dtype]
+    counts = np.full(len(split.local), 8.0 * split.size * split.rule.factors[split.factor].size)
+    forward = [Move(phase="forward", kind="all_gather", nbytes=counts)]
+    forward += [Move(phase="forward", kind="all_to_all", nbytes=nbytes) for nbytes in (there, back)]
+    backward = [Move(phase="backward", kind="all_to_all", nbytes=back)] * split.train
+    return forward + backward + [Move(phase="backward", kind="all_to_all", nbytes=there)] * split.has_gradient(0)
 
 
 def _ring(split: Split) -> list[Move]:
@@ -192,7 +211,7 @@ def _statistics(split: Split) -> list[Move]:
 
 
 COMMUNICATIONS: Mapping[str, Communication] = {
-    "dispatch": Communication(moves=_dispatch),
+    "dispatch": Communication(moves=_dispatch, beside=lambda call: call.operator.kind == EXPERTS),
     "halo": Communication(moves=_halo, limit=_halo_limit),
     "normalize": Communication(moves=_normalize),
     "prefix": Communication(moves=_prefix),

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from autopar.ir import Ref, Value
 from autopar.sharding.communication import LOOK_UPS
+from autopar.sharding.rules.experts import EXPERTS
 
 from ..collectives import AxisGroup, Cut, all_gather, exchange_rows, shard_of
+from ..experts import travelling_layer
 from ..functions import function_of
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ def dispatch(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Map
     """The local form with rows split on one axis, and the places or experts that need them: rows travel there, and results back."""
     if call.operator.kind in LOOK_UPS:
         return travelling_look_up, {"group": group}
+    if call.operator.kind == EXPERTS:
+        return travelling_layer(call, group)
     assert all(isinstance(value, Ref) or value is None for value in call.operator.attributes.values())
     return travelling_rows, {"group": group, "kind": call.operator.kind, "rows": call.inputs[0].shape[0]}
 

@@ -32,7 +32,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, count: int) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize("count", range(1, 8))
 def test_with_a_memory_limit(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 0.8 * solve(LAYERS).memory
     truth = solve(LAYERS, memory_limit=limit)

@@ -1,11 +1,92 @@
-"""Rules of mixtures of experts: products of rows that are sorted by expert with the weights of their experts."""
+"""Rules of mixtures of experts: layers of experts, and single products of rows that are sorted by expert."""
 
 from __future__ import annotations
 
-from .registry import register
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ...ir import Value
+from .registry import Call, register
 
 GROUPED = "t k, e k n, !f -> t n | k: sum; e: masked; e: sum; e + t: dispatch"
 """Rows split: each rank works with all weights on its rows. Experts split: each rank works on the rows of its experts, the others'
 are zero; or, with the rows split too, the rows travel to their experts and back."""
 
+EXPERTS = "autopar.experts"
+PRODUCTS: Mapping[str, tuple[str, str]] = {
+    "transformers.grouped_mm_fallback.default": ("input", "weight"),
+    "aten._grouped_mm.default": ("self", "mat2"),
+}
+"""Grouped products, with the names of their rows and weights."""
+_BIAS = "aten.index_select.default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a call inside an expert gives for every row: `width` columns, `dims` as a rule spells them."""
+
+    width: int
+    dtype: str
+    dims: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """A call inside an expert: arguments by name, in which `%rows`, `%w0` (an operand) and `%0` (a result) stand for values."""
+
+    kind: str
+    arguments: Mapping[str, Value]
+    results: tuple[Result, ...]
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The values that it takes."""
+        return tuple(value for value in self.arguments.values() if isinstance(value, str) and value.startswith("%"))
+
+
+def network_of(call: Call) -> tuple[Inner, ...]:
+    """What each expert of a layer computes."""
+    return tuple(_inner(call))
+
+
+def _inner(call: Call) -> Iterator[Inner]:
+    network = call.get("network")
+    assert isinstance(network, tuple)
+    for kind, arguments, results in network:  # type: ignore[misc, union-attr]
+        assert isinstance(kind, str) and isinstance(arguments, tuple) and isinstance(results, tuple)
+        yield Inner(kind=kind, arguments=dict(arguments), results=tuple(Result(width=w, dtype=t, dims=d) for w, t, d in results))  # type: ignore[arg-type, misc, union-attr]
+
+
+def per_token(call: Call) -> int:
+    """How many experts each token goes to."""
+    return call.outputs[0].shape[0] // max(call.inputs[0].shape[0], 1)
+
+
+def _experts(call: Call) -> str:
+    """Tokens [t, h], the expert of each of their k rows, weights; the results [t k, o].
+
+    Tokens split: each rank takes its tokens through all experts. Inner dim f split: the products with the last weights leave partial
+    sums. Experts split: as a grouped product.
+    """
+    k = per_token(call)
+    rows = "t" if k == 1 else f"(t !k={k})"
+    operands: dict[int, str] = {}
+    dims = {"%rows": "!h"}
+    count = 0
+    for inner in network_of(call):
+        made = inner.results[0].dims
+        for name in inner.given:
+            if name.startswith("%w"):
+                bias = ("+" if made == "!o" else "") + f"e {made}"
+                operands[int(name[2:])] = bias if inner.kind == _BIAS else f"e {dims[inner.arguments[PRODUCTS[inner.kind][0]]]} {made}"  # type: ignore[index]
+        for result in inner.results:
+            dims[f"%{count}"] = result.dims
+            count += 1
+    second = rows if call.position("chosen") is not None else "!n"
+    sides = ", ".join(["t !h", second, *(operands[i] for i in sorted(operands))])
+    inside = "; f: sum" if any("f" in text.replace(")", " ").split() for text in operands.values()) else ""
+    return f"{sides} -> {rows} !o | e: masked; e: sum; e + t: dispatch{inside}"
+
+
 register("transformers.grouped_mm_fallback.default", GROUPED, linear=((0,), (1,)), products=("/e",))
+register(EXPERTS, _experts, products=("/e",))

@@ -1,0 +1,131 @@
+"""Layers of experts on one rank: with all experts, with some of them, and with rows that travel to the ranks of their experts and back.
+
+Every form sorts its rows by expert, runs what an expert computes on all of them at once, and puts the results back in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from autopar.ir import Value
+
+from .collectives import AxisGroup, Cut, all_gather, exchange_rows, shard_of
+from .functions import arguments_of, function_of
+
+if TYPE_CHECKING:
+    from .localise import LocalCall
+
+Network = Sequence[tuple[str, Sequence[tuple[str, Any]], Sequence[Any]]]
+Cuts = Sequence[Sequence[int]]
+
+
+def run_network(network: Network, rows: Tensor, operands: Sequence[Tensor], ends: Tensor, experts: Tensor) -> Tensor:
+    """What an expert computes, for rows that are sorted by expert: those of expert e end before row ends[e], the rest have none."""
+    held = operands[0].shape[0]
+    values: dict[str, Tensor] = {"%rows": rows, "%ends": ends, "%experts": experts.clamp(max=held - 1)}
+    values |= {f"%w{i}": operand for i, operand in enumerate(operands)}
+    count, last = 0, rows
+    for kind, arguments, results in network:
+        function = function_of(kind)
+        given = {name: values[value] if isinstance(value, str) and value in values else value for name, value in arguments}
+        made = function(**arguments_of(function, given, (rows,), rows.device))
+        for value in made if len(results) > 1 else (made,):
+            values[f"%{count}"] = last = value
+            count += 1
+    biased = any(value == "%experts" for _, arguments, _ in network for _, value in arguments)
+    return torch.where((experts < held)[:, None], last, 0.0) if biased else last
+
+
+def grouped(rows: Tensor, choice: Tensor, operands: Sequence[Tensor], network: Network, *, all_held: bool) -> Tensor:
+    """The results of rows j, of token j // k each, whose experts are `choice` [rows]: a number below that of the experts held, or that.
+
+    `all_held`: no row is of another expert, but for those that the model leaves without one.
+    """
+    experts = operands[0].shape[0]
+    order = torch.argsort(choice, stable=True)
+    placed = choice[order]
+    ends = torch.searchsorted(placed, torch.arange(experts, device=placed.device), right=True).to(torch.int32)
+    if not all_held:
+        order = order[: int(ends[-1])]
+    per_token = choice.shape[0] // max(rows.shape[0], 1)
+    made = run_network(network, rows[order // per_token], operands, ends, choice[order])
+    return made.new_zeros(choice.shape[0], made.shape[1]).index_copy(0, order, made)
+
+
+def experts(
+    rows: Tensor, operands: Sequence[Tensor], network: Network, chosen: Tensor | None = None, ends: Tensor | None = None
+) -> Tensor:
+    """A layer of experts: of tokens with the experts `chosen` for their rows, or of rows that are sorted by expert up to `ends`."""
+    if chosen is not None:
+        return grouped(rows, chosen.clamp(max=operands[0].shape[0]), operands, network, all_held=True)
+    assert ends is not None
+    numbers = torch.searchsorted(ends, torch.arange(rows.shape[0], device=rows.device), right=True)
+    return run_network(network, rows, operands, ends, numbers)
+
+
+def _numbers(rows: Tensor, count: int, cuts: Cuts, chosen: Tensor | None, ends: Tensor | None) -> Tensor:
+    """The expert of each row of this rank; where the rows are sorted, of the rows that it has of all `count`."""
+    if chosen is not None:
+        return chosen
+    assert ends is not None
+    places = shard_of(torch.arange(count, device=rows.device), [Cut(*cut) for cut in cuts]).contiguous()
+    return torch.searchsorted(ends.contiguous(), places, right=True)
+
+
+def own_experts(
+    rows: Tensor, operands: Sequence[Tensor], network: Network, count: int, row_cuts: Cuts, total: int, expert_cuts: Cuts,
+    chosen: Tensor | None = None, ends: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The results of the rows and experts of this rank; rows of other experts are zero, so that the ranks' results add up."""
+    numbers = _numbers(rows, count, row_cuts, chosen, ends)
+    held = shard_of(torch.arange(total, device=rows.device), [Cut(*cut) for cut in expert_cuts])
+    places = torch.full((total + 1,), held.shape[0], device=rows.device)
+    places[held] = torch.arange(held.shape[0], device=rows.device)
+    return grouped(rows, places[numbers.clamp(max=total)], operands, network, all_held=not expert_cuts)
+
+
+def travelling(
+    rows: Tensor, operands: Sequence[Tensor], network: Network, count: int, row_cuts: Cuts, group: AxisGroup,
+    chosen: Tensor | None = None, ends: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The results of this rank's rows, each made on the rank that holds its expert (dispatch and combine of GShard, arXiv:2006.16668)."""
+    held = int(operands[0].shape[0])
+    total = held * group.size
+    numbers = _numbers(rows, count, row_cuts, chosen, ends).clamp(max=total)
+    order = torch.argsort(numbers, stable=True)
+    reach = torch.searchsorted(numbers[order], torch.arange(total + 1, device=rows.device))
+    table = all_gather(reach.diff()[None], 0, 1, group).view(group.size, group.size, held)
+    me = group.coordinate
+    counts = table.tolist()
+    outgoing = [sum(counts[me][rank]) for rank in range(group.size)]
+    incoming = [sum(counts[rank][me]) for rank in range(group.size)]
+    order = order[: sum(outgoing)]
+    per_token = numbers.shape[0] // max(rows.shape[0], 1)
+    nbytes = numbers.shape[0] * rows.element_size()
+    arrived = exchange_rows(rows[order // per_token], outgoing, incoming, group, nbytes * rows.shape[1])
+    kinds = torch.arange(held, device=rows.device).repeat(group.size).repeat_interleave(table[:, me].flatten(), output_size=sum(incoming))
+    made = grouped(arrived, kinds, operands, network, all_held=True)
+    back = exchange_rows(made, incoming, outgoing, group, nbytes // rows.element_size() * made.element_size() * made.shape[1])
+    return back.new_zeros(numbers.shape[0], back.shape[1]).index_copy(0, order, back)
+
+
+def shard_layer(call: LocalCall) -> Mapping[str, Value] | None:
+    """What a rank needs to know to work with its own rows and experts; None where the layer's own form is right for it."""
+    row_cuts, expert_cuts = _cuts(call, 0), _cuts(call, 2)
+    if not expert_cuts and (not row_cuts or "chosen" in call.operator.attributes):
+        return None
+    return {"count": call.inputs[0].shape[0], "row_cuts": row_cuts, "total": call.inputs[2].shape[0], "expert_cuts": expert_cuts}
+
+
+def travelling_layer(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """The local form in which rows travel on one axis."""
+    return travelling, {"group": group, "count": call.inputs[0].shape[0], "row_cuts": _cuts(call, 0)}
+
+
+def _cuts(call: LocalCall, index: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(cut) for cut in call.cuts(call.decision.inputs[index]) if cut.dim == 0)
+

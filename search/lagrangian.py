@@ -1,0 +1,131 @@
+"""The Lagrangian dual of a memory limit: the price of a byte whose lower bound is the highest.
+
+For every price p >= 0 (H. Everett III, Generalized Lagrange Multiplier Method, 1963)
+
+    min { cost(x) : memory(x) <= limit }  >=  L(p) - p * limit,    L(p) = min over x of  cost(x) + p * memory(x)
+
+L is concave and piecewise linear. Two assignments, one over the limit and one within, are two lines; the price at which they
+cross is tried next, and its optimum replaces one of them, until the crossing is the maximum. There all equal layers are
+indifferent at once, so the first layers from one optimum and the rest from the other are nearly optimal (mixtures.py).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .conditioning import Minimiser, Minimum, prepare
+from .costgraph import CostGraph, Infeasible, Table, shared_map
+from .elimination import MAX_ENTRIES
+from .local_search import descend
+from .mixtures import arrangement, best_cut
+
+MAX_PRICES = 40
+TOLERANCE = 1e-12
+FIRST_PRICE = 1 / 16
+"""The first price is that at which the memory of the free optimum costs this share of its time."""
+STRIDE = 4.0
+"""How much dearer a byte gets while nothing within the limit is known but the assignment of least memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Point:
+    """An assignment and its two figures."""
+
+    choices: list[int]
+    cost: float
+    memory: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dual:
+    """The best price, its minimum and bound, and the two assignments on either side of the limit."""
+
+    price: float
+    minimum: Minimum
+    bound: float
+    over: Point
+    within: Point
+
+
+Report = Callable[[list[int], float, float], None]
+"""Told of choices within the limit, a bound that no assignment undercuts, and the price whose messages prove it."""
+
+
+def unheard(choices: list[int], bound: float, price: float) -> None:
+    """Nobody listens."""
+
+
+def dual_of(solver: Minimiser, limit: float, *, close: float, report: Report = unheard) -> tuple[Dual | None, Point, float]:
+    """The dual, the best assignment found within the limit, and the bound; no dual where the free optimum is within it.
+
+    A relative gap of `close` is closed enough. Raises `Infeasible` when nothing fits.
+    """
+    graph = solver.graph
+    free = solver.minimise()
+    over = point(graph, free.choices)
+    if over.memory <= limit:
+        return None, over, over.cost if solver.exact else free.bound
+    within = point(graph, least_memory(graph, max_entries=solver.max_entries))
+    if within.memory > limit:
+        raise Infeasible(within.memory, limit)
+    dual, best = _maximise(solver, limit, free, over, within, close, report)
+    best = min(best, point(graph, descend(graph, best.choices, limit=limit)), key=lambda found: found.cost)
+    return dual, best, dual.bound
+
+
+def least_memory(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> list[int]:
+    """An assignment of finite cost and of the least memory of all of these (any, if the graph has no memory tables)."""
+    allowed = shared_map(lambda table: np.where(np.isinf(table), math.inf, 0.0))
+    edges = {edge: allowed(table) for edge, table in graph.edges.items()}
+    zero = shared_map(np.zeros_like)
+    weights = graph.memory if graph.memory is not None else tuple(zero(table) for table in graph.unary)
+    joined: dict[tuple[int, int], Table] = {}
+    unary = [joined.setdefault((id(u), id(m)), allowed(u) + m) for u, m in zip(graph.unary, weights, strict=True)]
+    binding = {edge: table for edge, table in edges.items() if table.any()}
+    small, solver = prepare(CostGraph(sizes=graph.sizes, unary=tuple(unary), edges=binding), max_entries=max_entries)
+    return small.restore(solver.minimise().choices)
+
+
+def point(graph: CostGraph, choices: list[int]) -> Point:
+    return Point(choices=choices, cost=graph.cost(choices), memory=graph.memory_of(choices))
+
+
+def _maximise(
+    solver: Minimiser, limit: float, free: Minimum, over: Point, within: Point, close: float, report: Report
+) -> tuple[Dual, Point]:
+    """The price of the greatest bound, by crossing lines, and the best assignment met; until their gap is at most `close`."""
+    graph = solver.graph
+    order = arrangement(graph)
+    dual = Dual(price=0.0, minimum=free, bound=free.bound, over=over, within=within)
+    best, price = within, FIRST_PRICE * abs(over.cost) / over.memory
+    for _ in range(MAX_PRICES):
+        crossing = (dual.within.cost - dual.over.cost) / (dual.over.memory - dual.within.memory)
+        price = min(price, crossing)
+        if not 0.0 < price < math.inf:
+            break
+        minimum = solver.minimise(price, dual.minimum)
+        found = point(graph, minimum.choices)
+        bound = minimum.bound - price * limit
+        if bound > dual.bound:
+            dual = replace(dual, price=price, minimum=minimum, bound=bound)
+        line = dual.over.cost + price * dual.over.memory
+        last = price == crossing and found.cost + price * found.memory >= line - max(TOLERANCE, close / 8) * abs(line)
+        price = math.inf if found.memory <= limit or price == crossing else STRIDE * price
+        dual = replace(dual, within=found) if found.memory <= limit else replace(dual, over=found)
+        best = min(best, dual.within, _mixture(graph, dual, limit, order), key=lambda found: found.cost)
+        report(best.choices, dual.bound, dual.price)
+        if last or best.cost - dual.bound <= close * abs(best.cost):
+            break
+    return dual, best
+
+
+def _mixture(graph: CostGraph, dual: Dual, limit: float, order: Sequence[int]) -> Point:
+    """The best mixture of the two sides within the limit, in either order of the variables."""
+    best = dual.within
+    for first, second in ((dual.over.choices, dual.within.choices), (dual.within.choices, dual.over.choices)):
+        mixed = best_cut(graph, first, second, limit, order)
+        if mixed is not None:
+            best = min(best, point(graph, mixed), key=lambda found: found.cost)
+    return best
