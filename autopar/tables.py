@@ -233,7 +233,10 @@ class _Builder:
         for share in self.kept.shares.get(op.name, ()):
             dims = strategies.rule.outputs if share.output else strategies.rule.inputs
             often = self._weight_often() if share.weight else work.in_flight
-            memory += often * local_elements(dims[share.position], local) * share.nbytes
+            elements = local_elements(dims[share.position], local)
+            if share.factors:
+                elements = elements / strategies.plain_degree(self.mesh, share.factors)
+            memory += often * elements * share.nbytes
         return count * work.passes * seconds + BATCH_TIE * strategies.choices.sum(axis=1), count * memory
 
     def _weight_often(self) -> float:

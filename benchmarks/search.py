@@ -38,7 +38,11 @@ def rows(models: Sequence[Model], meshes: Sequence[str], rivals: Sequence[str], 
     import scipy.optimize  # noqa: F401
 
     for model in models:
-        analysis = analysed(model.load())
+        try:
+            analysis = analysed(model.load())
+        except ValueError as error:
+            print(f"{model.name} left out: {error}", file=sys.stderr)
+            continue
         for mesh in meshes:
             graph = cost_graph(analysis, tuple(map(int, mesh.split("x"))))
             yield from race(model.name, mesh, graph, seconds=seconds, rivals=rivals)
@@ -73,9 +77,8 @@ def show_points(found: Sequence[Point]) -> None:
     """The curves."""
     print(f"\n{'curve':8} {'at':>7} {'mesh':>8} {'variables':>9} {'joins':>6} {'tables s':>9} {'first s':>9} {'again s':>9} {'gap':>8}")
     for p in found:
-        print(
-            f"{p.curve:8} {p.at:7d} {p.mesh:>8} {p.variables:9d} {p.joins:6d} {p.tables_s:9.3f} {p.cold_s:9.3f} {p.warm_s:9.3f} {p.gap:8.1e}"
-        )
+        seconds = f"{p.tables_s:9.3f} {p.cold_s:9.3f} {p.warm_s:9.3f}"
+        print(f"{p.curve:8} {p.at:7d} {p.mesh:>8} {p.variables:9d} {p.joins:6d} {seconds} {p.gap:8.1e}")
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -33,12 +33,16 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one operator bears of a kept value: `nbytes` for each element of its input (or output) at `position`."""
+    """What one operator bears of a kept value: `nbytes` for each element of its input (or output) at `position`.
+
+    `factors`: as of what it makes (`Made`).
+    """
 
     output: bool
     position: int
     nbytes: float
     weight: bool = False
+    factors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +172,7 @@ def kept_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> K
     shares: dict[str, tuple[Share, ...]] = {}
     for op in analysis.warm:
         made = () if op.name in segment_of else facts[op.name].keeps.made
-        found = [Share(output=one.output, position=one.position, nbytes=one.nbytes) for one in made]
+        found = [Share(output=one.output, position=one.position, nbytes=one.nbytes, factors=one.factors) for one in made]
         for output, position, name in places[op.name]:
             root = roots.get(name, name)
             nbytes = tensors[root].bytes / max(tensors[name].size, 1) / count[root]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.ir import Role
+from autopar.sharding.candidates import splits_plainly
 from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.redistribution import changed_axis
@@ -160,7 +161,10 @@ class _Walk(Memories):
     def made_bytes(self, step: Compute, made: Made) -> float:
         operator, decision = step.operator, step.decision
         names, layouts = (operator.outputs, decision.outputs) if made.output else (operator.inputs, decision.inputs)
-        name = names[made.position]
+        name, rule = names[made.position], decision.rule
+        if made.factors and rule is not None:
+            plain = (size for option, size in zip(decision.options, self.mesh, strict=True) if splits_plainly(option, rule, made.factors))
+            made = replace(made, nbytes=made.nbytes / math.prod(plain), factors=())
         return self.bytes_of(name, layouts[made.position]) / max(self.tensors[name].bytes, 1) * self.tensors[name].size * made.nbytes
 
     def redistribute(self, number: int, step: Redistribute, values: dict[Place, int]) -> None:

@@ -18,11 +18,13 @@ from autopar.sharding.candidates import Strategies
 from autopar.sharding.communication import visited
 from autopar.sharding.notation import local_elements
 from autopar.sharding.rules import RULES, Call
+from autopar.sharding.rules.experts import EXPERTS
 from autopar.sharding.rules.saved import Keeps, keeps
 
 from .cluster import Cluster
 from .compute import Product, attention_seconds, memory_seconds, product_seconds, with_launch
 from .device import Device
+from .experts import Layer
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +55,10 @@ def operator_parts(
     """Seconds of every strategy of an operator; tensors `inside` a fused chain are neither written nor read."""
     degrees = strategies.degrees(tuple(mesh))
     local = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64) / degrees
-    found = _Operator(call, strategies, local, cluster.device, gradients, inside)
+    if call.operator.kind == EXPERTS:
+        layer = Layer(call, strategies, mesh, local, cluster.device, gradients)
+        return OperatorSeconds(forward=layer.forward(), backward=layer.backward(), weight=layer.weight())
+    found = _Operator(call, strategies, local, cluster.device, gradients, inside, strategies.travel_degree(tuple(mesh)))
     rounds = visited(strategies, tuple(mesh))
     return OperatorSeconds(forward=rounds * found.forward(), backward=rounds * found.backward(), weight=rounds * found.weight())
 
@@ -70,11 +75,12 @@ class _Operator:
     """The local work of one operator: its products, and the bytes of each of its tensors."""
 
     def __init__(
-        self, call: Call, strategies: Strategies, local: Floats, device: Device, gradients: frozenset[str], inside: frozenset[str]
-    ) -> None:
+        self, call: Call, strategies: Strategies, local: Floats, device: Device, gradients: frozenset[str], inside: frozenset[str],
+        come: NDArray[np.int64],
+    ) -> None:  # fmt: skip
         self.call, self.rule, self.local, self.device, self.gradients = call, strategies.rule, local, device, gradients
         self.entry = RULES[call.operator.kind]
-        self.count = len(local)
+        self.count, self.come = len(local), come
         self.launches = 0.0 if any(t.name in inside for t in call.outputs) else 1.0
         tensors = (*call.inputs, *call.outputs)
         sizes = (
@@ -166,8 +172,8 @@ class _Operator:
         shared = {i for i, f in enumerate(self.rule.factors) if left_out.startswith("/") and f.name.startswith(left_out[1:])}
         sides = [(out & left & right) | shared, out - right - shared, (out & right) - left - shared, right - out - shared]
         batch, m, n, k = (np.prod(self.local[:, sorted(side)], axis=1) for side in sides)
-        if shared:  # each row meets one of the experts
-            m = m / math.prod(self.rule.factors[i].size for i in shared)
+        if shared:  # each row meets one of the experts, and those of other ranks come
+            m = m * self.come / math.prod(self.rule.factors[i].size for i in shared)
         return Product(batch=batch, m=m, n=n, k=k)
 
 

@@ -80,7 +80,8 @@ class MadeAgain:
 class _Gathered:
     """A gathered value of one forward pass: how to make it again, and who still asks for it."""
 
-    def __init__(self, value: Tensor, source: Callable[[], Tensor], chain: Chain) -> None:
+    def __init__(self, value: Tensor, source: Callable[[], Tensor], chain: Chain, *, asked_for: bool) -> None:
+        self.asked_for = asked_for
         self.storage: Any = StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]
         self.source, self.chain = source, chain
         self.asked = 0
@@ -121,7 +122,7 @@ class Gathering:
     def pack(self, value: Tensor) -> Tensor | _View:
         """What autograd keeps of a value."""
         found = self.find(value)
-        if found is None:
+        if found is None or not found.asked_for:
             return value
         found.asked += 1
         return found, value.size(), value.stride(), value.storage_offset()
@@ -151,10 +152,10 @@ def gathering_again() -> Iterator[None]:
 
 
 class GatheredAgain:
-    """A redistribution of a parameter whose value is not kept for the backward pass."""
+    """A redistribution of a parameter whose value is not kept for the backward pass, where the plan says that this `asked_for` it."""
 
-    def __init__(self, chain: Chain, *, differentiable: bool) -> None:
-        self.chain, self.differentiable = chain, differentiable
+    def __init__(self, chain: Chain, *, differentiable: bool, asked_for: bool) -> None:
+        self.chain, self.differentiable, self.asked_for = chain, differentiable, asked_for
 
     def __call__(self, value: Tensor) -> Tensor:
         """The value at the end of the chain, from that at its start."""
@@ -165,6 +166,6 @@ class GatheredAgain:
             start = value.detach()
             before = _current[-1].find(start)
             source = before.make if before is not None else lambda: start
-            gathered = _Gathered(out, source, self.chain)
+            gathered = _Gathered(out, source, self.chain, asked_for=self.asked_for)
             _current[-1].known[out.untyped_storage()._cdata] = gathered
         return out

@@ -378,7 +378,8 @@ class _Lowering:
         name = _identifier(item.tensor)
         if mode is not None and actions and self.inside is None and (mode is Mode.AGAIN or self.time is not None):
             if mode is Mode.AGAIN:
-                function = called("gathered_again", GatheredAgain(actions, differentiable=item.differentiable))
+                asked_for = any(index in found for found in self.plan.regathered.values())
+                function = called("gathered_again", GatheredAgain(actions, differentiable=item.differentiable, asked_for=asked_for))
             else:
                 fresh = Kept(actions, self.machinery.progress, once=mode is Mode.ONCE, differentiable=item.differentiable)
                 function = called("kept", self.machinery.kept.setdefault(index, fresh))

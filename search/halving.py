@@ -16,9 +16,9 @@ from .conditioning import Minimiser, prepare, restrict
 from .costgraph import Indices, Infeasible, NoAssignment, memory_tables
 from .lagrangian import Dual, Point, Report, dual_of, point
 
-NODES = 24
+NODES = 16
 """Nodes that are opened at most."""
-GOAL = 2e-3
+GOAL = 5e-3
 """Relative gap at which it ends."""
 
 

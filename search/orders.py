@@ -87,6 +87,7 @@ class _Planner:
         self.tables: list[int] = []
         self.buckets: list[set[int]] = [set() for _ in range(count)]
         self.adjacent: list[set[int]] = [set() for _ in range(count)]
+        self.around: dict[int, tuple[list[int], list[int]]] = {}
         self.joins: dict[Name, int] = {}
         self.work = 0.0
         self.rounds: list[Round] = []
@@ -154,15 +155,12 @@ class _Planner:
         if self.by_fill:
             pairs = ((a, b) for i, a in enumerate(neighbours) for b in neighbours[i + 1 :])
             fill = float(sum(self.sizes[a] * self.sizes[b] for a, b in pairs if b not in self.adjacent[a]))
-        name = tuple([entry[:2] for entry in self._inputs(v, neighbours)])
-        return (False, fill, entries * self.sizes[v]), name
-
-    def _inputs(self, v: int, neighbours: Sequence[int]) -> list[tuple[Labels, int, int]]:
-        """The tables of `v`: labels of the axes, number of the table, factor."""
         label = {u: i for i, u in enumerate(neighbours, 1)}
         label[v] = 0
         scopes, tables = self.scopes, self.tables
-        return sorted([(tuple([label[u] for u in scopes[f]]), tables[f], f) for f in self.buckets[v]])
+        inputs = sorted([(tuple([label[u] for u in scopes[f]]), tables[f], f) for f in self.buckets[v]])
+        self.around[v] = neighbours, [factor for _, _, factor in inputs]
+        return (False, fill, entries * self.sizes[v]), tuple([(labels, table) for labels, table, _ in inputs])
 
     def _round(self, members: Sequence[int], score: Score, name: Name) -> None:
         """Eliminate the members of one class that are not adjacent to one another."""
@@ -173,10 +171,11 @@ class _Planner:
             self.work += score[2]
         for v in members:
             if v not in near:
-                around = sorted(self.adjacent[v])
+                # Nothing around it has gone since it was filed.
+                around, factors = self.around[v]
                 gone.append(v)
                 neighbours.append(around)
-                inputs.append([factor for _, _, factor in self._inputs(v, around)])
+                inputs.append(factors)
                 self._remove(v)
                 self._add(self.joins[name], tuple(around))
                 near.update(around)

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ModelError
 from ..ir import Graph, Operator, Ref, Role, Tensor, Value
 from ..model import TorchModel
+from .torch_experts import join_experts
 from .torch_losses import split_means
 from .torch_state import RUNNING, functional, tracked
 
@@ -152,7 +153,7 @@ class _Reader:
         spec = self.exported.call_spec
         assert spec.in_spec is not None and spec.out_spec is not None
         return TorchModel(
-            graph=split_means(graph), constants=self.constants, buffers=tuple(self.buffers), aliases=self.aliases, in_spec=spec.in_spec,
+            graph=join_experts(split_means(graph)), constants=self.constants, buffers=tuple(self.buffers), aliases=self.aliases, in_spec=spec.in_spec,
             out_spec=spec.out_spec, output_names=tuple(o if isinstance(o, str) else None for o in outputs),
             output_values=values,
         )  # fmt: skip

@@ -40,13 +40,9 @@ _SLICED = _kinds("slice.Tensor")
 def join_experts(graph: Graph) -> Graph:
     """The graph with every layer of experts as one operator; what is written otherwise stays as it is."""
     finder = Finder(graph)
-    layers: dict[str, list[Operator]] = {}
-    for op in graph.operators:
-        found = finder.product(op)
-        if found is not None:
-            layers.setdefault(found.ends, []).append(op)
-    for ends, products in layers.items():
-        layer = _Layer(Finder(graph), ends, products)
+    sorted_up_to = dict.fromkeys(found.ends for op in graph.operators if (found := finder.product(op)) is not None)
+    for ends in sorted_up_to:
+        layer = _Layer(Finder(graph), ends)
         if layer.reads():
             graph = layer.joined()
     return graph
@@ -55,12 +51,14 @@ def join_experts(graph: Graph) -> Graph:
 class _Layer:
     """The products over rows with the same `ends`, and what lies between them."""
 
-    def __init__(self, finder: Finder, ends: str, products: Sequence[Operator]) -> None:
+    def __init__(self, finder: Finder, ends: str) -> None:
         self.finder, self.ends, self.graph = finder, ends, finder.graph
         self.tensors = finder.graph.tensors
-        self.last = products[-1]
+        products = ((op, finder.product(op)) for op in self.graph.operators)
+        own = [(op, found) for op, found in products if found is not None and found.ends == ends]
+        self.products: dict[str, Product] = {op.name: found for op, found in own}
+        self.last = own[-1][0]
         self.final = self.last  # what gives the results: the last product, or the sum with its bias
-        self.products: dict[str, Product] = {op.name: found for op in products if (found := finder.product(op)) is not None}
         self.own: dict[str, Operator] = {}  # by name, all that the layer consists of
         self.parts: dict[str, int] = {}  # of the values between: in how many parts their columns lie
         self.source = ""

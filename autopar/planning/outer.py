@@ -48,6 +48,7 @@ CLOSE = 5e-3
 """Candidates whose bound is not better by this share are left; the bound that is reported counts them."""
 REMEMBERED = 4
 """Candidates of which parts of tables are kept for the next mode."""
+EXACT_METHOD = "dynamic_programming"
 SLACK = 0.9
 """What the arithmetic may be below that of one device, for operators whose shards fit the device better than the whole."""
 WEIGHT_SHARE = 1 / 3
@@ -67,7 +68,10 @@ class Mode:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solved:
-    """The priced tables of a candidate and their solution; `seconds` of the step as the tables add it up, and a bound of them."""
+    """The priced tables of a candidate and their solution; `seconds` of the step as the tables add it up, and a bound of them.
+
+    `free`: whether the solution is the best without a limit of memory too, so that no other mode is faster.
+    """
 
     candidate: Candidate
     mode: Mode
@@ -75,6 +79,7 @@ class Solved:
     solution: Solution
     seconds: float
     bound: float
+    free: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +284,7 @@ class Outer:
                 found.forbidden += 1
                 break
             self._add(solved)
-            if solved.solution.memory < 0.999 * self.room(candidate) or self._is_free(candidate, solved):
+            if solved.free:
                 break
         if entry in self.waiting:
             self.waiting.remove(entry)
@@ -288,10 +293,6 @@ class Outer:
         self.ranking.solved.append(solved)
         self.ranking.bound = min(self.ranking.bound, solved.bound)
         self.ranking.solved.sort(key=lambda s: (s.seconds, s.candidate.stages, s.candidate.micro_batches, -s.candidate.devices))
-
-    def _is_free(self, candidate: Candidate, solved: Solved) -> bool:
-        """Whether the step takes no longer than the bound that knows no memory."""
-        return solved.seconds <= 1.001 * self.base[candidate.cluster.devices, candidate.stages, candidate.mesh] / candidate.stages
 
     def room(self, candidate: Candidate) -> float:
         """Bytes that the tables of all stages may fill together."""
@@ -302,18 +303,24 @@ class Outer:
         analysis = self.subject.analysis(short=True, micro_batches=candidate.micro_batches)
         work = self.work(candidate, mode, self.subject.counts, short=True)
         tables = self._tables(analysis, candidate.cluster.devices, candidate.mesh, work)
+        room = self.room(candidate)
         try:
-            return self._solved(candidate, mode, tables, solve_within(tables, self.request.method, self.room(candidate)))
+            if self.request.method != EXACT_METHOD:
+                return self._solved(candidate, mode, tables, solve_within(tables, self.request.method, room))
+            free = solve(tables.graph)
+            if free.memory <= room:
+                return self._solved(candidate, mode, tables, free, free=True)
+            return self._solved(candidate, mode, tables, solve_within(tables, self.request.method, room))
         except Interrupted as interrupt:
             if interrupt.best is not None:
                 self._add(self._solved(candidate, mode, tables, interrupt.best))
             raise
 
-    def _solved(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution) -> Solved:
+    def _solved(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution, *, free: bool = False) -> Solved:
         uneven = self.subject.imbalance(tables, solution, candidate.stages)
         return Solved(
             candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=uneven * solution.cost / candidate.stages,
-            bound=solution.lower_bound / candidate.stages,
+            bound=solution.lower_bound / candidate.stages, free=free,
         )  # fmt: skip
 
     def _split_further(self) -> Iterator[Candidate]:

@@ -13,7 +13,7 @@ from ..planner import Progress, search_plan
 from ..planning.candidates import divisors
 from ..planning.request import ZEROS, Request
 from ..planning.subject import RECOMPUTES
-from ..schemes import scheme_of
+from ..schemes import scheme_of, stages_of
 from ..schemes.known import layers_of
 from ..sharding.analysis import Analysis
 
@@ -54,7 +54,7 @@ def outer_alternatives(
 
 def _requests(plan: Plan, analysis: Analysis, free: Request) -> Iterator[tuple[str, str, Request]]:
     """The variables with the values tried: half and twice as much of what is counted, and all kinds of what is not."""
-    stages, count = max(len(plan.stages), 1), plan.schedule.micro_batches
+    stages, count = stages_of(plan), plan.schedule.micro_batches
     fits = [n for n in divisors(free.cluster.devices) if n <= layers_of(analysis)]
     for value in sorted({1, 2, stages // 2, stages * 2, stages} & {*fits}):
         yield "stages", str(value), replace(free, stages=value)

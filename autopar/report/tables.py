@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from ..plan import Plan
-from ..schemes import Named
+from ..schemes import Named, stages_of
 from .account import Account
 from .grouping import Group
 from .units import bytes_text, seconds_text
@@ -156,7 +156,7 @@ class Rival:
 
 def rival_of(scheme: str, plan: Plan, named: str, *, fits: bool = True) -> Rival:
     """The row of a plan."""
-    stages = f"{len(plan.stages)} stages of " if len(plan.stages) > 1 else ""
+    stages = f"{stages_of(plan)} stages of " if plan.stages else ""
     found = plan.predicted
     return Rival(
         scheme=scheme, mesh=f"{stages}{plan.mesh_}", named=named, step=found.step, communication=found.communication,

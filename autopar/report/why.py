@@ -20,6 +20,7 @@ from ..ir import Role
 from ..plan import Plan
 from ..planner import Progress
 from ..planning.work import Work
+from ..schemes import stages_of
 from ..schemes.meanings import read_meanings
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Layout, format_layout
@@ -72,7 +73,7 @@ class Alternative:
 
 def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:
     """The tables in which the search found the plan: of one micro-batch on the mesh of a stage, counted as often as its schedule says."""
-    schedule, stages = plan.schedule, max(len(plan.stages), 1)
+    schedule, stages = plan.schedule, stages_of(plan)
     count = schedule.micro_batches
     bubble = stages - 1.0 if schedule.pipeline != "interleaved" else (stages - 1.0) / schedule.interleave
     work = Work(
@@ -90,7 +91,7 @@ class Why:
 
     def __init__(self, plan: Plan, analysis: Analysis, cluster: Cluster, *, memory: float | None = None) -> None:
         self.plan, self.analysis = plan, analysis
-        self.stages = max(len(plan.stages), 1)
+        self.stages = stages_of(plan)
         self.tables = tables_of_plan(plan, analysis, cluster)
         limit = memory if memory is not None else cluster.device.usable_memory
         tensors = analysis.graph.tensors.values()

@@ -3,7 +3,7 @@
 from .axis import AxisScheme
 from .axis_schemes import AXIS_SCHEMES
 from .known import SCHEMES, Scheme, scheme_named
-from .naming import Named, scheme_of
+from .naming import Named, scheme_of, stages_of
 from .wording import Factor
 
-__all__ = ["AXIS_SCHEMES", "SCHEMES", "AxisScheme", "Factor", "Named", "Scheme", "scheme_named", "scheme_of"]
+__all__ = ["AXIS_SCHEMES", "SCHEMES", "AxisScheme", "Factor", "Named", "Scheme", "scheme_named", "scheme_of", "stages_of"]

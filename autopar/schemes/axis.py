@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..ir import Tensor
 from ..sharding.analysis import Analysis, Offer
-from ..sharding.candidates import Strategies, strategies_of
+from ..sharding.candidates import Option, Strategies, strategies_of
 from ..sharding.layout import Kind, Layout, Placement
 from ..sharding.mesh import Mesh
 from ..tables import Limits
@@ -23,7 +23,7 @@ from .splits import Part, Profile, Profiles, Split, profiles_of
 
 Bools = NDArray[np.bool_]
 Splits = frozenset[Split]
-ENOUGH = 0.7
+ENOUGH = 0.6
 """Share of the work that must be split in a scheme's way for the scheme to bear its name."""
 
 
@@ -35,7 +35,7 @@ class AxisScheme:
     """A scheme on one axis.
 
     `prefer`: for a part (`Part.OTHER` for those not named) sets of splits, the preferred first. `needs`: parts of which enough must offer
-    one of these splits, or it is not the scheme. `columns`: weights are split where that leaves no partial sum. `storage` of
+    one of these splits, or it is not the scheme; those in `has` must be there. `columns`: weights are split where that leaves no partial sum. `storage` of
     parameters: "whole", "split" on any dim that divides, or as they are "used".
     """
 
@@ -43,6 +43,7 @@ class AxisScheme:
     words: str
     prefer: Mapping[Part, tuple[Splits, ...]]
     needs: Mapping[Part, Splits] = field(default_factory=dict)
+    has: frozenset[Part] = frozenset()
     columns: bool = False
     storage: str = "used"
 
@@ -56,33 +57,44 @@ class AxisScheme:
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
         """The limits where every axis of the mesh has this scheme."""
-        return axis_limits((self,) * len(mesh.axes), analysis, profiles_of(analysis))
+        return axis_limits((self,) * len(mesh.axes), analysis, profiles_of(analysis), mesh)
+
+
+def offered(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> dict[str, bool]:
+    """Of the operators of which the schemes need something: whether they offer it on this mesh."""
+    needs = {part: _needed(by_axis, part) for part in Part if any(_needed(by_axis, part))}
+    known: dict[int, bool] = {}
+    found = {}
+    for name, profile in profiles.by_name.items():
+        if profile.part in needs:
+            if id(profile) not in known:
+                known[id(profile)] = _offers(analysis.offers[name], profile, needs[profile.part], mesh)
+            found[name] = known[id(profile)]
+    return found
 
 
 def lacking(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> str | None:
     """Why the model cannot have these schemes on the axes of a mesh, or None where it can: `ENOUGH` of what each needs must divide."""
-    needed = {part for scheme in by_axis if scheme is not None for part in scheme.needs}
-    for part in sorted(needed):
-        wanted = [scheme.needs.get(part) if scheme is not None else None for scheme in by_axis]
-        offered = total = 0.0
-        short = None
-        known: dict[int, bool] = {}
-        for name, profile in profiles.by_name.items():
-            if profile.part is part:
-                if id(profile) not in known:
-                    known[id(profile)] = _offers(analysis.offers[name], profile, wanted, mesh)
-                total += profile.work
-                offered += profile.work * known[id(profile)]
-                short = short if known[id(profile)] else short or name
-        if total == 0 and part in (Part.CORE, Part.EXPERTS):
-            return f"the model has no {'attention' if part is Part.CORE else 'experts'}"
-        if offered < ENOUGH * total:
+    found = offered(by_axis, analysis, profiles, mesh)
+    for part in Part:
+        wanted = _needed(by_axis, part)
+        names = [name for name in found if profiles.by_name[name].part is part]
+        if not names and any(scheme is not None and part in scheme.has for scheme in by_axis):
+            return f"the model has no {'attention' if part is Part.CORE else part}"
+        work = {name: profiles.by_name[name].work for name in names}
+        if sum(work[name] for name in names if found[name]) < ENOUGH * sum(work.values()):
+            short = next(name for name in names if not found[name])
             ways = {axis.name: _words(part, splits) for axis, splits in zip(mesh.axes, wanted, strict=True) if splits and axis.size > 1}
             size = math.prod(axis.size for axis in mesh.axes if axis.name in ways)
             return (
                 f"{short!r} cannot be split along its {' and '.join(dict.fromkeys(ways.values()))} over {size} devices ({', '.join(ways)})"
             )
     return None
+
+
+def _needed(by_axis: Sequence[AxisScheme | None], part: Part) -> list[Splits | None]:
+    """What the scheme of each axis needs of a part."""
+    return [scheme.needs.get(part) if scheme is not None else None for scheme in by_axis]
 
 
 def _words(part: Part, splits: Splits) -> str:
@@ -100,9 +112,9 @@ def _offers(offer: Offer, profile: Profile, wanted: Sequence[Splits | None], mes
     return bool(good.any())
 
 
-def axis_limits(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles) -> Limits:
+def axis_limits(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> Limits:
     """The limits of a scheme for each axis of the mesh (None: the axis is free)."""
-    used = _used(by_axis, analysis, profiles)
+    used = _used(by_axis, analysis, profiles, mesh)
     good: dict[tuple[int, int], list[Bools]] = {}
 
     def strategies(name: str, offer: Offer, found: Strategies) -> Bools:
@@ -135,10 +147,10 @@ def axis_limits(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profil
     return Limits(strategies=strategies, storage=storage)
 
 
-def _used(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles) -> list[dict[str, set[Placement]]]:
-    """For each axis the placements in which the scheme's options may use every parameter."""
+def _used(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> list[dict[str, set[Placement]]]:
+    """For each axis the placements in which the operators may use every parameter."""
     found: list[dict[str, set[Placement]]] = [{tensor.name: set() for tensor in analysis.graph.parameters} for _ in by_axis]
-    known: dict[tuple[int, int, int], list[list[Placement]]] = {}
+    known: dict[tuple[int, int, int], list[Option]] = {}
     for op in analysis.warm:
         profile, offer = profiles.by_name[op.name], analysis.offers[op.name]
         places = [(i, name) for i, name in enumerate(op.inputs) if name in found[0]] if found else []
@@ -147,8 +159,14 @@ def _used(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Pr
                 continue
             key = (axis, id(profile), id(offer))
             if key not in known:
-                options = [o for mask in scheme.good(profile) for o, ok in zip(offer.options, mask, strict=True) if ok]
-                known[key] = [[o.inputs[i] for o in options] for i in range(len(op.inputs))]
+                known[key] = _left(scheme, profile, offer, mesh.shape[axis])
             for i, name in places:
-                found[axis][name].update(known[key][i])
+                found[axis][name].update(option.inputs[i] for option in known[key])
     return found
+
+
+def _left(scheme: AxisScheme, profile: Profile, offer: Offer, size: int) -> list[Option]:
+    """The options that a scheme leaves an operator on an axis of that size, on its own."""
+    choices = strategies_of(offer.rule, offer.options, (size,)).choices[:, 0]
+    sets = ([offer.options[choice] for choice in choices if mask[choice]] for mask in scheme.good(profile))
+    return next((options for options in sets if options), [offer.options[choice] for choice in choices])

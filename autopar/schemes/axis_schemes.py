@@ -23,19 +23,23 @@ def _rows(name: str, words: str, split: Split, core: tuple[Splits, ...], needs: 
     wanted = _of(split)
     other = wanted | {Split.INNER} if core == (INNER,) else wanted
     prefer = {
-        Part.OTHER: (other, NOTHING), Part.PRODUCT: (wanted, UNSPLIT), Part.EXPERTS: (wanted, UNSPLIT), Part.LOOKUP: (wanted, UNSPLIT),
+        Part.OTHER: (other, NOTHING), Part.PRODUCT: (wanted,), Part.EXPERTS: (wanted,), Part.LOOKUP: (wanted, UNSPLIT),
         Part.WEIGHT: (UNSPLIT,), Part.CORE: (*core, NOTHING),
     }  # fmt: skip
-    return AxisScheme(name=name, words=words, prefer=prefer, needs={Part.PRODUCT: wanted, **needs}, storage=storage)
+    return AxisScheme(name=name, words=words, prefer=prefer, needs={Part.PRODUCT: wanted, **needs}, has=frozenset(needs), storage=storage)
 
 
-def _weights(name: str, words: str, product: Splits, other: tuple[Splits, ...], *, columns: bool = False) -> AxisScheme:
-    """Weights are split, heads in attention; the rest as `other` says."""
+def _weights(
+    name: str, words: str, product: Splits, other: tuple[Splits, ...], *, heads: bool = False, columns: bool = False
+) -> AxisScheme:
+    """Weights are split, heads in attention (which `heads` demands); the rest as `other` says."""
     prefer = {
-        Part.OTHER: (*other, NOTHING), Part.PRODUCT: (product, UNSPLIT), Part.EXPERTS: (product, UNSPLIT),
+        Part.OTHER: (*other, NOTHING), Part.PRODUCT: (product,), Part.EXPERTS: (product,),
         Part.LOOKUP: (product, INNER, *other, NOTHING), Part.WEIGHT: (product | NOTHING,), Part.CORE: (INNER, NOTHING),
     }  # fmt: skip
-    return AxisScheme(name=name, words=words, prefer=prefer, needs={Part.PRODUCT: product}, columns=columns)
+    return AxisScheme(
+        name=name, words=words, prefer=prefer, needs={Part.PRODUCT: product} | ({Part.CORE: INNER} if heads else {}), columns=columns
+    )
 
 
 def _batch(name: str, words: str, storage: str) -> AxisScheme:
@@ -44,12 +48,13 @@ def _batch(name: str, words: str, storage: str) -> AxisScheme:
 
 _TENSOR = AxisScheme(
     name="tensor", words="every weight matrix is split", needs={Part.PRODUCT: INNER | HIDDEN},
-    prefer={Part.OTHER: (ANY | NOTHING,), Part.PRODUCT: (INNER | HIDDEN, UNSPLIT)},
+    prefer={Part.OTHER: (ANY | NOTHING,), Part.PRODUCT: (INNER | HIDDEN,)},
 )  # fmt: skip
 _EXPERT = AxisScheme(
     name="expert", words="the experts are split; everything else splits the batch", needs={Part.EXPERTS: EXPERT, Part.PRODUCT: BATCH},
+    has=frozenset({Part.EXPERTS}),
     prefer={
-        Part.OTHER: (BATCH | EXPERT, NOTHING), Part.PRODUCT: (BATCH, UNSPLIT), Part.EXPERTS: (EXPERT,), Part.LOOKUP: (BATCH, UNSPLIT),
+        Part.OTHER: (BATCH | EXPERT, NOTHING), Part.PRODUCT: (BATCH,), Part.EXPERTS: (EXPERT,), Part.LOOKUP: (BATCH, UNSPLIT),
         Part.CORE: (BATCH, NOTHING), Part.WEIGHT: (NOTHING | EXPERT,),
     },
 )  # fmt: skip
@@ -71,8 +76,8 @@ AXIS_SCHEMES: Mapping[str, AxisScheme] = {
         _batch("zero2", "as zero1, with gradients split after every micro-batch", "split"),
         _batch("zero3", "as zero2, with parameters gathered again for the backward pass", "split"),
         _TENSOR,
-        _weights("megatron", f"{_PARALLEL}; activations between are whole", INNER, (INNER | NOTHING,)),
-        _weights("megatron-sp", f"{_PARALLEL}, and the sequence between them", INNER, (INNER | SEQUENCE,)),
+        _weights("megatron", f"{_PARALLEL}; activations between are whole", INNER, (INNER | NOTHING,), heads=True),
+        _weights("megatron-sp", f"{_PARALLEL}, and the sequence between them", INNER, (INNER | SEQUENCE,), heads=True),
         _ULYSSES,
         _CONTEXT,
         _EXPERT,

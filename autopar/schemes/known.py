@@ -17,8 +17,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autopar.search import NoAssignment
-
 from ..errors import UsageError, unknown
 from ..planning.folding import find_runs
 from ..sharding.analysis import Analysis
@@ -52,10 +50,8 @@ class Scheme:
     stages: int | None = None
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
-        """The limits on this mesh; `NoAssignment` where the model cannot have the scheme on it."""
-        if self.lacks(analysis, mesh):
-            raise NoAssignment
-        return axis_limits(self.by_axis(mesh), analysis, profiles_of(analysis))
+        """The limits on this mesh."""
+        return axis_limits(self.by_axis(mesh), analysis, profiles_of(analysis), mesh)
 
     def by_axis(self, mesh: Mesh) -> tuple[AxisScheme | None, ...]:
         """The scheme of every axis of the mesh."""

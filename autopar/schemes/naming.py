@@ -55,13 +55,19 @@ def scheme_of(plan: Plan, analysis: Analysis) -> Named:
     found = [_factors(plan, analysis, profiles, names, mesh) for names, mesh in _parts(plan, analysis)]
     axes = found[0][0]
     inside = [factors for _, factors in found]
-    pipeline = (Factor(scheme=f"pipeline-{plan.schedule.pipeline}", size=len(plan.stages)),) if len(plan.stages) > 1 else ()
+    stages = stages_of(plan)
+    pipeline = (Factor(scheme=f"pipeline-{plan.schedule.pipeline}", size=stages),) if stages > 1 else ()
     if len({tuple(map(str, factors)) for factors in inside}) > 1:
         parts = dict.fromkeys(PRODUCT.join(map(str, factors)) or ALONE for factors in inside)
         name = f"{pipeline[0]}{PRODUCT}({' | '.join(parts)})" if pipeline else " | ".join(parts)
         return Named(name=name, axes=axes, factors=(*pipeline, *(f for factors in inside for f in factors)), sentence=name)
     factors = (*pipeline, *inside[0])
     return Named(name=_name(factors), axes=axes, factors=factors, sentence=sentence_of(factors, plan.schedule))
+
+
+def stages_of(plan: Plan) -> int:
+    """The number of pipeline stages; of interleaved ones the plan lists the chunks."""
+    return max(len(plan.stages) // plan.schedule.interleave, 1)
 
 
 def _parts(plan: Plan, analysis: Analysis) -> list[tuple[list[str], tuple[AxisSpec, ...]]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from autopar.costmodel import Cluster, bind_axes
+from autopar.search import NoAssignment
 
 from ..errors import UsageError
 from ..pins import together
@@ -14,7 +15,10 @@ from ..planning.request import Request
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from ..sharding.micro_batches import split_batch
+from ..tables import Limits
+from .axis import axis_limits, offered
 from .known import Scheme
+from .splits import profiles_of
 
 
 def pinned(request: Request, scheme: Scheme, analysis: Analysis) -> Request:
@@ -33,9 +37,33 @@ def pinned(request: Request, scheme: Scheme, analysis: Analysis) -> Request:
     reasons = [scheme.lacks(part, one) for one in tried]
     if reasons and all(reasons):
         raise UsageError(str(reasons[0]))
-    limits = together(request.limits, scheme) if request.limits else scheme
+    possible = _Possible(scheme=scheme, analysis=analysis)
+    limits = together(request.limits, possible) if request.limits else possible
     pipeline = request.pipeline or scheme.pipeline
     return replace(request, limits=limits, mesh=mesh, stages=stages or 1, zero=zero, pipeline=pipeline, fewer=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Possible:
+    """A scheme's limits on meshes where the whole model can have it, and for parts of the model and of the batch that can as well."""
+
+    scheme: Scheme
+    analysis: Analysis
+    whole: dict[Mesh, dict[str, bool]] = field(default_factory=dict)
+
+    def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
+        """`NoAssignment` where an operator that offers on the whole batch what the scheme needs does not on this part of it."""
+        by_axis = self.scheme.by_axis(mesh)
+        if mesh not in self.whole:
+            impossible = self.scheme.lacks(self.analysis, mesh) is not None
+            self.whole[mesh] = {} if impossible else offered(by_axis, self.analysis, profiles_of(self.analysis), mesh)
+        if not self.whole[mesh]:
+            raise NoAssignment
+        profiles = profiles_of(analysis)
+        here = offered(by_axis, analysis, profiles, mesh)
+        if any(able and not here.get(name, True) for name, able in self.whole[mesh].items()):
+            raise NoAssignment
+        return axis_limits(by_axis, analysis, profiles, mesh)
 
 
 def _wanted(scheme: Scheme, cluster: Cluster, stages: int) -> Mesh | None:

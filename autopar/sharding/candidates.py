@@ -151,6 +151,11 @@ def _normalised(options: Sequence[Option], call: Call, gradients: frozenset[str]
     return tuple(kept.values())
 
 
+def splits_plainly(option: Option, rule: Rule, names: Sequence[str]) -> bool:
+    """Whether an option splits one of the factors `names` without communicating inside."""
+    return option.factor >= 0 and option.communication is None and rule.factors[option.factor].name in names
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategies:
     """All strategies of one operator on a mesh: `choices[i, a]` is the option that strategy i takes on axis a."""
@@ -174,6 +179,16 @@ class Strategies:
     def degrees(self, mesh: Sequence[int]) -> NDArray[np.int64]:
         """Into how many shares strategy i splits factor f: array [strategies, factors]."""
         return factor_degrees(self.options, self.choices, mesh, len(self.rule.factors))
+
+    def plain_degree(self, mesh: Sequence[int], names: Sequence[str]) -> NDArray[np.int64]:
+        """Into how many shares strategy i splits the factors `names`, where it does not communicate for it: array [strategies]."""
+        plain = np.array([splits_plainly(option, self.rule, names) for option in self.options])
+        return np.asarray(np.where(plain[self.choices], np.array(mesh, dtype=np.int64), 1).prod(axis=1))
+
+    def travel_degree(self, mesh: Sequence[int]) -> NDArray[np.int64]:
+        """From how many ranks rows come to each for strategy i: array [strategies]."""
+        travels = np.array([option.communication == "dispatch" for option in self.options])
+        return np.asarray(np.where(travels[self.choices], np.array(mesh, dtype=np.int64), 1).prod(axis=1))
 
 
 def factor_degrees(options: Sequence[Option], choices: NDArray[np.int64], mesh: Sequence[int], factors: int) -> NDArray[np.int64]:

@@ -63,15 +63,17 @@ def point(curve: str, at: int, layers: int, sizes: tuple[int, ...]) -> Point:
     )  # fmt: skip
 
 
+def _dots(rows: list[Row], rival: str, floor: float) -> tuple[tuple[float, float], ...]:
+    """Our seconds and the rival's."""
+    return tuple((max(row.ours_s, floor), max(row.rival_s, floor)) for row in rows if row.rival == rival and row.rival_s is not None)
+
+
 def panels(rows: list[Row], found: list[Point]) -> list[Panel]:
     """The plots: each rival's seconds against ours, and the curves."""
     floor = time.get_clock_info("process_time").resolution
     drawn = []
     rivals = sorted({row.rival for row in rows if row.rival_s is not None})
-    dots = [
-        Series(name=rival, colour=i, points=tuple((max(r.ours_s, floor), max(r.rival_s, floor)) for r in rows if r.rival == rival and r.rival_s))
-        for i, rival in enumerate(rivals)
-    ]  # fmt: skip
+    dots = [Series(name=rival, colour=i, points=_dots(rows, rival, floor)) for i, rival in enumerate(rivals)]
     ours = [row.ours_s for row in rows]
     if ours:
         low, high = max(min(ours), floor), max(ours)

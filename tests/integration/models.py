@@ -91,6 +91,14 @@ def llama() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Called(_transformers().LlamaForCausalLM(config), "input_ids", use_cache=False), (tokens(BATCH, SEQUENCE),)
 
 
+def mixtral() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """Mixtral: Llama with four experts, of which two take each token."""
+    sizes = WIDTH | {"num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = _transformers().MixtralConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=32, attn_implementation="sdpa")
+    model = _transformers().AutoModelForCausalLM.from_config(config, experts_implementation="grouped_mm")
+    return Called(model, "input_ids", use_cache=False), (tokens(BATCH, SEQUENCE),)
+
+
 def llama_exact() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """The same Llama with norms that do not go through float32."""
     model, inputs = llama()
@@ -127,7 +135,7 @@ def net(*, batch: int = 1, size: int = 48) -> tuple[nn.Module, tuple[torch.Tenso
 
 TORCH_MODELS: Mapping[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "gpt2": gpt2, "gpt2_labels": gpt2_labels, "bert": bert, "llama": llama, "llama_exact": llama_exact, "vit": vit,
-    "resnet": resnet, "net": net,
+    "resnet": resnet, "net": net, "mixtral": mixtral,
 }  # fmt: skip
 
 

@@ -112,3 +112,13 @@ def test_stages_go_before() -> None:
     uneven = scheme_of(_stages(plan, gpu=2), analysis())
     assert uneven.name == "pipeline-1f1b 2 x (data 4 | data 2)"
     assert uneven.has("data") and uneven.has("pipeline-1f1b")
+
+
+def test_interleaved_stages_are_counted_without_their_chunks() -> None:
+    cluster = load_cluster("dgx-h100").sized(4)
+    plan = search_plan(analysis().graph, Request(cluster=cluster, mesh=stage_mesh(cluster, (4,)), stages=1, micro_batches=1))
+    cut = _stages(plan).model_dump(by_alias=True)
+    cut["schedule"] |= {"pipeline": "interleaved", "interleave": 2}
+    cut["stages"] *= 2
+    found = scheme_of(Plan.model_validate(cut), analysis())
+    assert found.factors[0].scheme == "pipeline-interleaved" and found.factors[0].size == 2

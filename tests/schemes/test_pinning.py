@@ -34,6 +34,7 @@ def request(devices: int, **pins: object) -> Request:
         ("p2d2t2", 16, "is for 8 devices, not 16"),
         ("expert", 4, "the model has no experts"),
         ("ulysses", 8, "'layers.0.attention.core' cannot be split along its heads over 8 devices"),
+        ("megatron", 8, "'layers.0.attention.core' cannot be split along its heads over 8 devices"),
         ("data", 16, "along its batch over 16 devices"),
         ("data", 3, "along its batch over 3 devices"),
         ("pipeline-1f1b 3 x data 2", 8, "3 equal stages"),

@@ -18,7 +18,7 @@ PRODUCTS: Mapping[str, tuple[str, str]] = {
     "aten._grouped_mm.default": ("self", "mat2"),
 }
 """Grouped products, with the names of their rows and weights."""
-_BIAS = "aten.index_select.default"
+BIAS = "aten.index_select.default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,11 @@ class Result:
     width: int
     dtype: str
     dims: str
+
+    @property
+    def inner(self) -> bool:
+        """Whether the columns are split with the inner dim."""
+        return "f" in self.dims.replace(")", " ").split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,7 @@ def _experts(call: Call) -> str:
         for name in inner.given:
             if name.startswith("%w"):
                 bias = ("+" if made == "!o" else "") + f"e {made}"
-                operands[int(name[2:])] = bias if inner.kind == _BIAS else f"e {dims[inner.arguments[PRODUCTS[inner.kind][0]]]} {made}"  # type: ignore[index]
+                operands[int(name[2:])] = bias if inner.kind == BIAS else f"e {dims[inner.arguments[PRODUCTS[inner.kind][0]]]} {made}"  # type: ignore[index]
         for result in inner.results:
             dims[f"%{count}"] = result.dims
             count += 1

@@ -1,0 +1,90 @@
+"""Layers of experts on real ranks: training equals one device under every way to split them, and rows travel twice each way."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autopar.ir import DTYPE_BYTES
+from autopar.pins import Pins
+from autopar.plan import Plan
+from autopar.planner import search_plan
+
+from .models import BATCH, SEQUENCE, WIDTH
+from .parity import Subject, failures, subject
+from .plans import request
+
+LAYERS, CHOSEN, EXPERTS = 2, 2, 4
+
+
+@functools.cache
+def _subject(folder: Path, train: bool) -> Subject:
+    return subject("mixtral", folder, train=train, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where ONNX files would lie."""
+    return tmp_path_factory.mktemp("models")
+
+
+def _pinned(model: Subject, sizes: tuple[int, ...], *options: str) -> Plan:
+    """The plan in which every layer of experts takes these options on the axes, read back from its file."""
+    wanted = request(sizes, train=model.train)
+    assert wanted.mesh is not None
+    layers = [op.name for op in model.model.graph.operators if op.kind == "autopar.experts"]
+    assert len(layers) == LAYERS
+    axes: Mapping[str, str] = {axis.name: option for axis, option in zip(wanted.mesh.axes, options, strict=True)}
+    plan = Plan.model_validate_json(search_plan(model.model.graph, replace(wanted, limits=Pins(operators=dict.fromkeys(layers, axes)))).to_json())
+    assert all(plan.operators[name].strategy == options for name in layers)
+    return plan
+
+
+def _inside(plan: Plan) -> Counter[tuple[str, str, int]]:
+    """The collectives inside layers of experts."""
+    return Counter((c.phase, c.kind, c.nbytes) for c in plan.collectives if c.tensor.endswith("experts/experts"))
+
+
+def _travel(itemsize: int, ranks: int, others: int, *, train: bool) -> Counter[tuple[str, str, int]]:
+    """Two all-to-alls each way of tokens x k x hidden / p, and before them the numbers of rows."""
+    rows = BATCH * SEQUENCE * CHOSEN * WIDTH["hidden_size"] * itemsize // (ranks * others)
+    phases = ("forward", "backward") if train else ("forward",)
+    counts = {("forward", "all_gather", ranks * EXPERTS * 8): LAYERS}
+    return Counter(counts | {(phase, "all_to_all", rows): 2 * LAYERS for phase in phases})
+
+
+CASES = {
+    (2,): ("e+t", "t", "f", "e"),
+    (4,): ("e+t",),
+    (2, 2): ("t e+t", "e+t t", "e+t f", "t f", "e t"),
+}
+
+
+def _checked(folder: Path, sizes: tuple[int, ...], *, train: bool) -> list[str]:
+    """What is wrong with the plans of a mesh, each with the collectives that it should have inside the layers."""
+    model = _subject(folder, train)
+    itemsize = DTYPE_BYTES[model.model.graph.tensors[model.model.graph.outputs[0]].dtype]
+    named = []
+    for text in CASES[sizes]:
+        options = tuple(text.split())
+        plan = _pinned(model, sizes, *options)
+        ranks = next((size for size, option in zip(sizes, options, strict=True) if option == "e+t"), 0)
+        others = 2 if "t" in options else 1
+        assert _inside(plan) == (_travel(itemsize, ranks, others, train=train) if ranks else Counter()), text
+        named.append((text, plan))
+    return failures(model, request(sizes, train=train), named)
+
+
+@pytest.mark.parametrize("sizes", CASES, ids=str)
+def test_training(sizes: tuple[int, ...], folder: Path) -> None:
+    """Outputs, gradients and updated weights, and the collectives that are issued are those that are priced."""
+    assert not _checked(folder, sizes, train=True)
+
+
+def test_inference(folder: Path) -> None:
+    assert not _checked(folder, (4,), train=False)
