@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autopar.costmodel.pricing import MeshPrices
@@ -42,9 +42,14 @@ __all__ = [
 ]
 
 EVALUATED = 2
-"""How many of the cheapest candidates have their programs built and priced exactly."""
+"""How many of the cheapest candidates have their programs built and priced exactly, at least."""
 TRIED = 8
-"""How many are, while none of them fits the memory."""
+"""How many are at most."""
+MISJUDGED = 1.002
+"""A program that takes so many times what its tables added up to had to be changed to fit the memory."""
+HIDDEN = (0.0, 0.9)
+"""A step is X + max(0, G - B), G the reduction of gradients and B the compute that can hide it: the maximum over l in [0, 1] of
+X + l (G - B). The programs of both ends are made (the upper one with the slowdown of what is hidden), and the faster one is taken."""
 SMALL_GRAPH = 300
 """Operators of a graph up to which four times as many are tried."""
 
@@ -100,11 +105,11 @@ class _Finisher:
 
     def best(self) -> Found | Staged:
         """The best program among the solutions; where none fits the memory, the first of the thriftiest that does."""
-        found = self._finished(self._distinct()[:TRIED])
+        found = self._finished(self._ranked()[:TRIED])
         if not found and self.outer.ranking.complete:
             before = set(self.outer.ranking.solved)
             self.outer.try_rest()
-            found = self._finished([solved for solved in self._distinct() if solved not in before][:TRIED])
+            found = self._finished([solved for solved in self._ranked() if solved not in before][:TRIED])
         if not found:
             found = self._thriftiest()
         if not found:
@@ -112,11 +117,15 @@ class _Finisher:
         return min(found, key=lambda f: f.rank)
 
     def _finished(self, ranked: Sequence[Solved]) -> list[Found | Staged]:
-        """The programs of the first `EVALUATED` that fit the memory."""
+        """The programs of the first `EVALUATED` that fit the memory, and of those behind that promise to be faster than these."""
         found: list[Found | Staged] = []
         for solved in ranked:
+            if len(found) >= EVALUATED and solved.seconds >= min(f.rank for f in found)[0]:
+                break
             try:
                 found.append(self.finish(solved))
+                if solved.free and found[-1].rank[0] > MISJUDGED * solved.seconds:
+                    found += self._other_modes(solved, found[-1].rank[0])
             except Infeasible as error:
                 self.failures += [error] if solved.candidate.stages == 1 else []
             except KeyboardInterrupt as interrupt:
@@ -125,9 +134,19 @@ class _Finisher:
                 if not found:
                     raise
                 break
-            if len(found) == EVALUATED:
-                break
         return found
+
+    def _other_modes(self, solved: Solved, seconds: float) -> Iterator[Found | Staged]:
+        """The programs of a candidate in other modes, where these promise to be faster: memory was not as free as the tables had it."""
+        for mode in self.outer.modes(solved.candidate.micro_batches):
+            if mode == solved.mode:
+                continue
+            try:
+                other = self.outer.solve(solved.candidate, mode)
+                if other.seconds < seconds:
+                    yield self.finish(other)
+            except Infeasible:
+                continue
 
     def _interrupted(self, solved: Solved, interrupt: KeyboardInterrupt) -> list[Found | Staged]:
         """What an interrupted search of the whole graph had found, if it fits the memory."""
@@ -137,15 +156,12 @@ class _Finisher:
         found = evaluate(self.tables(solved.candidate, solved.mode), interrupt.best, schedule)
         return [found] if found.estimate.memory.total <= self.request.limit else []
 
-    def _distinct(self) -> list[Solved]:
-        """The cheapest mode of every candidate first, then the others."""
-        seen: set[Candidate] = set()
-        first: list[Solved] = []
-        later: list[Solved] = []
-        for solved in self.outer.ranking.solved:
-            (later if solved.candidate in seen else first).append(solved)
-            seen.add(solved.candidate)
-        return first + later
+    def _ranked(self) -> list[Solved]:
+        """The solved candidates by what the tables say; first the cheapest mode of each of the `EVALUATED` best."""
+        solved = self.outer.ranking.solved
+        first = list({entry.candidate: entry for entry in reversed(solved)}.values())
+        first = sorted(first, key=solved.index)[:EVALUATED]
+        return first + [entry for entry in solved if entry not in first]
 
     def finish(self, solved: Solved) -> Found | Staged:
         """The exact program of a candidate; raises `Infeasible`."""
@@ -156,16 +172,22 @@ class _Finisher:
                 cluster=candidate.cluster, whole=candidate.cluster, start=0, stages=candidate.stages, mesh=candidate.mesh,
             )  # fmt: skip
             return staged([group], lambda group: self.tables(candidate, solved.mode), schedule, request, always=outer.always)
-        room = max(request.limit - outer.always, 0.0)
-        tables = self.tables(candidate, solved.mode)
+        found = [self._in_one(candidate, solved.mode, schedule, hidden) for hidden in (HIDDEN if request.train else HIDDEN[:1])]
+        return min(found, key=lambda f: f.rank)
+
+    def _in_one(self, candidate: Candidate, mode: Mode, schedule: Schedule, hidden: float) -> Found:
+        """The program without stages, if that share of the gradients' reduction ran under the backward pass."""
+        request = self.request
+        tables = self.tables(candidate, mode, hidden)
+        room = max(request.limit - self.outer.always, 0.0)
         return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)
 
-    def tables(self, candidate: Candidate, mode: Mode) -> Tables:
+    def tables(self, candidate: Candidate, mode: Mode, hidden: float = 0.0) -> Tables:
         """The tables of the whole graph."""
         request = self.request
         analysis = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
         limits = request.limits(analysis, candidate.mesh) if request.limits else None
-        work = self.outer.work(candidate, mode, Counts(), short=False)
+        work = replace(self.outer.work(candidate, mode, Counts(), short=False), hidden=hidden)
         prices = MeshPrices(cluster=candidate.cluster, mesh=candidate.mesh)
         return build_tables(analysis, prices, optimizer=request.optimizer, limits=limits, work=work)
 

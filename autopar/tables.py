@@ -352,12 +352,13 @@ class _Builder:
         from_storage = self.variables[source].what == "parameter" and name in self.analysis.gradients
         again = variable.what == "operator" and variable.name in self.again
         often = self.work.of_parameters if tensor.role is Role.PARAMETER else self.work.of_values(again)
-        matrix_key = ("distances", id(space), tensor.shape, tensor.bytes, name in self.analysis.gradients, from_storage, often, count)
+        trained, hidden = name in self.analysis.gradients, self.work.hidden
+        matrix_key = ("distances", id(space), tensor.shape, tensor.bytes, trained, from_storage, often, count, hidden)
 
         def table() -> Floats:
             prices = self._once(matrix_key, lambda: self._distances(tensor, space, often))
             if from_storage:
-                rows = prices.rows_from_storage(source_codes, self.prices.bucket_share, tensor.bytes)
+                rows = prices.rows_from_storage(source_codes, self.prices.bucket_share, tensor.bytes, 1 - self.work.hidden)
             else:
                 rows = prices.rows(source_codes)
             return count * np.ascontiguousarray(rows[:, target_codes])

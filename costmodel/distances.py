@@ -134,8 +134,8 @@ class Distances:
             self.known[fresh] = True
         return self.prices[sources]
 
-    def rows_from_storage(self, sources: NDArray[np.int64], share: LinePrices, nbytes: int) -> NDArray[np.float64]:
-        """The same from a parameter's storage: leading R → B steps bear only their `share` of a gradient bucket."""
+    def rows_from_storage(self, sources: NDArray[np.int64], share: LinePrices, nbytes: int, exposed: float = 1.0) -> NDArray[np.float64]:
+        """The same from a parameter's storage: leading R → B steps bear their `share` of a bucket, as far as it is `exposed`."""
         names = [kind.kind for kind in self.space.kinds]
         prices = self.rows(sources).copy()
         if Kind.BROADCAST not in names:
@@ -150,7 +150,7 @@ class Distances:
             cost = np.zeros(len(chosen))
             for axis in lead:
                 (alpha, beta) = share("all_reduce", axis)[-1]
-                cost += alpha + beta * nbytes / shards[chosen] + STEP_PENALTY
+                cost += exposed * (alpha + beta * nbytes / shards[chosen]) + STEP_PENALTY
             prices[chosen] = np.minimum(prices[chosen], cost[:, None] + self.rows(self.space.codes(after)))
         return prices
 

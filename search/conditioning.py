@@ -56,8 +56,11 @@ class Minimiser:
         """Whether the bound is the optimum (up to rounding)."""
         return not self.fixed
 
-    def minimise(self, price: float = 0.0, known: Minimum | None = None) -> Minimum:
-        """The minimum of cost + `price` * memory; `known`, a minimum at another price, lends the tables that no price changes."""
+    def minimise(self, price: float = 0.0, known: Minimum | None = None, *, improve: bool = True) -> Minimum:
+        """The minimum of cost + `price` * memory; `known`, a minimum at another price, lends the tables that no price changes.
+
+        Where it is a relaxation's, the assignment is improved, unless only the bound is wanted.
+        """
         tables = self.plan.evaluate(price, known.tables if known is not None else ())
         bound = self.plan.optimum(tables)
         if bound == math.inf:
@@ -66,7 +69,7 @@ class Minimiser:
         if self.exact:
             return Minimum(choices=choices, bound=bound, tables=tables)
         bound -= 1e-12 * abs(bound)
-        return Minimum(choices=self._improve(choices, price), bound=bound, tables=tables)
+        return Minimum(choices=self._improve(choices, price) if improve else choices, bound=bound, tables=tables)
 
     def without(self, kept: Sequence[Indices]) -> "Minimiser":
         """The solver of the graph with only the kept choices, its variables split as in this one."""

@@ -25,6 +25,8 @@ FEWER = 0.8
 """Share of the choices that must be left at most for the tables to be cut."""
 PATIENCE, PROGRESS = 4, 0.15
 """So many passes must close that share of the gap to be followed by another."""
+IMPROVED = 4
+"""In every so many passes the assignment is improved, which takes as long as the pass."""
 CLOSED = 1e-9
 """Relative gap that is none but for rounding."""
 
@@ -49,7 +51,7 @@ def narrow(known: Incumbent, small: Reduction, solver: Minimiser, minimum: Minim
                 merged = left
         else:
             solver.tighten(least, step)
-        minimum = solver.minimise()
+        minimum = solver.minimise(improve=len(bounds) % IMPROVED == 0)
         known.offer(small.restore(minimum.choices))
         known.prove(min(known.cost, minimum.bound), proof)
         if solver.exact or known.gap <= CLOSED:

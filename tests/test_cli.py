@@ -175,7 +175,7 @@ BAD: dict[str, tuple[int, tuple[str, ...], str]] = {
     "bad pin": (2, ("plan", "@two.onnx", *SMALL, "--pin", "c_fc"), "OP=AXIS:FACTOR"),
     "pin on an unknown axis": (2, ("plan", "@two.onnx", *SMALL, "--pin", "*c_fc/*=node:n"), "valid are gpu"),
     "pin to an unknown factor": (2, ("plan", "@two.onnx", *SMALL, "--pin", "*c_fc/MatMul=gpu:zz"), "valid are .*n"),
-    "no plan fits": (4, ("plan", "@two.onnx", *SMALL, "--memory", "1MB"), "the smallest that would do is "),
+    "no plan fits": (4, ("plan", "@two.onnx", *SMALL, "--memory", "100kB"), "the smallest that would do is "),
     "plan of another model": (5, ("plan", "@three.onnx", *SMALL, "--strategy-load", "@two.json"), "h.2.* is not in the plan"),
     "loaded plan for other devices": (
         5,

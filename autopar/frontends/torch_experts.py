@@ -204,19 +204,19 @@ class _Layer:
         """The graph with the layer in the place of its operators; those that nobody reads any more are left out."""
         routing = find_routing(self.finder, self.source, self.ends, self.final.outputs[0])
         layer = self._operator(routing)
-        renamed = {self.final.outputs[0]: layer.outputs[0]}
-        changed: dict[str, Operator] = {}
-        if routing is not None:
-            changed.update(routing.changed)
-            renamed[routing.ordered] = renamed.get(routing.result, routing.result)
+        made = self.final.outputs[0]
+        renamed = {} if made in self.finder.wanted else {made: layer.outputs[0]}
+        if routing is not None:  # what is made of the rows is in the order of the tokens from here on
+            renamed[routing.result] = routing.ordered
         operators: list[Operator] = []
         for op in self.graph.operators:
             if op is self.final:
-                operators.append(layer)
-            elif op.name not in self.own:
-                op = changed.get(op.name, op)
-                operators.append(replace(op, inputs=tuple(renamed.get(name, name) for name in op.inputs)))
-        output = replace(self.tensors[self.final.outputs[0]], name=layer.outputs[0])
+                operators.append(replace(layer, outputs=(renamed.get(made, made),)))
+            elif op.name not in self.own and (routing is None or routing.ordered not in op.outputs):
+                op = op if routing is None else routing.changed.get(op.name, op)
+                inputs, outputs = (tuple(renamed.get(name, name) for name in names) for names in (op.inputs, op.outputs))
+                operators.append(replace(op, inputs=inputs, outputs=outputs))
+        output = replace(self.tensors[made], name=layer.outputs[0])
         kept = _alive(operators, self.finder.wanted)
         return replace(self.graph, tensors={**self.tensors, output.name: output}, operators=kept)
 

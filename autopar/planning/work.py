@@ -31,15 +31,16 @@ class Work:
     """The multiplicities of a step.
 
     `passes`: how often the time of a micro-batch counts (the micro-batches, and the bubble). `in_flight`: micro-batches between their
-    forward and their backward pass at once. `segments`: what is recomputed. `zero`: parameters stored split and used gathered are
-    gathered once a step, their gradients added up whole (1) or as shards after every micro-batch (2), or gathered for every pass (3);
-    0: none are.
+    forward and their backward pass at once. `hidden`: share of the buckets of gradients that runs under the backward pass. `segments`:
+    what is recomputed. `zero`: parameters stored split and used gathered are gathered once a step, their gradients added up whole (1)
+    or as shards after every micro-batch (2), or gathered for every pass (3); 0: none are.
     """
 
     counts: Counts = field(default_factory=Counts)
     passes: float = 1.0
     in_flight: float = 1.0
     accumulating: bool = False
+    hidden: float = 0.0
     segments: Segments = ()
     zero: int = 1
 

@@ -35,8 +35,8 @@ class AxisScheme:
     """A scheme on one axis.
 
     `prefer`: for a part (`Part.OTHER` for those not named) sets of splits, the preferred first. `needs`: parts of which enough must offer
-    one of these splits, or it is not the scheme; those in `has` must be there. `columns`: weights are split where that leaves no partial sum. `storage` of
-    parameters: "whole", "split" on any dim that divides, or as they are "used".
+    one of these splits, or it is not the scheme; those in `has` must be there. `columns`: weights are split where that leaves no partial
+    sum. `storage` of parameters: "whole", "split" on any dim that divides, or as they are "used".
     """
 
     name: str

@@ -45,9 +45,7 @@ def test_what_a_rival_cannot_do_is_said(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_out_of_time() -> None:
     draw = np.random.default_rng(0)
-    wide = CostGraph(
-        sizes=(9,) * 12, unary=(np.zeros(9),) * 12, edges={(u, v): draw.random((9, 9)) for v in range(12) for u in range(v)}
-    )
+    wide = CostGraph(sizes=(9,) * 12, unary=(np.zeros(9),) * 12, edges={(u, v): draw.random((9, 9)) for v in range(12) for u in range(v)})
     ours = solve(chain(2, 2))
     row = rivals.against_highs("clique", "-", wide, 0.1, ours, 0.05)
     assert row.note == "out of time" and row.rival_s is not None

@@ -18,6 +18,7 @@ from autopar.search.costgraph import solution
 from autopar.sharding.analysis import analyse
 from autopar.tables import build_tables
 
+SCHEMES = ("data", "zero3", "tensor", "megatron", "megatron-sp", "ulysses")
 FEASIBLE = 1e30
 """Prices above it mark pairs of choices that exclude each other."""
 
@@ -34,8 +35,8 @@ def request(sizes: Sequence[int], *, train: bool) -> Request:
 def plans(model: LoadedModel, wanted: Request, *, randoms: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:
     """Named plans, each read back from the text of its file."""
     yield "found", _read_back(search_plan(model.graph, wanted))
-    for name, scheme in AXIS_SCHEMES.items():
-        yield name, _read_back(search_plan(model.graph, replace(wanted, limits=scheme)))
+    for name in SCHEMES:
+        yield name, _read_back(search_plan(model.graph, replace(wanted, limits=AXIS_SCHEMES[name])))
     yield from random_plans(model, wanted, count=randoms, seed=seed)
 
 

@@ -47,7 +47,7 @@ def _pinned(model: Subject, sizes: tuple[int, ...], *options: str) -> Plan:
 
 def _inside(plan: Plan) -> Counter[tuple[str, str, int]]:
     """The collectives inside layers of experts."""
-    return Counter((c.phase, c.kind, c.nbytes) for c in plan.collectives if c.tensor.endswith("experts/experts"))
+    return Counter((c.phase, c.kind, c.nbytes) for c in plan.collectives if c.tensor.endswith("experts/experts:0"))
 
 
 def _travel(itemsize: int, ranks: int, others: int, *, train: bool) -> Counter[tuple[str, str, int]]:

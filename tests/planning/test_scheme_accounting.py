@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from autopar.frontends.load import LoadedModel
+from autopar.frontends.torch_experts import join_experts
 from autopar.ir import Operator
 from autopar.runtime.collective_log import CollectiveLog
 from autopar.runtime.collectives import DeviceGroups
@@ -147,9 +148,22 @@ def test_experts_of_equal_capacity_exchange_twice(p: int, layers: int) -> None:
 
 
 @pytest.mark.parametrize("p", RANKS)
-def test_rows_of_sorted_experts_travel_for_every_product(p: int) -> None:
-    """Each grouped product sends its rows there and back, so two products exchange four times, not twice."""
-    rows = 16
+def test_rows_of_sorted_experts_travel_once(p: int) -> None:
+    """Lepikhin et al., arXiv:2006.16668, section 3.2, where rows are sorted and not of equal number: there and back, as much backward.
+
+    Before they leave, every rank tells how many it has for each expert.
+    """
+    rows, experts = 16, 4
+    found = priced(program_of(join_experts(sorted_experts(experts, rows)), one(p), lambda op: (S(0),), travelling=True))
+    moved = rows * HIDDEN * ITEMSIZE // p
+    assert counted(found, parameter=False) == {
+        ("forward", "all_gather", p * experts * 8): 1, ("forward", "all_to_all", moved): 2, ("backward", "all_to_all", moved): 2,
+    }  # fmt: skip
+
+
+def test_rows_of_single_products_travel_for_each() -> None:
+    """Where no layer is recognised, every product sends its rows there and back, two of them at the inner width."""
+    rows, p = 16, 2
     found = priced(program_of(sorted_experts(4, rows), one(p), lambda op: (S(0),), travelling=True))
     narrow, wide = (rows * width * ITEMSIZE // p for width in (HIDDEN, 2 * HIDDEN))
     assert counted(found, kind="all_to_all") == {

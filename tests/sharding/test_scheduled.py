@@ -81,7 +81,9 @@ def test_a_segment_runs_again_before_its_backward_pass() -> None:
     for gathered in ("kept", "again"):
         plan = execution(assignment, analysis, Schedule(recompute=layers, gathered=gathered)).micro  # type: ignore[arg-type]
         names = [
-            tuple(s.operator.name for i in part.steps if isinstance(s := plan.program.steps[i], Compute)) for part in plan.parts if part.again
+            tuple(s.operator.name for i in part.steps if isinstance(s := plan.program.steps[i], Compute))
+            for part in plan.parts
+            if part.again
         ]
         assert names == list(layers), "each segment in one piece"
         found = _of_parameters(plan)
