@@ -31,7 +31,7 @@ def run_network(network: Network, rows: Tensor, operands: Sequence[Tensor], ends
     count, last = 0, rows
     for kind, arguments, results in network:
         function = function_of(kind)
-        given = {name: values[value] if isinstance(value, str) and value in values else value for name, value in arguments}
+        given: dict[str, Any] = {name: values[value] if isinstance(value, str) and value in values else value for name, value in arguments}
         made = function(**arguments_of(function, given, (rows,), rows.device))
         for value in made if len(results) > 1 else (made,):
             values[f"%{count}"] = last = value
@@ -56,9 +56,7 @@ def grouped(rows: Tensor, choice: Tensor, operands: Sequence[Tensor], network: N
     return made.new_zeros(choice.shape[0], made.shape[1]).index_copy(0, order, made)
 
 
-def experts(
-    rows: Tensor, operands: Sequence[Tensor], network: Network, chosen: Tensor | None = None, ends: Tensor | None = None
-) -> Tensor:
+def experts(rows: Tensor, operands: Sequence[Tensor], network: Network, chosen: Tensor | None = None, ends: Tensor | None = None) -> Tensor:
     """A layer of experts: of tokens with the experts `chosen` for their rows, or of rows that are sorted by expert up to `ends`."""
     if chosen is not None:
         return grouped(rows, chosen.clamp(max=operands[0].shape[0]), operands, network, all_held=True)
@@ -128,4 +126,3 @@ def travelling_layer(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., A
 
 def _cuts(call: LocalCall, index: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(cut) for cut in call.cuts(call.decision.inputs[index]) if cut.dim == 0)
-

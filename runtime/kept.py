@@ -1,8 +1,8 @@
 """Values of parameters that are made once a step and kept from one micro-batch to the next, and the gradients that meet there.
 
-    once     all micro-batches but the last add their gradient up where the value is used; the last one adds that to its own and sends
-             the sum back along the chain
-    shards   every micro-batch sends its gradient back along the chain
+once     all micro-batches but the last add their gradient up where the value is used; the last one adds that to its own and sends
+         the sum back along the chain
+shards   every micro-batch sends its gradient back along the chain
 """
 
 from __future__ import annotations

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import itertools
 import operator as python_operator
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
@@ -26,53 +23,13 @@ from autopar.sharding.program import Compute, Decision, Program, Redistribute
 from autopar.sharding.redistribution import changed_axis
 from autopar.sharding.rules import Call, rule_of
 from autopar.sharding.scheduled import Mode, Part, Scheduled, scheduled
-from autopar.sharding.time_split import TimeSplit
 
 from .again import GatheredAgain, MadeAgain
 from .collectives import AxisGroup, Chain, DeviceGroups, step, step_actions
 from .functions import arguments_of, is_onnx, named, on_device, only, returns_sequence
-from .kept import Kept, Progress
+from .kept import Kept
+from .local_program import LocalProgram, Machinery, Time, called, identifier
 from .localise import LocalCall, LocalOperator, localise
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Time:
-    """One of `count` micro-batches: its coordinate on the axis of time, and how the model lies there."""
-
-    split: TimeSplit
-    count: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalProgram:
-    """What one rank runs: `module(*parameters, *constants, *inputs)` gives the local outputs as a tuple.
-
-    Parameters come as local shards of their storage layouts (or as DTensors), constants and inputs whole; `outputs` pairs every output
-    with its layout: the graph's outputs in order, then the loss where it is none of them. Behind the outputs come the whole new
-    values of the constants `updates`.
-
-    A micro-batch takes `sources` in place of constants and inputs, each cut as its placement on the axis of time says, the results of the
-    preamble among them; of `updates` it gives those that are `updated`. The layouts of `outputs` are those of all micro-batches joined.
-    """
-
-    module: fx.GraphModule
-    parameters: tuple[str, ...]
-    constants: tuple[str, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[tuple[str, Layout], ...]
-    updates: tuple[str, ...]
-    loss: int | None
-    sources: tuple[tuple[str, Placement], ...] = ()
-    updated: tuple[str, ...] = ()
-
-
-class Machinery:
-    """What the lowered micro-batches of a rank share: how far the step is, and the values that are kept from one to the next."""
-
-    def __init__(self) -> None:
-        self.progress = Progress()
-        self.kept: dict[int, Kept] = {}
 
 
 def lower(program: Program, groups: DeviceGroups, *, device: torch.device | str = "cpu") -> LocalProgram:
@@ -109,22 +66,6 @@ def lower_preamble(
 def local_shard(value: torch.Tensor) -> torch.Tensor:
     """The shard of a DTensor, through which gradients flow; a shard as it is."""
     return value.to_local() if isinstance(value, DTensor) else value
-
-
-def called(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function under a name, which a `torch.fx` graph needs."""
-
-    def call(*values: torch.Tensor) -> Any:
-        return function(*values)
-
-    call.__name__ = call.__qualname__ = name
-    return call
-
-
-def _identifier(name: str) -> str:
-    """A readable Python identifier out of a tensor's or operator's name."""
-    text = re.sub(r"\W+", "_", name).strip("_")
-    return text if text and not text[0].isdigit() else f"v_{text}"
 
 
 Place = tuple[str, Layout]
@@ -258,7 +199,7 @@ class _Lowering:
 
     def _placeholder(self, graph: fx.Graph, name: str) -> fx.Node:
         """An argument of the program, under a name that no other has."""
-        found = _identifier(name)
+        found = identifier(name)
         self.given[found] += 1
         return graph.placeholder(found if self.given[found] == 1 else f"{found}_as_{self.given[found]}")
 
@@ -277,7 +218,7 @@ class _Lowering:
             raise PlanError(f"the plan has no redistribution of {name!r} to [{format_layout(tuple(layout))}]")
         value = self._main_value((name, (placement, *chain[0])))
         for action in self._chain(name, tuple((placement, *c) for c in chain), 0):
-            value = self.main.create_node("call_function", step, (value, *action[:1], None, action[2]), name=f"{_identifier(name)}_part")
+            value = self.main.create_node("call_function", step, (value, *action[:1], None, action[2]), name=f"{identifier(name)}_part")
         return value
 
     # --- values ---
@@ -355,7 +296,7 @@ class _Lowering:
         part_again = called("made_again", MadeAgain(module.forward, differentiable, self.device))
         node = self.main.create_node("call_function", part_again, tuple(outer.values()), name=f"part_{number}")
         for i, place in enumerate(results):
-            self.values[place] = self.main.create_node("call_function", python_operator.getitem, (node, i), name=_identifier(place[0]))
+            self.values[place] = self.main.create_node("call_function", python_operator.getitem, (node, i), name=identifier(place[0]))
 
     def _chain(self, name: str, chain: Sequence[Layout], bucketed: int) -> Chain:
         """The actions of a redistribution; bucketed steps are left to the gradient buckets."""
@@ -375,7 +316,7 @@ class _Lowering:
         chain = [self.layout(layout, placement) for layout in item.chain]
         actions = self._chain(item.tensor, chain, item.bucketed)
         mode = self.plan.modes.get(index)
-        name = _identifier(item.tensor)
+        name = identifier(item.tensor)
         if mode is not None and actions and self.inside is None and (mode is Mode.AGAIN or self.time is not None):
             if mode is Mode.AGAIN:
                 asked_for = any(index in found for found in self.plan.regathered.values())
@@ -396,8 +337,6 @@ class _Lowering:
         """The local form of an operator."""
         tensors, operator = self.model.tensors, item.operator
         decision = self.decision(item)
-        timed = len(decision.options) == len(self.mesh) or self.time is None
-        assert timed, operator.name
         call = LocalCall(
             operator=operator,
             decision=decision,
@@ -416,7 +355,7 @@ class _Lowering:
         inputs = [self._value(place) for place in zip(operator.inputs, decision.inputs, strict=True)]
         arguments = arguments_of(local.function, local.attributes, inputs, self.device)
         function = on_device(local.function, self.device) if is_onnx(operator.kind) and not inputs else named(local.function)
-        result = self.graph.create_node("call_function", function, (), arguments, name=_identifier(operator.name))
+        result = self.graph.create_node("call_function", function, (), arguments, name=identifier(operator.name))
         results = self._unpack(result, operator, returns_sequence(local.function, operator))
         if local.scale != 1.0:
             results = [self.graph.call_function(torch.mul, (value, local.scale)) for value in results]
@@ -427,7 +366,7 @@ class _Lowering:
     def _unpack(self, result: fx.Node, operator: Operator, sequence: bool) -> list[fx.Node]:
         if sequence:
             return [
-                self.graph.create_node("call_function", python_operator.getitem, (result, i), name=_identifier(output))
+                self.graph.create_node("call_function", python_operator.getitem, (result, i), name=identifier(output))
                 for i, output in enumerate(operator.outputs)
             ]
         if is_onnx(operator.kind):

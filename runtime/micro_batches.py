@@ -23,7 +23,8 @@ from autopar.sharding.time_split import TimeSplit
 from .again import gathering_again, random_state, set_random_state
 from .collectives import Cut, DeviceGroups, join, shard_of
 from .gradients import GradientBuckets, local_of
-from .lowering import LocalProgram, Machinery, Time, local_operators, lower_preamble, lower_scheduled
+from .local_program import LocalProgram, Machinery, Time
+from .lowering import local_operators, lower_preamble, lower_scheduled
 
 
 class MicroBatches:

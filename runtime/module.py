@@ -23,7 +23,8 @@ from .again import gathering_again
 from .checkpoint import describe_pieces
 from .collectives import DeviceGroups, cuts_of, gather_full, shard_of
 from .gradients import GradientBuckets
-from .lowering import LocalProgram, lower_scheduled
+from .local_program import LocalProgram
+from .lowering import lower_scheduled
 from .micro_batches import MicroBatches
 
 Values = Mapping[str, Tensor | Callable[[], Tensor]]

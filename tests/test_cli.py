@@ -222,7 +222,7 @@ def test_bad_input(name: str, folder: Path) -> None:
 
 def test_the_smallest_memory_would_do(folder: Path) -> None:
     with pytest.raises(NoPlanFits) as raised:
-        run(["plan", str(folder / "two.onnx"), *SMALL, "--memory", "1MB", "--quiet"])
+        run(["plan", str(folder / "two.onnx"), *SMALL, "--memory", "100kB", "--quiet"])
     enough = str(int(raised.value.minimum) + 1)
     assert run(["plan", str(folder / "two.onnx"), *SMALL, "--memory", enough, "--quiet"]) == 0
 

@@ -150,10 +150,11 @@ class _Reader:
             outputs=tuple(dict.fromkeys(o for o in outputs if isinstance(o, str))),
             updates=self.updates,
         )
+        graph = join_experts(split_means(graph))
         spec = self.exported.call_spec
         assert spec.in_spec is not None and spec.out_spec is not None
         return TorchModel(
-            graph=join_experts(split_means(graph)), constants=self.constants, buffers=tuple(self.buffers), aliases=self.aliases, in_spec=spec.in_spec,
+            graph=graph, constants=self.constants, buffers=tuple(self.buffers), aliases=self.aliases, in_spec=spec.in_spec,
             out_spec=spec.out_spec, output_names=tuple(o if isinstance(o, str) else None for o in outputs),
             output_values=values,
         )  # fmt: skip

@@ -190,10 +190,10 @@ class _Layer:
 
     def _dims(self, op: Operator, name: str, divides: bool) -> str:
         """The columns of a value, as a rule spells them; a bias's are those of what it is added to."""
-        reader = self.finder.reader(name)
+        reader = self.finder.reader(name) if self._is_bias(op) else None
         if op in (self.last, self.final) or reader is self.final:
             return "!o"
-        parts = self.parts.get(name) or (self.parts.get(reader.outputs[0]) if reader is not None else None)
+        parts = self.parts.get(name if reader is None else reader.outputs[0])
         if not divides or parts is None:
             return f"!f{self.tensors[name].shape[1]}"
         return "f" if parts == 1 else f"(!c{parts}={parts} f)"

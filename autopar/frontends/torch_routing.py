@@ -168,8 +168,9 @@ def _undoes(finder: Finder, index: str, places: str) -> bool:
     indices, values = op.attributes.get("indices"), finder.given(op, "values")
     counting = finder.makers.get(values) if values is not None else None
     plain = counting is not None and counting.kind == "aten.arange.default" and set(counting.attributes) <= {"end", "dtype"}
-    named = isinstance(indices, tuple) and len(indices) == 1 and isinstance(indices[0], Ref)
-    return plain and named and isinstance(indices, tuple) and op.inputs[indices[0].index] == places  # type: ignore[union-attr]
+    if not plain or not isinstance(indices, tuple) or len(indices) != 1 or not isinstance(indices[0], Ref):
+        return False
+    return op.inputs[indices[0].index] == places
 
 
 def _unsorted(finder: Finder, name: str, places: str) -> Operator | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..api import Planned
 from ..plan import Plan
-from ..schemes import Named, scheme_of
+from ..schemes import Named, scheme_of, stages_of
 from ..sharding.analysis import Analysis, analyse
 from .account import Account, account_of, has_account
 from .compare import MAX_OPERATORS, SHORT, rivals
@@ -67,6 +67,10 @@ def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved
             "assumed": cluster_sentence(planned),
             "notes": list(planned.notes[1:]),
             "devices": plan.devices,
+            "unused": plan.unused,
+            "stages": stages_of(plan),
+            "micro_batches": plan.schedule.micro_batches,
+            "recomputed": sum(map(len, plan.schedule.recompute)),
             "mesh": {axis.name: axis.size for axis in plan.mesh},
             "scheme": named.name,
             "sentence": named.sentence,
@@ -75,6 +79,7 @@ def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved
             "step": plan.predicted.step,
             "communication": plan.predicted.communication,
             "overlapped": plan.predicted.overlapped,
+            "bubble": plan.predicted.bubble,
             "memory": plan.predicted.memory,
             "gap": plan.provenance.gap,
             "operators": [group_json(group) for group in (groups_of(account) if account else ())],

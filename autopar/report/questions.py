@@ -22,6 +22,9 @@ from .why import Alternative, Why
 if TYPE_CHECKING:
     from .explained import Explained
 
+TOLD = 1e-6
+"""Share of the step above which a change of the operators' own seconds is told."""
+
 
 def alternatives_table(others: Sequence[Alternative], axes: Sequence[str], best: float) -> Table:
     """The strategies of an operator, each with the best plan that takes it."""
@@ -37,9 +40,9 @@ def _alternative_row(other: Alternative, axes: Sequence[str], best: float) -> tu
     if other.step is None or other.change is None:
         return (*strategy, words, other.why, "", "")
     told = []
-    if abs(other.own) > 1e-9 * best:
+    if abs(other.own) > TOLD * best:
         told.append(f"the operator itself {_signed(other.own)}")
-    if abs(other.others) > 1e-9 * best:
+    if abs(other.others) > TOLD * best:
         told.append(f"other operators {_signed(other.others)}")
     told += [f"{move.tensor} as {move.forced} instead of {move.best} {_signed(move.seconds)}" for move in other.moves]
     return (*strategy, words, seconds_text(other.step), f"{other.change / best:+.2%}" if best else "", "; ".join(told))

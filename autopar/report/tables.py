@@ -86,17 +86,18 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
     parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in found.memory_parts.items() if size)
     made = plan.provenance
     step = "step" if plan.model.mode == "train" else "inference"
-    parts_of_time = ("forward", "backward", "update", "communication")
+    parts_of_time = ("forward", "backward", "update", "communication", "bubble")
     times = [f"{name} {seconds_text(getattr(found, name))}" for name in parts_of_time if getattr(found, name)]
     times += [f"of which {seconds_text(found.overlapped)} hidden under computation"] if found.overlapped else []
     lines = [
         sentence,
         f"model {plan.model.name}, {plan.model.mode}" + (f" with {plan.model.optimizer}" if plan.model.mode == "train" else ""),
-        f"mesh {mesh}: {plan.devices} device" + ("s" if plan.devices > 1 else ""),
+        _mesh_line(plan, mesh),
         f"{step} {seconds_text(found.step)}: " + ", ".join(times),
         f"memory {bytes_text(found.memory)} per device: {parts}",
         f"search {made.method}: at most {made.gap:.2%} above the best that it can prove",
     ]
+    lines += _schedule_lines(plan)
     if plan.replicated:
         lines.append(f"computed whole on every device, having no rule: {', '.join(plan.replicated)}")
     lines += [f"rule found by execution: {rule.kind}: {rule.rule}" for rule in plan.rules]
@@ -104,6 +105,25 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
         lines.append(f"scheme {named.name}: {named.sentence}")
         lines += [f"axis {axis}: {name}" for axis, name in named.axes.items()] if len(named.axes) > 1 else []
     return lines
+
+
+def _mesh_line(plan: Plan, mesh: str) -> str:
+    stages = f" for each of {stages_of(plan)} stages" if plan.stages else ""
+    idle = f"; {plan.unused} are left idle, which is faster" if plan.unused else ""
+    return f"mesh {mesh}{stages}: {plan.devices} device" + ("s" if plan.devices > 1 else "") + idle
+
+
+def _schedule_lines(plan: Plan) -> list[str]:
+    """Micro-batches, the order of the stages, and what is recomputed; nothing where there is none."""
+    schedule = plan.schedule
+    said = [f"{schedule.micro_batches} micro-batches"] if schedule.micro_batches > 1 else []
+    if plan.stages:
+        chunks = f" with {schedule.interleave} chunks a stage" if schedule.interleave > 1 else ""
+        said.append(f"stages in the order {schedule.pipeline}{chunks}")
+    if schedule.recompute:
+        again = sum(map(len, schedule.recompute))
+        said.append(f"{again} operators in {len(schedule.recompute)} segments are recomputed in the backward pass")
+    return [f"schedule {', '.join(said)}"] if said else []
 
 
 def _collective_text(counts: Counter[str]) -> str:

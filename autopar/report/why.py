@@ -32,7 +32,7 @@ ALL = 64
 """Strategies of an operator up to which all are forced; of more, those that differ from the plan's on one axis."""
 TOLD = 4
 """How many of the redistributions that differ are told."""
-NEGLIGIBLE = 1e-8
+NEGLIGIBLE = 1e-6
 """Share of the step below which a difference is rounding."""
 
 
@@ -101,7 +101,7 @@ class Why:
         try:
             self.best = self._solve({})
         except Infeasible as error:  # the program needs less at once than the tables add up to
-            self.room = error.minimum_memory * (1 + NEGLIGIBLE)
+            self.room = error.minimum_memory * (1 + 1e-9)
             self.best = self._solve({})
         self.places = {(v.what, v.name): i for i, v in enumerate(self.tables.variables)}
 

@@ -11,6 +11,7 @@ from ..sharding.analysis import Offer
 from ..sharding.candidates import Option
 from ..sharding.layout import Kind, parse_layout
 from ..sharding.rules import RULES
+from ..sharding.rules.experts import EXPERTS
 
 if TYPE_CHECKING:
     from .account import Account, Move, OperatorAccount
@@ -40,6 +41,8 @@ def option_words(name: str, offer: Offer, option: Option, inputs: tuple[str, ...
         by_weight = any(s for s, h in zip(split, held, strict=True) if h)
         by_value = any(s for s, h in zip(split, held, strict=True) if not h)
         kept = any(p.kind is Kind.SPLIT for p in option.outputs)
+        if by_weight and offer.call.operator.kind == EXPERTS:
+            return f"{COLUMN}, then {ROW}"
         if by_weight:
             return (EXPERT if by_value else COLUMN) if kept else ROW
     if option.communication == "ring":

@@ -66,6 +66,9 @@ class Scheme:
         """Why the model cannot have the scheme on this mesh, or None where it can."""
         if len(self.axes) > 1 and not self.named and len(mesh.axes) != len(self.axes):
             return f"{self.name} has {len(self.axes)} mesh axes, {mesh} has {len(mesh.axes)}"
+        missing = [name for name in self.named if name not in {axis.name for axis in mesh.axes}]
+        if missing:
+            return f"the mesh has no axis {missing[0]!r}; its axes are {', '.join(axis.name for axis in mesh.axes)}"
         if self.sizes and mesh.shape != self.sizes:
             return f"{self.name} is for a mesh of {'x'.join(map(str, self.sizes))}, not {mesh}"
         reason = lacking(self.by_axis(mesh), analysis, profiles_of(analysis), mesh)

@@ -13,6 +13,7 @@ from ..sharding.candidates import Option
 from ..sharding.classes import FactorClass
 from ..sharding.layout import Kind
 from ..sharding.rules import RULES
+from ..sharding.rules.experts import EXPERTS, multiply_adds
 from .meanings import Meanings, read_meanings
 
 
@@ -93,7 +94,8 @@ def _profile(op: Operator, offer: Offer, held: tuple[bool, ...], classes: tuple[
     weighed = {f for dims, weight in zip(offer.rule.inputs, held, strict=True) if weight for dim in dims for f in dim}
     splits = tuple(_split(offer, option, classes, words, weighed) for option in offer.options)
     reduces = tuple(option.factor >= 0 and any(p.kind is Kind.PARTIAL for p in option.outputs) for option in offer.options)
-    work = float(math.prod(factor.size for factor in offer.rule.factors))
+    layer = op.kind == EXPERTS
+    work = float(multiply_adds(offer.call) if layer else math.prod(factor.size for factor in offer.rule.factors))
     return Profile(part=_part(offer, held, classes, splits), splits=splits, reduces=reduces, work=work)
 
 

@@ -17,7 +17,12 @@ from autopar.sharding.rules.experts import EXPERTS, network_of
 
 from .test_torch import compare_with_eager
 
+import_module("transformers.integrations.moe")  # registers the product
+grouped = torch.ops.transformers.grouped_mm_fallback
 ROUTING = ("sort", "histc", "cumsum", "index_put", "index.Tensor")
+
+
+PRODUCT = "grouped_mm_fallback"
 
 
 class Logits(nn.Module):
@@ -87,11 +92,11 @@ class Sorted(nn.Module):
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """[rows, 8] to [rows, 8]."""
-        h = F.silu(torch._grouped_mm(rows, self.w1, offs=ends))
+        h = F.silu(grouped(rows, self.w1, ends))
         if self.single:
             return h
-        h = h * torch._grouped_mm(rows, self.w3, offs=ends)
-        out = torch._grouped_mm(h, self.w2, offs=ends)
+        h = h * grouped(rows, self.w3, ends)
+        out = grouped(h, self.w2, ends)
         return (out, h) if self.leak else out
 
 
@@ -104,7 +109,7 @@ def test_sorted_rows() -> None:
     (layer,) = layers(graph)
     assert layer.operator.name == "experts" and layer.position("ends") == 1 and len(layer.inputs) == 5
     assert splittable(layer) == {"t", "e", "f"}
-    assert [inner.kind.split(".")[1] for inner in network_of(layer)] == ["_grouped_mm", "silu", "_grouped_mm", "mul", "_grouped_mm"]
+    assert [inner.kind.split(".")[1] for inner in network_of(layer)] == [PRODUCT, "silu", PRODUCT, "mul", PRODUCT]
     compare_with_eager(Sorted(), *rows())
 
 
@@ -112,7 +117,7 @@ def test_sorted_rows() -> None:
 def test_what_is_no_layer_stays(how: str) -> None:
     """A value in between that is read elsewhere, and a product on its own."""
     graph = import_torch(Sorted(**{how: True}), rows()).graph
-    assert not layers(graph) and any(op.kind == "aten._grouped_mm.default" for op in graph.operators)
+    assert not layers(graph) and any(PRODUCT in op.kind for op in graph.operators)
 
 
 class Routed(nn.Module):
@@ -129,7 +134,7 @@ class Routed(nn.Module):
         experts, places = torch.sort(chosen)
         ends = torch.cumsum(torch.histc(experts.float(), bins=3, min=0, max=2), 0, dtype=torch.int32)
         divisor = 3 if self.how == "divided" else 2
-        made = torch._grouped_mm(F.gelu(torch._grouped_mm(x[places // divisor], self.up, offs=ends)), self.down, offs=ends)
+        made = grouped(F.gelu(grouped(x[places // divisor], self.up, ends)), self.down, ends)
         made = made * weights[places].unsqueeze(-1)
         back = torch.argsort(places, descending=self.how == "backwards")
         return made[places if self.how == "twice" else back]

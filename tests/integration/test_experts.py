@@ -40,7 +40,8 @@ def _pinned(model: Subject, sizes: tuple[int, ...], *options: str) -> Plan:
     layers = [op.name for op in model.model.graph.operators if op.kind == "autopar.experts"]
     assert len(layers) == LAYERS
     axes: Mapping[str, str] = {axis.name: option for axis, option in zip(wanted.mesh.axes, options, strict=True)}
-    plan = Plan.model_validate_json(search_plan(model.model.graph, replace(wanted, limits=Pins(operators=dict.fromkeys(layers, axes)))).to_json())
+    wanted = replace(wanted, limits=Pins(operators=dict.fromkeys(layers, axes)))
+    plan = Plan.model_validate_json(search_plan(model.model.graph, wanted).to_json())
     assert all(plan.operators[name].strategy == options for name in layers)
     return plan
 

@@ -20,6 +20,17 @@ PLANS: dict[str, dict[str, object]] = {
     "zero3": {"scheme": "zero3", "pins": ("*MatMul=gpu:m",)},
     "megatron": {"pins": MEGATRON},
     "infer": {"pins": MEGATRON, "mode": "infer"},
+    "stages": {
+        "layers": 4,
+        "mesh": (2,),
+        "scheme": "data",
+        "stages": 2,
+        "micro_batches": 4,
+        "schedule": "1f1b",
+        "recompute": "none",
+        "zero": 0,
+    },
+    "accumulated": {"scheme": "data", "micro_batches": 2, "zero": 2},
     "two_axes": {"mesh": (2, 2), "pins": ("*/up/*=gpu0:m,gpu1:n", "*/act/*=gpu0:d0,gpu1:d1", "*/down/*=gpu0:m,gpu1:k")},
 }
 

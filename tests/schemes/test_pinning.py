@@ -100,3 +100,15 @@ def test_a_stage_mesh_lies_inside_the_stages() -> None:
     assert mesh.shape == (6, 8) and mesh.axes[1].level == "nvlink" and mesh.axes[0].level != "nvlink"
     with pytest.raises(UsageError, match="2 stages of a mesh of 4 does not have 16 devices"):
         stage_mesh(load_cluster("dgx-h100").sized(16), (4,), 2)
+
+
+def test_named_axes_choose_among_the_meshes_that_have_them(analysis: Analysis) -> None:
+    found = pinned(request(16), scheme_named("node:data,gpu:data"), analyse_wide())
+    assert found.mesh is None and found.limits is not None
+    with pytest.raises(UsageError, match="no axis 'rack'"):
+        pinned(request(16), scheme_named("rack:data"), analysis)
+
+
+def analyse_wide() -> Analysis:
+    shape = Shape(layers=2, hidden=64, heads=4, kv_heads=4, ffn=256, vocab=128, sequence=32)
+    return analyse(transformer(shape, batch=16).graph, train=True)

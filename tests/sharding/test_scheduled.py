@@ -114,5 +114,5 @@ def test_unknown_and_repeated_operators_are_named() -> None:
     assignment, analysis = _zero3()
     name = analysis.warm[3].name
     for wrong in ((("no such",),), ((name,), (name,))):
-        with pytest.raises(PlanError, match="recomputes .* not in the model, or named twice"):
+        with pytest.raises(PlanError, match=r"recomputes .* not in the model, or named twice"):
             execution(assignment, analysis, Schedule(recompute=wrong))

@@ -42,6 +42,65 @@ def _grouped(*ends: int) -> Sample:
     return sample("transformers.grouped_mm_fallback.default", str(ends), input=n(12, 4), weight=n(4, 4, 6), offs=offsets)
 
 
+PRODUCT = "transformers.grouped_mm_fallback.default"
+WIDE, NARROW, LAST = (24, "float64", "(!c2=2 f)"), (12, "float64", "f"), (6, "float64", "!o")
+GATED = (
+    (PRODUCT, (("input", "%rows"), ("weight", "%w0"), ("offs", "%ends")), (WIDE,)),
+    ("aten.index_select.default", (("self", "%w1"), ("dim", 0), ("index", "%experts")), (WIDE,)),
+    ("aten.add.Tensor", (("self", "%0"), ("other", "%1")), (WIDE,)),
+    ("aten.chunk.default", (("self", "%2"), ("chunks", 2), ("dim", -1)), (NARROW, NARROW)),
+    ("aten.silu.default", (("self", "%3"),), (NARROW,)),
+    ("aten.mul.Tensor", (("self", "%5"), ("other", "%4")), (NARROW,)),
+    (PRODUCT, (("input", "%6"), ("weight", "%w2"), ("offs", "%ends")), (LAST,)),
+    ("aten.index_select.default", (("self", "%w3"), ("dim", 0), ("index", "%experts")), (LAST,)),
+    ("aten.add.Tensor", (("self", "%7"), ("other", "%8")), (LAST,)),
+)
+"""A gate beside what it gates, and biases."""
+
+
+def _layer(note: str, **routing: torch.Tensor) -> Sample:
+    """A layer of four experts over twelve tokens, or sorted rows."""
+    importlib.import_module("transformers.integrations.moe")
+    operands = [n(4, 6, 24), n(4, 24), n(4, 12, 6), n(4, 6)]
+    return sample("autopar.experts", note, rows=n(12, 6), **routing, operands=operands, network=GATED)
+
+
+def _chosen(*experts: int) -> dict[str, torch.Tensor]:
+    return {"chosen": torch.tensor(experts)}
+
+
+LAYERS: dict[str, dict[str, torch.Tensor]] = {
+    "two each": _chosen(0, 1, 3, 2, 1, 1, 2, 0, 3, 3, 0, 1, 0, 1, 3, 2, 1, 1, 2, 0, 3, 3, 0, 1),
+    "one each": _chosen(0, 1, 3, 2, 1, 1, 2, 0, 3, 3, 0, 1),
+    "all to one": _chosen(*[2] * 24),
+    "some to none": _chosen(4, 1, 3, 2, 5, 1, 2, 0, 3, 3, 0, 4),
+    "sorted": {"ends": torch.tensor([2, 2, 5, 12], dtype=torch.int32)},
+    "sorted, some to none": {"ends": torch.tensor([1, 4, 7, 9], dtype=torch.int32)},
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)], ids=str)
+def test_layers_of_experts(name: str, mesh: tuple[int, ...]) -> None:
+    """Tokens, experts and the inner dim split, alone and together; rows travel on one axis while others split the rows or the inner dim."""
+    case = _layer(name, **LAYERS[name])
+    found = strategies(case, mesh)
+    names = {found.names(i) for i in range(len(found.choices))}
+    assert len(mesh) == 1 or {("t", "e+t"), ("e+t", "t"), ("e+t", "f"), ("e", "t"), ("t", "f")} <= names
+    assert not any(set(taken) == {"e", "e+t"} or taken.count("e+t") > 1 for taken in names)
+    assert prove(case, mesh) == len(found.choices) > 5
+
+
+def test_a_layer_that_mixes_up_its_tokens_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a token stay together: read as k parts of all tokens they would be others'."""
+    case = _layer("two each", **LAYERS["two each"])
+    right = RULES[case.kind].rule
+    assert not isinstance(right, str)
+    monkeypatch.setitem(RULES, case.kind, Entry(rule=lambda call: right(call).replace("(t !k=2)", "(!k=2 t)")))
+    with pytest.raises(AssertionError):
+        prove(case, (2,))
+
+
 @pytest.mark.parametrize("case", LOSSES, ids=str)
 def test_losses_with_split_classes(case: Sample) -> None:
     mesh = (2, 2) if case.values[0].dim() > 2 else (3,)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ...ir import Value
 from .registry import Call, register
@@ -51,20 +52,28 @@ class Inner:
 
 def network_of(call: Call) -> tuple[Inner, ...]:
     """What each expert of a layer computes."""
-    return tuple(_inner(call))
-
-
-def _inner(call: Call) -> Iterator[Inner]:
-    network = call.get("network")
-    assert isinstance(network, tuple)
-    for kind, arguments, results in network:  # type: ignore[misc, union-attr]
-        assert isinstance(kind, str) and isinstance(arguments, tuple) and isinstance(results, tuple)
-        yield Inner(kind=kind, arguments=dict(arguments), results=tuple(Result(width=w, dtype=t, dims=d) for w, t, d in results))  # type: ignore[arg-type, misc, union-attr]
+    network: Any = call.get("network")
+    return tuple(
+        Inner(kind=kind, arguments=dict(arguments), results=tuple(Result(width=w, dtype=t, dims=d) for w, t, d in results))
+        for kind, arguments, results in network
+    )
 
 
 def per_token(call: Call) -> int:
     """How many experts each token goes to."""
     return call.outputs[0].shape[0] // max(call.inputs[0].shape[0], 1)
+
+
+def multiply_adds(call: Call) -> int:
+    """Of the products of a layer, for all rows."""
+    widths = {"%rows": call.inputs[0].shape[1]}
+    total = 0
+    for inner in network_of(call):
+        if inner.kind in PRODUCTS:
+            total += call.outputs[0].shape[0] * widths[str(inner.arguments[PRODUCTS[inner.kind][0]])] * inner.results[0].width
+        for result in inner.results:
+            widths[f"%{len(widths) - 1}"] = result.width
+    return total
 
 
 def _experts(call: Call) -> str:
@@ -80,16 +89,16 @@ def _experts(call: Call) -> str:
     count = 0
     for inner in network_of(call):
         made = inner.results[0].dims
-        for name in inner.given:
-            if name.startswith("%w"):
-                bias = ("+" if made == "!o" else "") + f"e {made}"
-                operands[int(name[2:])] = bias if inner.kind == BIAS else f"e {dims[inner.arguments[PRODUCTS[inner.kind][0]]]} {made}"  # type: ignore[index]
+        for name in (name for name in inner.given if name.startswith("%w")):
+            taken = "" if inner.kind == BIAS else dims[str(inner.arguments[PRODUCTS[inner.kind][0]])] + " "
+            addend = "+" * (inner.kind == BIAS and made == "!o")
+            operands[int(name[2:])] = f"{addend}e {taken}{made}"
         for result in inner.results:
             dims[f"%{count}"] = result.dims
             count += 1
     second = rows if call.position("chosen") is not None else "!n"
     sides = ", ".join(["t !h", second, *(operands[i] for i in sorted(operands))])
-    inside = "; f: sum" if any("f" in text.replace(")", " ").split() for text in operands.values()) else ""
+    inside = "; f: sum" * any(result.inner for inner in network_of(call) for result in inner.results)
     return f"{sides} -> {rows} !o | e: masked; e: sum; e + t: dispatch{inside}"
 
 

@@ -1,0 +1,163 @@
+"""A step under a schedule: its memory as torch's tracker sees it, and its time as the sum of what it runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from autopar.costmodel import bind_axes, load_cluster
+from autopar.costmodel import timeline as timelines
+from autopar.costmodel.estimate import estimate, timeline
+from autopar.costmodel.memory import predicted_memory
+from autopar.costmodel.pricing import MeshPrices
+from autopar.planner import name_axes
+from autopar.runtime.measuring.memory import Tracked, fake_world, track_program
+from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.micro_batches import Execution, execution, split_batch
+from autopar.sharding.program import Program
+from autopar.sharding.schedule import Schedule
+
+from .test_memory import gpt2, graph_of, planned
+
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def analysis() -> Analysis:
+    """A GPT-2 whose activations and weights both count."""
+    return analyse(graph_of(gpt2(layers=2, batch=32, sequence=16, vocab=256))[0], train=True)
+
+
+@pytest.fixture(scope="module")
+def programs(analysis: Analysis) -> dict[str, Program]:
+    """Plans for four ranks."""
+    return {scheme: planned(analysis, scheme, (RANKS,)) for scheme in ("data", "zero3", "megatron")}
+
+
+def _layers(analysis: Analysis) -> tuple[tuple[str, ...], ...]:
+    names = [op.name for op in analysis.warm]
+    return tuple(tuple(name for name in names if f".h.{layer}." in name or f".h.{layer}/" in name) for layer in range(2))
+
+
+def _schedules(analysis: Analysis, scheme: str) -> Iterator[Schedule]:
+    modes = (("kept", "whole"), ("kept", "shards"), ("again", "shards")) if scheme == "zero3" else (("kept", "whole"),)
+    for count, (gathered, accumulated), recompute in itertools.product((1, 4), modes, ((), _layers(analysis))):
+        yield Schedule(micro_batches=count, gathered=gathered, accumulated=accumulated, recompute=recompute)  # type: ignore[arg-type]
+
+
+def _case(program: Program, analysis: Analysis, schedule: Schedule) -> tuple[Execution, Analysis]:
+    return execution(program.assignment, analysis, schedule), split_batch(analysis, schedule.micro_batches)
+
+
+@pytest.mark.parametrize("scheme", ["data", "zero3", "megatron"])
+def test_memory_as_tracked(scheme: str, analysis: Analysis, programs: dict[str, Program]) -> None:
+    for schedule in list(_schedules(analysis, scheme))[:: 2 if scheme == "megatron" else 3]:
+        _as_tracked(programs[scheme], analysis, schedule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["data", "zero3", "megatron"])
+def test_memory_as_tracked_under_every_schedule(scheme: str, analysis: Analysis, programs: dict[str, Program]) -> None:
+    for schedule in _schedules(analysis, scheme):
+        _as_tracked(programs[scheme], analysis, schedule)
+
+
+def _as_tracked(program: Program, analysis: Analysis, schedule: Schedule) -> None:
+    found, micro = _case(program, analysis, schedule)
+    told = predicted_memory(found.micro.program, micro, optimizer="adamw", composite=True, schedule=schedule)
+    with fake_world(RANKS):
+        seen = track_program(found)
+    assert told.total == pytest.approx(seen.peak, rel=0.05), schedule
+
+
+def test_memory_drops(analysis: Analysis, programs: dict[str, Program]) -> None:
+    """By torch's tracker: with recompute, with micro-batches, with gathering again, and with gradients that are added up as shards."""
+
+    def peak(scheme: str, **schedule: object) -> int:
+        found, _ = _case(programs[scheme], analysis, Schedule(**schedule))  # type: ignore[arg-type]
+        with fake_world(RANKS):
+            seen: Tracked = track_program(found)
+        return seen.peak
+
+    layers = _layers(analysis)
+    plain = peak("megatron")
+    assert peak("megatron", recompute=layers) < 0.9 * plain
+    assert peak("megatron", micro_batches=4) < 0.8 * plain
+    kept, shards, again = (
+        peak("zero3", micro_batches=4, gathered=gathered, accumulated=accumulated)
+        for gathered, accumulated in (("kept", "whole"), ("kept", "shards"), ("again", "shards"))
+    )
+    assert again < 0.8 * shards < 0.8 * kept
+
+
+# --- time ---
+
+
+def _prices() -> MeshPrices:
+    cluster = load_cluster("dgx-a100").sized(RANKS)
+    levels = bind_axes(cluster, (RANKS,))
+    assert levels is not None
+    return MeshPrices(cluster=cluster, mesh=name_axes(cluster, (RANKS,), levels))
+
+
+@pytest.mark.parametrize("scheme", ["data", "zero3", "megatron"])
+def test_time_is_the_sum_of_what_runs(scheme: str, analysis: Analysis, programs: dict[str, Program]) -> None:
+    """All collectives of the step; the passes of every micro-batch, and the forward pass of what is recomputed once more."""
+    prices = _prices()
+    for schedule in _schedules(analysis, scheme):
+        found, micro = _case(programs[scheme], analysis, schedule)
+        one = Schedule(gathered=schedule.gathered, accumulated=schedule.accumulated)
+        seen = timeline(found.micro.program, micro, prices, optimizer="adamw", schedule=schedule)
+        alone = timeline(found.micro.program, micro, prices, optimizer="adamw", schedule=one)
+        count = schedule.micro_batches
+        assert seen.communication == pytest.approx(math.fsum(prices.seconds(c.kind, c.axis, c.nbytes) for c in found.micro.collectives()))
+        assert seen.forward == pytest.approx(count * alone.forward)
+        repeated = seen.backward - count * alone.backward
+        if not schedule.recompute:
+            assert repeated >= 0 if count > 1 and scheme != "data" else True
+        elif count == 1:
+            assert 0.5 * alone.forward < repeated < alone.forward
+        assert seen.update == alone.update
+        figures = estimate(found.micro.program, micro, prices, optimizer="adamw", schedule=schedule)
+        assert figures.step == pytest.approx(seen.step)
+
+
+def test_plain_is_as_before(analysis: Analysis, programs: dict[str, Program]) -> None:
+    prices = _prices()
+    for program in programs.values():
+        plain = timeline(program, analysis, prices, optimizer="adamw")
+        assert plain.events == timeline(program, analysis, prices, optimizer="adamw", schedule=Schedule()).events
+        memory = predicted_memory(program, analysis, optimizer="adamw")
+        assert memory == predicted_memory(program, analysis, optimizer="adamw", schedule=Schedule())
+
+
+@pytest.mark.parametrize("scheme", ["data", "zero3", "megatron"])
+def test_what_is_not_played_takes_as_long(
+    scheme: str, analysis: Analysis, programs: dict[str, Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices = _prices()
+    schedule = Schedule(micro_batches=8, gathered="again", accumulated="shards", recompute=_layers(analysis))
+    found, micro = _case(programs[scheme], analysis, schedule)
+    short = timeline(found.micro.program, micro, prices, optimizer="adamw", schedule=schedule)
+    monkeypatch.setattr(timelines, "PLAYED", 100)
+    long = timeline(found.micro.program, micro, prices, optimizer="adamw", schedule=schedule)
+    assert len(long.events) > 2 * len(short.events)
+    for what in ("forward", "backward", "update", "communication", "step"):
+        assert getattr(short, what) == pytest.approx(getattr(long, what), rel=1e-9), what
+
+
+def test_buckets_are_hidden_under_the_last_micro_batch_only(analysis: Analysis, programs: dict[str, Program]) -> None:
+    prices = _prices()
+    hidden = {}
+    for count in (1, 4):
+        schedule = Schedule(micro_batches=count)
+        found, micro = _case(programs["data"], analysis, schedule)
+        seen = timeline(found.micro.program, micro, prices, optimizer="adamw", schedule=schedule)
+        hidden[count] = seen.hidden
+        last = max(event.start for event in seen.events if event.phase == "forward")
+        sums = [event for event in seen.events if event.kind == "all_reduce" and event.phase == "backward"]
+        assert sums and all(event.start > last for event in sums)
+    assert hidden[4] <= hidden[1]

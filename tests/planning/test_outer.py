@@ -1,0 +1,224 @@
+"""The outer search: what it finds is no worse than any point of its space that is pinned, for clusters of every kind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autopar.costmodel import Cluster, join, load_cluster
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.transformer import transformer
+from autopar.costmodel.pipeline import in_flight
+from autopar.errors import AutoparError, NoPlanFits, UsageError
+from autopar.ir import Graph
+from autopar.planner import search_plan
+from autopar.planning.candidates import device_counts, meshes, micro_batch_counts, stage_counts
+from autopar.planning.outer import Outer
+from autopar.planning.request import Request
+from autopar.planning.subject import Subject
+
+SMALL: dict[str, Any] = {"hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "vocab": 1024, "sequence": 256, "dropout": False}
+
+
+def graph_of(layers: int = 6, batch: int = 16, **more: Any) -> Graph:
+    return transformer(Shape(layers=layers, **{**SMALL, **more}), batch=batch).graph
+
+
+def cluster_of(devices: int, preset: str = "dgx-h100") -> Cluster:
+    return load_cluster(preset).sized(devices)
+
+
+@pytest.mark.parametrize("devices", [7, 12, 24, 3072, 131072])
+def test_every_number_of_devices_has_candidates(devices: int) -> None:
+    cluster = cluster_of(devices)
+    assert device_counts(devices)[0] == devices
+    for stages in stage_counts(devices, 16):
+        assert devices % stages == 0
+        for mesh in meshes(cluster, stages):
+            assert mesh.devices * stages == devices and len(mesh.axes) <= 3
+
+
+@pytest.mark.parametrize("memory", [None, 60e6, 100e6])
+def test_no_pinned_point_is_better(memory: float | None) -> None:
+    graph, cluster = graph_of(), cluster_of(4)
+    request = Request(cluster=cluster, memory=memory)
+    best = search_plan(graph, request)
+    assert best.predicted.memory <= (memory or np.inf)
+    for stages, count, zero, recompute in itertools.product([1, 2, 4], [1, 4, 16], [1, 3], ["none", "full"]):
+        if count < stages:
+            continue
+        pinned = replace(request, stages=stages, micro_batches=count, zero=zero, recompute=recompute)
+        try:
+            other = search_plan(graph, pinned)
+        except NoPlanFits:
+            continue
+        assert other.schedule.micro_batches == count and max(len(other.stages), 1) == stages * other.schedule.interleave
+        assert best.predicted.step <= other.predicted.step * (1 + 5e-3), (stages, count, zero, recompute)
+
+
+def test_less_memory_is_paid_for() -> None:
+    graph, request = graph_of(layers=8, batch=32), Request(cluster=cluster_of(4))
+    free = search_plan(graph, request)
+    steps = [free.predicted.step]
+    for share in (0.8, 0.6, 0.4):
+        plan = search_plan(graph, replace(request, memory=free.predicted.memory * share))
+        assert plan.predicted.memory <= free.predicted.memory * share
+        steps.append(plan.predicted.step)
+    assert steps == sorted(steps)
+
+
+def test_stages_are_cut_where_the_work_is_even() -> None:
+    """Ten layers on four stages: no stage holds more than its fair share by much more than half a layer."""
+    plan = search_plan(graph_of(layers=10, batch=64), Request(cluster=cluster_of(4), stages=4, interleave=1))
+    times = [stage.forward + stage.backward for stage in plan.stages]
+    assert len(times) == 4 and max(times) <= sum(times) / 4 * 1.25
+    first = [stage.first for stage in plan.stages]
+    assert first[0] == "embed.lookup" and first == sorted(first, key=[op for op in plan.operators].index)
+
+
+def test_a_heavy_end_makes_its_stage_shorter() -> None:
+    """A vocabulary that weighs as much as several layers moves the cut of the last stage."""
+    request = Request(cluster=cluster_of(2), stages=2, interleave=1, micro_batches=8)
+    light, heavy = (search_plan(graph_of(layers=8, vocab=vocab), request) for vocab in (512, 65536))
+    names = list(light.operators)
+    assert names.index(heavy.stages[1].first) > names.index(light.stages[1].first)
+
+
+def test_activations_in_flight_count() -> None:
+    """Under 1F1B the first stage keeps as many micro-batches as there are stages, and the memory says so."""
+    base = Request(cluster=cluster_of(4), stages=4, interleave=1, micro_batches=16, zero=1, recompute="none")
+    one, gpipe = (search_plan(graph_of(layers=8), replace(base, pipeline=name)) for name in ("1f1b", "gpipe"))
+    assert gpipe.predicted.memory > one.predicted.memory
+    kept = [in_flight("1f1b", stage, 4, 16) for stage in range(4)]
+    assert kept == sorted(kept, reverse=True) and one.stages[1].memory > one.stages[2].memory
+
+
+@pytest.mark.parametrize(("devices", "uses"), [(7, {6, 7}), (12, {12}), (24, {16, 24})])
+def test_odd_numbers_of_devices(devices: int, uses: set[int]) -> None:
+    plan = search_plan(graph_of(), Request(cluster=cluster_of(devices)))
+    assert plan.devices in uses and plan.devices + plan.unused == devices
+
+
+def test_devices_are_left_idle_where_that_is_faster() -> None:
+    """Nothing divides by five: four devices are faster than one that computes for five."""
+    graph = graph_of(layers=1, batch=16)
+    plan = search_plan(graph, Request(cluster=cluster_of(5)))
+    assert plan.devices == 4 and plan.unused == 1
+    forced = search_plan(graph, Request(cluster=cluster_of(5), fewer=False, stages=1))
+    assert plan.predicted.step < forced.predicted.step
+
+
+def test_two_kinds_of_devices() -> None:
+    """The faster devices get more layers, and both together beat either."""
+    between = replace(load_cluster("dgx-h100").levels[-1], name="between")
+    pools = [cluster_of(2, "dgx-a100"), cluster_of(2)]
+    graph = graph_of(layers=12, batch=64, sequence=1024, hidden=1024, ffn=4096)
+    plan = search_plan(graph, Request(cluster=join("mixed", pools, between=between)))
+    alone = [search_plan(graph, Request(cluster=pool)).predicted.step for pool in pools]
+    assert plan.predicted.step < min(alone) and {stage.cluster for stage in plan.stages} == {"dgx-a100", "dgx-h100"}
+    names = list(plan.operators)
+    edges = [*(names.index(stage.first) for stage in plan.stages), len(names)]
+    held = {stage.cluster: 0 for stage in plan.stages}
+    for stage, start, stop in zip(plan.stages, edges, edges[1:], strict=False):
+        held[stage.cluster] += stop - start
+    assert held["dgx-h100"] > held["dgx-a100"]
+
+
+def test_recompute_is_chosen_when_nothing_else_fits() -> None:
+    graph = graph_of(layers=8, batch=8, sequence=2048)
+    request = Request(cluster=cluster_of(1), micro_batches=8)
+    none, full = (search_plan(graph, replace(request, memory=1e12, recompute=mode)) for mode in ("none", "full"))
+    assert full.predicted.memory < 0.8 * none.predicted.memory and full.predicted.step > none.predicted.step
+    assert len(full.schedule.recompute) == 8 and not none.schedule.recompute
+    between = 0.5 * (full.predicted.memory + none.predicted.memory)
+    found = search_plan(graph, replace(request, memory=between))
+    assert found.schedule.recompute and found.predicted.memory <= between
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        ({"stages": 3}, "3 stages"),
+        ({"micro_batches": 5}, "5"),
+        ({"recompute": "some"}, "none, selective, full"),
+        ({"zero": 4}, "0, 1, 2, 3"),
+        ({"pipeline": "2f2b"}, "1f1b"),
+    ],
+)
+def test_impossible_pins_say_why(pins: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        search_plan(graph_of(), Request(cluster=cluster_of(4), **pins))
+
+
+def test_the_bound_holds_for_every_candidate() -> None:
+    """No candidate that is solved costs less than the bound that put it in its place."""
+    outer = Outer(Subject(graph_of(), train=True), Request(cluster=cluster_of(8)))
+    bounds = {candidate: bound for group in outer._bounded(None) for bound, candidate in group}
+    ranking = Outer(outer.subject, outer.request).run()
+    assert len(bounds) > 20 and ranking.solved
+    for solved in ranking.solved:
+        if solved.candidate in bounds:
+            assert bounds[solved.candidate] <= solved.seconds * (1 + 1e-9)
+    assert ranking.bound <= ranking.solved[0].seconds
+
+
+def test_micro_batches_grow_by_strides() -> None:
+    for batch, stages in itertools.product([1, 6, 64, 1536], [1, 4, 48]):
+        found = micro_batch_counts(batch, stages)
+        assert found == sorted(set(found)) and all(batch % count == 0 for count in found)
+
+
+def test_an_interrupt_leaves_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt comes after a few candidates: the plan is valid, says that it is not complete, and its gap counts what was left."""
+    graph, request = graph_of(), Request(cluster=cluster_of(8))
+    complete = search_plan(graph, request)
+    tried = Outer._try
+    calls: list[object] = []
+
+    def interrupted(self: Outer, entry: Any) -> None:
+        calls.append(entry)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        tried(self, entry)
+
+    monkeypatch.setattr(Outer, "_try", interrupted)
+    plan = search_plan(graph, request)
+    assert len(calls) == 3 and not plan.provenance.complete and complete.provenance.complete
+    assert plan.predicted.step >= complete.predicted.step * (1 - 1e-9)
+    assert plan.provenance.lower_bound <= complete.provenance.objective and 0 <= plan.provenance.gap < 1
+    calls[:] = [None] * 2
+    with pytest.raises(KeyboardInterrupt):
+        search_plan(graph, request)
+
+
+PROGRAM = """
+from autopar.costmodel import load_cluster
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.transformer import transformer
+from autopar.planner import search_plan
+from autopar.planning.request import Request
+shape = Shape(layers=6, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=1024, sequence=256, dropout=False)
+import sys
+sys.stdout.write(search_plan(transformer(shape, batch=16).graph, Request(cluster=load_cluster("dgx-h100").sized(8))).to_json())
+"""
+
+
+def test_the_same_plan_byte_for_byte() -> None:
+    request = Request(cluster=cluster_of(8))
+    texts = {search_plan(graph_of(), request).to_json() for _ in range(10)}
+    for seed in ("1", "77"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": seed}
+        texts.add(subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment).stdout)
+    assert len(texts) == 1
+
+
+def test_errors_are_of_the_project() -> None:
+    with pytest.raises(AutoparError):
+        Request(cluster=cluster_of(4), stages=0)

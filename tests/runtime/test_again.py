@@ -1,0 +1,143 @@
+"""Parts that are made again, and micro-batches, on one device: the same gradients, fewer bytes kept, shared programs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from autopar.frontends.load import ModelOptions, load_model
+from autopar.runtime.check import one_device
+from autopar.runtime.collectives import DeviceGroups
+from autopar.runtime.module import ParallelModule
+from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.micro_batches import execution
+from autopar.sharding.program import Assignment, Decision
+from autopar.sharding.schedule import Schedule
+
+
+class _Net(nn.Module):
+    """Layers with dropout (or none), one value read by two of them, and their loss."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 24), nn.Linear(24, 24), nn.Linear(24, 3)
+        self.drop = nn.Dropout(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The loss."""
+        one = torch.tanh(self.first(x))
+        two = self.drop(torch.tanh(self.second(one)))
+        out: Tensor = self.third(one + two).square().mean()
+        return out
+
+
+def _net(rate: float = 0.0) -> tuple[nn.Module, Analysis, Tensor]:
+    torch.manual_seed(0)
+    module = _Net(rate).train()
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+    return module, analyse(load_model(module, ModelOptions(train=True), (x,)).graph, train=True), x
+
+
+def _parallel(module: nn.Module, analysis: Analysis, schedule: Schedule) -> ParallelModule:
+    """The model on one device under a schedule."""
+    plain = one_device(analysis.graph, analysis.gradients).assignment
+    offers = analysis.offers
+    decisions = {
+        name: Decision(options=(), rule=offers[name].rule if name in offers else None, inputs=d.inputs, outputs=d.outputs)
+        for name, d in plain.decisions.items()
+    }
+    assignment = Assignment(
+        mesh=plain.mesh, decisions=decisions, storage=plain.storage, outputs=plain.outputs, chains={}, gradients=analysis.gradients
+    )
+    values: dict[str, Tensor] = dict(module.named_parameters())
+    return ParallelModule(execution(assignment, analysis, schedule), DeviceGroups.single(), values)
+
+
+def _middle(analysis: Analysis) -> tuple[tuple[str, ...], ...]:
+    names = [op.name for op in analysis.warm]
+    return (tuple(names[1:6]),)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_of_the_original(rate: float, count: int, again: bool) -> None:
+    module, analysis, x = _net(rate)
+    ours = _parallel(module, analysis, Schedule(micro_batches=count, recompute=_middle(analysis) if again else ()))
+    torch.manual_seed(5)
+    loss = ours.planned_loss(x)
+    loss.backward()  # type: ignore[no-untyped-call]
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    module(x).backward()
+    assert torch.equal(after, torch.rand(1)), "as many random numbers are drawn as by one device"
+    for (name, mine), theirs in zip(ours.graph_parameters().items(), module.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        assert torch.allclose(mine.grad, theirs.grad, rtol=1e-5, atol=1e-7), name
+
+
+def test_fewer_bytes_are_kept() -> None:
+    module, analysis, x = _net()
+    kept = {}
+    for again in (False, True):
+        ours = _parallel(module, analysis, Schedule(recompute=_middle(analysis) if again else ()))
+        storages: dict[int, int] = {}
+        own = {p.untyped_storage().data_ptr() for p in ours.parameters()}
+
+        def pack(value: Tensor, storages: dict[int, int] = storages, own: set[int] = own) -> Tensor:
+            if value.untyped_storage().data_ptr() not in own:
+                storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+            return value
+
+        with saved_tensors_hooks(pack, lambda value: value):
+            loss = ours.planned_loss(x)
+        kept[again] = sum(storages.values())
+        del loss
+    assert kept[True] < 0.8 * kept[False]
+
+
+def test_equal_micro_batches_share_a_program() -> None:
+    for rate, programs in ((0.0, 1), (0.5, 4)):
+        module, analysis, x = _net(rate)
+        ours = _parallel(module, analysis, Schedule(micro_batches=4))
+        ours.planned_loss(x)
+        assert ours._micro is not None
+        assert len({id(program.__self__) for program in ours._micro.programs.values()}) == programs  # type: ignore[attr-defined]
+
+
+def test_a_step_hands_its_gradients_on_once() -> None:
+    module, analysis, x = _net()
+    ours = _parallel(module, analysis, Schedule(micro_batches=2))
+    loss = ours.planned_loss(x)
+    assert all(p.grad is None for p in ours.parameters()), "nothing is changed before the loss is asked for its gradient"
+    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match="handed on once"):
+        loss.backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        assert ours.planned_loss(x) == pytest.approx(float(loss.detach()))
+
+
+def test_a_broken_step_leaves_nothing_behind() -> None:
+    """Gradients of before come back, and the next step is right."""
+    module, analysis, x = _net()
+    ours = _parallel(module, analysis, Schedule(micro_batches=2))
+    assert ours._micro is not None
+    program = ours._micro.program(1)
+
+    def fail(*_: Tensor) -> tuple[Tensor, ...]:
+        raise ValueError("broken")
+
+    for parameter in ours.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    ours._micro.programs[1] = fail
+    with pytest.raises(ValueError, match="broken"):
+        ours.planned_loss(x)
+    assert all(p.grad is not None and bool((p.grad == 1).all()) for p in ours.parameters())
+    ours._micro.programs[1] = program
+    ours.zero_grad()
+    ours.planned_loss(x).backward()  # type: ignore[no-untyped-call]
+    module(x).backward()
+    for mine, theirs in zip(ours.graph_parameters().values(), module.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None and torch.allclose(mine.grad, theirs.grad, rtol=1e-5, atol=1e-7)
