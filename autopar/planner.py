@@ -237,6 +237,8 @@ class _Finisher:
 
 def _size(nbytes: float) -> str:
     """Bytes rounded up to three digits, so that the size named is enough."""
+    if math.isinf(nbytes):
+        return "any memory"
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if nbytes >= unit:
             return f"{math.ceil(nbytes / unit * 1000) / 1000:.3f} {name}"

@@ -195,7 +195,7 @@ class _Builder:
 
     def _operator(self, index: int, op: Operator, at: dict[str, int]) -> None:
         offer = self.analysis.offers[op.name]
-        work, shares = self.work, self.kept.shares.get(op.name, ())
+        work, shares = self.work, (self.kept.shares.get(op.name, ()), self.kept.passing.get(op.name, ()))
         often = (work.counts.operators.get(op.name, 1), work.passes, work.in_flight, self._weight_often(), op.name in self.again)
         key = ("operator", id(offer), shares, often)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autopar.ir import Graph, Operator, Role
 from autopar.sharding.analysis import Analysis
@@ -47,10 +47,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """`shares` of every operator that keeps something; `weights`: the parameters that are kept as they are used."""
+    """`shares` of every operator that keeps something; `weights`: the parameters that are kept as they are used.
+
+    `passing`: what the operators of the last recomputed segment bear while it is computed again.
+    """
 
     shares: Mapping[str, tuple[Share, ...]]
     weights: frozenset[str]
+    passing: Mapping[str, tuple[Share, ...]] = field(default_factory=dict)
 
 
 REMEMBERED = 16
@@ -180,4 +184,12 @@ def kept_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> K
             found.append(Share(output=output, position=position, nbytes=nbytes, weight=weight))
         if found:
             shares[op.name] = tuple(found)
-    return Kept(shares=shares, weights=frozenset(name for name in count if tensors[name].role is Role.PARAMETER))
+    used = frozenset(name for name in count if tensors[name].role is Role.PARAMETER)
+    return Kept(shares=shares, weights=used, passing=_passing(analysis, segments[-1]) if segments else {})
+
+
+def _passing(analysis: Analysis, segment: Sequence[str]) -> dict[str, tuple[Share, ...]]:
+    """What the operators of a segment keep while it is computed again: activations alone."""
+    shares = kept_values(analysis).shares
+    found = ((name, tuple(share for share in shares.get(name, ()) if not share.weight)) for name in segment)
+    return {name: mine for name, mine in found if mine}

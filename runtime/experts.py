@@ -23,6 +23,25 @@ Network = Sequence[tuple[str, Sequence[tuple[str, Any]], Sequence[Any]]]
 Cuts = Sequence[Sequence[int]]
 
 
+class _Placed(torch.autograd.Function):
+    """Rows at their places among zeros; torch's own operators would keep the rows for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, places: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(places)
+        return rows.new_zeros(count, *rows.shape[1:]).index_copy_(0, places, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (places,) = ctx.saved_tensors
+        return gradients[0].index_select(0, places), None, None
+
+
+def _placed(rows: Tensor, places: Tensor, count: int) -> Tensor:
+    out: Tensor = _Placed.apply(rows, places, count)  # type: ignore[no-untyped-call]
+    return out
+
+
 def run_network(network: Network, rows: Tensor, operands: Sequence[Tensor], ends: Tensor, experts: Tensor) -> Tensor:
     """What an expert computes, for rows that are sorted by expert: those of expert e end before row ends[e], the rest have none."""
     held = operands[0].shape[0]
@@ -53,7 +72,7 @@ def grouped(rows: Tensor, choice: Tensor, operands: Sequence[Tensor], network: N
         order = order[: int(ends[-1])]
     per_token = choice.shape[0] // max(rows.shape[0], 1)
     made = run_network(network, rows[order // per_token], operands, ends, choice[order])
-    return made.new_zeros(choice.shape[0], made.shape[1]).index_copy(0, order, made)
+    return _placed(made, order, choice.shape[0])
 
 
 def experts(rows: Tensor, operands: Sequence[Tensor], network: Network, chosen: Tensor | None = None, ends: Tensor | None = None) -> Tensor:
@@ -108,7 +127,7 @@ def travelling(
     kinds = torch.arange(held, device=rows.device).repeat(group.size).repeat_interleave(table[:, me].flatten(), output_size=sum(incoming))
     made = grouped(arrived, kinds, operands, network, all_held=True)
     back = exchange_rows(made, incoming, outgoing, group, nbytes // rows.element_size() * made.element_size() * made.shape[1])
-    return back.new_zeros(numbers.shape[0], back.shape[1]).index_copy(0, order, back)
+    return _placed(back, order, numbers.shape[0])
 
 
 def shard_layer(call: LocalCall) -> Mapping[str, Value] | None:

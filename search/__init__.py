@@ -7,6 +7,7 @@ from .integer_program import integer_program
 from .interruption import Interrupted
 from .methods import SEARCHES, Search, solve
 from .recursive_programming import recursive_programming
+from .relaxation import lagrangian
 
 __all__ = [
     "SEARCHES",
@@ -19,6 +20,7 @@ __all__ = [
     "dynamic_programming",
     "exhaustive",
     "integer_program",
+    "lagrangian",
     "recursive_programming",
     "solve",
 ]

@@ -9,6 +9,7 @@ from .dynamic_programming import dynamic_programming
 from .exhaustive import exhaustive
 from .integer_program import integer_program
 from .recursive_programming import recursive_programming
+from .relaxation import lagrangian
 
 
 class Search(Protocol):
@@ -20,6 +21,7 @@ class Search(Protocol):
 SEARCHES: Mapping[str, Search] = MappingProxyType(
     {
         "dynamic_programming": dynamic_programming,
+        "lagrangian": lagrangian,
         "recursive_programming": recursive_programming,
         "exhaustive": exhaustive,
         "integer_program": integer_program,

@@ -73,9 +73,7 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
     roles = Roles(frozen=tuple(options.frozen), trained=tuple(options.trained), exactly=options.parameters)
     graph = import_onnx(model, dims=options.dims, batch=options.batch, shapes=options.shapes, roles=roles)
     graph = cast_graph(graph, options.dtype) if options.dtype else graph
-    return LoadedModel(
-        graph=_finish(graph, options), source=graph, weights=lambda: load_weights(model) if has_weights(model) else iter(())
-    )
+    return LoadedModel(graph=_finish(graph, options), source=graph, weights=lambda: load_weights(model) if has_weights(model) else iter(()))
 
 
 def _finish(graph: Graph, options: ModelOptions) -> Graph:

@@ -76,9 +76,7 @@ class Rebatch:
             raise self.refuse(node, f"reshapes {before} to {after}, where the batch lies inside another dim")
         return np.array(shape, np.int64)
 
-    def _expanded(
-        self, before: tuple[int, ...], now: tuple[int, ...], after: tuple[int, ...], written: tuple[int, ...]
-    ) -> tuple[int, ...]:
+    def _expanded(self, before: tuple[int, ...], now: tuple[int, ...], after: tuple[int, ...], written: tuple[int, ...]) -> tuple[int, ...]:
         result = list(after)
         for k in range(len(before)):
             position = len(after) - len(before) + k

@@ -37,9 +37,7 @@ def _resolve_pads(call: Call, needed: list[int]) -> None:
 
 def _same_padding(call: Call, kernel: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]) -> list[int]:
     sizes = call.first().shape[2:]
-    return [
-        max(0, (math.ceil(n / s) - 1) * s + (k - 1) * d + 1 - n) for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)
-    ]
+    return [max(0, (math.ceil(n / s) - 1) * s + (k - 1) * d + 1 - n) for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)]
 
 
 def _convolution(call: Call) -> Val | None:

@@ -48,7 +48,10 @@ CLOSE = 5e-3
 """Candidates whose bound is not better by this share are left; the bound that is reported counts them."""
 REMEMBERED = 4
 """Candidates of which parts of tables are kept for the next mode."""
-EXACT_METHOD = "dynamic_programming"
+EXACT_METHOD, QUICK_METHOD = "dynamic_programming", "lagrangian"
+"""Candidates are ranked by the quick method."""
+ENOUGH = 1e-2
+"""Gap up to which the quick method's solution under a memory limit is taken for the exact method's."""
 SLACK = 0.9
 """What the arithmetic may be below that of one device, for operators whose shards fit the device better than the whole."""
 WEIGHT_SHARE = 1 / 3
@@ -139,8 +142,9 @@ class Outer:
             if number < BEAM and self._promises(min(bound for bound, _ in group), entry[1]):
                 self._try(entry)
         solved = self.ranking.solved
-        nearest = [s.candidate for s in solved[:NEAREST]] or [group[0][1] for group in groups[:BEAM]]
-        best = {(c.cluster.devices, c.stages, c.mesh) for c in nearest}
+        nearest = [s.candidate for s in solved] or [group[0][1] for group in groups[:BEAM]]
+        places = dict.fromkeys((c.cluster.devices, c.stages, c.mesh) for c in nearest)
+        best = set(list(places)[: NEAREST if solved else BEAM])
         near = [e for e in self.waiting if (e[1].cluster.devices, e[1].stages, e[1].mesh) in best]
         for entry in sorted(near, key=lambda entry: entry[0]):
             if self._promises(*entry):
@@ -169,9 +173,7 @@ class Outer:
 
     def _counts(self) -> Iterator[tuple[int, int]]:
         """Devices and stages."""
-        request, cuts = self.request, len(self.subject.graph.operators) - 1
-        if self.subject.runs:
-            cuts = sum(run.layers for run in self.subject.runs)
+        request, cuts = self.request, len(self.subject.cuts) - 1
         if not request.train or self.subject.batch == 1:
             cuts = 0
         for devices in device_counts(request.cluster.devices) if request.fewer and request.mesh is None else (request.cluster.devices,):
@@ -310,7 +312,7 @@ class Outer:
             free = solve(tables.graph)
             if free.memory <= room:
                 return self._solved(candidate, mode, tables, free, free=True)
-            return self._solved(candidate, mode, tables, solve_within(tables, self.request.method, room))
+            return self._solved(candidate, mode, tables, solve_within(tables, QUICK_METHOD, room))
         except Interrupted as interrupt:
             if interrupt.best is not None:
                 self._add(self._solved(candidate, mode, tables, interrupt.best))
@@ -342,9 +344,14 @@ class Outer:
 
 
 def solve_within(tables: Tables, method: str, limit: float) -> Solution:
-    """Solve tables within a memory limit (infinite: none)."""
+    """Solve tables within a memory limit (infinite: none); the exact method where the quick one leaves too wide a gap."""
+    bound = limit if limit < math.inf else None
     try:
-        return solve(tables.graph, method=method, memory_limit=limit if limit < math.inf else None)
+        if method == EXACT_METHOD and bound is not None:
+            quick = solve(tables.graph, method=QUICK_METHOD, memory_limit=bound)
+            if quick.gap <= ENOUGH:
+                return quick
+        return solve(tables.graph, method=method, memory_limit=bound)
     except (Infeasible, NoAssignment):
         raise
     except ValueError as error:

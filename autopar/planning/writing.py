@@ -200,8 +200,9 @@ def _of_stages(found: Staged) -> Predicted:
     stored = sum(float(parts[s].figures.stored[s.start : s.stop].sum()) for s in fullest)
     memory = sum(s.memory for s in fullest)
     busy = forward + backward + update + exposed
+    computed = 1 - moved / (forward + backward) if moved else 1.0
     return Predicted(
-        step=pipeline.step, forward=forward, backward=backward - moved, update=update, communication=moved + once,
+        step=pipeline.step, forward=computed * forward, backward=computed * backward, update=update, communication=moved + once,
         overlapped=once - exposed, bubble=max(pipeline.step - busy, 0.0), memory=memory,
         memory_parts={"stored": stored, "activations": memory - stored},
     )  # fmt: skip
@@ -211,6 +212,6 @@ def _provenance(found: Found | Staged, request: Request, lower_bound: float, com
     cost = found.cost if isinstance(found, Staged) else found.solution.cost
     bound = min(lower_bound, cost)
     return Provenance(
-        autopar=__version__, method=_first(found).solution.method, seed=request.seed, objective=cost, lower_bound=bound,
+        autopar=__version__, method=request.method, seed=request.seed, objective=cost, lower_bound=bound,
         gap=max(0.0, (cost - bound) / cost) if cost > 0 else 0.0, complete=complete,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from .. import __version__
 from ..errors import UsageError
 
 OPTIMIZERS = ("adamw", "sgd", "none")
-SEARCHES = ("dynamic_programming", "recursive_programming", "exhaustive", "integer_program")
+SEARCHES = ("dynamic_programming", "lagrangian", "recursive_programming", "exhaustive", "integer_program")
 SCHEMES = (
     "data", "zero1", "zero2", "zero3", "tensor", "megatron", "megatron-sp", "ulysses", "context", "expert", "2d", "2.5d", "3d",
     "pipeline-gpipe", "pipeline-1f1b", "gpt3-64x6x8",

@@ -85,7 +85,7 @@ def test_memory_drops(analysis: Analysis, programs: dict[str, Program]) -> None:
     layers = _layers(analysis)
     plain = peak("megatron")
     assert peak("megatron", recompute=layers) < 0.9 * plain
-    assert peak("megatron", micro_batches=4) < 0.8 * plain
+    assert peak("megatron", micro_batches=4) < 0.9 * plain
     kept, shards, again = (
         peak("zero3", micro_batches=4, gathered=gathered, accumulated=accumulated)
         for gathered, accumulated in (("kept", "whole"), ("kept", "shards"), ("again", "shards"))

@@ -191,7 +191,16 @@ def test_files_that_are_no_plan(name: str, plan: Plan, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"{", b"[]", b"null", b"3", b'"plan"', b"\xff\xfe", b"[" * 100_000, b'{"schema": "autopar-plan"}', b'{"schema": NaN}',
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"3",
+        b'"plan"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"schema": "autopar-plan"}',
+        b'{"schema": NaN}',
         b"\x00" * 100,
     ],
     ids=["empty", "cut", "list", "null", "number", "text", "no utf-8", "deep", "bare", "nan", "zeros"],

@@ -45,7 +45,8 @@ def test_every_number_of_devices_has_candidates(devices: int) -> None:
             assert mesh.devices * stages == devices and len(mesh.axes) <= 3
 
 
-@pytest.mark.parametrize("memory", [None, 60e6, 100e6])
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [None, 60e6, pytest.param(100e6, marks=pytest.mark.ci)])
 def test_no_pinned_point_is_better(memory: float | None) -> None:
     graph, cluster = graph_of(), cluster_of(4)
     request = Request(cluster=cluster, memory=memory)
@@ -64,10 +65,10 @@ def test_no_pinned_point_is_better(memory: float | None) -> None:
 
 
 def test_less_memory_is_paid_for() -> None:
-    graph, request = graph_of(layers=8, batch=32), Request(cluster=cluster_of(4))
+    graph, request = graph_of(layers=8, batch=16), Request(cluster=cluster_of(2))
     free = search_plan(graph, request)
     steps = [free.predicted.step]
-    for share in (0.8, 0.6, 0.4):
+    for share in (0.7, 0.4):
         plan = search_plan(graph, replace(request, memory=free.predicted.memory * share))
         assert plan.predicted.memory <= free.predicted.memory * share
         steps.append(plan.predicted.step)
@@ -80,7 +81,7 @@ def test_stages_are_cut_where_the_work_is_even() -> None:
     times = [stage.forward + stage.backward for stage in plan.stages]
     assert len(times) == 4 and max(times) <= sum(times) / 4 * 1.25
     first = [stage.first for stage in plan.stages]
-    assert first[0] == "embed.lookup" and first == sorted(first, key=[op for op in plan.operators].index)
+    assert first[0] == "embed.lookup" and first == sorted(first, key=list(plan.operators).index)
 
 
 def test_a_heavy_end_makes_its_stage_shorter() -> None:
@@ -100,7 +101,7 @@ def test_activations_in_flight_count() -> None:
     assert kept == sorted(kept, reverse=True) and one.stages[1].memory > one.stages[2].memory
 
 
-@pytest.mark.parametrize(("devices", "uses"), [(7, {6, 7}), (12, {12}), (24, {16, 24})])
+@pytest.mark.parametrize(("devices", "uses"), [(7, {6, 7}), (12, {8, 12}), (24, {16, 24})])
 def test_odd_numbers_of_devices(devices: int, uses: set[int]) -> None:
     plan = search_plan(graph_of(), Request(cluster=cluster_of(devices)))
     assert plan.devices in uses and plan.devices + plan.unused == devices
@@ -206,12 +207,12 @@ from autopar.planner import search_plan
 from autopar.planning.request import Request
 shape = Shape(layers=6, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=1024, sequence=256, dropout=False)
 import sys
-sys.stdout.write(search_plan(transformer(shape, batch=16).graph, Request(cluster=load_cluster("dgx-h100").sized(8))).to_json())
+sys.stdout.write(search_plan(transformer(shape, batch=16).graph, Request(cluster=load_cluster("dgx-h100").sized(4))).to_json())
 """
 
 
 def test_the_same_plan_byte_for_byte() -> None:
-    request = Request(cluster=cluster_of(8))
+    request = Request(cluster=cluster_of(4))
     texts = {search_plan(graph_of(), request).to_json() for _ in range(10)}
     for seed in ("1", "77"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": seed}

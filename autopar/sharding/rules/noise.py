@@ -12,7 +12,6 @@ def _native_dropout(call: Call) -> str:
     return all_whole(call) if call.get("train") is None else pointwise(call)
 
 
-
 register(
     """aten.rand.default aten.randn.default aten.randint.default aten.randint.low aten.randperm.default aten.normal.float_float
     aten.bernoulli.default aten.bernoulli.Tensor aten.multinomial.default aten.poisson.default aten.normal.Tensor_float

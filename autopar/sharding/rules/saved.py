@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir import DTYPE_BYTES, Operator, Ref, Tensor, Value
-from .experts import BIAS, EXPERTS, Inner, Result, network_of
+from ...ir import DTYPE_BYTES
 from .registry import RULES, Call
 
 
@@ -36,6 +35,17 @@ class Keeps:
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     made: tuple[Made, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What an operator made of many keeps of its call (with the gradients of its inputs, and `composite`), and its temporaries."""
+
+    keeps: Callable[[Call, Sequence[bool], bool], Keeps]
+    scratch: Callable[[Call], Made]
+
+
+OWN: dict[str, Own] = {}
 
 
 _ROWS: tuple[tuple[str, str], ...] = (
@@ -186,8 +196,8 @@ def keeps(call: Call, gradients: Sequence[bool], *, composite: bool = False) -> 
     kind = call.operator.kind
     if not any(gradients):
         return Keeps()
-    if kind == EXPERTS:
-        return _layer_of_experts(call, gradients, composite)
+    if kind in OWN:
+        return OWN[kind].keeps(call, gradients, composite)
     if kind not in SAVED:
         entry = RULES[kind]
         if entry.view or not entry.saves:
@@ -212,58 +222,6 @@ def _made(call: Call, composite: bool) -> tuple[Made, ...]:
     return _MADE[call.operator.kind](call, composite) if call.operator.kind in _MADE else ()
 
 
-def _layer_of_experts(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
-    """What the calls inside keep, each memory once: their weights, the sorted rows, results; and where each row went."""
-    sizes = {"%rows": Result(width=call.inputs[0].shape[1], dtype=call.inputs[0].dtype, dims="!h")}
-    roots: dict[str, str] = {}
-    kept: dict[str, None] = {}
-    for inner in network_of(call):
-        made = [f"%{len(sizes) - 1 + i}" for i in range(len(inner.results))]
-        sizes.update(zip(made, inner.results, strict=True))
-        if inner.kind == BIAS:
-            continue
-        names = [name for name in inner.given if name != "%ends"]
-        given = _inside(call, inner, sizes)
-        if shares_memory(given, contiguous=True):
-            roots.update(dict.fromkeys(made, roots.get(names[0], names[0])))
-        wanted = keeps(given, tuple(not n.startswith("%w") or gradients[2 + int(n[2:])] for n in names), composite=composite)
-        found = [names[i] for i in wanted.inputs] + [made[i] for i in wanted.outputs]
-        kept.update(dict.fromkeys(roots.get(name, name) for name in found))
-    weights = tuple(sorted(2 + int(name[2:]) for name in kept if name.startswith("%w")))
-    values = [_row_bytes(call, sizes[name]) for name in kept if name in sizes]
-    return Keeps(inputs=weights, made=(*values, _row_bytes(call, Result(width=2, dtype="int64", dims=""))))
-
-
-def _inside(call: Call, inner: Inner, sizes: Mapping[str, Result]) -> Call:
-    """A call inside an expert, on all rows."""
-    names = [name for name in inner.given if name != "%ends"]
-    attributes: dict[str, Value] = {
-        name: Ref(names.index(value)) if isinstance(value, str) and value in names else value
-        for name, value in inner.arguments.items()
-        if value != "%ends"
-    }
-    rows = call.outputs[0].shape[0]
-
-    def tensor(name: str, result: Result) -> Tensor:
-        return Tensor(name=name, shape=(rows, result.width), dtype=result.dtype)
-
-    operator = Operator(name=inner.kind, kind=inner.kind, inputs=tuple(names), outputs=(), attributes=attributes)
-    inputs = tuple(call.inputs[2 + int(n[2:])] if n.startswith("%w") else tensor(n, sizes[n]) for n in names)
-    return Call(operator=operator, inputs=inputs, outputs=tuple(tensor(f"{i}", result) for i, result in enumerate(inner.results)))
-
-
-def _row_bytes(call: Call, result: Result, times: float = 1.0) -> Made:
-    """A value for each row, of which a rank has those of its experts."""
-    nbytes = times * result.width * DTYPE_BYTES[result.dtype] / max(call.outputs[0].shape[1], 1)
-    return Made(output=True, position=0, nbytes=nbytes, factors=("e", "f") if result.inner else ("e",))
-
-
-def _gradients_inside(call: Call) -> Made:
-    """The gradients of the widest value and of what is made of it."""
-    widest = max((result for inner in network_of(call) for result in inner.results), key=lambda result: result.width)
-    return _row_bytes(call, widest, times=2.0)
-
-
 _SCRATCH: Mapping[str, float] = {
     "aten.cross_entropy_loss.default": 1, "aten.pow.Tensor_Scalar": 2, "aten.rsqrt.default": 1, "aten.where.self": 1,
 }  # fmt: skip
@@ -272,8 +230,8 @@ _SCRATCH: Mapping[str, float] = {
 
 def backward_scratch(call: Call) -> Made | None:
     """Temporaries of a call's backward formula."""
-    if call.operator.kind == EXPERTS:
-        return _gradients_inside(call)
+    if call.operator.kind in OWN:
+        return OWN[call.operator.kind].scratch(call)
     times = _SCRATCH.get(call.operator.kind)
     return Made(output=False, position=0, nbytes=float(times * DTYPE_BYTES[call.inputs[0].dtype])) if times else None
 

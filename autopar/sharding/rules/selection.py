@@ -29,6 +29,8 @@ def _along(call: Call, along: int = -1) -> str:
 register("aten.topk.default aten.sort.default aten.sort.stable aten.argsort.default aten.argsort.stable onnx.TopK", _along)
 register("aten.logcumsumexp.default aten.cummax.default aten.cummin.default", _along)
 register("aten.msort.default", lambda call: _along(call, 0))
+
+
 def _resize(call: Call) -> str:
     """Dims that are neither scaled nor cropped can be split."""
     before, after = call.inputs[0].shape, call.outputs[0].shape

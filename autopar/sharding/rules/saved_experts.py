@@ -1,0 +1,98 @@
+"""What autograd keeps of a layer of experts, and what its backward pass makes on the way: those of the calls inside, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...ir import DTYPE_BYTES, Operator, Ref, Tensor, Value
+from .experts import BIAS, EXPERTS, Inner, Result, network_of
+from .registry import Call
+from .saved import OWN, Keeps, Made, Own, keeps, shares_memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A call inside: the values that it takes and makes, and those of which it keeps the memory."""
+
+    takes: tuple[str, ...]
+    makes: tuple[str, ...]
+    keeps: tuple[str, ...]
+
+
+def _steps(call: Call, gradients: Sequence[bool], composite: bool) -> tuple[list[_Step], Mapping[str, Result]]:
+    """The calls inside, and what their values are."""
+    values = {"%rows": Result(width=call.inputs[0].shape[1], dtype=call.inputs[0].dtype, dims="!h")}
+    roots: dict[str, str] = {}
+    steps = []
+    for inner in network_of(call):
+        makes = [f"%{len(values) - 1 + i}" for i in range(len(inner.results))]
+        values.update(zip(makes, inner.results, strict=True))
+        if inner.kind == BIAS:
+            continue
+        takes = [name for name in inner.given if name != "%ends"]
+        given = _inside(call, inner, takes, values)
+        if shares_memory(given, contiguous=True):
+            roots.update(dict.fromkeys(makes, roots.get(takes[0], takes[0])))
+        wanted = keeps(given, tuple(not n.startswith("%w") or gradients[2 + int(n[2:])] for n in takes), composite=composite)
+        found = [takes[i] for i in wanted.inputs] + [makes[i] for i in wanted.outputs]
+        steps.append(_Step(takes=tuple(takes), makes=tuple(makes), keeps=tuple(roots.get(name, name) for name in found)))
+    return steps, values
+
+
+def _inside(call: Call, inner: Inner, takes: list[str], values: Mapping[str, Result]) -> Call:
+    """A call inside an expert, on all rows."""
+    attributes: dict[str, Value] = {
+        name: Ref(takes.index(value)) if isinstance(value, str) and value in takes else value
+        for name, value in inner.arguments.items()
+        if value != "%ends"
+    }
+    rows = call.outputs[0].shape[0]
+
+    def tensor(name: str, result: Result) -> Tensor:
+        return Tensor(name=name, shape=(rows, result.width), dtype=result.dtype)
+
+    operator = Operator(name=inner.kind, kind=inner.kind, inputs=tuple(takes), outputs=(), attributes=attributes)
+    inputs = tuple(call.inputs[2 + int(n[2:])] if n.startswith("%w") else tensor(n, values[n]) for n in takes)
+    return Call(operator=operator, inputs=inputs, outputs=tuple(tensor(str(i), result) for i, result in enumerate(inner.results)))
+
+
+def _row_bytes(result: Result) -> float:
+    return float(result.width * DTYPE_BYTES[result.dtype])
+
+
+def _made(call: Call, nbytes: float, *, inner: bool) -> Made:
+    """So many bytes for each row, of which a rank has those of its experts."""
+    factors = ("e", "f") if inner else ("e",)
+    return Made(output=True, position=0, nbytes=nbytes / max(call.outputs[0].shape[1], 1), factors=factors)
+
+
+def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
+    """The weights, the sorted rows, results, each memory once; and where each row went."""
+    steps, values = _steps(call, gradients, composite)
+    kept = dict.fromkeys(name for step in steps for name in step.keeps)
+    weights = tuple(sorted(2 + int(name[2:]) for name in kept if name.startswith("%w")))
+    made = [_made(call, _row_bytes(values[name]), inner=values[name].inner) for name in kept if name in values]
+    places = _made(call, 2.0 * DTYPE_BYTES["int64"], inner=False)
+    return Keeps(inputs=weights, made=(*made, places))
+
+
+def _scratch(call: Call) -> Made:
+    """The gradients between the calls at the moment when they exceed most what was kept and is no longer needed.
+
+    scratch = max over the calls, from the last to the first, of (gradients alive + kept by it and those before it) - kept by all
+    """
+    steps, values = _steps(call, [True] * len(call.inputs), composite=False)
+    alive = {steps[-1].makes[0]}
+    kept = [name for step in steps for name in step.keeps if name in values]
+    most = 0.0
+    for number, step in reversed(list(enumerate(steps))):
+        alive.update(name for name in (*step.takes, *step.makes) if name in values)
+        needed = {name for earlier in steps[: number + 1] for name in earlier.keeps if name in values}
+        gradients = sum(_row_bytes(values[name]) for name in alive)
+        most = max(most, gradients - sum(_row_bytes(values[name]) for name in set(kept) - needed))
+        alive.difference_update(step.makes)
+    return _made(call, most, inner=any(result.inner for result in values.values()))
+
+
+OWN[EXPERTS] = Own(keeps=_keeps, scratch=_scratch)

@@ -1,0 +1,30 @@
+"""The quick search under a memory limit: the Lagrangian dual and the mixtures at its price, with the gap that is left.
+
+Equal layers lose little at the critical price (lagrangian.py), so that the gap is mostly below a percent; nothing is enumerated to close it.
+"""
+
+from .conditioning import prepare
+from .costgraph import CostGraph, Proof, Solution, memory_tables, solution
+from .dynamic_programming import dynamic_programming
+from .lagrangian import dual_of
+
+METHOD = "lagrangian"
+ENTRIES = 1 << 18
+"""Entries of the largest table: wider graphs are conditioned, at some loss of the bound."""
+CLOSE = 2e-3
+"""Relative gap that is closed enough."""
+
+
+def lagrangian(graph: CostGraph, *, memory_limit: float | None = None) -> Solution:
+    """A good solution within the limit, with a certified gap; without a limit, the exact search's."""
+    if memory_limit is None:
+        return dynamic_programming(graph)
+    memory_tables(graph)
+    small, solver = prepare(graph, max_entries=ENTRIES)
+    dual, best, bound = dual_of(solver, memory_limit, close=CLOSE)
+    choices = small.restore(best.choices)
+    pruned = any(substitutes is not None for substitutes in small.substitutes)
+    price = dual.price if dual is not None else 0.0
+    kind = "messages+price" if price else "messages"
+    proof = Proof(kind=kind, limit=memory_limit, price=price, max_entries=solver.max_entries, pruned=pruned)
+    return solution(graph, choices, lower_bound=min(bound, graph.cost(choices)), method=METHOD, proof=proof)
