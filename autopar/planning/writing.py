@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from autopar.costmodel.estimate import collective_seconds
 from autopar.costmodel.pricing import MeshPrices
@@ -30,6 +30,8 @@ from ..sharding.mesh import Mesh
 from ..sharding.micro_batches import of_whole_batch
 from ..sharding.program import Assignment, Program
 from ..sharding.rules.found import found_in
+from ..sharding.schedule import Schedule
+from ..sharding.scheduled import scheduled
 from .found import Found
 from .request import Request
 from .staged import Part, Staged
@@ -134,13 +136,14 @@ def _axes(mesh: Mesh) -> tuple[AxisSpec, ...]:
 
 
 def _collectives(found: Found | Staged) -> Iterator[CollectivePlan]:
-    """The collectives of the program (of a stage: those of its operators and parameters) with their prices."""
+    """The collectives of a step with their prices; of stages, those that one micro-batch has in each."""
     if isinstance(found, Found):
-        yield from _priced(found.program, found.tables.prices)
+        yield from _priced(found.program, found.schedule, found.tables.prices)
         return
     holder = dict(_holders(found))
+    once = replace(found.schedule, micro_batches=1)
     for part in found.parts:
-        yield from (c for c in _priced(part.program, part.tables.prices) if holder.get(c.tensor) is part)
+        yield from (c for c in _priced(part.program, once, part.tables.prices) if holder.get(c.tensor) is part)
 
 
 def _holders(found: Staged) -> Iterator[tuple[str, Part]]:
@@ -153,10 +156,14 @@ def _holders(found: Staged) -> Iterator[tuple[str, Part]]:
         yield from ((name, part_of[op.name]) for name in op.outputs)
 
 
-def _priced(program: Program, prices: MeshPrices) -> Iterator[CollectivePlan]:
-    for c in program.collectives():
+def _priced(program: Program, schedule: Schedule, prices: MeshPrices) -> Iterator[CollectivePlan]:
+    known: dict[tuple[str, int, int], float] = {}
+    for c in scheduled(program, schedule).collectives():
         axis = prices.mesh.axes[c.axis].name
-        yield CollectivePlan(phase=c.phase, kind=c.kind, axis=axis, nbytes=c.nbytes, seconds=collective_seconds(c, prices), tensor=c.tensor)
+        key = (c.kind, c.axis, c.nbytes)
+        if key not in known:
+            known[key] = collective_seconds(c, prices)
+        yield CollectivePlan(phase=c.phase, kind=c.kind, axis=axis, nbytes=c.nbytes, seconds=known[key], tensor=c.tensor)
 
 
 def _schedule(found: Found | Staged) -> SchedulePlan:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,7 +34,7 @@ class Option:
 
     `limit`: into how many shards it can be split at most (0: any number). `communication`: what it needs
     inside; such an option is taken on one axis only, and its `partners` are split along with the factor, and on other axes too
-    where `beside` says so.
+    where `beside` says so, within `inner_parts` equal parts.
     """
 
     name: str
@@ -46,6 +46,13 @@ class Option:
     communication: str | None = None
     limit: int = 0
     beside: bool = False
+    inner_parts: int = 1
+
+    @property
+    def splits(self) -> tuple[tuple[int, int], ...]:
+        """The factors that it splits as other axes may, each with the number of its parts."""
+        own = ((self.factor, self.parts),) if self.factor >= 0 else ()
+        return (*own, *((partner, self.inner_parts) for partner in self.partners if self.beside))
 
 
 def parts_of(dims: Dims, factor: int, parts: int, sizes: Sequence[int]) -> Placement | None:
@@ -67,9 +74,7 @@ def options_of(call: Call, rule: Rule, gradients: frozenset[str], variants: Mapp
             option = _split(call, rule, index, parts, sizes)
             if option is not None:
                 found.append(option)
-        inside = _communicating(call, rule, index, sizes)
-        if inside is not None:
-            found.append(inside)
+        found += _communicating(call, rule, index, sizes, variants)
     none = Option(name="R", factor=-1, parts=1, inputs=(R,) * len(call.inputs), outputs=(R,) * len(call.outputs))
     share = Option(name="B", factor=-1, parts=1, inputs=(B,) * len(call.inputs), outputs=(B,) * len(call.outputs))
     options = [none, share, *found, *_partial(call, rule)]
@@ -95,26 +100,27 @@ def _split(call: Call, rule: Rule, index: int, parts: int, sizes: Sequence[int])
     return Option(name=name, factor=index, parts=parts, inputs=inputs, outputs=tuple(outputs))
 
 
-def _communicating(call: Call, rule: Rule, index: int, sizes: Sequence[int]) -> Option | None:
-    """A split that communicates inside: outputs without the factor are complete on every rank."""
+def _communicating(call: Call, rule: Rule, index: int, sizes: Sequence[int], variants: Mapping[int, Sequence[int]]) -> Iterator[Option]:
+    """Splits that communicate inside: outputs without the factor are complete on every rank."""
     factor = rule.factors[index]
     if factor.communication is None:
-        return None
+        return
     limit = COMMUNICATIONS[factor.communication].limit(call, rule, index)
     if limit == 1:
-        return None
-
-    def placement(dims: Dims, other: Placement) -> Placement:
-        found = (parts_of(dims, member, 1, sizes) for member in (index, *factor.partners))
-        return next((place for place in found if place is not None), other)
-
-    inputs = tuple(placement(dims, B) for dims in rule.inputs)
-    outputs = tuple(placement(dims, R) for dims in rule.outputs)
+        return
+    beside = COMMUNICATIONS[factor.communication].beside(call)
     name = "+".join(rule.factors[member].name for member in (index, *factor.partners)) if factor.special else factor.name
-    return Option(
-        name=name, factor=index, parts=1, inputs=inputs, outputs=outputs, partners=factor.partners, communication=factor.communication,
-        limit=limit, beside=COMMUNICATIONS[factor.communication].beside(call),
-    )  # fmt: skip
+    for parts in variants.get(factor.partners[0], (1,)) if beside else (1,):
+
+        def placement(dims: Dims, other: Placement, parts: int = parts) -> Placement:
+            found = (parts_of(dims, member, 1 if member == index else parts, sizes) for member in (index, *factor.partners))
+            return next((place for place in found if place is not None), other)
+
+        yield Option(
+            name=name if parts == 1 else f"{name}/{parts}", factor=index, parts=1, inputs=tuple(placement(dims, B) for dims in rule.inputs),
+            outputs=tuple(placement(dims, R) for dims in rule.outputs), partners=factor.partners, communication=factor.communication,
+            limit=limit, beside=beside, inner_parts=parts,
+        )  # fmt: skip
 
 
 def _can_be_partial(tensor: Tensor) -> bool:
@@ -206,18 +212,17 @@ def strategies_of(rule: Rule, options: Sequence[Option], mesh: Sequence[int]) ->
     """Every combination of one option an axis in which all shards are equal in size."""
     grids = np.indices((len(options),) * len(mesh)).reshape(len(mesh), -1).T if mesh else np.zeros((1, 0), dtype=np.int64)
     valid = np.ones(len(grids), dtype=bool)
-    by_factor: dict[int, list[int]] = {}
+    by_factor: dict[int, dict[int, list[int]]] = {}
     for index, option in enumerate(options):
-        if option.factor >= 0:
-            by_factor.setdefault(option.factor, []).append(index)
+        for factor, parts in option.splits:
+            by_factor.setdefault(factor, {}).setdefault(parts, []).append(index)
     for factor, members in by_factor.items():
         done = np.ones(len(grids), dtype=np.int64)
-        for index in sorted(members, key=lambda i: options[i].parts):
+        for parts, alike in sorted(members.items()):
             degree = np.ones(len(grids), dtype=np.int64)
             for axis, size in enumerate(mesh):
-                degree[grids[:, axis] == index] *= size
+                degree[np.isin(grids[:, axis], alike)] *= size
             used = degree > 1
-            parts = options[index].parts
             valid &= ~used | ((parts % done == 0) & (rule.factors[factor].size % (parts * degree) == 0))
             done = np.where(used, parts * degree, done)
     for index, option in enumerate(options):
@@ -229,10 +234,7 @@ def strategies_of(rule: Rule, options: Sequence[Option], mesh: Sequence[int]) ->
 def _on_one_axis(
     index: int, option: Option, options: Sequence[Option], grids: NDArray[np.int64], mesh: Sequence[int], rule: Rule
 ) -> NDArray[np.bool_]:
-    """Where an option that communicates inside is not taken, or on one axis within its limit, which alone splits its factors.
-
-    `beside`: its partners are split on other axes too, as a whole.
-    """
+    """Where an option that communicates inside is not taken, or on one axis within its limit, which alone splits its factors."""
     members = {option.factor} if option.beside else {option.factor, *option.partners}
     touching = np.array([not members.isdisjoint((other.factor, *other.partners)) for other in options])
     sizes = np.array(mesh, dtype=np.int64)
@@ -241,11 +243,6 @@ def _on_one_axis(
     alone = (touching[grids] & (sizes > 1)).sum(axis=1) == 1
     even = np.all([rule.factors[f].size % degree == 0 for f in sorted(members)], axis=0)
     fits = np.asarray(degree <= option.limit if option.limit else even)
-    for partner in option.partners if option.beside else ():
-        splitting = np.array([partner in (other.factor, *other.partners) for other in options])
-        plain = np.array([other.factor != partner or other.parts == 1 for other in options])
-        shares = np.where(splitting[grids], sizes, 1).prod(axis=1)
-        fits = fits & (rule.factors[partner].size % shares == 0) & (plain[grids] | (sizes == 1)).all(axis=1)
     return np.asarray(~active.any(axis=1) | (alone & even & fits), dtype=np.bool_)
 
 

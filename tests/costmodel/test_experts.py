@@ -93,7 +93,9 @@ def test_saved_bytes_are_those_of_autograd(option: str) -> None:
     inputs, outputs = found.layouts(index)
     chosen = tuple(found.options[o] for o in found.choices[index])
     decision = Decision(options=chosen, rule=found.rule, inputs=inputs, outputs=outputs)
-    local = localise(LocalCall(operator=case.operator, decision=decision, inputs=call.inputs, outputs=call.outputs, mesh=mesh, coordinate=(0,)))
+    local = localise(
+        LocalCall(operator=case.operator, decision=decision, inputs=call.inputs, outputs=call.outputs, mesh=mesh, coordinate=(0,))
+    )
     leaves = [shard(v, layout, mesh, (0,)).contiguous() for v, layout in zip(case.values, inputs, strict=True)]
     leaves = [leaf.requires_grad_() if leaf.is_floating_point() else leaf for leaf in leaves]
     given = {leaf.untyped_storage().data_ptr() for leaf in leaves}

@@ -112,7 +112,7 @@ def test_buckets_as_tracked() -> None:
     told = predicted_memory(program, analysis, optimizer="adamw", composite=True)
     with fake_world(4):
         found = track_program(program)
-    assert told.buffers == pytest.approx(told.gradients, rel=0.01)
+    assert told.buffers == pytest.approx(told.gradients, rel=0.05)
     assert told.total == pytest.approx(found.peak, rel=0.05)
 
 

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autopar.frontends import torch_experts, torch_routing
 from autopar.frontends.torch import import_torch
 from autopar.ir import Graph
-from autopar.sharding.rules import Call, rule_of
-from autopar.sharding.rules.experts import EXPERTS, network_of
+from autopar.sharding.rules import RULES, Call, rule_of
+from autopar.sharding.rules.experts import EXPERTS, PRODUCTS, network_of
 
 from .test_torch import compare_with_eager
 
@@ -148,3 +149,10 @@ def test_routing_is_left_out_only_where_it_is_undone(how: str) -> None:
     (layer,) = layers(graph)
     assert (layer.position("chosen") is not None) == (how == "right")
     compare_with_eager(Routed(how), *given)
+
+
+def test_what_is_read_has_rules() -> None:
+    """The importer knows no rules, so it lists the operators itself."""
+    assert set(torch_routing._PRODUCTS) == set(PRODUCTS)
+    assert set(torch_experts._ELEMENTWISE | torch_experts._PARTED | torch_experts._SLICED) <= set(RULES)
+    assert torch_experts.KIND == EXPERTS
