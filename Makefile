@@ -63,6 +63,7 @@ operators: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py --quick
+	$(BIN)/python benchmarks/search.py --quick
 	$(if $(DATA),$(BIN)/python benchmarks/validation.py --data $(DATA) --quick)
 
 clean:
