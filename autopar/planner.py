@@ -43,10 +43,12 @@ __all__ = [
 
 EVALUATED = 2
 """How many of the cheapest candidates have their programs built and priced exactly, at least."""
+NEAR, CLOSE_CALLS = 1.005, 4
+"""Candidates that the tables put so near the best are evaluated too, up to so many."""
 TRIED = 8
 """How many are at most."""
-MISJUDGED = 1.002
-"""A program that takes so many times what its tables added up to had to be changed to fit the memory."""
+MISJUDGED, FULL = 1.002, 0.9
+"""A program that takes so many times what its tables added up to, and fills that share of the memory, was changed to fit it."""
 HIDDEN = (0.0, 0.9)
 """A step is X + max(0, G - B), G the reduction of gradients and B the compute that can hide it: the maximum over l in [0, 1] of
 X + l (G - B). The programs of both ends are made (the upper one with the slowdown of what is hidden), and the faster one is taken."""
@@ -120,11 +122,12 @@ class _Finisher:
         """The programs of the first `EVALUATED` that fit the memory, and of those behind that promise to be faster than these."""
         found: list[Found | Staged] = []
         for solved in ranked:
-            if len(found) >= EVALUATED and solved.seconds >= min(f.rank for f in found)[0]:
+            near = solved.seconds < NEAR * ranked[0].seconds and len(found) < CLOSE_CALLS
+            if len(found) >= EVALUATED and not near and solved.seconds >= min(f.rank for f in found)[0]:
                 break
             try:
                 found.append(self.finish(solved))
-                if solved.free and found[-1].rank[0] > MISJUDGED * solved.seconds:
+                if solved.free and found[-1].memory > FULL * self.request.limit and found[-1].rank[0] > MISJUDGED * solved.seconds:
                     found += self._other_modes(solved, found[-1].rank[0])
             except Infeasible as error:
                 self.failures += [error] if solved.candidate.stages == 1 else []

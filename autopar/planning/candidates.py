@@ -17,8 +17,8 @@ SMOOTH = 5
 FEWER = 3
 """How many smaller device counts are tried."""
 MAX_STAGES = 128
-LARGE = 64
-"""Devices up to which every way to lay the axes of a mesh over the levels is tried."""
+SMALL, LARGE = 8, 64
+"""Devices up to which axes are tried in every order, and every way to lay them over the levels is."""
 STRIDE = 1.9
 """Numbers of micro-batches grow at least by this factor from one that is tried to the next."""
 
@@ -56,14 +56,16 @@ def name_axes(cluster: Cluster, sizes: tuple[int, ...], levels: Iterable[str]) -
 def meshes(cluster: Cluster, stages: int = 1, max_axes: int = MAX_AXES) -> tuple[Mesh, ...]:
     """Every factorisation of a stage's devices with up to three axes, bound to levels; the stages are the outermost axis of all.
 
-    Axes that lie on one level alone are interchangeable where their links are alike: of these only the ascending sizes are kept. On more
-    than `LARGE` devices an axis lies inside the innermost unit or joins whole ones.
+    On more than `LARGE` devices an axis lies inside the innermost unit or joins whole ones. Splits of one dim nest in the order of the
+    axes, which matters little: on more than `SMALL` devices, of axes that lie on one level alone only the ascending sizes are kept.
     """
     found = []
     for sizes in factorisations(cluster.devices // stages, max_axes):
         bound = bind_axes(cluster, (stages, *sizes))
-        large = cluster.devices > LARGE and any("+" in level for level in (bound or ())[1:])
-        if bound is not None and not large and not _mirrored(sizes, bound[1:]):
+        if bound is None:
+            continue
+        mixed = cluster.devices > LARGE and any("+" in level for level in bound[1:])
+        if not mixed and not (cluster.devices > SMALL and _mirrored(sizes, bound[1:])):
             found.append(name_axes(cluster, sizes, bound[1:]))
     return tuple(found)
 

@@ -32,6 +32,11 @@ class Found:
     schedule: Schedule = PLAIN
 
     @property
+    def memory(self) -> float:
+        """Bytes of a device at the peak."""
+        return self.estimate.memory.total
+
+    @property
     def rank(self) -> tuple[float, int, int]:
         """Order among meshes: time, then collectives, then axes."""
         return (round(self.estimate.step, 12), len(self.program.collectives()), len(self.assignment.mesh.axes))

@@ -98,6 +98,11 @@ class Staged:
         return sum(part.group.share * part.solution.cost / part.group.stages for part in self.parts) / len(self.parts)
 
     @property
+    def memory(self) -> float:
+        """Bytes of the fullest device at the peak."""
+        return self.pipeline.memory
+
+    @property
     def rank(self) -> tuple[float, int, int]:
         """Order among candidates: time, then stages, then axes."""
         return (round(self.pipeline.step, 12), self.stages, len(self.parts[0].assignment.mesh.axes) + 1)
