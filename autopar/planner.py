@@ -16,7 +16,7 @@ from .plan import Plan
 from .planning.candidates import MAX_AXES, Candidate, meshes, name_axes
 from .planning.found import Found, best_within, evaluate, smallest
 from .planning.mixed import Mixed
-from .planning.outer import Mode, Outer, Progress, Solved
+from .planning.outer import HIDDEN, Mode, Outer, Progress, Solved
 from .planning.request import Request
 from .planning.staged import Group, Staged, staged
 from .planning.subject import Subject
@@ -47,13 +47,11 @@ NEAR, CLOSE_CALLS = 1.005, 4
 """Candidates that the tables put so near the best are evaluated too, up to so many."""
 TRIED = 8
 """How many are at most."""
-MISJUDGED, FULL = 1.002, 0.9
-"""A program that takes so many times what its tables added up to, and fills that share of the memory, was changed to fit it."""
-HIDDEN = (0.0, 0.9)
+ENDS = (0.0, HIDDEN)
 """A step is X + max(0, G - B), G the reduction of gradients and B the compute that can hide it: the maximum over l in [0, 1] of
 X + l (G - B). The programs of both ends are made (the upper one with the slowdown of what is hidden), and the faster one is taken."""
-SMALL_GRAPH = 300
-"""Operators of a graph up to which four times as many are tried."""
+SMALL_GRAPH = 500
+"""Operators of a graph up to which more are tried."""
 
 
 def search_plan(graph: Graph, request: Request, *, progress: Progress | None = None) -> Plan:
@@ -105,6 +103,11 @@ class _Finisher:
         self.outer, self.subject, self.request = outer, outer.subject, outer.request
         self.failures: list[Infeasible] = []
 
+    @property
+    def is_small(self) -> bool:
+        """Whether a program is made in a fraction of a second."""
+        return len(self.subject.graph.operators) <= SMALL_GRAPH
+
     def best(self) -> Found | Staged:
         """The best program among the solutions; where none fits the memory, the first of the thriftiest that does."""
         found = self._finished(self._ranked()[:TRIED])
@@ -122,12 +125,13 @@ class _Finisher:
         """The programs of the first `EVALUATED` that fit the memory, and of those behind that promise to be faster than these."""
         found: list[Found | Staged] = []
         for solved in ranked:
-            near = solved.seconds < NEAR * ranked[0].seconds and len(found) < CLOSE_CALLS
-            if len(found) >= EVALUATED and not near and solved.seconds >= min(f.rank for f in found)[0]:
+            near = solved.seconds < NEAR * ranked[0].seconds and len(found) < CLOSE_CALLS and self.is_small
+            enough = len(found) >= EVALUATED and solved.seconds >= min(f.rank for f in found)[0]
+            if not near and (enough or (len(found) > EVALUATED and not self.is_small)):
                 break
             try:
                 found.append(self.finish(solved))
-                if solved.free and found[-1].memory > FULL * self.request.limit and found[-1].rank[0] > MISJUDGED * solved.seconds:
+                if solved.free and found[-1].tightened and (self.is_small or solved.candidate.stages == 1):
                     found += self._other_modes(solved, found[-1].rank[0])
             except Infeasible as error:
                 self.failures += [error] if solved.candidate.stages == 1 else []
@@ -175,7 +179,7 @@ class _Finisher:
                 cluster=candidate.cluster, whole=candidate.cluster, start=0, stages=candidate.stages, mesh=candidate.mesh,
             )  # fmt: skip
             return staged([group], lambda group: self.tables(candidate, solved.mode), schedule, request, always=outer.always)
-        found = [self._in_one(candidate, solved.mode, schedule, hidden) for hidden in (HIDDEN if request.train else HIDDEN[:1])]
+        found = [self._in_one(candidate, solved.mode, schedule, hidden) for hidden in (ENDS if request.train else ENDS[:1])]
         return min(found, key=lambda f: f.rank)
 
     def _in_one(self, candidate: Candidate, mode: Mode, schedule: Schedule, hidden: float) -> Found:
@@ -215,8 +219,7 @@ class _Finisher:
         for entry in alone:
             turns.append((place[entry[1].micro_batches], len(turns), entry))
             place[entry[1].micro_batches] += 1
-        few = len(self.subject.graph.operators) <= SMALL_GRAPH
-        for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 4 * TRIED if few else TRIED]:
+        for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 4 * TRIED if self.is_small else TRIED]:
             try:
                 schedule = self.schedule(mode, candidate.micro_batches)
                 tables = self.tables(candidate, mode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.costmodel.estimate import Estimate, estimate
 from autopar.search import Infeasible, Solution
@@ -22,7 +22,7 @@ THRIFTY = (1 + 1e-9, 1.1, 1.25, 1.5, 2.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The best choice on one mesh, without pipeline stages."""
+    """The best choice on one mesh, without pipeline stages; `tightened`: the memory of the tables' own solution was too much."""
 
     tables: Tables
     solution: Solution
@@ -30,6 +30,7 @@ class Found:
     program: Program
     estimate: Estimate
     schedule: Schedule = PLAIN
+    tightened: bool = False
 
     @property
     def memory(self) -> float:
@@ -53,11 +54,11 @@ def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> 
 def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedule: Schedule = PLAIN) -> Found:
     """The program of a solution; where it needs more memory than the tables added up to, that of a thriftier solution."""
     allowed = limit
-    for _ in range(MEMORY_TRIES):
+    for number in range(MEMORY_TRIES):
         found = evaluate(tables, solution, schedule)
         over = found.estimate.memory.total - limit
         if over <= 0:
-            return found
+            return replace(found, tightened=number > 0)
         allowed = min(allowed, tables.graph.memory_of(solution.choices)) - over
         try:
             solution = solve_within(tables, method, allowed)
@@ -84,7 +85,7 @@ def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = 
         other = evaluate(tables, solve_within(tables, method, tried), schedule)
         found = min(found, other, key=lambda f: f.estimate.memory.total)
     if found.estimate.memory.total <= limit:
-        return found
+        return replace(found, tightened=True)
     raise Infeasible(found.estimate.memory.total, limit)
 
 

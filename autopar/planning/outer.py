@@ -42,8 +42,8 @@ NEAREST = 4
 """How many of the best meshes are tried with every number of micro-batches."""
 FILLED = 4
 """Micro-batches for each stage with which a mesh is tried first."""
-SPLIT_FURTHER = 2
-"""How many of the best candidates have an axis of their mesh split in two."""
+SPLIT_FURTHER, FINER = 2, 4
+"""How many of the best candidates have an axis of their mesh split in two, and in how many ways together."""
 CLOSE = 5e-3
 """Candidates whose bound is not better by this share are left; the bound that is reported counts them."""
 REMEMBERED = 4
@@ -52,6 +52,8 @@ EXACT_METHOD, QUICK_METHOD = "dynamic_programming", "lagrangian"
 """Candidates are ranked by the quick method."""
 ENOUGH = 1e-2
 """Gap up to which the quick method's solution under a memory limit is taken for the exact method's."""
+HIDDEN = 0.9
+"""Share of the reduction of gradients that candidates are ranked with as hidden under the backward pass (the rest: its slowdown)."""
 SLACK = 0.9
 """What the arithmetic may be below that of one device, for operators whose shards fit the device better than the whole."""
 WEIGHT_SHARE = 1 / 3
@@ -149,7 +151,7 @@ class Outer:
         for entry in sorted(near, key=lambda entry: entry[0]):
             if self._promises(*entry):
                 self._try(entry)
-        for candidate in list(self._split_further()):
+        for candidate in list(self._split_further())[:FINER]:
             self._try((math.inf, candidate))
         if progress:
             progress(len(groups), len(groups), "done")
@@ -165,9 +167,9 @@ class Outer:
         return min(group, key=lambda entry: (abs(math.log(entry[1].micro_batches / wanted)), entry[1].micro_batches))
 
     def _promises(self, bound: float, candidate: Candidate) -> bool:
-        """Whether a candidate may be better than the best by more than `CLOSE` (without a pipeline: at all)."""
+        """Whether a candidate may be better than the best by more than `CLOSE`; without stages, whether it may be as near to it."""
         solved = self.ranking.solved
-        return not solved or bound < (1 - CLOSE * (candidate.stages > 1)) * solved[0].seconds
+        return not solved or bound < (1 - CLOSE if candidate.stages > 1 else 1 + CLOSE) * solved[0].seconds
 
     # --- what is tried ---
 
@@ -224,7 +226,7 @@ class Outer:
         """The least that the tables of a mesh add up to for so many micro-batches, without bubble or memory limit."""
         key = (devices, stages, mesh)
         if key not in self.base:
-            work = Work(counts=self.subject.counts, passes=micro_batches)
+            work = Work(counts=self.subject.counts, passes=micro_batches, hidden=_hidden(stages))
             tables = self._tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, mesh, work)
             self.base[key] = solve(tables.graph).lower_bound
         return self.base[key]
@@ -268,7 +270,7 @@ class Outer:
         stages, count = candidate.stages, candidate.micro_batches
         schedule = self.request.pipeline if self.request.pipeline in ("gpipe", "1f1b", "zero_bubble") else "1f1b"
         return Work(
-            counts=counts, passes=count + self.bubble(stages, count), accumulating=count > 1, zero=mode.zero,
+            counts=counts, passes=count + self.bubble(stages, count), accumulating=count > 1, zero=mode.zero, hidden=_hidden(stages),
             in_flight=in_flight(schedule, 0, stages, count), segments=self.subject.segments(mode.recompute, short=short),
         )  # fmt: skip
 
@@ -341,6 +343,11 @@ class Outer:
                     key = (candidate.cluster.devices, candidate.stages, mesh)
                     self.base.setdefault(key, 0.0)
                     yield finer
+
+
+def _hidden(stages: int) -> float:
+    """Of stages, the exposed rest of the reduction is counted when they are cut."""
+    return HIDDEN if stages == 1 else 0.0
 
 
 def solve_within(tables: Tables, method: str, limit: float) -> Solution:

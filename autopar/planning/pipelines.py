@@ -105,6 +105,10 @@ class Cutter:
                 best = found
         return best
 
+    def could_be_faster(self, schedules: Iterable[tuple[str, int]], found: Pipeline) -> bool:
+        """Whether an interleaved schedule that did not fit would be faster than what was found, by more than a hundredth."""
+        return found.interleave == 1 and any(self._ideal(name, chunks) < 0.99 * found.step for name, chunks in schedules if chunks > 1)
+
     def _ideal(self, schedule: str, interleave: int) -> float:
         """Seconds of the schedule if all stages were alike and nothing had to be sent."""
         stages = len(self.places)

@@ -27,6 +27,8 @@ from .request import Request
 TRIES = 5
 TIGHTER = 0.85
 """What the memory of all stages is multiplied by when no cut fits the stages one by one."""
+AGAIN = 2
+"""How often this is done for an interleaved schedule's sake, which keeps more in flight, where it would be faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +66,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A pipeline: the parts in the order of their stages, and where the model is cut."""
+    """A pipeline: the parts in the order of their stages, and where the model is cut; `tightened` as of `Found`."""
 
     parts: tuple[Part, ...]
     pipeline: Pipeline
     schedule: Schedule
+    tightened: bool = False
 
     @property
     def stages(self) -> int:
@@ -113,16 +116,29 @@ def staged(groups: Sequence[Group], tables: Callable[[Group], Tables], schedule:
     made = [tables(group) for group in groups]
     rooms = [max(_limit(group, request) - always, 0.0) for group in groups]
     allowed = [group.stages * room / group.share for group, room in zip(groups, rooms, strict=True)]
-    least = 0.0
-    for _ in range(TRIES):
+    least, best = 0.0, None
+    for number in range(TRIES):
         solved = zip(groups, made, allowed, strict=True)
-        parts = [_part(group, table, solve_within(table, request.method, most), schedule) for group, table, most in solved]
-        pipeline = _cut(parts, rooms, schedule, request)
-        if pipeline is not None:
-            return Staged(parts=tuple(parts), pipeline=pipeline, schedule=schedule)
+        try:
+            parts = [_part(group, table, solve_within(table, request.method, most), schedule) for group, table, most in solved]
+        except Infeasible:
+            if best is None:
+                raise
+            break
+        cutter, pairs = _cutter(parts, rooms, schedule, request)
+        pipeline = cutter.best(pairs)
+        found = None if pipeline is None else Staged(parts=tuple(parts), pipeline=pipeline, schedule=schedule, tightened=number > 0)
+        if found is not None and (best is None or found.rank < best.rank):
+            best = found
+        if best is not None and (number == TRIES - 1 or not cutter.could_be_faster(pairs, best.pipeline)):
+            break
         least = min(float(p.figures.stored.sum() + p.figures.saved.sum()) * p.group.share / p.group.stages for p in parts) + always
         used = [part.tables.graph.memory_of(part.solution.choices) for part in parts]
+        if best is not None and number >= AGAIN:
+            break
         allowed = [TIGHTER * min(most, memory) for most, memory in zip(allowed, used, strict=True)]
+    if best is not None:
+        return best
     limit = min(_limit(group, request) for group in groups)
     raise Infeasible(max(least, math.nextafter(limit, math.inf)), limit)
 
@@ -138,12 +154,12 @@ def _part(group: Group, tables: Tables, solution: Solution, schedule: Schedule) 
     return Part(group=group, tables=tables, solution=solution, assignment=assignment, program=program, figures=figures)
 
 
-def _cut(parts: Sequence[Part], rooms: Sequence[float], schedule: Schedule, request: Request) -> Pipeline | None:
-    """The best cuts under the schedules that the request leaves."""
+def _cutter(parts: Sequence[Part], rooms: Sequence[float], schedule: Schedule, request: Request) -> tuple[Cutter, list[tuple[str, int]]]:
+    """What cuts the model on these parts, and the schedules that the request leaves."""
     figures = list(itertools.chain.from_iterable([part.figures] * part.group.stages for part in parts))
     limits = list(itertools.chain.from_iterable([room] * part.group.stages for part, room in zip(parts, rooms, strict=True)))
     places = list(itertools.chain.from_iterable(part.group.places() for part in parts))
     cutter = Cutter(figures, places, limits, schedule.micro_batches)
     stages, pieces = len(places), len(cutter.pieces) - 1
-    pairs = schedules_for(stages, schedule.micro_batches, pieces=pieces, pipeline=request.pipeline, interleave=request.interleave)
-    return cutter.best(pairs)
+    fixed = schedules_for(stages, schedule.micro_batches, pieces=pieces, pipeline=request.pipeline, interleave=request.interleave)
+    return cutter, list(fixed)

@@ -16,6 +16,7 @@ from ..ir import Graph, Role
 from ..sharding.analysis import Analysis, analyse
 from ..sharding.micro_batches import micro_batch_options, split_batch
 from ..sharding.rules import RULES, preamble
+from ..sharding.rules.experts import EXPERTS
 from ..tables import Tables
 from .folding import Folding, Run, crossing_bytes, find_runs, fold
 from .work import Counts, Segments
@@ -126,6 +127,7 @@ class Subject:
 
     def _has_weight_product(self, index: int) -> bool:
         operator = self.graph.operators[index]
-        return bool(RULES[operator.kind].products) and any(
-            self.graph.tensors[name].role is Role.PARAMETER and len(self.graph.tensors[name].shape) > 1 for name in operator.inputs
+        return operator.kind == EXPERTS or (
+            bool(RULES[operator.kind].products)
+            and any(self.graph.tensors[name].role is Role.PARAMETER and len(self.graph.tensors[name].shape) > 1 for name in operator.inputs)
         )
