@@ -47,9 +47,6 @@ NEAR, CLOSE_CALLS = 1.005, 4
 """Candidates that the tables put so near the best are evaluated too, up to so many."""
 TRIED = 8
 """How many are at most."""
-ENDS = (0.0, HIDDEN)
-"""A step is X + max(0, G - B), G the reduction of gradients and B the compute that can hide it: the maximum over l in [0, 1] of
-X + l (G - B). The programs of both ends are made (the upper one with the slowdown of what is hidden), and the faster one is taken."""
 SMALL_GRAPH = 500
 """Operators of a graph up to which more are tried."""
 
@@ -110,11 +107,12 @@ class _Finisher:
 
     def best(self) -> Found | Staged:
         """The best program among the solutions; where none fits the memory, the first of the thriftiest that does."""
-        found = self._finished(self._ranked()[:TRIED])
+        most = TRIED if self.is_small else TRIED // 2
+        found = self._finished(self._ranked()[:most])
         if not found and self.outer.ranking.complete:
             before = set(self.outer.ranking.solved)
             self.outer.try_rest()
-            found = self._finished([solved for solved in self._ranked() if solved not in before][:TRIED])
+            found = self._finished([solved for solved in self._ranked() if solved not in before][:most])
         if not found:
             found = self._thriftiest()
         if not found:
@@ -179,11 +177,17 @@ class _Finisher:
                 cluster=candidate.cluster, whole=candidate.cluster, start=0, stages=candidate.stages, mesh=candidate.mesh,
             )  # fmt: skip
             return staged([group], lambda group: self.tables(candidate, solved.mode), schedule, request, always=outer.always)
-        found = [self._in_one(candidate, solved.mode, schedule, hidden) for hidden in (ENDS if request.train else ENDS[:1])]
-        return min(found, key=lambda f: f.rank)
+        first = self._in_one(candidate, solved.mode, schedule, HIDDEN if request.train else 0.0)
+        if first.hides_reductions:
+            return first
+        return min(first, self._in_one(candidate, solved.mode, schedule, 0.0), key=lambda f: f.rank)
 
     def _in_one(self, candidate: Candidate, mode: Mode, schedule: Schedule, hidden: float) -> Found:
-        """The program without stages, if that share of the gradients' reduction ran under the backward pass."""
+        """The program without stages, if that share of the gradients' reduction ran under the backward pass.
+
+        A step is X + max(0, G - B), G the reduction of gradients and B the compute that can hide it: the maximum over l in [0, 1] of
+        X + l (G - B). The two ends of l are tried, the upper one with the slowdown of what is hidden.
+        """
         request = self.request
         tables = self.tables(candidate, mode, hidden)
         room = max(request.limit - self.outer.always, 0.0)
@@ -193,10 +197,9 @@ class _Finisher:
         """The tables of the whole graph."""
         request = self.request
         analysis = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
-        limits = request.limits(analysis, candidate.mesh) if request.limits else None
         work = replace(self.outer.work(candidate, mode, Counts(), short=False), hidden=hidden)
         prices = MeshPrices(cluster=candidate.cluster, mesh=candidate.mesh)
-        return build_tables(analysis, prices, optimizer=request.optimizer, limits=limits, work=work)
+        return request.tables(analysis, prices, work, whole=candidate.micro_batches == 1)
 
     def schedule(self, mode: Mode, micro_batches: int) -> Schedule:
         """What the runtime is told."""

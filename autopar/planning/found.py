@@ -16,6 +16,7 @@ from .outer import solve_within
 
 MEMORY_TRIES = 6
 """How often the search's limit is lowered when the program's exact memory is above what the tables added up to."""
+MOSTLY = 0.8
 THRIFTY = (1 + 1e-9, 1.1, 1.25, 1.5, 2.0)
 """Limits, as multiples of the least memory that the tables add up to, among whose solutions the thriftiest program is taken."""
 
@@ -31,6 +32,13 @@ class Found:
     estimate: Estimate
     schedule: Schedule = PLAIN
     tightened: bool = False
+
+    @property
+    def hides_reductions(self) -> bool:
+        """Whether most of the reduction of gradients in buckets runs under the backward pass, or there is none."""
+        prices = self.tables.prices
+        total = sum(prices.seconds("all_reduce", axis, bucket.nbytes) for bucket in self.program.buckets for axis in bucket.axes)
+        return self.estimate.overlapped >= MOSTLY * total
 
     @property
     def memory(self) -> float:

@@ -21,7 +21,7 @@ from autopar.search import Infeasible, NoAssignment
 
 from ..sharding.mesh import Mesh
 from ..sharding.schedule import Schedule
-from ..tables import Tables, build_tables
+from ..tables import Tables
 from .candidates import meshes, micro_batch_counts, stage_counts
 from .outer import FILLED, PLAIN_AXES, Mode, Outer
 from .request import Request
@@ -131,8 +131,7 @@ class Mixed:
         )  # fmt: skip
 
         def tables(group: Group) -> Tables:
-            limits = request.limits(analysis, group.mesh) if request.limits else None
             prices = MeshPrices(cluster=group.cluster, mesh=group.mesh)
-            return build_tables(analysis, prices, optimizer=request.optimizer, limits=limits, work=work)
+            return request.tables(analysis, prices, work, whole=count == 1)
 
         return staged(combination.groups, tables, schedule, request, always=always)

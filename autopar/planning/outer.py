@@ -234,13 +234,12 @@ class Outer:
     def _tables(self, analysis: Analysis, devices: int, mesh: Mesh, work: Work) -> Tables:
         request = self.request
         prices = MeshPrices(cluster=request.cluster.sized(devices), mesh=mesh)
-        limits = request.limits(analysis, mesh) if request.limits else None
         key = (id(analysis), devices, mesh)
         known = self.known.setdefault(key, Known())
         self.known.move_to_end(key)
         if len(self.known) > REMEMBERED:
             self.known.popitem(last=False)
-        return build_tables(analysis, prices, optimizer=request.optimizer, limits=limits, work=work, known=known)
+        return request.tables(analysis, prices, work, whole=analysis is self.subject.analysis(short=True), known=known)
 
     # --- a candidate ---
 

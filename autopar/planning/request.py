@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.pipeline import SCHEDULES
-from autopar.costmodel.pricing import optimizer_named
-from autopar.search import SEARCHES
+from autopar.costmodel.pricing import MeshPrices, optimizer_named
+from autopar.search import SEARCHES, NoAssignment
 
 from ..errors import UsageError, unknown
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
-from ..tables import Limits
+from ..tables import Known, Limits, Tables, build_tables
 from .subject import RECOMPUTES
+from .work import Work
 
 ZEROS = (0, 1, 2, 3)
 
@@ -67,3 +68,13 @@ class Request:
     def limit(self) -> float:
         """Bytes that a plan may fill on a device."""
         return self.memory if self.memory is not None else self.cluster.device.usable_memory
+
+    def tables(self, analysis: Analysis, prices: MeshPrices, work: Work, *, whole: bool, known: Known | None = None) -> Tables:
+        """The tables within the pins; on a micro-batch (not the `whole` batch) too small for a pinned split: `NoAssignment`."""
+        try:
+            limits = self.limits(analysis, prices.mesh) if self.limits is not None else None
+            return build_tables(analysis, prices, optimizer=self.optimizer, limits=limits, work=work, known=known)
+        except UsageError:
+            if whole:
+                raise
+            raise NoAssignment from None

@@ -101,7 +101,7 @@ def test_what_is_refused(name: str) -> None:
 def test_rules_are_found_while_planning(tmp_path: Path) -> None:
     """The plan file carries them: it runs where nothing was found before."""
     pins = ("up/linear=rank:n", "gated=rank:b", "mixed=rank:b")
-    plan = autopar.plan(*own_ops.build(), devices=2, cluster="local-cpu", discover=True, pins=pins)
+    plan = autopar.plan(*own_ops.build(), devices=2, cluster="local-cpu", discover=True, pins=pins, stages=1)
     assert {rule.kind.split(".")[1]: rule.rule for rule in plan.rules} == {
         "gated": "a b, b -> a b", "mixed": "a b, b c, +c -> a c | b: sum", "centred": "a !w0 -> a !w0",
     }  # fmt: skip
@@ -135,7 +135,7 @@ def test_large_calls_are_executed_at_small_sizes(monkeypatch: pytest.MonkeyPatch
             return torch.nn.functional.gelu(torch.nn.functional.glu(x @ self.weight)).mean()
 
     inputs = (torch.empty(4096, 8192, device="meta"),)
-    plan = autopar.plan(Glu(), inputs, devices=2, cluster="local-cpu", discover=True)
+    plan = autopar.plan(Glu(), inputs, devices=2, cluster="local-cpu", discover=True, stages=1)
     assert {rule.rule for rule in plan.rules} == {"a (2 b) -> a b", "a b -> a b"}
 
 

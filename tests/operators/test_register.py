@@ -46,7 +46,7 @@ PINS = {
 def test_own_operators_are_planned_and_run(name: str) -> None:
     register_all()
     module, inputs = build()
-    plan = autopar.plan(module, inputs, devices=2, cluster="local-cpu", pins=PINS[name])
+    plan = autopar.plan(module, inputs, devices=2, cluster="local-cpu", pins=PINS[name], stages=1)
     assert {op: plan.operators[op].strategy for op in ("gated",)}["gated"] != ("R",)
     require_parity(plan)
 

@@ -30,7 +30,9 @@ def test_all_are_named_with_what_to_do() -> None:
 
 
 def test_replicated_operators_are_planned_and_run(tmp_path: Path) -> None:
-    plan = autopar.plan(*build(), devices=2, cluster="local-cpu", replicate_unknown=True, pins=("up/linear=rank:n", "pow=rank:d1"))
+    plan = autopar.plan(
+        *build(), devices=2, cluster="local-cpu", replicate_unknown=True, stages=1, pins=("up/linear=rank:n", "pow=rank:d1")
+    )
     assert plan.replicated == KINDS
     for name in ("gated", "mixed", "centred"):
         held = plan.operators[name]

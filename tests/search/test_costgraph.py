@@ -72,7 +72,7 @@ def test_degenerate_graphs(method: str) -> None:
 
 
 def test_unknown_method_lists_the_names() -> None:
-    with pytest.raises(ValueError, match="dynamic_programming, recursive_programming, exhaustive"):
+    with pytest.raises(ValueError, match="dynamic_programming, lagrangian, recursive_programming, exhaustive"):
         solve(PAIR, method="greedy")
 
 
