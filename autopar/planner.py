@@ -71,9 +71,14 @@ def search_plan(graph: Graph, request: Request, *, progress: Progress | None = N
             failures.append(error)
     bound = min(finisher.outer.ranking.bound for finisher in finishers)
     complete = all(finisher.outer.ranking.complete for finisher in finishers)
-    if complete:
-        mixed = Mixed(subject, request).best(list(finishers[0].outer.modes(2)), finishers[0].schedule, finishers[0].outer.always)
+    try:
+        first = finishers[0]
+        mixed = Mixed(subject, request).best(list(first.outer.modes(2)), first.schedule, first.outer.always) if complete else None
         found += [mixed] if mixed is not None else []
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        complete = False
     if not found:
         raise min(failures, key=lambda error: error.minimum)
     best = min(found, key=lambda f: f.rank)
