@@ -1,6 +1,7 @@
 """The quick search under a memory limit: the Lagrangian dual and the mixtures at its price, with the gap that is left.
 
-Equal layers lose little at the critical price (lagrangian.py), so that the gap is mostly below a percent; nothing is enumerated to close it.
+Equal layers lose little at the critical price (lagrangian.py), so that the gap is mostly below a percent; nothing is enumerated to
+close it.
 """
 
 from .conditioning import prepare
