@@ -27,6 +27,8 @@ from .sharding.mesh import Mesh
 from .tables import Limits
 
 if TYPE_CHECKING:
+    import torch
+
     from autopar.runtime.planned import PlannedModule
 
 
@@ -75,6 +77,7 @@ def plan(
     micro_batches: int | None = None,
     recompute: str | None = None,
     zero: int | None = None,
+    offload: str | None = None,
     schedule: str | None = None,
     interleave: int | None = None,
     load: str | Path | Plan | None = None,
@@ -90,9 +93,10 @@ def plan(
     `example_inputs` (a tuple, or a dict of keyword arguments). `frozen`, `trained`: names or patterns of an ONNX file's stored
     floats that are constants, or parameters, whatever they look like. `memory`: bytes per device. `pins`: texts such as
     `"OP=AXIS:FACTOR"`. `scheme`: a known scheme (`autopar.schemes`). `mesh`: of a stage. `stages`, `micro_batches`, `recompute` ("none",
-    "selective", "full"), `zero` (0 to 3), `schedule` of the pipeline and its `interleave` are searched unless they are given. `load`: a
-    strategy checkpoint of this very model, used as it is; `reuse_from`: one of which the matching part is kept. Of operators without a
-    rule, `discover` finds one by executing them on small shards, and `replicate_unknown` has every device compute all of what is left.
+    "selective", "full"), `zero` (0 to 3), `offload` ("none"; "optimizer": its state in host memory), `schedule` of the pipeline and its
+    `interleave` are searched unless they are given. `load`: a strategy checkpoint of this very model, used as it is; `reuse_from`: one of
+    which the matching part is kept. Of operators without a rule, `discover` finds one by executing them on small shards, and
+    `replicate_unknown` has every device compute all of what is left.
     Raises the errors of `autopar.errors`.
     """
     options = ModelOptions(
@@ -101,8 +105,8 @@ def plan(
     loaded = load_model(model, options, example_inputs)
     return plan_loaded(
         loaded, devices=devices, cluster=cluster, mode=mode, optimizer=optimizer, search=search, memory=memory, pins=pins, scheme=scheme,
-        mesh=mesh, stages=stages, micro_batches=micro_batches, recompute=recompute, zero=zero, schedule=schedule, interleave=interleave,
-        load=load, reuse_from=reuse_from, discover=discover, replicate_unknown=replicate_unknown, progress=progress,
+        mesh=mesh, stages=stages, micro_batches=micro_batches, recompute=recompute, zero=zero, offload=offload, schedule=schedule,
+        interleave=interleave, load=load, reuse_from=reuse_from, discover=discover, replicate_unknown=replicate_unknown, progress=progress,
     ).plan  # fmt: skip
 
 
@@ -128,6 +132,7 @@ def plan_loaded(
     micro_batches: int | None = None,
     recompute: str | None = None,
     zero: int | None = None,
+    offload: str | None = None,
     schedule: str | None = None,
     interleave: int | None = None,
     load: str | Path | Plan | None = None,
@@ -165,7 +170,7 @@ def plan_loaded(
     request = Request(
         cluster=chosen, train=train, optimizer=optimizer if train else "none", method=search, memory=memory, mesh=fixed,
         limits=together(*restrictions) if restrictions else None, stages=stages, micro_batches=micro_batches, recompute=recompute,
-        zero=zero, pipeline=schedule, interleave=interleave, uniform=not pins and reuse_from is None,
+        zero=zero, offload=offload, pipeline=schedule, interleave=interleave, uniform=not pins and reuse_from is None,
     )  # fmt: skip
     if named is not None:
         request = pinned(request, named, analyse(model.graph, train=train))
@@ -290,3 +295,13 @@ def parallelize(
 
     found = plan if isinstance(plan, Plan) else Plan.load(plan)
     return build(model_of_plan(model, found, example_inputs, loss=loss), found, backend=backend, outputs=outputs)
+
+
+def host_states(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> torch.optim.Optimizer:
+    """`optimizer` over the parameters of a module of `parallelize`, with its state in host memory where the plan has it there.
+
+    Training without this call is the same, with all of the state on the device.
+    """
+    from autopar.runtime.host_states import host_states as place
+
+    return place(optimizer, module)

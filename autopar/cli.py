@@ -113,8 +113,8 @@ def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> 
     return plan_loaded(
         model, devices=args.devices, cluster=args.cluster, mode=args.mode, optimizer=args.optimizer, search=args.search,
         memory=_memory(args), pins=args.pin, scheme=args.scheme, mesh=mesh, stages=args.stages,
-        micro_batches=args.micro_batches, recompute=args.recompute, zero=args.zero, schedule=args.schedule, interleave=args.interleave,
-        load=args.strategy_load, reuse_from=args.reuse,
+        micro_batches=args.micro_batches, recompute=args.recompute, zero=args.zero, offload=args.offload, schedule=args.schedule,
+        interleave=args.interleave, load=args.strategy_load, reuse_from=args.reuse,
         discover=args.discover, replicate_unknown=args.replicate_unknown, progress=bar,
     )  # fmt: skip
 

@@ -22,6 +22,8 @@ class _Decoder:
     def __init__(self, tables: Tables, choices: tuple[int, ...]) -> None:
         self.tables = tables
         self.chosen = {(v.what, v.name): int(v.rows[c]) for v, c in zip(tables.variables, choices, strict=True)}
+        pairs = zip(tables.variables, choices, strict=True)
+        self.host = frozenset(v.name for v, choice in pairs if v.host is not None and v.host[choice] > 0)
         self.chains: dict[str, dict[Layout, tuple[Layout, ...]]] = {}
         self.known: dict[object, tuple[Layout, ...]] = {}
         self.seconds = cache(tables.prices.seconds)
@@ -50,8 +52,9 @@ class _Decoder:
             self._connect(name, home[name], outputs[name])
         chains = {name: tuple(found.values()) for name, found in self.chains.items()}
         return Assignment(
-            mesh=tables.prices.mesh, decisions=decisions, storage=storage, outputs=outputs, chains=chains, gradients=analysis.gradients
-        )
+            mesh=tables.prices.mesh, decisions=decisions, storage=storage, outputs=outputs, chains=chains,
+            gradients=analysis.gradients, host=self.host,
+        )  # fmt: skip
 
     def _layout(self, what: str, name: str) -> Layout:
         return self.tables.spaces[name].layout(self.chosen[what, name])

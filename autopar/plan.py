@@ -167,7 +167,13 @@ class Plan(Part):
                 raise PlanError(f"the plan stores {name!r} as [{format_layout(layout)}], which does not fit its shape")
             if any(p != R and p.kind is not Kind.SPLIT for p in layout) or not is_storable(layout, mesh.shape):
                 raise PlanError(f"the plan stores {name!r} as [{format_layout(layout)}]; what is stored is whole or split on each axis")
-        return Assignment(mesh=mesh, decisions=decisions, storage=storage, outputs=outputs, chains=chains, gradients=analysis.gradients)
+        host = frozenset(name for name, parameter in self.parameters.items() if parameter.state == "host")
+        untrained = [name for name in sorted(host) if not (analysis.train and analysis.graph.tensors[name].trainable)]
+        if untrained:
+            raise PlanError(f"the plan has optimizer state in host memory of what is not trained: {', '.join(map(repr, untrained[:10]))}")
+        return Assignment(
+            mesh=mesh, decisions=decisions, storage=storage, outputs=outputs, chains=chains, gradients=analysis.gradients, host=host
+        )
 
     def _decision(self, name: str, analysis: Analysis, mesh: Mesh) -> Decision:
         if name not in self.operators:

@@ -56,11 +56,12 @@ class OperatorPlan(Part):
 
 
 class ParameterPlan(Part):
-    """A parameter's storage layout."""
+    """A parameter's storage layout, and where its optimizer state is: on the device, or in the memory of the device's host."""
 
     shape: tuple[int, ...]
     dtype: str
     storage: str
+    state: Literal["device", "host"] = "device"
 
 
 class RulePlan(Part):
@@ -134,7 +135,8 @@ class StagePlan(Part):
 class Predicted(Part):
     """Seconds of one step and bytes of one device, by part; of the communication, `overlapped` seconds run under computation.
 
-    `bubble`: seconds that the slowest stage waits for others. All figures are those of the slowest stage, and of the fullest device.
+    `bubble`: seconds that the slowest stage waits for others. `host_memory`: bytes beside, in the memory of the device's host, and
+    `streamed`: by how many seconds they make the update longer. All figures are those of the slowest stage, and of the fullest device.
     """
 
     step: float
@@ -146,6 +148,8 @@ class Predicted(Part):
     bubble: float = 0.0
     memory: float
     memory_parts: dict[str, float]
+    host_memory: float = 0.0
+    streamed: float = 0.0
 
 
 class Provenance(Part):

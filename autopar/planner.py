@@ -7,18 +7,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from autopar.costmodel.memory import certain_bytes
 from autopar.costmodel.pricing import MeshPrices
 from autopar.search import Infeasible, Interrupted
 
 from .errors import NoPlanFits, UsageError
-from .ir import Graph, Role
+from .ir import Graph
 from .plan import Plan
 from .planning.candidates import MAX_AXES, Candidate, meshes, name_axes
 from .planning.found import Found, best_within, evaluate, smallest
 from .planning.mixed import Mixed
 from .planning.outer import HIDDEN, Mode, Outer, Progress, Solved
 from .planning.request import Request
-from .planning.staged import Group, Staged, staged
+from .planning.staged import Staged, interleaved, staged
 from .planning.subject import Subject
 from .planning.work import Counts, Work
 from .planning.writing import as_plan
@@ -45,6 +46,8 @@ EVALUATED = 2
 """How many of the cheapest candidates have their programs built and priced exactly, at least."""
 NEAR, CLOSE_CALLS = 1.005, 4
 """Candidates that the tables put so near the best are evaluated too, up to so many."""
+FAR = 1.05
+"""A candidate that the tables put so far behind the best program is not evaluated at all."""
 TRIED = 8
 """How many are at most."""
 SMALL_GRAPH = 500
@@ -58,31 +61,50 @@ def search_plan(graph: Graph, request: Request, *, progress: Progress | None = N
     A cluster of several kinds of devices is searched pool by pool, and as a pipeline over all of them.
     """
     subject = Subject(graph, train=request.train, folded=request.limits is None or request.uniform)
-    finishers = [_Finisher(Outer(subject, replace(request, cluster=pool))) for pool in request.cluster.pools]
-    found: list[Found | Staged] = []
-    failures: list[NoPlanFits] = []
-    for finisher in finishers:
-        ranking = finisher.outer.run(progress)
-        if not ranking.solved and not ranking.misfits:
-            raise UsageError(_nothing(finisher.outer))
-        try:
-            found.append(finisher.best())
-        except NoPlanFits as error:
-            failures.append(error)
-    bound = min(finisher.outer.ranking.bound for finisher in finishers)
-    complete = all(finisher.outer.ranking.complete for finisher in finishers)
+    search = _Search(subject, request)
     try:
-        first = finishers[0]
-        mixed = Mixed(subject, request).best(list(first.outer.modes(2)), first.schedule, first.outer.always) if complete else None
-        found += [mixed] if mixed is not None else []
+        search.run(progress)
     except KeyboardInterrupt:
-        if not found:
+        if not search.found:
             raise
-        complete = False
-    if not found:
-        raise min(failures, key=lambda error: error.minimum)
-    best = min(found, key=lambda f: f.rank)
-    return as_plan(best, request, lower_bound=bound, analysis=subject.analysis(short=False), complete=complete)
+    if not search.found:
+        raise min(search.failures, key=lambda error: error.minimum if isinstance(error, NoPlanFits) else math.inf)
+    best = min(search.found, key=lambda f: f.rank)
+    return as_plan(best, request, lower_bound=search.bound, analysis=subject.analysis(short=False), complete=search.complete)
+
+
+class _Search:
+    """The best plan of every pool, and of all of them together."""
+
+    def __init__(self, subject: Subject, request: Request) -> None:
+        self.subject, self.request = subject, request
+        self.found: list[Found | Staged] = []
+        self.failures: list[NoPlanFits | UsageError] = []
+        self.finishers = [_Finisher(Outer(subject, replace(request, cluster=pool))) for pool in request.cluster.pools]
+        self.complete = False
+
+    @property
+    def bound(self) -> float:
+        """Seconds that no plan without unlike stages undercuts; 0 while a pool has not been searched."""
+        return min(finisher.outer.ranking.bound for finisher in self.finishers)
+
+    def run(self, progress: Progress | None) -> None:
+        """Search pool by pool, then over all of them; interrupted, it leaves what it has found."""
+        for finisher in self.finishers:
+            try:
+                finisher.outer.run(progress)
+                self.found.append(finisher.best())
+            except (NoPlanFits, UsageError) as error:
+                self.failures.append(error)
+            if not finisher.outer.ranking.complete:
+                return
+        first = self.finishers[0]
+        mixed = Mixed(self.subject, self.request).best(first.outer)
+        self.found += [mixed] if mixed is not None else []
+        best = min(self.found, key=lambda f: f.rank, default=None)
+        if isinstance(best, Staged):
+            self.found.append(interleaved(best, self.request, always=first.outer.always))
+        self.complete = True
 
 
 def _nothing(outer: Outer) -> str:
@@ -111,7 +133,12 @@ class _Finisher:
         return len(self.subject.graph.operators) <= SMALL_GRAPH
 
     def best(self) -> Found | Staged:
-        """The best program among the solutions; where none fits the memory, the first of the thriftiest that does."""
+        """The best program among the solutions; where none fits the memory, the first of the thriftiest that does.
+
+        Raises `NoPlanFits`, and `UsageError` where there is no candidate at all.
+        """
+        if not self.outer.ranking.solved and not self.outer.ranking.misfits:
+            raise UsageError(_nothing(self.outer))
         most = TRIED if self.is_small else TRIED // 2
         found = self._finished(self._ranked()[:most])
         if not found and self.outer.ranking.complete:
@@ -129,7 +156,8 @@ class _Finisher:
         found: list[Found | Staged] = []
         for solved in ranked:
             near = solved.seconds < NEAR * ranked[0].seconds and len(found) < CLOSE_CALLS and self.is_small
-            enough = len(found) >= EVALUATED and solved.seconds >= min(f.rank for f in found)[0]
+            best = min((f.rank[0] for f in found), default=math.inf)
+            enough = solved.seconds >= best and (len(found) >= EVALUATED or solved.seconds >= FAR * best)
             if not near and (enough or (len(found) > EVALUATED and not self.is_small)):
                 break
             try:
@@ -153,7 +181,7 @@ class _Finisher:
                 continue
             try:
                 other = self.outer.solve(solved.candidate, mode)
-                if other.seconds < seconds:
+                if other is not None and other.seconds < seconds:
                     yield self.finish(other)
             except Infeasible:
                 continue
@@ -162,7 +190,7 @@ class _Finisher:
         """What an interrupted search of the whole graph had found, if it fits the memory."""
         if not isinstance(interrupt, Interrupted) or interrupt.best is None or solved.candidate.stages > 1:
             return []
-        schedule = self.schedule(solved.mode, solved.candidate.micro_batches)
+        schedule = self.outer.schedule(solved.mode, solved.candidate.micro_batches, short=False)
         found = evaluate(self.tables(solved.candidate, solved.mode), interrupt.best, schedule)
         return [found] if found.estimate.memory.total <= self.request.limit else []
 
@@ -174,14 +202,23 @@ class _Finisher:
         return first + [entry for entry in solved if entry not in first]
 
     def finish(self, solved: Solved) -> Found | Staged:
-        """The exact program of a candidate; raises `Infeasible`."""
+        """The exact program of a candidate, with host memory where it needs more than the tables added up to; raises `Infeasible`."""
+        try:
+            found = self._finish(solved)
+        except Infeasible:
+            if not self.outer.binds(solved.candidate, solved.mode):
+                raise
+            return self._finish(solved)
+        if found.tightened and self.outer.binds(solved.candidate, solved.mode):
+            return min(found, self._finish(solved), key=lambda f: f.rank)
+        return found
+
+    def _finish(self, solved: Solved) -> Found | Staged:
+        """The program that its tables give."""
         candidate, request, outer = solved.candidate, self.request, self.outer
-        schedule = self.schedule(solved.mode, candidate.micro_batches)
+        schedule = outer.schedule(solved.mode, candidate.micro_batches, short=False)
         if candidate.stages > 1:
-            group = Group(
-                cluster=candidate.cluster, whole=candidate.cluster, start=0, stages=candidate.stages, mesh=candidate.mesh,
-            )  # fmt: skip
-            return staged([group], lambda group: self.tables(candidate, solved.mode), schedule, request, always=outer.always)
+            return staged([outer.group(candidate)], lambda _: self.tables(candidate, solved.mode), schedule, request, always=outer.always)
         first = self._in_one(candidate, solved.mode, schedule, HIDDEN if request.train else 0.0)
         if first.hides_reductions:
             return first
@@ -204,16 +241,7 @@ class _Finisher:
         analysis = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
         work = replace(self.outer.work(candidate, mode, Counts(), short=False), hidden=hidden)
         prices = MeshPrices(cluster=candidate.cluster, mesh=candidate.mesh)
-        return request.tables(analysis, prices, work, whole=candidate.micro_batches == 1)
-
-    def schedule(self, mode: Mode, micro_batches: int) -> Schedule:
-        """What the runtime is told."""
-        return Schedule(
-            micro_batches=micro_batches,
-            recompute=self.subject.segments(mode.recompute, short=False),
-            gathered="again" if mode.zero == 3 else "kept",
-            accumulated="shards" if mode.zero == 2 else "whole",
-        )
+        return self.outer.offering(request.tables(analysis, prices, work, whole=candidate.micro_batches == 1), candidate, mode)
 
     def _thriftiest(self) -> list[Found | Staged]:
         """Of the candidates without stages that need least memory, the first whose program fits."""
@@ -229,7 +257,7 @@ class _Finisher:
             place[entry[1].micro_batches] += 1
         for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 4 * TRIED if self.is_small else TRIED]:
             try:
-                schedule = self.schedule(mode, candidate.micro_batches)
+                schedule = self.outer.schedule(mode, candidate.micro_batches, short=False)
                 tables = self.tables(candidate, mode)
                 return [smallest(tables, method=self.request.method, limit=self.request.limit, schedule=schedule)]
             except Infeasible as error:
@@ -239,11 +267,13 @@ class _Finisher:
     def _no_plan(self) -> NoPlanFits:
         # What stages would need is estimated, not shown by a plan: it is named only where there is nothing else.
         staged = [misfit.needed + self.outer.always for misfit in self.outer.ranking.misfits]
-        limit = self.request.limit
+        limit, held = self.request.limit, self.request.host_on(self.request.cluster)
+        pinned = self.request.offload == "optimizer" and math.isfinite(held)
+        hosts = f" With --offload optimizer all its state has to fit the {_size(held)} of host memory for each device." if pinned else ""
         minimum = max(min((error.minimum_memory for error in self.failures), default=min(staged, default=limit)), limit)
         return NoPlanFits(
             f"no plan fits {_size(limit)} per device on {self.request.cluster.devices} devices; the smallest that would do is "
-            f"{_size(minimum)}. Give more devices or memory, a smaller --batch, or --optimizer sgd.",
+            f"{_size(minimum)}. Give more devices or memory, a smaller --batch, or --optimizer sgd.{hosts}",
             minimum=minimum,
             limit=limit,
         )
@@ -265,8 +295,7 @@ def best_on_mesh(analysis: Analysis, mesh: Mesh, request: Request) -> Found:
     limits = request.limits(analysis, mesh) if request.limits else None
     zero = 1 if request.zero is None else request.zero
     tables = build_tables(analysis, prices, optimizer=request.optimizer, limits=limits, work=Work(zero=zero))
-    # Inputs and constants lie whole on every device, whatever the plan; the tables count the rest.
-    always = sum(t.bytes for t in analysis.graph.tensors.values() if t.role in (Role.CONSTANT, Role.INPUT))
-    room = max(request.limit - always, 0.0)
+    tables = request.offering(tables, 1, binding=False)
+    room = max(request.limit - certain_bytes(analysis), 0.0)
     schedule = Schedule(gathered="again" if zero == 3 else "kept")
     return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)

@@ -7,7 +7,8 @@ Tables are built once for each distinct signature and shared, so that equal laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.costmodel.distances import Distances, LayoutSpace
-from autopar.costmodel.kept import kept_values
+from autopar.costmodel.kept import Share, kept_values
 from autopar.costmodel.operators import operator_seconds
 from autopar.costmodel.pricing import MeshPrices, communication_seconds, storage_bytes, update_seconds
 from autopar.search import CostGraph
@@ -66,17 +67,22 @@ class Known:
 class Variable:
     """A variable of the cost graph: `what` is operator, parameter, fan-out or output; `name` of the operator or tensor.
 
-    `rows`: for an operator the strategy indices; for the others the codes of the layouts to choose from.
+    `rows`: for an operator the strategy indices; for the others the codes of the layouts to choose from. `host`: of a parameter, the
+    bytes of the optimizer's state that each choice leaves in host memory (None: no choice does).
     """
 
     what: str
     name: str
     rows: Ints
+    host: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """A cost graph with what its variables stand for."""
+    """A cost graph with what its variables stand for, and for how many tensors one stands (where for more than itself).
+
+    `host_room`: bytes that a solution may leave in host memory.
+    """
 
     analysis: Analysis
     prices: MeshPrices
@@ -85,6 +91,12 @@ class Tables:
     variables: tuple[Variable, ...]
     strategies: Mapping[str, Strategies]
     spaces: Mapping[str, LayoutSpace]
+    counts: Mapping[str, int]
+    host_room: float = math.inf
+
+    def host_of(self, choices: Sequence[int]) -> float:
+        """Bytes that an assignment leaves in host memory."""
+        return math.fsum(float(v.host[choice]) for v, choice in zip(self.variables, choices, strict=True) if v.host is not None)
 
 
 def build_tables(
@@ -101,6 +113,20 @@ def build_tables(
     `known`: parts of tables built before for the same analysis, prices and optimizer, to which those of these are added.
     """
     return _Builder(analysis, prices, optimizer, limits or Limits(), work or Work(), known if known is not None else Known()).build()
+
+
+def kept_bytes(strategies: Strategies, mesh: Sequence[int], shares: Iterable[Share]) -> Floats:
+    """Bytes of the shares of what an operator keeps, on one device: array [strategies]."""
+    sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
+    local = sizes / strategies.degrees(tuple(mesh))
+    total = np.zeros(len(local))
+    for share in shares:
+        dims = strategies.rule.outputs if share.output else strategies.rule.inputs
+        elements = local_elements(dims[share.position], local)
+        if share.factors:
+            elements = elements / strategies.plain_degree(tuple(mesh), share.factors)
+        total += elements * share.nbytes
+    return total
 
 
 class _Builder:
@@ -141,7 +167,7 @@ class _Builder:
         )  # fmt: skip
         return Tables(
             analysis=self.analysis, prices=self.prices, optimizer=self.optimizer, graph=graph, variables=tuple(self.variables),
-            strategies=self.strategies, spaces=self.spaces,
+            strategies=self.strategies, spaces=self.spaces, counts=self.work.counts.tensors,
         )  # fmt: skip
 
     def _space(self, kinds: tuple[Placement, ...]) -> LayoutSpace:
@@ -227,16 +253,10 @@ class _Builder:
     def _price(self, op: Operator, offer: Offer, strategies: Strategies) -> tuple[Floats, Floats]:
         count, again, work = self.work.counts.operators.get(op.name, 1), op.name in self.again, self.work
         seconds = self._once(("seconds", id(offer), again), lambda: self._seconds(op, offer, strategies, again=again))
-        sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
-        local = sizes / strategies.degrees(self.mesh)
-        memory = np.zeros(len(local))
-        for share in self.kept.shares.get(op.name, ()):
-            dims = strategies.rule.outputs if share.output else strategies.rule.inputs
-            often = self._weight_often() if share.weight else work.in_flight
-            elements = local_elements(dims[share.position], local)
-            if share.factors:
-                elements = elements / strategies.plain_degree(self.mesh, share.factors)
-            memory += often * elements * share.nbytes
+        memory = np.zeros(len(seconds))
+        for weight, often in ((True, self._weight_often()), (False, work.in_flight)):
+            shares = [share for share in self.kept.shares.get(op.name, ()) if share.weight == weight]
+            memory += often * kept_bytes(strategies, self.mesh, shares)
         return count * work.passes * seconds + BATCH_TIE * strategies.choices.sum(axis=1), count * memory
 
     def _weight_often(self) -> float:
@@ -246,16 +266,11 @@ class _Builder:
 
     def _seconds(self, op: Operator, offer: Offer, strategies: Strategies, *, again: bool) -> Floats:
         """Seconds of one micro-batch, with its second forward pass where it is computed `again`."""
-        gradients = self._call_gradients(op, offer)
+        gradients = self.analysis.as_offered(op, self.analysis.gradients)
         forward, backward = operator_seconds(offer.call, strategies, self.mesh, self.prices.cluster, gradients)
         inside = communication_seconds(offer.call, strategies, self.prices, gradients)
         repeated = forward + 0.5 * inside if again else 0.0
         return forward + backward + inside + repeated
-
-    def _call_gradients(self, op: Operator, offer: Offer) -> frozenset[str]:
-        """The gradients of `op`, in the tensor names of the (possibly other) operator that its offer was made from."""
-        mine, theirs = (*op.inputs, *op.outputs), (*offer.call.operator.inputs, *offer.call.operator.outputs)
-        return frozenset(other for name, other in zip(mine, theirs, strict=True) if name in self.analysis.gradients)
 
     def _codes(self, op: Operator, strategies: Strategies, rows: Ints, position: int, output: bool) -> Ints:
         """Layout codes of one tensor of an operator, for the strategies in `rows`."""
@@ -302,7 +317,7 @@ class _Builder:
 
         def make() -> tuple[Ints, Floats, Ints]:
             digits = space.digits()
-            wanted = space.valid(tensor.shape) & np.isin(digits, sorted(kinds)).all(axis=1)
+            wanted = space.valid(tensor.shape) & (np.bincount(sorted(kinds), minlength=len(space.kinds)) > 0)[digits].all(axis=1)
             wanted[np.unique(codes)] = True
             rows = np.nonzero(wanted)[0]
             return rows, np.zeros(len(rows)), digits[rows]

@@ -79,6 +79,16 @@ class LayoutSpace:
 
     def valid(self, shape: Sequence[int]) -> NDArray[np.bool_]:
         """Which layouts give a tensor of `shape` shards of equal size."""
+        key = tuple(shape)
+        if key not in self._known_valid:
+            self._known_valid[key] = self._valid(key)
+        return self._known_valid[key]
+
+    @functools.cached_property
+    def _known_valid(self) -> dict[tuple[int, ...], NDArray[np.bool_]]:
+        return {}
+
+    def _valid(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
         digits = self.digits()
         ok = np.ones(len(digits), dtype=bool)
         for dim in {kind.dim for kind in self.kinds if kind.kind is Kind.SPLIT}:
@@ -127,9 +137,9 @@ class Distances:
 
     def rows(self, sources: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds from each of `sources` to every layout."""
-        fresh = np.unique(sources)
-        fresh = fresh[~self.known[fresh]]
-        if len(fresh):
+        if not self.known[sources].all():
+            fresh = np.unique(sources)
+            fresh = fresh[~self.known[fresh]]
             self.prices[fresh] = self._reach(fresh).T
             self.known[fresh] = True
         return self.prices[sources]
@@ -162,14 +172,14 @@ class Distances:
         reach[sources, np.arange(len(sources))] = 0.0
         reach[~self.valid] = math.inf
         # No chain makes a whole value partial only to sum it again.
-        partial = [i for i, kind in enumerate(space.kinds) if kind.kind is Kind.PARTIAL]
-        closed = [np.where(np.isin(space.digits()[sources, a], partial), 0.0, math.inf) for a in range(axes)]
+        partial = np.array([kind.kind is Kind.PARTIAL for kind in space.kinds])
+        closed = [np.where(partial[space.digits()[sources, a]], 0.0, math.inf) for a in range(axes)]
         axis, settled = 0, 0
         while settled < axes:
             before = reach.copy()
             grid = reach.reshape(size**axis, size, size ** (axes - axis - 1), len(sources))
             for x, costs in enumerate(self.steps[axis]):
-                origin = grid[:, x] + closed[axis] if x in partial else grid[:, x]
+                origin = grid[:, x] + closed[axis] if partial[x] else grid[:, x]
                 np.minimum(grid, origin[:, None] + costs, out=grid)
             settled = settled + 1 if np.array_equal(before, reach) else 0
             axis = (axis + 1) % axes

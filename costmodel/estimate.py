@@ -16,6 +16,7 @@ from autopar.sharding.program import Collective, Compute, Program
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import PLAIN, Schedule
 
+from .host import state_bytes, stream_seconds
 from .memory import Memory, predicted_memory
 from .operators import operator_parts
 from .pricing import MeshPrices, update_seconds
@@ -26,7 +27,8 @@ from .timeline import SLOWDOWN, Overlap, Seconds, Timeline, step_timeline
 class Estimate:
     """Seconds of one step (or one inference) by part, and the memory of a device.
 
-    `communication`: of all collectives, of which `overlapped` seconds are hidden under computation.
+    `communication`: of all collectives, of which `overlapped` seconds are hidden under computation. `streamed`: of the update, for the way
+    of optimizer state to host memory and back.
     """
 
     forward: float
@@ -35,6 +37,7 @@ class Estimate:
     communication: float
     overlapped: float
     memory: Memory
+    streamed: float = 0.0
 
     @property
     def step(self) -> float:
@@ -57,6 +60,7 @@ def estimate(program: Program, analysis: Analysis, prices: MeshPrices, *, optimi
         communication=found.communication,
         overlapped=found.hidden,
         memory=predicted_memory(program, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo", schedule=schedule),
+        streamed=found.update - _update(program, prices, optimizer, streams=False) if program.assignment.host else 0.0,
     )
 
 
@@ -79,18 +83,23 @@ def timeline(
     return step_timeline(program, prices, seconds, gradients=program.assignment.gradients, update=update, overlap=habits, schedule=schedule)
 
 
-def _update(program: Program, prices: MeshPrices, optimizer: str) -> float:
-    """Seconds of the optimizer over all stored shards."""
-    known: dict[tuple[int, int, str, bool], float] = {}
+def _update(program: Program, prices: MeshPrices, optimizer: str, *, streams: bool = True) -> float:
+    """Seconds of the optimizer over all stored shards; where state `streams` from host memory, its parameters follow one another."""
+    known: dict[tuple[int, int, str, bool], tuple[float, float]] = {}
     total = 0.0
+    streamed: list[tuple[float, float]] = []
     for tensor in program.graph.parameters:
         stored = max(local_bytes(program.assignment.storage[tensor.name], tensor.bytes, prices.mesh.shape), 1)
         key = (tensor.bytes, stored, tensor.dtype, tensor.trainable)
         if key not in known:
             shards = np.array([max(tensor.bytes // stored, 1)])
-            known[key] = float(update_seconds(tensor, shards, optimizer, prices.cluster)[0])
-        total += known[key]
-    return total
+            own, size = update_seconds(tensor, shards, optimizer, prices.cluster), state_bytes(tensor, shards, optimizer)
+            known[key] = float(own[0]), float(size[0])
+        if streams and tensor.name in program.assignment.host:
+            streamed.append(known[key])
+        else:
+            total += known[key][0]
+    return total + stream_seconds([own for own, _ in streamed], [size for _, size in streamed], prices.cluster.device)
 
 
 def step_seconds(step: Compute, analysis: Analysis, prices: MeshPrices, inside: frozenset[str] = frozenset()) -> Seconds:
@@ -98,10 +107,6 @@ def step_seconds(step: Compute, analysis: Analysis, prices: MeshPrices, inside: 
     offer = analysis.offers[step.operator.name]
     choice = np.arange(len(step.decision.options))[None, :]
     strategies = Strategies(rule=offer.rule, options=step.decision.options, choices=choice)
-    mine = (*step.operator.inputs, *step.operator.outputs)
-    theirs = (*offer.call.operator.inputs, *offer.call.operator.outputs)
-    gradients, unseen = (
-        frozenset(other for name, other in zip(mine, theirs, strict=True) if name in names) for names in (analysis.gradients, inside)
-    )
+    gradients, unseen = (analysis.as_offered(step.operator, names) for names in (analysis.gradients, inside))
     parts = operator_parts(offer.call, strategies, prices.mesh.shape, prices.cluster, gradients, unseen)
     return Seconds(float(parts.forward[0]), float(parts.backward[0]), float(parts.weight[0]))

@@ -168,7 +168,7 @@ class _Walk(Memories):
         return self.bytes_of(name, layouts[made.position]) / max(self.tensors[name].bytes, 1) * self.tensors[name].size * made.nbytes
 
     def redistribute(self, number: int, step: Redistribute, values: dict[Place, int]) -> None:
-        if number in self.apart:
+        if number in self.apart or self.tensors[step.tensor].role is Role.INPUT:
             values[step.tensor, step.chain[-1]] = STORED
             return
         memory = self.value((step.tensor, step.chain[0]), values)

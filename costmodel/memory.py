@@ -16,15 +16,17 @@ from dataclasses import dataclass, replace
 from autopar.errors import UsageError, unknown
 from autopar.ir import DTYPE_BYTES, Role
 from autopar.sharding.analysis import Analysis
-from autopar.sharding.program import Program, Redistribute
+from autopar.sharding.program import Program, Redistribute, inputs_read
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import PLAIN, Schedule
 from autopar.sharding.scheduled import Mode, Scheduled, kept_steps, scheduled
+from autopar.sharding.time_split import micro_batch_options
 
+from .host import streamed_bytes
 from .kept import facts_of
 from .liveness import Recompute, live_bytes
 from .memories import Live
-from .pricing import optimizer_named
+from .pricing import Optimizer, optimizer_named
 
 NO_RECOMPUTE = Recompute()
 
@@ -33,9 +35,9 @@ NO_RECOMPUTE = Recompute()
 class Memory:
     """Bytes on one device at its peak, part by part.
 
-    `parameters`: with buffers and inputs. `activations`: what autograd keeps, of all micro-batches in flight. `buffers`: flat copies
-    of gradients under way. `transient`: all else that is alive at the peak. Beside these, `saved`: what one micro-batch leaves
-    from its forward to its backward pass.
+    `parameters`: with buffers, and the parts of inputs that are read. `activations`: what autograd keeps, of all micro-batches in flight.
+    `buffers`: flat copies of gradients under way. `transient`: all else that is alive at the peak. Beside these, `saved`: what one
+    micro-batch leaves from its forward to its backward pass, and `host`: what is in the memory of the device's host.
     """
 
     parameters: float
@@ -46,6 +48,7 @@ class Memory:
     buffers: float
     transient: float
     saved: float
+    host: float = 0.0
 
     @property
     def total(self) -> float:
@@ -99,7 +102,8 @@ def precision_named(name: str) -> Precision:
 class States:
     """Bytes of one device that stay from step to step, and `gradients` when all are there; `largest`: of the largest trained shard.
 
-    `accumulated`: gradients while those of micro-batches are added up (None: as large as they are in the end).
+    `accumulated`: gradients while those of micro-batches are added up (None: as large as they are in the end). `host`: optimizer state
+    in host memory, of which `streamed` are on the device at once during the update; `apart`: the gradients of its parameters.
     """
 
     parameters: float
@@ -108,6 +112,26 @@ class States:
     optimizer: float
     largest: float
     accumulated: float | None = None
+    host: float = 0.0
+    streamed: float = 0.0
+    apart: float = 0.0
+
+    def update(self, method: Optimizer, *, one_by_one: bool) -> float:
+        """Bytes that the update needs for a while: the optimizer's temporaries, and the states that are streamed."""
+        alone = self.streamed + self.largest * (method.alone if one_by_one else method.together) if self.host else 0.0
+        return max(alone, self.largest * method.alone if one_by_one else (self.gradients - self.apart) * method.together)
+
+
+def certain_bytes(analysis: Analysis) -> float:
+    """Bytes on every device whatever the plan: constants, and inputs that the preamble reads whole, of all micro-batches at once."""
+    graph = analysis.graph
+    try:
+        sampled = set(micro_batch_options(analysis).options)
+    except UsageError:
+        sampled = set()
+    whole = {name for op in graph.operators if op.name in analysis.cold and op.name not in sampled for name in op.inputs}
+    found = (t for t in graph.tensors.values() if t.role is Role.CONSTANT or (t.role is Role.INPUT and t.name in whole))
+    return sum(tensor.bytes for tensor in found)
 
 
 def states_of(
@@ -117,7 +141,8 @@ def states_of(
     """What one device stores of the tensors whose names `of` takes, and what the training of the parameters among them adds."""
     graph, mesh = program.graph, program.assignment.mesh.shape
     count = optimizer_named(optimizer).states
-    stored = gradients = master = states = largest = 0.0
+    stored = gradients = master = states = largest = apart = 0.0
+    streamed: list[float] = []
     for tensor in filter(lambda t: of(t.name), graph.parameters):
         size = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
         stored += size
@@ -126,10 +151,18 @@ def states_of(
             of_gradient, of_master, of_state = precision.sizes(tensor.dtype)
             gradients += elements * of_gradient / gradient_shards
             master += elements * of_master / optimizer_shards
-            states += elements * of_state * count / optimizer_shards
             largest = max(largest, size)
-    stored += sum(tensor.bytes for tensor in graph.tensors.values() if tensor.role in (Role.CONSTANT, Role.INPUT) and of(tensor.name))
-    return States(parameters=stored, gradients=gradients, master=master, optimizer=states, largest=largest)
+            if tensor.name in program.assignment.host:
+                streamed.append(elements * of_state * count / optimizer_shards)
+                apart += elements * of_gradient / gradient_shards
+            else:
+                states += elements * of_state * count / optimizer_shards
+    stored += sum(tensor.bytes for tensor in graph.tensors.values() if tensor.role is Role.CONSTANT and of(tensor.name))
+    stored += sum(local_bytes(layout, graph.tensors[name].bytes, mesh) for name, layout in inputs_read(program) if of(name))
+    return States(
+        parameters=stored, gradients=gradients, master=master, optimizer=states, largest=largest, host=sum(streamed),
+        streamed=streamed_bytes(streamed), apart=apart,
+    )  # fmt: skip
 
 
 def predicted_memory(
@@ -165,9 +198,8 @@ def predicted_memory(
     )  # fmt: skip
     if plan is not None:
         states = _with_kept(states, plan, chosen, train=analysis.train)
-    method = optimizer_named(optimizer)
-    at_once = states.largest * method.alone if composite else states.gradients * method.together
-    return _at_peak(states, live, main=main, in_flight=in_flight, temporaries=0.0 if chosen.master else at_once)
+    at_once = states.update(optimizer_named(optimizer), one_by_one=composite)
+    return _at_peak(states, live, main=main, in_flight=in_flight, temporaries=states.streamed if chosen.master else at_once)
 
 
 def _with_kept(states: States, plan: Scheduled, precision: Precision, *, train: bool) -> States:
@@ -191,7 +223,9 @@ def _at_peak(states: States, live: Live, *, main: bool, in_flight: float, tempor
     waiting = (in_flight - 1) * live.saved
     totals = [sum(parts) for parts in zip(live.kept, live.gradients, live.buffers, live.passing, strict=True)]
     peak = max(range(len(totals)), key=totals.__getitem__)
-    fixed = {"parameters": states.parameters, "master": states.master, "optimizer": states.optimizer, "saved": live.saved}
+    fixed = {
+        "parameters": states.parameters, "master": states.master, "optimizer": states.optimizer, "saved": live.saved, "host": states.host,
+    }  # fmt: skip
     update = states.gradients + temporaries
     during = states.gradients if states.accumulated is None else states.accumulated
     if update > totals[peak] + waiting + (during if main else 0.0):

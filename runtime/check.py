@@ -19,6 +19,7 @@ from .collective_log import CollectiveLog
 from .collectives import DeviceGroups
 from .differences import LEARNING_RATES, Entry, Observation, Report, differences
 from .functions import mean_square
+from .host_states import host_states
 from .launch import run_ranks
 from .module import ParallelModule, Values
 
@@ -74,6 +75,7 @@ def observe(
         seed=seed,
         keep=keep,
         trains=index is not None,
+        place=lambda optimizer: host_states(optimizer, module),
     )
 
 
@@ -129,6 +131,7 @@ def _observe(
     seed: int,
     keep: bool,
     trains: bool,
+    place: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] | None = None,
 ) -> Observation:
     def copies(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The values whole, on the CPU, as far as this process holds them."""
@@ -137,6 +140,7 @@ def _observe(
 
     torch.manual_seed(seed)
     stepper = optimizer_of(optimizer, [p for p in parameters.values() if p.requires_grad])
+    stepper = place(stepper) if stepper is not None and place is not None else stepper
     outputs: dict[str, Tensor] = {}
     gradients: dict[str, Tensor] = {}
     smallest: dict[str, Tensor] = {}

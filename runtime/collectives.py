@@ -256,6 +256,10 @@ def exchange_rows(value: Tensor, outgoing: Sequence[int], incoming: Sequence[int
     return out
 
 
+ON_ONE_DEVICE = frozenset(("nothing", "take", "pad", "keep"))
+"""Actions that communicate nothing."""
+
+
 def act(value: Tensor, action: Action, group: AxisGroup) -> Tensor:
     """Run one action; the result is contiguous."""
     match action.name:

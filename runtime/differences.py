@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autopar.errors import RunError
 from autopar.ir import Graph
-from autopar.sharding.rules import preamble
+from autopar.sharding.rules import without_parameters
 
 TOLERANCES: Mapping[torch.dtype, float] = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Largest error, as a fraction of the largest magnitude in the tensor."""
@@ -117,8 +117,8 @@ def differences(reference: Observation, observed: Observation, *, graph: Graph |
 
 def _dtypes(graph: Graph) -> set[torch.dtype]:
     """Dtypes of what the operators that depend on a parameter make."""
-    cold = preamble(graph)
-    names = {name for op in graph.operators if op.name not in cold for name in op.outputs}
+    free = {op.name for op in without_parameters(graph)}
+    names = {name for op in graph.operators if op.name not in free for name in op.outputs}
     return {getattr(torch, graph.tensors[name].dtype) for name in names}
 
 

@@ -25,7 +25,7 @@ from autopar.sharding.rules import Call, rule_of
 from autopar.sharding.scheduled import Mode, Part, Scheduled, scheduled
 
 from .again import GatheredAgain, MadeAgain
-from .collectives import AxisGroup, Chain, DeviceGroups, step, step_actions
+from .collectives import ON_ONE_DEVICE, AxisGroup, Chain, DeviceGroups, step, step_actions
 from .functions import arguments_of, is_onnx, named, on_device, only, returns_sequence
 from .kept import Kept
 from .local_program import LocalProgram, Machinery, Time, called, identifier
@@ -95,12 +95,14 @@ class _Lowering:
         self.values: dict[Place, fx.Node] = {}
         self.inside: dict[Place, fx.Node] | None = None
         self.sources: dict[tuple[str, Placement], fx.Node] = {}
+        self.hosted: dict[Place, fx.Node] = {}  # sources and their parts where they come from, which may be another device
         self.given: Counter[str] = Counter()  # names of placeholders
         self.unopened: set[fx.Node] = set()  # parameters that nothing has read so far
-        cold = {name for op in self.model.operators if program.assignment.decisions[op.name].rule is None for name in op.outputs}
-        self.whole_sources = cold if time is not None else set()
+        self.whole_sources = set(self.model.inputs)
         if time is not None:
-            self.whole_sources |= {t.name for t in self.model.tensors.values() if t.role in (Role.INPUT, Role.CONSTANT)}
+            decided = program.assignment.decisions
+            self.whole_sources |= {n for op in self.model.operators if decided[op.name].rule is None for n in op.outputs}
+            self.whole_sources |= {t.name for t in self.model.tensors.values() if t.role is Role.CONSTANT}
 
     def run(self) -> LocalProgram:
         """Lower every part in its order."""
@@ -108,8 +110,10 @@ class _Lowering:
         parameters = tuple(tensor.name for tensor in model.parameters)
         constants = tuple(tensor.name for tensor in model.tensors.values() if tensor.role is Role.CONSTANT)
         whole = replicated(len(self.axes))
-        for name in (*parameters, *(() if self.time is not None else (*constants, *model.inputs))):
+        for name in (*parameters, *(constants if self.time is None else ())):
             self.values[self.place(name, storage.get(name, whole))] = self._placeholder(self.graph, name)
+        for name in model.inputs if self.time is None else ():
+            self.hosted[name, whole] = self._placeholder(self.graph, name)
         self.unopened = {self.values[self.place(name, storage[name])] for name in parameters}
         for number, part in enumerate(self.plan.parts):
             if part.again and self.plan.trains:
@@ -117,8 +121,7 @@ class _Lowering:
             else:
                 self._steps(part.steps)
         outputs = self._outputs()
-        cold = self.whole_sources
-        updated = tuple(n for n, fresh in model.updates.items() if fresh not in cold)
+        updated = tuple(n for n, fresh in model.updates.items() if self.time is None or fresh not in self.whole_sources)
         fresh = [self._value(self.place(model.updates[name], whole)) for name in updated]
         self.graph.output((*(self._value(self.place(*pair)) for pair in outputs), *fresh))
         self.graph.lint()
@@ -145,7 +148,8 @@ class _Lowering:
         whole = replicated(len(self.axes))
         given = tuple(name for name, t in self.model.tensors.items() if name in needed and t.role in (Role.INPUT, Role.CONSTANT))
         for name in given:
-            self.values[name, whole] = self._placeholder(self.graph, name)
+            known = self.hosted if name in self.whole_sources else self.values
+            known[name, whole] = self._placeholder(self.graph, name)
         for operator in reversed(behind):
             self._compute(Compute(operator=operator, decision=self.program.assignment.decisions[operator.name]))
         self.graph.output(tuple(self._value((name, whole)) for name in names))
@@ -204,29 +208,39 @@ class _Lowering:
         return graph.placeholder(found if self.given[found] == 1 else f"{found}_as_{self.given[found]}")
 
     def _source(self, place: Place) -> fx.Node:
-        """A value of the whole batch, cut for the micro-batch, in the layout in which it is read."""
-        name, (placement, *layout) = place[0], place[1]
+        """A value that comes whole (cut for the micro-batch), in the layout in which it is read."""
+        if place in self.hosted:
+            return self.hosted[place]
+        name, lead, layout = place[0], place[1][: len(place[1]) - len(self.axes)], place[1][len(place[1]) - len(self.axes) :]
         if all(p == R for p in layout):
-            if (name, placement) not in self.sources:
-                last = next(reversed([node for node in self.main.nodes if node.op == "placeholder"]), None)
-                with self.main.inserting_after(last) if last is not None else self.main.inserting_before():
-                    self.sources[name, placement] = self._placeholder(self.main, name)
-            return self.sources[name, placement]
-        chains = self.program.assignment.chains.get(name, ())
-        chain = next((c for c in chains if c[-1] == tuple(layout)), None)
-        if chain is None:
-            raise PlanError(f"the plan has no redistribution of {name!r} to [{format_layout(tuple(layout))}]")
-        value = self._main_value((name, (placement, *chain[0])))
-        for action in self._chain(name, tuple((placement, *c) for c in chain), 0):
-            value = self.main.create_node("call_function", step, (value, *action[:1], None, action[2]), name=f"{identifier(name)}_part")
+            last = next(reversed([node for node in self.main.nodes if node.op == "placeholder"]), None)
+            with self.main.inserting_after(last) if last is not None else self.main.inserting_before():
+                value = self.sources[name, lead[0]] = self._placeholder(self.main, name)
+        else:
+            chain = next((c for c in self.program.assignment.chains.get(name, ()) if c[-1] == layout), None)
+            if chain is None:
+                raise PlanError(f"the plan has no redistribution of {name!r} to [{format_layout(layout)}]")
+            actions = self._chain(name, tuple((*lead, *c) for c in chain), 0)
+            start = name, (*lead, *chain[0])
+            value = self._source(start) if all(ahead.name in ON_ONE_DEVICE for ahead, _, _ in actions) else self._main_value(start)
+            for ahead, _, group in actions:
+                value = self.main.create_node("call_function", step, (value, ahead, None, group), name=f"{identifier(name)}_part")
+        self.hosted[place] = value
         return value
+
+    def _arrived(self, place: Place) -> fx.Node:
+        """A source on the device of this rank; of an input no more than what is read gets there."""
+        value = self._source(place)
+        if self.model.tensors[place[0]].role is not Role.INPUT or self.device.type == "cpu":
+            return value
+        return self.main.create_node("call_method", "to", (value, self.device), name=f"{identifier(place[0])}_here")
 
     # --- values ---
 
     def _main_value(self, place: Place) -> fx.Node:
         """A value outside of the parts that are made again."""
         if place not in self.values and place[0] in self.whole_sources:
-            self.values[place] = self._source(place)
+            self.values[place] = self._arrived(place)
         if place not in self.values:
             raise PlanError(f"the plan reads {place[0]!r} as [{format_layout(place[1])}] before it is made")
         node = self.values[place]

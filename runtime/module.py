@@ -195,7 +195,8 @@ class ParallelModule(nn.Module):
             if tuple(tensor.shape) != wanted.shape or tensor.dtype != getattr(torch, wanted.dtype):
                 planned = f"{wanted.dtype} {list(wanted.shape)}"
                 raise PlanError(f"input {name!r} is {tensor.dtype} {list(tensor.shape)}, the plan is for {planned}")
-        return [given[name].to(self._device) for name in names]
+        # To another device goes what the program reads of them, inside the program.
+        return [given[name].to(self._device) if self._device.type == "cpu" else given[name] for name in names]
 
     @property
     def local_program(self) -> LocalProgram:
@@ -222,6 +223,10 @@ class ParallelModule(nn.Module):
         """The whole tensor on every rank from this rank's shard of parameter `name` (or of its gradient)."""
         value = local.to_local() if isinstance(local, DTensor) else local
         return gather_full(value.detach(), self._program.assignment.storage[name], self._groups)
+
+    def host_parameters(self) -> list[nn.Parameter]:
+        """The parameters whose optimizer state the plan has in host memory (see `host_states`)."""
+        return [value for name, value in self.graph_parameters().items() if name in self._program.assignment.host]
 
     def graph_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by their names in the graph, in its order."""

@@ -21,6 +21,7 @@ from autopar.sharding.micro_batches import Execution
 
 from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, optimizer_of
 from .collectives import DeviceGroups
+from .host_states import host_states
 from .inputs import example_values
 from .launch import require_cuda, run_ranks
 from .module import ParallelModule, Values
@@ -128,6 +129,7 @@ def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple
     """Losses of the steps, and the median seconds of one."""
     torch.manual_seed(job.seed)
     stepper = optimizer_of(job.plan.model.optimizer, [p for p in module.parameters() if p.requires_grad])
+    stepper = stepper and host_states(stepper, module)
     losses, times = [], []
     for _ in range(job.steps):
         start = time.perf_counter()

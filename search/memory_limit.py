@@ -105,7 +105,7 @@ def _filtered(solver: Minimiser, limit: float, dual: Dual, best: Point, target: 
             best = min(best, point(graph, restored(found.choices)), key=lambda found: found.cost)
             bound = min(target, found.bound)
         except (Infeasible, NoAssignment):
-            pass
+            pass  # nothing below the target was left
     return Outcome(choices=best.choices, bound=max(bound, dual.bound), price=dual.price, proven=dual.bound)
 
 

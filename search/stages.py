@@ -4,60 +4,104 @@
 
 cost_s[i, j] is what stage s takes for the pieces i to j - 1 (infinite where they do not fit its memory). Of equally good cuts the sum of
 squares decides, so that the other stages are balanced too. Source: PipeDream's partitioner (D. Narayanan et al., SOSP 2019).
+
+Only intervals of up to D pieces are in the tables: row j, column c is the interval from piece j - D + c to piece j - 1.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from .costgraph import Table
+from .costgraph import Indices, Table
+
+MOVES = 4
+"""Moves of each cut, at most, on the average."""
 
 
 def partition(costs: Sequence[Table]) -> tuple[int, ...] | None:
-    """The cuts 0 = c_0 < c_1 < ... < c_p = n between stages, given a table [n + 1, n + 1] for each stage; None where nothing fits.
+    """The cuts 0 = c_0 < c_1 < ... < c_p = n between stages, given a table [n + 1, D] for each stage; None where nothing fits.
 
     >>> times = np.array([1.0, 1.0, 1.0, 3.0])
     >>> table = interval_sums(times)
     >>> partition([table, table])
     (0, 3, 4)
     """
-    count = len(costs[0]) - 1
+    rows, longest = costs[0].shape
     worst = _bottleneck(costs)
     if worst == math.inf:
         return None
-    best = np.full(count + 1, math.inf)
-    best[0] = 0.0
-    came: list[np.ndarray] = []
+    before, windows = _begin(rows, longest)
+    came: list[Indices] = []
     for cost in costs:
-        allowed = np.where(cost <= worst, cost * cost, math.inf)
-        total = best[:, None] + allowed
-        origin = total.argmin(axis=0)
-        came.append(origin)
-        best = total[origin, np.arange(count + 1)]
-    cuts = [count]
-    for origin in reversed(came):
-        cuts.append(int(origin[cuts[-1]]))
+        total = windows + np.where(cost <= worst, cost * cost, math.inf)
+        origin = total.argmin(axis=1)
+        came.append(np.arange(rows) - longest + origin)
+        before[:] = total[np.arange(rows), origin][:-1]
+    cuts = [rows - 1]
+    for starts in reversed(came):
+        cuts.append(int(starts[cuts[-1]]))
     return tuple(reversed(cuts))
 
 
 def _bottleneck(costs: Sequence[Table]) -> float:
     """The least possible cost of the dearest stage."""
-    best = np.full(len(costs[0]), math.inf)
-    best[0] = 0.0
+    rows, longest = costs[0].shape
+    before, windows = _begin(rows, longest)
+    best = math.inf
     for cost in costs:
-        best = np.maximum(best[:, None], cost).min(axis=0)
-    return float(best[-1])
+        found = np.maximum(windows, cost).min(axis=1)
+        before[:], best = found[:-1], float(found[-1])
+    return best
 
 
-def interval_sums(values: Table, fill: float = math.inf) -> Table:
-    """The sum of values[i:j] for every i < j, `fill` elsewhere: array [n + 1, n + 1]."""
+def _begin(rows: int, longest: int) -> tuple[Table, Table]:
+    """What is best up to each cut before the last, and a view of it: row j holds it for each of the `longest` cuts before j."""
+    padded = np.full(longest + rows - 1, math.inf)
+    padded[longest] = 0.0
+    return padded[longest:], sliding_window_view(padded, longest)
+
+
+def balance(cuts: Sequence[int], costs: Sequence[Table], devices: int) -> tuple[int, ...]:
+    """Cuts moved piece by piece while the load of the fullest device falls, where stage k lies on device k modulo `devices`.
+
+    The dearest stage says little of the fullest device where each holds several stages.
+    """
+    found, longest = list(cuts), costs[0].shape[1]
+
+    def cost(stage: int, start: int, stop: int) -> float:
+        return float(costs[stage][stop, start - stop]) if 0 < stop - start <= longest else math.inf
+
+    spent = np.array([cost(stage, *ends) for stage, ends in enumerate(itertools.pairwise(found))])
+    for _ in range(MOVES * len(costs)):
+        loads = np.bincount(np.arange(len(costs)) % devices, spent, devices)
+        fullest = int(loads.argmax())
+        best = float(loads[fullest]) * (1 - 1e-9), 0, (0.0, 0.0), 0
+        for stage in range(fullest, len(costs), devices):
+            # A piece goes to the stage before, or to the one behind.
+            for cut, step in ((stage, 1), (stage + 1, -1)):
+                if 0 < cut < len(costs):
+                    after = cost(cut - 1, found[cut - 1], found[cut] + step), cost(cut, found[cut] + step, found[cut + 1])
+                    left, right = (float(loads[s % devices] - spent[s]) + a for s, a in zip((cut - 1, cut), after, strict=True))
+                    best = min(best, (max(left, right), cut, after, step))
+        _, cut, after, step = best
+        if not step:
+            break
+        found[cut] += step
+        spent[cut - 1 : cut + 1] = after
+    return tuple(found)
+
+
+def interval_sums(values: Table, longest: int | None = None, fill: float = math.inf) -> Table:
+    """The sums over all intervals of up to `longest` values (None: of any number), `fill` for those that there are not."""
+    width = longest or len(values)
     total = np.concatenate(([0.0], np.cumsum(values)))
-    sums = total - total[:, None]
-    sums[np.tril_indices(len(total))] = fill
-    return sums
+    starts = np.arange(len(total))[:, None] - width + np.arange(width)
+    return np.where(starts < 0, fill, total[:, None] - total[np.maximum(starts, 0)])
 
 
 def least_bottleneck(values: Table, stages: int) -> float:

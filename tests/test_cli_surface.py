@@ -13,6 +13,7 @@ from autopar.cli import COMMANDS, run
 from autopar.costmodel.pipeline import SCHEDULES
 from autopar.costmodel.pricing import OPTIMIZERS
 from autopar.ir.dtype import cast_graph
+from autopar.planning.request import OFFLOADS
 from autopar.planning.subject import RECOMPUTES
 from autopar.report import arguments
 from autopar.schemes import SCHEMES
@@ -68,6 +69,7 @@ def test_names_are_those_of_the_tables() -> None:
     assert set(arguments.SEARCHES) == set(SEARCHES)
     assert tuple(SCHEMES) == arguments.SCHEMES
     assert arguments.RECOMPUTES == RECOMPUTES
+    assert arguments.OFFLOADS == OFFLOADS
     assert set(arguments.SCHEDULES) == set(SCHEDULES)
 
 

@@ -11,6 +11,7 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 from autopar.errors import AutoparError, ModelError
 from autopar.frontends.onnx_build import Builder, Record
 from autopar.frontends.onnx_dims import Binding, Dim, bind_dims
+from autopar.frontends.onnx_linear import as_linear
 from autopar.frontends.onnx_model import inline_functions, opset_versions, read_model, refuse_unknown_operators
 from autopar.frontends.onnx_rebatch import Rebatch
 from autopar.frontends.onnx_untrained import Roles, settle_roles
@@ -98,6 +99,7 @@ def _finish(builder: Builder, title: str, inputs: list[object], roles: Roles | N
         outputs.append(entry)
     records = _alive(builder.records, outputs)
     settle_roles(records, outputs, roles or Roles())
+    records = _alive(list(as_linear(records)), outputs)
     vals = {id(val): val for val in inputs if isinstance(val, Val)}
     read = [val for record in records for val in record.tensors()] + outputs
     stored = {id(val): val for val in read if val.role in (Role.PARAMETER, Role.CONSTANT)}

@@ -18,6 +18,7 @@ from ..model import TorchModel
 from .torch_experts import join_experts
 from .torch_losses import split_means
 from .torch_state import RUNNING, functional, tracked
+from .torch_views import read_as_views
 
 # Arguments that say where or how memory lies; the runtime decides both.
 _PLACEMENT_ARGUMENTS = frozenset({"device", "layout", "memory_format", "pin_memory", "non_blocking"})
@@ -150,7 +151,7 @@ class _Reader:
             outputs=tuple(dict.fromkeys(o for o in outputs if isinstance(o, str))),
             updates=self.updates,
         )
-        graph = join_experts(split_means(graph))
+        graph = join_experts(split_means(read_as_views(graph)))
         spec = self.exported.call_spec
         assert spec.in_spec is not None and spec.out_spec is not None
         return TorchModel(

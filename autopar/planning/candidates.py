@@ -37,6 +37,11 @@ class Candidate:
         """Devices of all stages."""
         return self.stages * self.mesh.devices
 
+    @property
+    def place(self) -> tuple[int, int, Mesh]:
+        """What it has in common with candidates of other micro-batches."""
+        return self.cluster.devices, self.stages, self.mesh
+
     def __str__(self) -> str:
         stages = f"{self.stages} stages of " if self.stages > 1 else ""
         batches = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""

@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.costmodel.estimate import step_seconds
+from autopar.costmodel.host import state_bytes, streamed_update
 from autopar.costmodel.kept import facts_of
 from autopar.costmodel.liveness import Recompute, live_bytes
 from autopar.costmodel.pricing import MeshPrices, optimizer_named, update_seconds
 from autopar.costmodel.timeline import Seconds
 
-from ..ir import Role
+from ..ir import Role, Tensor
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind
-from ..sharding.program import Compute, Program, Redistribute, chain_collectives, operator_collectives
+from ..sharding.program import Compute, Program, Redistribute, chain_collectives, inputs_read, operator_collectives
 from ..sharding.redistribution import local_bytes
 from ..sharding.schedule import Schedule
 
@@ -29,10 +30,12 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Arrays [operators]. Seconds of a micro-batch: `forward`, `backward`, and of the latter `weight`. `once`: seconds of a step's
-    reductions and gathers; `update`: of the optimizer; `moved`: of collectives of a micro-batch, within forward and backward.
+    reductions and gathers; `update`: of the optimizer, of which `streamed` for the way to host memory and back; `moved`: of collectives of
+    a micro-batch, within forward and backward.
 
-    `stored`: bytes of parameters, gradients and optimizer state; `saved`: of what a micro-batch keeps; `excess`: of what is alive beside
-    while the operator is at work. `handed`: array [operators + 1], bytes of a device's values made before an operator and read from it on.
+    `stored`: bytes of parameters, gradients and optimizer state; `host`: of the state that is in host memory instead; `saved`: of what a
+    micro-batch keeps; `excess`: of what is alive beside while the operator is at work. `handed`: array [operators + 1], bytes of a device's
+    values made before an operator and read from it on.
     """
 
     forward: Floats
@@ -41,7 +44,9 @@ class Figures:
     moved: Floats
     once: Floats
     update: Floats
+    streamed: Floats
     stored: Floats
+    host: Floats
     saved: Floats
     excess: Floats
     handed: Floats
@@ -58,7 +63,7 @@ class _Figures:
         self.graph, self.mesh = program.graph, prices.mesh.shape
         self.places = {op.name: index for index, op in enumerate(self.graph.operators)}
         self.again = {name for segment in schedule.recompute for name in segment}
-        names = ("forward", "backward", "weight", "moved", "once", "update", "stored", "saved", "excess")
+        names = ("forward", "backward", "weight", "moved", "once", "update", "streamed", "stored", "host", "saved", "excess")
         self.of: dict[str, Floats] = {name: np.zeros(len(self.graph.operators)) for name in names}
         self.known: dict[object, Seconds] = {}
         self.seconds: dict[tuple[str, int, int], float] = {}
@@ -140,7 +145,17 @@ class _Figures:
             self.of["stored"][index] += size * (copies if trained else 1)
             if trained:
                 shards = np.array([max(tensor.bytes // max(size, 1), 1)])
-                self.of["update"][index] += float(update_seconds(tensor, shards, self.optimizer, self.prices.cluster)[0])
+                seconds = float(update_seconds(tensor, shards, self.optimizer, self.prices.cluster)[0])
+                self.of["update"][index] += seconds
+                if tensor.name in self.program.assignment.host:
+                    self._in_host(tensor, shards, index, seconds)
+
+    def _in_host(self, tensor: Tensor, shards: NDArray[np.int64], index: int, seconds: float) -> None:
+        """The state of a parameter is in host memory, its update would take so many seconds else."""
+        longer = float(streamed_update(tensor, shards, self.optimizer, self.prices.cluster)[0]) - seconds
+        state = float(state_bytes(tensor, shards, self.optimizer)[0])
+        for name, value in (("update", longer), ("streamed", longer), ("stored", -state), ("host", state)):
+            self.of[name][index] += value
 
     def _memory(self) -> None:
         """One walk; copies of gathered parameters that stay from micro-batch to micro-batch count as stored."""
@@ -158,8 +173,19 @@ class _Figures:
                 below = float(saved[index])
                 alive = live.kept[moment] + live.gradients[moment] + live.buffers[moment] + live.passing[moment]
                 self.of["excess"][index] = max(float(self.of["excess"][index]), alive - below)
+        self._inputs()
         if self.schedule.gathered == "kept":
             self._gathered_copies()
+
+    def _inputs(self) -> None:
+        """The parts of inputs that a stage reads, of every micro-batch in flight; they are none of what the walk found alive."""
+        here = set(inputs_read(self.program))
+        for index, op in enumerate(self.graph.operators):
+            if op.name not in self.analysis.cold:
+                for name, layout in zip(op.inputs, self.program.assignment.decisions[op.name].inputs, strict=True):
+                    if (name, layout) in here:
+                        here.remove((name, layout))
+                        self.of["saved"][index] += local_bytes(layout, self.graph.tensors[name].bytes, self.mesh)
 
     def _gathered_copies(self) -> None:
         tensors = self.graph.tensors

@@ -12,7 +12,7 @@ from ..decoding import decode
 from ..sharding.program import Assignment, Program, build_program
 from ..sharding.schedule import PLAIN, Schedule
 from ..tables import Tables
-from .outer import solve_within
+from .solving import solve_within
 
 MEMORY_TRIES = 6
 """How often the search's limit is lowered when the program's exact memory is above what the tables added up to."""

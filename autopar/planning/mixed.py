@@ -9,9 +9,10 @@ orders the combinations of meshes; the best of them are solved and cut exactly.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
@@ -20,23 +21,20 @@ from autopar.costmodel.pricing import MeshPrices
 from autopar.search import Infeasible, NoAssignment
 
 from ..sharding.mesh import Mesh
-from ..sharding.schedule import Schedule
 from ..tables import Tables
-from .candidates import meshes, micro_batch_counts, stage_counts
+from .candidates import meshes, stage_counts
 from .outer import FILLED, PLAIN_AXES, Mode, Outer
 from .request import Request
-from .staged import Group, Staged, staged
+from .staged import Group, Staged, staged, unfolded
 from .subject import Subject
-from .work import Work
+from .work import Counts, Work
 
-ScheduleOf = Callable[[Mode, int], Schedule]
-"""The schedule of a mode with so many micro-batches."""
 UNEVEN = 64
 """Devices of one kind up to which groups of unequal size are tried."""
 SMALL_STAGES = 16
 """Stages of one group, at most."""
-EXACT = 3
-"""How many combinations are solved and cut exactly."""
+EXACT = 6
+"""How many combinations are solved and cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +52,21 @@ class Mixed:
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
 
-    def best(self, modes: Sequence[Mode], schedule_of: ScheduleOf, always: float) -> Staged | None:
-        """The best of the most promising combinations, in the first mode that fits."""
-        found: list[Staged] = []
+    def best(self, outer: Outer) -> Staged | None:
+        """The best of the most promising combinations, each in the first of the modes of an outer search that fits.
+
+        They are cut on the folded graph; the best is solved on the whole one.
+        """
+        found: list[tuple[float, Combination, Mode]] = []
         for combination in sorted(self.combinations(), key=lambda c: c.seconds)[:EXACT]:
-            for mode in modes:
-                try:
-                    found.append(self._exact(combination, mode, schedule_of(mode, combination.micro_batches), always))
+            for mode in outer.modes(combination.micro_batches):
+                with contextlib.suppress(Infeasible, NoAssignment):
+                    found.append((self._cut(combination, mode, outer, short=True).pipeline.step, combination, mode))
                     break
-                except (Infeasible, NoAssignment):
-                    continue
-        return min(found, key=lambda s: s.rank, default=None)
+        for _, combination, mode in sorted(found, key=lambda entry: entry[0]):
+            with contextlib.suppress(Infeasible, NoAssignment):
+                return self._cut(combination, mode, outer, short=False)
+        return None
 
     def pools(self) -> Iterator[tuple[tuple[Cluster, int], ...]]:
         """The groups of devices, each with the number of its first one, in the orders in which stages may lie on them."""
@@ -97,7 +99,7 @@ class Mixed:
     def _choices(self, pool: Cluster) -> Iterator[tuple[int, Mesh, float]]:
         """Stages and mesh of a group, and the seconds of the whole model on one of these stages."""
         outer = Outer(self.subject, replace(self.request, cluster=pool))
-        counts = [count for count in micro_batch_counts(self.subject.batch, 2) if self.subject.divides(count)]
+        counts = self.subject.micro_batches(2)
         for stages in stage_counts(pool.devices, SMALL_STAGES - 1) if counts else ():
             for mesh in meshes(pool, stages, PLAIN_AXES):
                 try:
@@ -109,8 +111,7 @@ class Mixed:
         stages = sum(count for count, _, _ in chosen)
         if self.request.stages not in (None, stages):
             return None
-        counts = [c for c in micro_batch_counts(self.subject.batch, stages) if self.request.micro_batches in (None, c)]
-        counts = [count for count in counts if self.subject.divides(count)]
+        counts = self.subject.micro_batches(stages, self.request.micro_batches)
         if not counts:
             return None
         wanted = min(counts, key=lambda count: abs(math.log(count / (FILLED * stages))))
@@ -121,17 +122,19 @@ class Mixed:
         )
         return Combination(groups=groups, micro_batches=wanted, seconds=(wanted + stages - 1) / wanted / rate)
 
-    def _exact(self, combination: Combination, mode: Mode, schedule: Schedule, always: float) -> Staged:
+    def _cut(self, combination: Combination, mode: Mode, outer: Outer, *, short: bool) -> Staged:
+        """The best cuts of a combination, on the folded graph or the whole one; raises `Infeasible` and `NoAssignment`."""
         request, count = self.request, combination.micro_batches
         stages = sum(group.stages for group in combination.groups)
-        analysis = self.subject.analysis(short=False, micro_batches=count)
+        analysis, schedule = self.subject.analysis(short=short, micro_batches=count), outer.schedule(mode, count, short=short)
         work = Work(
-            passes=count + stages - 1, in_flight=in_flight("1f1b", 0, stages, count), accumulating=count > 1, zero=mode.zero,
-            segments=self.subject.segments(mode.recompute, short=False),
+            counts=self.subject.counts if short else Counts(), passes=count + stages - 1, in_flight=in_flight("1f1b", 0, stages, count),
+            accumulating=count > 1, zero=mode.zero, segments=schedule.recompute,
         )  # fmt: skip
 
         def tables(group: Group) -> Tables:
             prices = MeshPrices(cluster=group.cluster, mesh=group.mesh)
-            return request.tables(analysis, prices, work, whole=count == 1)
+            return request.offering(request.tables(analysis, prices, work, whole=count == 1), group.stages / group.share)
 
-        return staged(combination.groups, tables, schedule, request, always=always)
+        expand = self.subject.expand if short else unfolded
+        return staged(combination.groups, tables, schedule, request, always=outer.always, expand=expand)

@@ -7,7 +7,7 @@ With p equal stages and m micro-batches a step takes
 The tables of a candidate hold (m + b) X + G, the memory of p devices is their limit. A bound that needs one solution for each mesh orders
 the candidates (C: the least m X + G with the fewest micro-batches, A: the arithmetic alone; smaller micro-batches are never faster):
 
-    T >= [ C + (b / m) A ] / p
+    T >= [ C + (b / m) A ] / p        b: of the schedule that waits least
 
 Candidates are solved while their bound is below the best that is known (branch and bound: E. Lawler and D. Wood, 1966); the least bound
 of those that are left bounds the result.
@@ -15,22 +15,28 @@ of those that are left bounds the result.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from autopar.costmodel.memory import certain_bytes
 from autopar.costmodel.pipeline import in_flight
 from autopar.costmodel.pricing import MeshPrices
 from autopar.search import Infeasible, Interrupted, NoAssignment, Solution, solve
 
-from ..errors import UsageError
-from ..ir import Role
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
+from ..sharding.schedule import Schedule
 from ..tables import Known, Tables, build_tables
-from .candidates import Candidate, device_counts, meshes, micro_batch_counts, stage_counts
+from .candidates import Candidate, device_counts, meshes, stage_counts
+from .expected import Pipe, weight_share
+from .pipelines import schedules_for
 from .request import Request
+from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
+from .staged import Group, staged
 from .subject import Subject
 from .work import Counts, Work
 
@@ -39,25 +45,23 @@ PLAIN_AXES = 2
 BEAM = 48
 """Meshes, of the lowest bounds, that are solved at all."""
 NEAREST = 4
-"""How many of the best meshes are tried with every number of micro-batches."""
+"""How many of the best meshes are tried with other numbers of micro-batches."""
+RISING = 1.02
+"""A mesh on which the next number of micro-batches takes so much longer than the best is left: times fall, then rise."""
 FILLED = 4
 """Micro-batches for each stage with which a mesh is tried first."""
-SPLIT_FURTHER, FINER = 2, 4
-"""How many of the best candidates have an axis of their mesh split in two, and in how many ways together."""
+FINER = 3
+"""In how many ways an axis of the best candidate's mesh is split in two."""
+GAIN = 1e-3
+"""Share of a step by which a finer mesh has to be faster."""
 CLOSE = 5e-3
 """Candidates whose bound is not better by this share are left; the bound that is reported counts them."""
 REMEMBERED = 4
 """Candidates of which parts of tables are kept for the next mode."""
-EXACT_METHOD, QUICK_METHOD = "dynamic_programming", "lagrangian"
-"""Candidates are ranked by the quick method."""
-ENOUGH = 1e-2
-"""Gap up to which the quick method's solution under a memory limit is taken for the exact method's."""
 HIDDEN = 0.9
 """Share of the reduction of gradients that candidates are ranked with as hidden under the backward pass (the rest: its slowdown)."""
 SLACK = 0.9
 """What the arithmetic may be below that of one device, for operators whose shards fit the device better than the whole."""
-WEIGHT_SHARE = 1 / 3
-"""Share of a pass that makes gradients of weights, which a zero-bubble schedule moves out of the way."""
 
 Progress = Callable[[int, int, str], None]
 """Called as (done, of, what)."""
@@ -69,6 +73,10 @@ class Mode:
 
     zero: int
     recompute: str
+
+    def repeats(self, other: Mode) -> bool:
+        """Whether it does all that the other mode does, and more, so that it is no faster without a limit of memory."""
+        return other.recompute in ("none", self.recompute) and 0 < other.zero <= self.zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,7 +110,7 @@ class Ranking:
     forbid."""
 
     solved: list[Solved] = field(default_factory=list)
-    bound: float = math.inf
+    bound: float = 0.0
     misfits: list[Misfit] = field(default_factory=list)
     forbidden: int = 0
     complete: bool = True
@@ -113,11 +121,13 @@ class Outer:
 
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
-        self.always = sum(t.bytes for t in subject.graph.tensors.values() if t.role in (Role.CONSTANT, Role.INPUT))
+        self.always = certain_bytes(subject.analysis(short=False))
         self.ranking = Ranking()
+        self.least = math.inf
         self.waiting: list[tuple[float, Candidate]] = []
         self.base: dict[tuple[int, int, Mesh], float] = {}
         self.known: OrderedDict[tuple[int, int, Mesh], Known] = OrderedDict()
+        self.binding: set[tuple[Candidate, Mode]] = set()
 
     def run(self, progress: Progress | None = None) -> Ranking:
         """Solve every mesh for one number of micro-batches, the best for all numbers, and these again on finer meshes.
@@ -131,7 +141,7 @@ class Outer:
             if not found.solved:
                 raise
             found.complete = False
-        found.bound = min([found.bound, *(bound for bound, _ in self.waiting), *(s.seconds for s in found.solved[:1])])
+        found.bound = min([self.least, *(bound for bound, _ in self.waiting), *(s.seconds for s in found.solved[:1])])
         return found
 
     def _run(self, progress: Progress | None) -> None:
@@ -143,25 +153,33 @@ class Outer:
             entry = self._representative(group)
             if number < BEAM and self._promises(min(bound for bound, _ in group), entry[1]):
                 self._try(entry)
-        solved = self.ranking.solved
-        nearest = [s.candidate for s in solved] or [group[0][1] for group in groups[:BEAM]]
-        places = dict.fromkeys((c.cluster.devices, c.stages, c.mesh) for c in nearest)
-        best = set(list(places)[: NEAREST if solved else BEAM])
-        near = [e for e in self.waiting if (e[1].cluster.devices, e[1].stages, e[1].mesh) in best]
-        for entry in sorted(near, key=lambda entry: entry[0]):
-            if self._promises(*entry):
-                self._try(entry)
-        for candidate in list(self._split_further())[:FINER]:
-            self._try((math.inf, candidate))
+        places = list(dict.fromkeys(s.candidate.place for s in self.ranking.solved))[:NEAREST]
+        for group in sorted((g for g in groups if g[0][1].place in places), key=lambda g: places.index(g[0][1].place)) or groups[:BEAM]:
+            self._walk(group)
+        self._split_further()
         if progress:
             progress(len(groups), len(groups), "done")
+
+    def _walk(self, group: Sequence[tuple[float, Candidate]]) -> None:
+        """Try fewer and more micro-batches than those of the representative, as long as the step gets shorter or memory is short."""
+        start = group.index(self._representative(group))
+        for fewer, others in ((True, group[:start][::-1]), (False, group[start + 1 :])):
+            for entry in others:
+                known = [s for s in self.ranking.solved if s.candidate.place == entry[1].place]
+                if not self._promises(*entry):
+                    continue
+                self._try(entry)
+                mine = [s for s in self.ranking.solved if s.candidate == entry[1]]
+                rising = known and (not mine or mine[0].seconds > RISING * known[0].seconds)
+                if rising and (fewer or any(s.free for s in mine)):
+                    break
 
     def try_rest(self) -> None:
         """Solve what has no stages and was left, for memory's sake."""
         for entry in [entry for entry in self.waiting if entry[1].stages == 1]:
-            self._try(entry)
+            self._try(entry, all_modes=True)
 
-    def _representative(self, group: list[tuple[float, Candidate]]) -> tuple[float, Candidate]:
+    def _representative(self, group: Sequence[tuple[float, Candidate]]) -> tuple[float, Candidate]:
         """The candidate of a mesh to look at first: with one micro-batch, or enough of them to fill the pipeline."""
         wanted = 1 if group[0][1].stages == 1 else FILLED * group[0][1].stages
         return min(group, key=lambda entry: (abs(math.log(entry[1].micro_batches / wanted)), entry[1].micro_batches))
@@ -192,16 +210,12 @@ class Outer:
     def _bounded(self, progress: Progress | None) -> Iterator[list[tuple[float, Candidate]]]:
         """The candidates of each mesh with their bounds, which take one solution without limit."""
         request = self.request
-        whole = self._arithmetic()
         for devices, stages in self._counts():
             cluster = request.cluster.sized(devices)
             for mesh in self._meshes(devices, stages):
-                if self.ranking.solved and SLACK * whole / devices > self.ranking.solved[0].seconds:
-                    continue
                 if progress:
                     progress(0, 1, str(mesh))
-                counts = [c for c in micro_batch_counts(self.subject.batch, stages) if request.micro_batches in (None, c)]
-                counts = [count for count in counts if count == 1 or self.subject.divides(count)]
+                counts = self.subject.micro_batches(stages, request.micro_batches)
                 try:
                     base = self.base_seconds(cluster.devices, stages, mesh, counts[0]) if counts else math.inf
                 except NoAssignment:
@@ -209,18 +223,19 @@ class Outer:
                     continue
                 group = []
                 for count in counts:
-                    waits = self.bubble(stages, count) / count * SLACK * whole / mesh.devices
+                    waits = self._pipe(stages, count).least_bubble(self._schedules(stages, count)) / count
                     candidate = Candidate(cluster=cluster, stages=stages, mesh=mesh, micro_batches=count)
-                    group.append(((base + waits) / stages, candidate))
+                    group.append(((base + waits * SLACK * self._alone[0] / mesh.devices) / stages, candidate))
                 if group:
                     yield group
 
-    def _arithmetic(self) -> float:
-        """Seconds of the whole batch on one device, without any limit."""
-        analysis, counts = self.subject.analysis(short=True), self.subject.counts
+    @cached_property
+    def _alone(self) -> tuple[float, float]:
+        """Seconds of the whole batch on one device, without any limit, and the share of them that makes gradients of weights."""
+        analysis, work = self.subject.analysis(short=True), Work(counts=self.subject.counts)
         alone = MeshPrices(cluster=self.request.cluster.sized(1), mesh=Mesh(axes=()))
-        tables = build_tables(analysis, alone, optimizer="none", work=Work(counts=counts))
-        return solve(tables.graph).cost
+        tables = build_tables(analysis, alone, optimizer="none", work=work)
+        return solve(tables.graph).cost, weight_share(tables, work)
 
     def base_seconds(self, devices: int, stages: int, mesh: Mesh, micro_batches: int) -> float:
         """The least that the tables of a mesh add up to for so many micro-batches, without bubble or memory limit."""
@@ -243,17 +258,21 @@ class Outer:
 
     # --- a candidate ---
 
-    def bubble(self, stages: int, micro_batches: int) -> float:
-        """The passes that a stage waits, under the schedule that waits least."""
+    @property
+    def _thrifty(self) -> str:
+        """The pipeline schedule that keeps least in flight."""
+        return self.request.pipeline if self.request.pipeline not in (None, "interleaved") else "1f1b"
+
+    def _pipe(self, stages: int, micro_batches: int) -> Pipe:
+        return Pipe(stages=stages, micro_batches=micro_batches, weight=self._alone[1] if stages > 1 else 0.0)
+
+    def _schedules(self, stages: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
+        """The pipeline schedules that there are for so many stages and micro-batches."""
         request = self.request
-        if stages == 1:
-            return 0.0
-        found = [stages - 1.0]
-        if request.pipeline in (None, "zero_bubble"):
-            found.append((stages - 1) * WEIGHT_SHARE)
-        if request.pipeline in (None, "interleaved") and request.interleave and micro_batches % stages == 0:
-            found.append((stages - 1) / request.interleave)
-        return min(found)
+        found = schedules_for(
+            stages, micro_batches, pieces=len(self.subject.cuts), pipeline=request.pipeline, interleave=request.interleave
+        )  # fmt: skip
+        return tuple(found)
 
     def modes(self, micro_batches: int) -> Iterator[Mode]:
         """Recompute and ZeRO, as far as they are not fixed; what costs least time first."""
@@ -265,20 +284,27 @@ class Outer:
                 yield Mode(zero=zero, recompute=recompute)
 
     def work(self, candidate: Candidate, mode: Mode, counts: Counts, *, short: bool) -> Work:
-        """The multiplicities of a candidate."""
-        stages, count = candidate.stages, candidate.micro_batches
-        schedule = self.request.pipeline if self.request.pipeline in ("gpipe", "1f1b", "zero_bubble") else "1f1b"
+        """The multiplicities of a candidate, under the schedule that keeps least in flight."""
+        stages, count, schedule = candidate.stages, candidate.micro_batches, self._thrifty
+        passes = count + self._pipe(stages, count).bubble(schedule)
         return Work(
-            counts=counts, passes=count + self.bubble(stages, count), accumulating=count > 1, zero=mode.zero, hidden=_hidden(stages),
+            counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, hidden=_hidden(stages),
             in_flight=in_flight(schedule, 0, stages, count), segments=self.subject.segments(mode.recompute, short=short),
         )  # fmt: skip
 
-    def _try(self, entry: tuple[float, Candidate]) -> None:
-        """Solve a candidate in the modes that may be the best; stop at the first that the memory does not make slower."""
+    def _try(self, entry: tuple[float, Candidate], *, all_modes: bool = False) -> None:
+        """Solve a candidate in the modes that may be the best; stop at the first that the memory does not make slower.
+
+        Modes whose time without a limit is above the best that is known are left out, unless `all_modes` are wanted.
+        """
         found, candidate = self.ranking, entry[1]
+        left: list[Mode] = []
         for mode in self.modes(candidate.micro_batches):
+            if any(mode.repeats(other) for other in left):
+                continue
+            below = (1 + CLOSE) * found.solved[0].seconds if found.solved and not all_modes else math.inf
             try:
-                solved = self.solve(candidate, mode)
+                solved = self.solve(candidate, mode, below=below)
             except Infeasible as error:
                 needed = error.minimum_memory / candidate.stages
                 found.misfits.append(Misfit(candidate=candidate, mode=mode, needed=needed))
@@ -286,79 +312,132 @@ class Outer:
             except NoAssignment:
                 found.forbidden += 1
                 break
-            self._add(solved)
+            if solved is None:
+                left.append(mode)
+                continue
+            cut = self._cut(solved)
+            if cut is not None:
+                self._add(cut)
             if solved.free:
                 break
         if entry in self.waiting:
             self.waiting.remove(entry)
+        if left:
+            self.waiting.append((found.solved[0].seconds, candidate))
+
+    def _cut(self, solved: Solved) -> Solved | None:
+        """A pipeline that is expected to be the best, with the seconds of its best cuts; None where no cut fits."""
+        candidate, best = solved.candidate, self.ranking.solved[:1]
+        if candidate.stages == 1 or (best and solved.seconds >= best[0].seconds):
+            return solved
+        schedule, groups = self.schedule(solved.mode, candidate.micro_batches, short=True), [self.group(candidate)]
+        try:
+            found = staged(groups, lambda _: solved.tables, schedule, self.request, always=self.always, expand=self.subject.expand)
+        except Infeasible as error:
+            self.ranking.misfits.append(Misfit(candidate=candidate, mode=solved.mode, needed=error.minimum_memory))
+            return None
+        return replace(solved, seconds=found.pipeline.step)
+
+    def group(self, candidate: Candidate) -> Group:
+        """The devices of a candidate's stages."""
+        cluster = candidate.cluster
+        return Group(cluster=cluster, whole=cluster, start=0, stages=candidate.stages, mesh=candidate.mesh)
+
+    def schedule(self, mode: Mode, micro_batches: int, *, short: bool) -> Schedule:
+        """What the runtime is told."""
+        return Schedule(
+            micro_batches=micro_batches,
+            recompute=self.subject.segments(mode.recompute, short=short),
+            gathered="again" if mode.zero == 3 else "kept",
+            accumulated="shards" if mode.zero == 2 else "whole",
+        )
 
     def _add(self, solved: Solved) -> None:
         self.ranking.solved.append(solved)
-        self.ranking.bound = min(self.ranking.bound, solved.bound)
+        self.least = min(self.least, solved.bound)
         self.ranking.solved.sort(key=lambda s: (s.seconds, s.candidate.stages, s.candidate.micro_batches, -s.candidate.devices))
 
     def room(self, candidate: Candidate) -> float:
         """Bytes that the tables of all stages may fill together."""
         return candidate.stages * max(self.request.limit - self.always, 0.0)
 
-    def solve(self, candidate: Candidate, mode: Mode) -> Solved:
-        """The solution of a candidate within the memory; raises `Infeasible` and `NoAssignment`."""
-        analysis = self.subject.analysis(short=True, micro_batches=candidate.micro_batches)
-        work = self.work(candidate, mode, self.subject.counts, short=True)
-        tables = self._tables(analysis, candidate.cluster.devices, candidate.mesh, work)
-        room = self.room(candidate)
+    def solve(self, candidate: Candidate, mode: Mode, *, below: float = math.inf) -> Solved | None:
+        """The solution of a candidate within the memory; None where, without a limit, it takes `below` seconds or more.
+
+        Raises `Infeasible` and `NoAssignment`.
+        """
+        tables, room, exact = self._folded(candidate, mode), self.room(candidate), self.request.method == EXACT_METHOD
         try:
-            if self.request.method != EXACT_METHOD:
-                return self._solved(candidate, mode, tables, solve_within(tables, self.request.method, room))
-            free = solve(tables.graph)
-            if free.memory <= room:
-                return self._solved(candidate, mode, tables, free, free=True)
-            return self._solved(candidate, mode, tables, solve_within(tables, QUICK_METHOD, room))
+            if exact or self.request.may_offload:
+                free = solve(tables.graph)
+                fits = free.memory <= room and tables.host_of(free.choices) <= tables.host_room
+                if fits and exact:
+                    return self._solved(candidate, mode, tables, free, free=True)
+                if exact and self._least(candidate, free.lower_bound) >= below:
+                    return None
+                if not fits and self.binds(candidate, mode):
+                    tables = self.offering(tables, candidate, mode)
+            return self._solved(candidate, mode, tables, solve_within(tables, QUICK_METHOD if exact else self.request.method, room))
         except Interrupted as interrupt:
             if interrupt.best is not None:
                 self._add(self._solved(candidate, mode, tables, interrupt.best))
             raise
 
+    def _folded(self, candidate: Candidate, mode: Mode) -> Tables:
+        """The tables of a candidate, on the folded graph."""
+        analysis = self.subject.analysis(short=True, micro_batches=candidate.micro_batches)
+        work = self.work(candidate, mode, self.subject.counts, short=True)
+        return self.offering(self._tables(analysis, candidate.cluster.devices, candidate.mesh, work), candidate, mode)
+
+    def offering(self, tables: Tables, candidate: Candidate, mode: Mode) -> Tables:
+        """Tables of a candidate with the choices of host memory, if they are to have them."""
+        return self.request.offering(tables, candidate.stages, binding=(candidate, mode) in self.binding)
+
+    def binds(self, candidate: Candidate, mode: Mode) -> bool:
+        """Note that the memory binds a candidate, so that it is offered host memory; whether it was not before."""
+        new = (candidate, mode) not in self.binding
+        self.binding.add((candidate, mode))
+        return new and self.request.may_offload
+
     def _solved(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution, *, free: bool = False) -> Solved:
-        uneven = self.subject.imbalance(tables, solution, candidate.stages)
+        seconds, short, stages, count = solution.cost, False, candidate.stages, candidate.micro_batches
+        if stages > 1:
+            pipe, schedules = self._pipe(stages, count), self._schedules(stages, count)
+            work = self.work(candidate, mode, self.subject.counts, short=True)
+            expected = pipe.expected(tables, solution, work, schedules, self.room(candidate))
+            seconds, short = expected.seconds * self.subject.imbalance(tables, solution, stages), expected.short
         return Solved(
-            candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=uneven * solution.cost / candidate.stages,
-            bound=solution.lower_bound / candidate.stages, free=free,
+            candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=seconds,
+            bound=self._least(candidate, solution.lower_bound), free=free and not short,
         )  # fmt: skip
 
-    def _split_further(self) -> Iterator[Candidate]:
-        """The best candidates with one axis of their mesh split in two."""
-        if self.request.mesh is not None:
+    def _least(self, candidate: Candidate, bound: float) -> float:
+        """What a bound of the tables' sum is for a step, under the schedule that waits least."""
+        stages, count = candidate.stages, candidate.micro_batches
+        pipe, schedules = self._pipe(stages, count), self._schedules(stages, count)
+        return bound / stages * (count + pipe.least_bubble(schedules)) / (count + pipe.bubble(self._thrifty))
+
+    def _split_further(self) -> None:
+        """Split one axis of the best candidate's mesh in two; of the finer meshes the fastest counts, where it is faster than this one."""
+        if self.request.mesh is not None or not self.ranking.solved:
             return
-        seen: set[Candidate] = set()
-        for solved in self.ranking.solved[:SPLIT_FURTHER]:
-            candidate = solved.candidate
-            shape = candidate.mesh.shape
-            for mesh in meshes(candidate.cluster, candidate.stages):
-                sizes = mesh.shape
-                finer = replace(candidate, mesh=mesh)
-                if len(sizes) == 3 and shape in ((sizes[0] * sizes[1], sizes[2]), (sizes[0], sizes[1] * sizes[2])) and finer not in seen:
-                    seen.add(finer)
-                    key = (candidate.cluster.devices, candidate.stages, mesh)
-                    self.base.setdefault(key, 0.0)
-                    yield finer
+        best = self.ranking.solved[0]
+        found = []
+        for mesh in [mesh for mesh in meshes(best.candidate.cluster, best.candidate.stages) if _splits(best.candidate.mesh, mesh)][:FINER]:
+            with contextlib.suppress(Infeasible, NoAssignment):
+                found.append(self.solve(replace(best.candidate, mesh=mesh), best.mode, below=best.seconds))
+        fastest = min((solved for solved in found if solved is not None), key=lambda s: s.seconds, default=best)
+        cut = self._cut(fastest) if fastest.seconds < (1 - GAIN) * best.seconds else None
+        if cut is not None and cut.seconds < (1 - GAIN) * best.seconds:
+            self._add(cut)
+
+
+def _splits(mesh: Mesh, finer: Mesh) -> bool:
+    """Whether a mesh is another with one of its two axes split in two."""
+    sizes = finer.shape
+    return len(sizes) == 3 and mesh.shape in ((sizes[0] * sizes[1], sizes[2]), (sizes[0], sizes[1] * sizes[2]))
 
 
 def _hidden(stages: int) -> float:
     """Of stages, the exposed rest of the reduction is counted when they are cut."""
     return HIDDEN if stages == 1 else 0.0
-
-
-def solve_within(tables: Tables, method: str, limit: float) -> Solution:
-    """Solve tables within a memory limit (infinite: none); the exact method where the quick one leaves too wide a gap."""
-    bound = limit if limit < math.inf else None
-    try:
-        if method == EXACT_METHOD and bound is not None:
-            quick = solve(tables.graph, method=QUICK_METHOD, memory_limit=bound)
-            if quick.gap <= ENOUGH:
-                return quick
-        return solve(tables.graph, method=method, memory_limit=bound)
-    except (Infeasible, NoAssignment):
-        raise
-    except ValueError as error:
-        raise UsageError(f"--search {method}: {error}") from error

@@ -5,7 +5,8 @@ With the figures of every operator, stage s of the pieces i to j - 1 takes in a 
     cost_s[i, j] = m (forward + backward) + once + update          infinite where it does not fit:
     memory_s[i, j] = stored + (in_flight_s - 1) saved + max over its operators k of (saved up to k + excess_k)
 
-The cuts that make the slowest stage fastest are found by `search.stages`, for each schedule; its closed form then gives the step.
+The cuts that make the slowest stage fastest are found by `search.stages`, for each schedule; its closed form then gives the step. Stages
+that take much longer than the mean are not looked at, unless no others fit.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from numpy.typing import NDArray
 from autopar.costmodel import Cluster
 from autopar.costmodel.pipeline import SCHEDULES, in_flight, pipeline_seconds
 from autopar.costmodel.pools import crossing, send_seconds
-from autopar.search.stages import interval_sums, partition
+from autopar.search.stages import balance, interval_sums, partition
 
 from .figures import Figures
 
 Floats = NDArray[np.float64]
 MAX_PIECES = 400
 """Pieces between which a model may be cut, at most: those are joined whose cut hands on most."""
+WIDE = 3.0
+"""Stages are looked at that take up to this multiple of the mean stage, or of the longest piece; then, up to multiples of it."""
 INTERLEAVES = (2, 3, 4, 6, 8)
 PREFERRED = ("1f1b", "interleaved", "zero_bubble", "gpipe")
 """Schedules in the order in which they are taken where they are equally fast."""
@@ -86,13 +89,35 @@ def pieces_of(figures: Sequence[Figures]) -> NDArray[np.int64]:
     return np.concatenate(([0], found, [count]))
 
 
-class Cutter:
-    """Cuts a model whose stage s, on `places[s]`, has the figures `figures[s]`."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Intervals:
+    """Tables of intervals (see `search.stages`): seconds, what a micro-batch keeps, bytes at the peak of one, and in host memory."""
 
-    def __init__(self, figures: Sequence[Figures], places: Sequence[Place], limits: Sequence[float], micro_batches: int) -> None:
-        self.figures, self.places, self.limits, self.count = figures, places, limits, micro_batches
-        self.pieces = pieces_of(list({id(f): f for f in figures}.values()))
-        self.sums: dict[int, dict[str, Floats]] = {}
+    seconds: Floats
+    saved: Floats
+    peak: Floats
+    host: Floats
+
+
+def _longest(seconds: Floats, allowed: float) -> int:
+    """The most pieces in a row that take up to `allowed` seconds."""
+    total = np.concatenate(([0.0], np.cumsum(seconds)))
+    stops = np.searchsorted(total, total + allowed, side="right") - 1
+    return max(int((stops - np.arange(len(total))).max()), 1)
+
+
+class Cutter:
+    """Cuts a model whose stage s, on `places[s]`, has the figures `figures[s]`; `hosts`: bytes of host memory for a device of each."""
+
+    def __init__(
+        self, figures: Sequence[Figures], places: Sequence[Place], limits: Sequence[float], micro_batches: int, hosts: Sequence[float]
+    ) -> None:
+        self.figures, self.places, self.limits, self.count, self.hosts = figures, places, limits, micro_batches, hosts
+        self.kinds = list({id(f): f for f in figures}.values())
+        self.pieces = pieces_of(self.kinds)
+        self.sums: dict[tuple[int, str], Floats] = {}
+        self.peaks: dict[int, tuple[Floats, Floats]] = {}
+        self.tables: dict[tuple[int, int], _Intervals] = {}
 
     def best(self, schedules: Iterable[tuple[str, int]]) -> Pipeline | None:
         """The fastest pipeline under one of the (schedule, interleave) pairs; None where nothing fits."""
@@ -122,48 +147,86 @@ class Cutter:
         if len(self.pieces) - 1 < stages * interleave:
             return None
         flying = [in_flight(schedule, stage, stages, self.count, interleave) for stage in range(stages)] * interleave
-        order = [chunk % stages for chunk in range(stages * interleave)]
-        known = [self._cost(stage, flying[stage], interleave) for stage in range(stages)]
-        costs = [known[stage] for stage in order]
-        cuts = partition(costs)
+        cuts = self._cuts(flying, interleave)
         return None if cuts is None else self._pipeline(cuts, schedule, interleave, flying)
 
-    def _sum(self, figures: Figures, name: str) -> Floats:
-        known = self.sums.setdefault(id(figures), {})
-        if name not in known:
-            fill = 0.0 if name in ("stored", "saved") else math.inf
-            known[name] = interval_sums(np.add.reduceat(getattr(figures, name), self.pieces[:-1]), fill)
-        return known[name]
+    def _cuts(self, flying: Sequence[float], interleave: int) -> tuple[int, ...] | None:
+        """The best cuts, among stages of so many seconds as are sure to hold them."""
+        stages = len(self.places)
+        pieces = [self._seconds(figures) for figures in self.kinds]
+        allowed = WIDE * max(max(float(p.max()), float(p.sum()) / (stages * interleave)) for p in pieces)
+        room = max(self.limits) / interleave
+        most = max(_longest(self._of_pieces(figures, "stored"), room) for figures in self.kinds)
+        while True:
+            longest = min(max(_longest(p, allowed) for p in pieces), most)
+            known = [self._cost(stage, flying[stage], interleave, longest) for stage in range(stages)]
+            cuts = partition(known * interleave)
+            if cuts is not None and interleave > 1:
+                cuts = balance(cuts, known * interleave, stages)
+            if longest == most or (cuts is not None and max(self._spent(cuts)) <= allowed):
+                return cuts
+            allowed *= WIDE
 
-    def _memory(self, figures: Figures, flying: float) -> Floats:
-        """Bytes of a stage for every interval of pieces."""
-        known = self.sums.setdefault(id(figures), {})
-        if "peak" not in known:
-            # saved up to an operator, plus what is alive beside it: the greatest of an interval, less what was saved before it
-            above = np.cumsum(figures.saved) + figures.excess
-            highest = np.maximum.reduceat(above, self.pieces[:-1])
-            before = np.concatenate(([0.0], np.cumsum(figures.saved)))[self.pieces]
-            count = len(highest)
-            peak = np.zeros((count + 1, count + 1))
-            for start in range(count):
-                peak[start, start + 1 :] = np.maximum.accumulate(highest[start:]) - before[start]
-            known["peak"] = peak
-        return self._sum(figures, "stored") + (flying - 1) * self._sum(figures, "saved") + known["peak"]
+    def _of_pieces(self, figures: Figures, name: str) -> Floats:
+        """The sum of a figure over the operators of each piece."""
+        key = (id(figures), name)
+        if key not in self.sums:
+            self.sums[key] = np.add.reduceat(getattr(figures, name), self.pieces[:-1])
+        return self.sums[key]
 
-    def _cost(self, stage: int, flying: float, interleave: int) -> Floats:
+    def _seconds(self, figures: Figures) -> Floats:
+        """Seconds of a step of each piece."""
+        passes = self._of_pieces(figures, "forward") + self._of_pieces(figures, "backward")
+        return self.count * passes + self._of_pieces(figures, "once") + self._of_pieces(figures, "update")
+
+    def _spent(self, cuts: Sequence[int]) -> Iterator[float]:
+        """Seconds of the stages."""
+        for number, (i, j) in enumerate(itertools.pairwise(cuts)):
+            yield float(self._seconds(self.figures[number % len(self.places)])[i:j].sum())
+
+    def _cost(self, stage: int, flying: float, interleave: int, longest: int) -> Floats:
+        """Seconds of a stage for every interval of pieces, infinite where it does not fit."""
         figures = self.figures[stage]
-        passes = self._sum(figures, "forward") + self._sum(figures, "backward")
-        seconds = self.count * passes + self._sum(figures, "once") + self._sum(figures, "update")
-        fits = self._memory(figures, flying) * interleave <= self.limits[stage]
-        return np.where(fits, seconds, math.inf)
+        key = (id(figures), longest)
+        if key not in self.tables:
+            self.tables[key] = self._intervals(figures, longest)
+        made = self.tables[key]
+        fits = (made.peak + (flying - 1) * made.saved <= self.limits[stage] / interleave) & (made.host <= self.hosts[stage] / interleave)
+        return np.where(fits, made.seconds, math.inf)
+
+    def _intervals(self, figures: Figures, longest: int) -> _Intervals:
+        highest, before = self._peaks(figures)
+        count = len(highest)
+        peak = np.zeros((count + 1, longest))
+        most = np.full(count, -math.inf)
+        for length in range(1, longest + 1):
+            most = np.maximum(most[: count - length + 1], highest[length - 1 :])
+            peak[length:, longest - length] = most - before[: count - length + 1]
+        saved, stored, host = (interval_sums(self._of_pieces(figures, name), longest, 0.0) for name in ("saved", "stored", "host"))
+        return _Intervals(seconds=interval_sums(self._seconds(figures), longest), saved=saved, peak=peak + stored, host=host)
+
+    def _peaks(self, figures: Figures) -> tuple[Floats, Floats]:
+        """For every piece the greatest of what is saved up to an operator plus what is alive beside it; what is saved before each piece."""
+        if id(figures) not in self.peaks:
+            saved = np.cumsum(figures.saved)
+            before = np.concatenate(([0.0], saved))[self.pieces]
+            self.peaks[id(figures)] = np.maximum.reduceat(saved + figures.excess, self.pieces[:-1]), before
+        return self.peaks[id(figures)]
+
+    def _memory(self, figures: Figures, flying: float, i: int, j: int) -> float:
+        """Bytes of a stage that holds the pieces i to j - 1."""
+        highest, before = self._peaks(figures)
+        stored, saved = (float(self._of_pieces(figures, name)[i:j].sum()) for name in ("stored", "saved"))
+        return stored + (flying - 1) * saved + float(highest[i:j].max() - before[i])
 
     def _pipeline(self, cuts: tuple[int, ...], schedule: str, interleave: int, flying: Sequence[float]) -> Pipeline:
         stages = len(self.places)
         found = []
         for number, (i, j) in enumerate(itertools.pairwise(cuts)):
             figures = self.figures[number % stages]
-            sums = {name: float(self._sum(figures, name)[i, j]) for name in ("forward", "backward", "weight", "once", "update", "moved")}
-            memory = float(self._memory(figures, flying[number])[i, j])
+            names = ("forward", "backward", "weight", "once", "update", "moved")
+            sums = {name: float(self._of_pieces(figures, name)[i:j].sum()) for name in names}
+            memory = self._memory(figures, flying[number], i, j)
             found.append(Stage(start=int(self.pieces[i]), stop=int(self.pieces[j]), memory=memory, **sums))
         held = [found[stage::stages] for stage in range(stages)]
         forward, backward, weight = (
@@ -202,5 +265,5 @@ def schedules_for(
         elif interleave not in (None, 1):
             continue
         for count in chunks:
-            if count == 1 or (micro_batches % stages == 0 and stages * count <= pieces):
+            if not SCHEDULES[name].chunks or (micro_batches % stages == 0 and stages * count <= pieces):
                 yield name, count

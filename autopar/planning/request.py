@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,10 +15,12 @@ from ..errors import UsageError, unknown
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from ..tables import Known, Limits, Tables, build_tables
+from .offload import offering_host
 from .subject import RECOMPUTES
 from .work import Work
 
 ZEROS = (0, 1, 2, 3)
+OFFLOADS = ("none", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,8 @@ class Request:
 
     The outer search decides what is None: the `mesh` (of a stage), the number of `stages` and of `micro_batches`, what is recomputed
     (`recompute`: "none", "selective", "full"), `zero` (0: parameters are stored whole; 1, 2: stored split, gathered once a step, gradients
-    added up whole or as shards; 3: gathered for every pass), the `pipeline` schedule and its `interleave`. `fewer`: whether
+    added up whole or as shards; 3: gathered for every pass), `offload` (whose optimizer state is in the memory of the
+    device's host: "none", or that of every parameter: "optimizer"), the `pipeline` schedule and its `interleave`. `fewer`: whether
     devices may be left idle where that is faster. `uniform`: the limits treat equal layers alike, so that these may be folded.
     """
 
@@ -42,6 +46,7 @@ class Request:
     micro_batches: int | None = None
     recompute: str | None = None
     zero: int | None = None
+    offload: str | None = None
     pipeline: str | None = None
     interleave: int | None = None
     fewer: bool = True
@@ -58,16 +63,46 @@ class Request:
                 raise UsageError(f"{name}: {count}; it must be at least 1")
         for what, value, valid in (
             ("recompute", self.recompute, RECOMPUTES),
+            ("offload", self.offload, OFFLOADS),
             ("pipeline schedule", self.pipeline, tuple(SCHEDULES)),
             ("ZeRO stage", None if self.zero is None else str(self.zero), tuple(map(str, ZEROS))),
         ):
             if value is not None and value not in valid:
                 raise UsageError(unknown(what, value, valid))
+        if self.offload == "optimizer" and not self.has_host:
+            without = not self.train or optimizer_named(self.optimizer).states == 0
+            why = "no optimizer keeps state" if without else f"no host_bandwidth is given for the device {self.cluster.device.name}"
+            raise UsageError(f"--offload optimizer: {why}")
+
+    @property
+    def has_host(self) -> bool:
+        """Whether there is state, and a host with a known link to keep it."""
+        return self.train and optimizer_named(self.optimizer).states > 0 and self.cluster.device.host_bandwidth is not None
+
+    @property
+    def may_offload(self) -> bool:
+        """Whether the search decides what is in host memory."""
+        return self.has_host and self.offload is None
+
+    def offering(self, tables: Tables, stages: float, *, binding: bool = True) -> Tables:
+        """Tables of so many stages with the choices of host memory, where it is wanted or `binding` memory makes it worth a look."""
+        if self.offload == "optimizer" or (binding and self.may_offload):
+            room = stages * self.host_on(tables.prices.cluster)
+            return offering_host(tables, room=room, only=self.offload == "optimizer")
+        return tables
 
     @property
     def limit(self) -> float:
         """Bytes that a plan may fill on a device."""
-        return self.memory if self.memory is not None else self.cluster.device.usable_memory
+        return self.limit_on(self.cluster)
+
+    def limit_on(self, cluster: Cluster) -> float:
+        """The same of a device of a part of the cluster."""
+        return self.memory if self.memory is not None else cluster.device.usable_memory
+
+    def host_on(self, cluster: Cluster) -> float:
+        """Bytes of the host for a device of a part of the cluster."""
+        return math.inf if cluster.device.host_memory is None else cluster.device.host_memory
 
     def tables(self, analysis: Analysis, prices: MeshPrices, work: Work, *, whole: bool, known: Known | None = None) -> Tables:
         """The tables within the pins; on a micro-batch (not the `whole` batch) too small for a pinned split: `NoAssignment`."""

@@ -20,15 +20,21 @@ from ..sharding.program import Assignment, Program, build_program
 from ..sharding.schedule import Schedule
 from ..tables import Tables
 from .figures import Figures, figures_of
-from .outer import solve_within
 from .pipelines import Cutter, Pipeline, Place, schedules_for
 from .request import Request
+from .solving import solve_within
 
 TRIES = 5
 TIGHTER = 0.85
 """What the memory of all stages is multiplied by when no cut fits the stages one by one."""
 AGAIN = 2
-"""How often this is done for an interleaved schedule's sake, which keeps more in flight, where it would be faster."""
+"""How often this is done for an interleaved schedule's sake."""
+Expand = Callable[[Figures], Figures]
+
+
+def unfolded(figures: Figures) -> Figures:
+    """The tables' graph is the model itself."""
+    return figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,47 +117,75 @@ class Staged:
         return (round(self.pipeline.step, 12), self.stages, len(self.parts[0].assignment.mesh.axes) + 1)
 
 
-def staged(groups: Sequence[Group], tables: Callable[[Group], Tables], schedule: Schedule, request: Request, *, always: float) -> Staged:
-    """The best pipeline on the groups, whose stages leave each device `always` bytes for inputs and constants; raises `Infeasible`."""
+def staged(
+    groups: Sequence[Group], tables: Callable[[Group], Tables], schedule: Schedule, request: Request, *, always: float,
+    expand: Expand = unfolded,
+) -> Staged:  # fmt: skip
+    """The best pipeline on the groups, whose stages leave each device `always` bytes for inputs and constants; raises `Infeasible`.
+
+    `expand`: makes the figures of the model from those of the tables' graph.
+    """
     made = [tables(group) for group in groups]
-    rooms = [max(_limit(group, request) - always, 0.0) for group in groups]
+    rooms = _rooms(groups, request, always)
     allowed = [group.stages * room / group.share for group, room in zip(groups, rooms, strict=True)]
-    least, best = 0.0, None
+    least = 0.0
     for number in range(TRIES):
-        solved = zip(groups, made, allowed, strict=True)
-        try:
-            parts = [_part(group, table, solve_within(table, request.method, most), schedule) for group, table, most in solved]
-        except Infeasible:
-            if best is None:
-                raise
-            break
+        parts = _parts(groups, made, allowed, schedule, request, expand)
         cutter, pairs = _cutter(parts, rooms, schedule, request)
         pipeline = cutter.best(pairs)
-        found = None if pipeline is None else Staged(parts=tuple(parts), pipeline=pipeline, schedule=schedule, tightened=number > 0)
-        if found is not None and (best is None or found.rank < best.rank):
-            best = found
-        if best is not None and (number == TRIES - 1 or not cutter.could_be_faster(pairs, best.pipeline)):
-            break
+        if pipeline is not None:
+            return Staged(parts=parts, pipeline=pipeline, schedule=schedule, tightened=number > 0)
         least = min(float(p.figures.stored.sum() + p.figures.saved.sum()) * p.group.share / p.group.stages for p in parts) + always
-        used = [part.tables.graph.memory_of(part.solution.choices) for part in parts]
-        if best is not None and number >= AGAIN:
-            break
-        allowed = [TIGHTER * min(most, memory) for most, memory in zip(allowed, used, strict=True)]
-    if best is not None:
-        return best
-    limit = min(_limit(group, request) for group in groups)
+        allowed = _tighter(parts, allowed)
+    limit = min(request.limit_on(group.cluster) for group in groups)
     raise Infeasible(max(least, math.nextafter(limit, math.inf)), limit)
 
 
-def _limit(group: Group, request: Request) -> float:
-    return request.memory if request.memory is not None else group.cluster.device.usable_memory
+def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
+    """The pipeline with thriftier strategies, where these let in an interleaved schedule, which keeps more in flight, that is faster."""
+    best, parts = found, found.parts
+    groups = [part.group for part in parts]
+    made = [request.offering(part.tables, part.group.stages / part.group.share) for part in parts]
+    rooms = _rooms(groups, request, always)
+    allowed = [math.inf] * len(parts)
+    for _ in range(AGAIN):
+        cutter, pairs = _cutter(parts, rooms, found.schedule, request)
+        if not cutter.could_be_faster(pairs, best.pipeline):
+            break
+        allowed = _tighter(parts, allowed)
+        try:
+            parts = _parts(groups, made, allowed, found.schedule, request, unfolded)
+        except Infeasible:
+            break
+        cutter, pairs = _cutter(parts, rooms, found.schedule, request)
+        pipeline = cutter.best(pairs)
+        if pipeline is not None and pipeline.step < best.pipeline.step:
+            best = Staged(parts=parts, pipeline=pipeline, schedule=found.schedule, tightened=True)
+    return best
 
 
-def _part(group: Group, tables: Tables, solution: Solution, schedule: Schedule) -> Part:
+def _rooms(groups: Sequence[Group], request: Request, always: float) -> list[float]:
+    return [max(request.limit_on(group.cluster) - always, 0.0) for group in groups]
+
+
+def _tighter(parts: Sequence[Part], allowed: Sequence[float]) -> list[float]:
+    """A limit for each group below what its solution uses."""
+    used = [part.tables.graph.memory_of(part.solution.choices) for part in parts]
+    return [TIGHTER * min(most, memory) for most, memory in zip(allowed, used, strict=True)]
+
+
+def _parts(
+    groups: Sequence[Group], made: Sequence[Tables], allowed: Sequence[float], schedule: Schedule, request: Request, expand: Expand
+) -> tuple[Part, ...]:
+    solved = zip(groups, made, allowed, strict=True)
+    return tuple(_part(group, table, solve_within(table, request.method, most), schedule, expand) for group, table, most in solved)
+
+
+def _part(group: Group, tables: Tables, solution: Solution, schedule: Schedule, expand: Expand) -> Part:
     assignment = decode(tables, solution.choices)
     program = build_program(tables.analysis.graph, assignment)
     figures = figures_of(program, tables.analysis, tables.prices, optimizer=tables.optimizer, schedule=schedule)
-    return Part(group=group, tables=tables, solution=solution, assignment=assignment, program=program, figures=figures)
+    return Part(group=group, tables=tables, solution=solution, assignment=assignment, program=program, figures=expand(figures))
 
 
 def _cutter(parts: Sequence[Part], rooms: Sequence[float], schedule: Schedule, request: Request) -> tuple[Cutter, list[tuple[str, int]]]:
@@ -159,7 +193,8 @@ def _cutter(parts: Sequence[Part], rooms: Sequence[float], schedule: Schedule, r
     figures = list(itertools.chain.from_iterable([part.figures] * part.group.stages for part in parts))
     limits = list(itertools.chain.from_iterable([room] * part.group.stages for part, room in zip(parts, rooms, strict=True)))
     places = list(itertools.chain.from_iterable(part.group.places() for part in parts))
-    cutter = Cutter(figures, places, limits, schedule.micro_batches)
+    hosts = [request.host_on(part.group.cluster) for part in parts for _ in range(part.group.stages)]
+    cutter = Cutter(figures, places, limits, schedule.micro_batches, hosts)
     stages, pieces = len(places), len(cutter.pieces) - 1
     fixed = schedules_for(stages, schedule.micro_batches, pieces=pieces, pipeline=request.pipeline, interleave=request.interleave)
     return cutter, list(fixed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +19,8 @@ from ..sharding.micro_batches import micro_batch_options, split_batch
 from ..sharding.rules import RULES, preamble
 from ..sharding.rules.experts import EXPERTS
 from ..tables import Tables
+from .candidates import micro_batch_counts
+from .figures import Figures
 from .folding import Folding, Run, crossing_bytes, find_runs, fold
 from .work import Counts, Segments
 
@@ -47,6 +50,11 @@ class Subject:
             else:
                 self._analyses[key] = split_batch(self.analysis(short=short), micro_batches)
         return self._analyses[key]
+
+    def micro_batches(self, stages: int, pinned: int | None = None) -> list[int]:
+        """The numbers of micro-batches to try with so many stages: the one that is pinned, or those worth trying."""
+        counts = [pinned] if pinned is not None else micro_batch_counts(self.batch, stages)
+        return [count for count in counts if count == 1 or self.divides(count)]
 
     def divides(self, micro_batches: int) -> bool:
         """Whether the global batch divides into so many micro-batches."""
@@ -94,6 +102,13 @@ class Subject:
         seconds = np.array([own.get(self.folding.operators[op.name], 0.0) for op in self.graph.operators])
         pieces = np.add.reduceat(seconds, self.cuts)
         return max(least_bottleneck(pieces, stages) * stages / float(seconds.sum()), 1.0)
+
+    def expand(self, figures: Figures) -> Figures:
+        """The figures of the whole model, given those of the folded one."""
+        place = {op.name: number for number, op in enumerate(self.folding.graph.operators)}
+        source = np.array([place[self.folding.operators[op.name]] for op in self.graph.operators])
+        found = {f.name: getattr(figures, f.name)[source] for f in fields(figures) if f.name != "handed"}
+        return Figures(**found, handed=figures.handed[np.append(source, len(place))])
 
     def segments(self, recompute: str, *, short: bool) -> Segments:
         """The operators that a recompute mode repeats, group by group."""

@@ -47,7 +47,7 @@ def as_plan(
     whole = analysis or _first(found).tables.analysis
     graph = whole.graph
     inputs = {name: InputSpec(shape=graph.tensors[name].shape, dtype=graph.tensors[name].dtype) for name in graph.inputs}
-    assigned = _assigned(found, whole)
+    operators, assigned = _assigned(found, whole)
     predicted = _of_stages(found) if isinstance(found, Staged) else _of_one(found)
     used = found.devices if isinstance(found, Staged) else found.assignment.mesh.devices
     return Plan(
@@ -57,9 +57,12 @@ def as_plan(
         ),
         cluster=request.cluster.name,
         mesh=_axes(_first(found).assignment.mesh),
-        operators=dict(_operators(whole, assigned)),
+        operators=dict(_operators(whole, operators)),
         parameters={
-            t.name: ParameterPlan(shape=t.shape, dtype=t.dtype, storage=format_layout(assigned[t.name].storage[t.name]))
+            t.name: ParameterPlan(
+                shape=t.shape, dtype=t.dtype, storage=format_layout(assigned[t.name].storage[t.name]),
+                state="host" if t.name in assigned[t.name].host else "device",
+            )
             for t in graph.parameters
         },
         outputs=as_text({name: assigned[name].outputs[name] for name in whole.outputs}),
@@ -79,25 +82,19 @@ def _first(found: Found | Staged) -> Found | Part:
     return found.parts[0] if isinstance(found, Staged) else found
 
 
-def _assigned(found: Found | Staged, whole: Analysis) -> dict[str, Assignment]:
-    """The assignment that holds for every operator and every tensor, by name: for a tensor that of its first reader, else of its maker."""
-    graph = whole.graph
+def _assigned(found: Found | Staged, whole: Analysis) -> tuple[dict[str, Assignment], dict[str, Assignment]]:
+    """The assignments that hold for the operators, and for the tensors: for a tensor that of its maker, else of its first reader."""
     part_of = found.part_of() if isinstance(found, Staged) else {}
-    found_for: dict[str, Assignment] = {}
     parts = found.parts if isinstance(found, Staged) else (found,)
     of_whole = {id(part): _of_whole(part, whole, found.schedule.micro_batches) for part in parts}
-    default = of_whole[id(_first(found))]
-    for op in reversed(graph.operators):
-        mine = of_whole[id(part_of[op.name])] if op.name in part_of else default
-        found_for.update(dict.fromkeys(op.inputs, mine))
-    for op in graph.operators:
-        mine = of_whole[id(part_of[op.name])] if op.name in part_of else default
-        for name in op.outputs:
-            found_for[name] = mine
-    for name in graph.tensors:
-        found_for.setdefault(name, default)
-    # An operator and a tensor may have one name: the operator's comes with its own.
-    return found_for | {_operator(op.name): of_whole[id(part_of[op.name])] if op.name in part_of else default for op in graph.operators}
+    first = _first(found)
+    operators = {op.name: of_whole[id(part_of.get(op.name, first))] for op in whole.graph.operators}
+    tensors = dict.fromkeys(whole.graph.tensors, of_whole[id(first)])
+    for op in reversed(whole.graph.operators):
+        tensors.update(dict.fromkeys(op.inputs, operators[op.name]))
+    for op in whole.graph.operators:
+        tensors.update(dict.fromkeys(op.outputs, operators[op.name]))
+    return operators, tensors
 
 
 def _of_whole(part: Found | Part, whole: Analysis, micro_batches: int) -> Assignment:
@@ -105,13 +102,9 @@ def _of_whole(part: Found | Part, whole: Analysis, micro_batches: int) -> Assign
     return of_whole_batch(part.assignment, whole, part.tables.analysis, micro_batches) if micro_batches > 1 else part.assignment
 
 
-def _operator(name: str) -> str:
-    return f"operator {name}"
-
-
 def _operators(whole: Analysis, assigned: Mapping[str, Assignment]) -> Iterator[tuple[str, OperatorPlan]]:
     for op in whole.warm:
-        decision = assigned[_operator(op.name)].decisions[op.name]
+        decision = assigned[op.name].decisions[op.name]
         yield (
             op.name,
             OperatorPlan(
@@ -187,7 +180,8 @@ def _of_one(found: Found) -> Predicted:
     figures = found.estimate
     return Predicted(
         step=figures.step, forward=figures.forward, backward=figures.backward, update=figures.update, communication=figures.communication,
-        overlapped=figures.overlapped, memory=figures.memory.total, memory_parts=figures.memory.parts,
+        overlapped=figures.overlapped, memory=figures.memory.total, memory_parts=figures.memory.parts, host_memory=figures.memory.host,
+        streamed=figures.streamed,
     )  # fmt: skip
 
 
@@ -206,12 +200,14 @@ def _of_stages(found: Staged) -> Predicted:
     once = sum(s.once for s in slowest)
     stored = sum(float(parts[s].figures.stored[s.start : s.stop].sum()) for s in fullest)
     memory = sum(s.memory for s in fullest)
+    hosts = [float(part.figures.host[s.start : s.stop].sum()) for s, part in parts.items()]
     busy = forward + backward + update + exposed
     computed = 1 - moved / (forward + backward) if moved else 1.0
     return Predicted(
         step=pipeline.step, forward=computed * forward, backward=computed * backward, update=update, communication=moved + once,
         overlapped=once - exposed, bubble=max(pipeline.step - busy, 0.0), memory=memory,
-        memory_parts={"stored": stored, "activations": memory - stored},
+        memory_parts={"stored": stored, "activations": memory - stored}, host_memory=max(sum(hosts[k::stages]) for k in range(stages)),
+        streamed=sum(float(parts[s].figures.streamed[s.start : s.stop].sum()) for s in slowest),
     )  # fmt: skip
 
 

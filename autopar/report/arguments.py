@@ -15,6 +15,7 @@ SCHEMES = (
     "pipeline-gpipe", "pipeline-1f1b", "gpt3-64x6x8",
 )  # fmt: skip
 RECOMPUTES = ("none", "selective", "full")
+OFFLOADS = ("none", "optimizer")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -77,6 +78,8 @@ def _plan_options(parser: Parser) -> None:
     add("--recompute", choices=RECOMPUTES, help="what is made again in the backward pass (default: searched)")
     zero = "parameters: 0 stored whole, 1 split, 2 with gradients split at every micro-batch, 3 gathered for every pass (default: searched)"
     add("--zero", type=int, choices=(0, 1, 2, 3), help=zero)
+    offload = "optimizer state that is in the memory of a device's host: none, or that of every parameter (default: searched)"
+    add("--offload", choices=OFFLOADS, help=offload)
     add("--schedule", choices=SCHEDULES, help="order in which pipeline stages run micro-batches (default: searched)")
     add("--interleave", type=int, metavar="N", help="chunks of the model that each stage holds (default: searched)")
     add("--pin", action="append", default=[], metavar="OP=AXIS:FACTOR,...", help="fix an operator (or a pattern) on mesh axes; repeatable")
@@ -144,7 +147,7 @@ def _explain_options(parser: Parser) -> None:
     add("--model", metavar="MODEL", help="the model of the plan: adds layouts, collectives, bytes and times to what the plan file holds")
     add("--cluster", metavar="NAME|FILE", help="price on this cluster (default: the plan's)")
     alternatives = (
-        "with --model: the best plans in which OP is split otherwise; without OP, with other stages, micro-batches, recompute, ZeRO"
+        "with --model: the best plans with OP split otherwise; without OP, with other stages, micro-batches, recompute, ZeRO, offload"
     )
     add("--alternatives", action="store_true", help=alternatives)
     sensitivity = "with --model: at which link speed, memory and batch the plan becomes another"

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import UsageError
 from ..ir import Tensor
 from ..plan import Plan
+from ..plan_parts import ParameterPlan
 from ..sharding.layout import Kind, Layout, Placement, format_layout, local_shape, parse_layout
 from ..sharding.program import Collective
 from .account import Account, Move, OperatorAccount
@@ -67,13 +68,17 @@ def operator_lines(account: OperatorAccount, whole: Account) -> list[str]:
     for word, name, layout in places:
         lines.append(f"  {word:3} {_tensor_text(tensors[name], layout, mesh)}: {format_layout(layout)} ({layout_words(layout, axes)})")
         if word == "in" and name in whole.plan.parameters:
-            lines.append(f"      stored as {whole.plan.parameters[name].storage}")
+            lines.append(f"      stored as {_stored(whole.plan.parameters[name])}")
     for title, moves in (("before", account.before), ("after", account.after)):
         for move in moves:
             lines += _move_lines(title, move, whole)
     if account.inside:
         lines += ["  inside", *_collective_lines(account.inside, whole)]
     return lines
+
+
+def _stored(parameter: ParameterPlan) -> str:
+    return parameter.storage + (", optimizer state in host memory" if parameter.state == "host" else "")
 
 
 def _tensor_text(tensor: Tensor, layout: Layout, mesh: Sequence[int]) -> str:
@@ -121,6 +126,7 @@ def operator_json(account: OperatorAccount, whole: Account) -> dict[str, Any]:
         "inputs": places(op.inputs, account.decision.inputs),
         "outputs": places(op.outputs, account.decision.outputs),
         "storage": {name: whole.plan.parameters[name].storage for name in op.inputs if name in whole.plan.parameters},
+        "state": {name: whole.plan.parameters[name].state for name in op.inputs if name in whole.plan.parameters},
         "before": [_move_json(move, whole) for move in account.before],
         "after": [_move_json(move, whole) for move in account.after],
         "inside": _collectives_json(account.inside, whole),
@@ -161,7 +167,7 @@ def bare_lines(plan: Plan, name: str) -> list[str]:
             lines.append(f"  {word:3} {tensor}: {layout} ({layout_words(parse_layout(layout), axes)})")
             if tensor in plan.parameters:
                 held = plan.parameters[tensor]
-                lines.append(f"      a parameter, {held.dtype} {' x '.join(map(str, held.shape))}, stored as {held.storage}")
+                lines.append(f"      a parameter, {held.dtype} {' x '.join(map(str, held.shape))}, stored as {_stored(held)}")
             lines += _bare_chains(plan, tensor)
     return lines
 
@@ -177,6 +183,6 @@ def _bare_chains(plan: Plan, tensor: str) -> list[str]:
 
 def storage_table(plan: Plan) -> Table:
     """Parameters as the plan file tells them."""
-    rows = tuple((name, p.dtype, " x ".join(map(str, p.shape)), p.storage) for name, p in plan.parameters.items())
+    rows = tuple((name, p.dtype, " x ".join(map(str, p.shape)), _stored(p)) for name, p in plan.parameters.items())
     axes = " ".join(axis.name for axis in plan.mesh)
     return Table(title=f"Parameters: storage layout on {axes}", columns=("parameter", "dtype", "shape", "storage"), rows=rows)

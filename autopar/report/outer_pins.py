@@ -1,4 +1,4 @@
-"""What the plan would cost with other stages, micro-batches, recompute or ZeRO: each pinned, and everything else searched again."""
+"""What the plan would cost with other stages, micro-batches, recompute, ZeRO, offload: each pinned, everything else searched again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import NoPlanFits, UsageError
 from ..plan import Plan
 from ..planner import Progress, search_plan
 from ..planning.candidates import divisors
-from ..planning.request import ZEROS, Request
+from ..planning.request import OFFLOADS, ZEROS, Request
 from ..planning.subject import RECOMPUTES
 from ..schemes import scheme_of, stages_of
 from ..schemes.known import layers_of
@@ -66,3 +66,5 @@ def _requests(plan: Plan, analysis: Analysis, free: Request) -> Iterator[tuple[s
         yield "recompute", mode, replace(free, recompute=mode)
     for zero in ZEROS:
         yield "ZeRO", str(zero), replace(free, zero=zero)
+    for offload in OFFLOADS if free.has_host else ():
+        yield "offload", offload, replace(free, offload=offload)

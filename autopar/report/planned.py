@@ -81,6 +81,7 @@ def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved
             "overlapped": plan.predicted.overlapped,
             "bubble": plan.predicted.bubble,
             "memory": plan.predicted.memory,
+            "host_memory": plan.predicted.host_memory,
             "gap": plan.provenance.gap,
             "operators": [group_json(group) for group in (groups_of(account) if account else ())],
             "rivals": [dataclasses.asdict(rival) for rival in _rivals(planned, analysis, compare=compare, memory=memory)],

@@ -95,9 +95,10 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
         _mesh_line(plan, mesh),
         f"{step} {seconds_text(found.step)}: " + ", ".join(times),
         f"memory {bytes_text(found.memory)} per device: {parts}",
-        f"search {made.method}: at most {made.gap:.2%} above the best that it can prove",
+        f"search {made.method}: at most {made.gap:.2%} above the best that it can prove"
+        + ("" if made.complete else "; interrupted, the best plan so far"),
     ]
-    lines += _schedule_lines(plan)
+    lines += _schedule_lines(plan) + _host_lines(plan)
     if plan.replicated:
         lines.append(f"computed whole on every device, having no rule: {', '.join(plan.replicated)}")
     lines += [f"rule found by execution: {rule.kind}: {rule.rule}" for rule in plan.rules]
@@ -124,6 +125,15 @@ def _schedule_lines(plan: Plan) -> list[str]:
         again = sum(map(len, schedule.recompute))
         said.append(f"{again} operators in {len(schedule.recompute)} segments are recomputed in the backward pass")
     return [f"schedule {', '.join(said)}"] if said else []
+
+
+def _host_lines(plan: Plan) -> list[str]:
+    """How many parameters have their optimizer state in host memory, and what that costs; nothing where none has."""
+    held, found = sum(parameter.state == "host" for parameter in plan.parameters.values()), plan.predicted
+    if not held:
+        return []
+    cost = f"{bytes_text(found.host_memory)} beside each device, {seconds_text(found.streamed)} of the update for the way there and back"
+    return [f"optimizer state of {held} of {len(plan.parameters)} parameters in host memory: {cost}"]
 
 
 def _collective_text(counts: Counter[str]) -> str:
@@ -156,7 +166,8 @@ def operators_table(groups: Sequence[Group], whole: Account) -> Table:
 class Rival:
     """The best plan of a known scheme (empty: the plan found): its predicted seconds and bytes, and what it is `named`.
 
-    `fits`: whether it fits the memory. `why`: why there is no such plan, where there is none.
+    `fits`: whether it fits the memory, `host_memory`: with so many bytes of optimizer state in host memory. `why`: why there is no such
+    plan, where there is none.
     """
 
     scheme: str
@@ -166,6 +177,7 @@ class Rival:
     communication: float = 0.0
     memory: float = 0.0
     fits: bool = False
+    host_memory: float = 0.0
     why: str = ""
 
     @property
@@ -180,7 +192,7 @@ def rival_of(scheme: str, plan: Plan, named: str, *, fits: bool = True) -> Rival
     found = plan.predicted
     return Rival(
         scheme=scheme, mesh=f"{stages}{plan.mesh_}", named=named, step=found.step, communication=found.communication,
-        memory=found.memory, fits=fits,
+        memory=found.memory, fits=fits, host_memory=found.host_memory,
     )  # fmt: skip
 
 
@@ -196,6 +208,7 @@ def _rival_row(rival: Rival, best: float) -> tuple[str, ...]:
         return (rival.name, "", "", "", "", "", f"impossible: {rival.why}")
     remarks = [] if rival.fits else ["does not fit"]
     remarks += [f"is {rival.named}"] if rival.named != rival.scheme else []
+    remarks += [f"and {bytes_text(rival.host_memory)} in host memory"] if rival.host_memory else []
     ratio = f"{rival.step / best:.2f}x"
     figures = (seconds_text(rival.step), ratio, seconds_text(rival.communication), bytes_text(rival.memory))
     return (rival.name, rival.mesh, *figures, ", ".join(remarks))

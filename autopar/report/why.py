@@ -7,18 +7,20 @@ Both minima are of the same cost graph: the tables are built once, and a strateg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.costmodel import Cluster
+from autopar.costmodel.memory import certain_bytes
 from autopar.costmodel.pipeline import in_flight
 from autopar.costmodel.pricing import MeshPrices
 from autopar.search import Infeasible, NoAssignment, Solution, solve
 from autopar.search.conditioning import condition
 
-from ..ir import Role
 from ..plan import Plan
 from ..planner import Progress
+from ..planning.offload import offering_host
 from ..planning.work import Work
 from ..schemes import stages_of
 from ..schemes.meanings import read_meanings
@@ -83,7 +85,9 @@ def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:
     )  # fmt: skip
     part = split_batch(analysis, count) if count > 1 else analysis
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
-    return build_tables(part, prices, optimizer=plan.model.optimizer, work=work)
+    tables = build_tables(part, prices, optimizer=plan.model.optimizer, work=work)
+    hosts = any(parameter.state == "host" for parameter in plan.parameters.values())
+    return offering_host(tables, room=math.inf) if hosts else tables
 
 
 class Why:
@@ -94,10 +98,8 @@ class Why:
         self.stages = stages_of(plan)
         self.tables = tables_of_plan(plan, analysis, cluster)
         limit = memory if memory is not None else cluster.device.usable_memory
-        tensors = analysis.graph.tensors.values()
-        always = sum(t.bytes for t in tensors if t.role in (Role.CONSTANT, Role.INPUT))
         # A plan may fill more than the tables' share of a limit below it, so that a forced one may as well.
-        self.room = self.stages * max(limit - always, plan.predicted.memory)
+        self.room = self.stages * max(limit - certain_bytes(analysis), plan.predicted.memory)
         try:
             self.best = self._solve({})
         except Infeasible as error:  # the program needs less at once than the tables add up to

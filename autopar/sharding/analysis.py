@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from ..ir import Graph, Operator, Role
@@ -48,6 +48,12 @@ class Analysis:
     def warm(self) -> tuple[Operator, ...]:
         """Operators that the search decides on, in order."""
         return tuple(op for op in self.graph.operators if op.name not in self.cold)
+
+    def as_offered(self, op: Operator, names: Container[str]) -> frozenset[str]:
+        """Those of `names` that are tensors of `op`, as the (possibly other) operator calls them that its offer was made from."""
+        theirs = self.offers[op.name].call.operator
+        pairs = zip((*op.inputs, *op.outputs), (*theirs.inputs, *theirs.outputs), strict=True)
+        return frozenset(other for name, other in pairs if name in names)
 
 
 def analyse(graph: Graph, *, train: bool) -> Analysis:

@@ -220,8 +220,9 @@ def strategies_of(rule: Rule, options: Sequence[Option], mesh: Sequence[int]) ->
         done = np.ones(len(grids), dtype=np.int64)
         for parts, alike in sorted(members.items()):
             degree = np.ones(len(grids), dtype=np.int64)
+            taken = np.bincount(alike, minlength=len(options)) > 0
             for axis, size in enumerate(mesh):
-                degree[np.isin(grids[:, axis], alike)] *= size
+                degree[taken[grids[:, axis]]] *= size
             used = degree > 1
             valid &= ~used | ((parts % done == 0) & (rule.factors[factor].size % (parts * degree) == 0))
             done = np.where(used, parts * degree, done)

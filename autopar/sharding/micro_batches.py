@@ -77,8 +77,11 @@ class _Split:
     def run(self) -> Analysis:
         analysis, time = self.analysis, self.time
         given = analysis.graph.tensors
-        # Inputs and constants lie whole on every device, as they are given.
-        made = {name: t if t.role in (Role.INPUT, Role.CONSTANT) else self._tensor(t, time.placements[name]) for name, t in given.items()}
+        # Constants lie whole on every device, and inputs of which the preamble makes something once for all micro-batches.
+        cold = (op for op in analysis.graph.operators if op.name in analysis.cold and op.name not in time.options)
+        once = {name for op in cold for name in op.inputs if given[name].role is Role.INPUT}
+        once |= {name for name, tensor in given.items() if tensor.role is Role.CONSTANT}
+        made = {name: t if name in once else self._tensor(t, time.placements[name]) for name, t in given.items()}
         return replace(
             analysis,
             graph=replace(analysis.graph, tensors=made),

@@ -85,7 +85,10 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """All that a plan decides inside one stage; chains are listed for every redistribution that it executes."""
+    """All that a plan decides inside one stage; chains are listed for every redistribution that it executes.
+
+    `host`: the parameters whose optimizer state is in the memory of the device's host.
+    """
 
     mesh: Mesh
     decisions: Mapping[str, Decision]
@@ -93,6 +96,7 @@ class Assignment:
     outputs: Mapping[str, Layout]
     chains: Mapping[str, tuple[tuple[Layout, ...], ...]]
     gradients: frozenset[str] = field(default_factory=frozenset)
+    host: frozenset[str] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,14 @@ class Program:
                 Collective(phase="backward", kind="all_reduce", axis=axis, nbytes=bucket.nbytes, tensor=name) for axis in bucket.axes
             ]
         return (*forward, *backward)
+
+
+def inputs_read(program: Program) -> tuple[tuple[str, Layout], ...]:
+    """The inputs of the model with the layouts in which they are read: these parts of them a device has."""
+    tensors = program.graph.tensors
+    computed = (step for step in program.steps if isinstance(step, Compute))
+    read = [pair for step in computed for pair in zip(step.operator.inputs, step.decision.inputs, strict=True)]
+    return tuple(dict.fromkeys(pair for pair in (*read, *program.assignment.outputs.items()) if tensors[pair[0]].role is Role.INPUT))
 
 
 def operator_collectives(graph: Graph, step: Compute, mesh: Sequence[int], gradients: frozenset[str]) -> list[Collective]:

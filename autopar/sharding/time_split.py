@@ -22,7 +22,7 @@ from .analysis import Analysis, Offer
 from .candidates import Option, options_of
 from .layout import B, Kind, Placement, R, S
 from .notation import Dims, Rule
-from .rules import RULES, Call, rule_of
+from .rules import RULES, Call, rule_of, without_parameters
 
 REMEMBERED = 16
 TRIES = 8
@@ -78,19 +78,24 @@ def _find(analysis: Analysis) -> TimeSplit:
     sizes = [next((shape[dim] for shape in inputs if len(shape) > dim), 1) for dim in range(BATCH_DIMS)]
     if sizes[0] <= 1:
         raise UsageError("the model's inputs hold one sample: there are no micro-batches of it")
+    # What holds as many rows as the batch is tried split at once, or as the walk asks for it.
+    free = without_parameters(analysis.graph)
+    made = [name for op in free if op.name not in analysis.cold for name in op.outputs]
     first: UsageError | None = None
     for dim, size in enumerate(sizes):
-        try:
-            return _find_on(analysis, dim, size)
-        except UsageError as error:
-            first = first or error
+        rows = frozenset(name for name in made if analysis.graph.tensors[name].shape[dim : dim + 1] == (size,))
+        for preferred in (rows, frozenset[str]()) if rows else (rows,):
+            try:
+                return _find_on(analysis, dim, size, preferred)
+            except UsageError as error:
+                first = first or error
     assert first is not None
     raise first
 
 
-def _find_on(analysis: Analysis, dim: int, size: int) -> TimeSplit:
+def _find_on(analysis: Analysis, dim: int, size: int, preferred: frozenset[str]) -> TimeSplit:
     """Walk the model; where an operator meets what came whole, have that split which leads further, one thing after another."""
-    split: frozenset[str] = frozenset()
+    split = preferred
     found = _walked(analysis, dim, size, split)
     while isinstance(found, _Conflict):
         tried = (split | {name} for name in found.whole[:TRIES])
@@ -145,7 +150,7 @@ class _Walk:
             if self.made.get(updated, R).kind in (Kind.SPLIT, Kind.PARTIAL):
                 raise _Conflict(self.producers[updated][0], [])
         cold = (op for op in self.graph.operators if op.name in self.analysis.cold and op.name in self.options)
-        cut = {name: self.natural[name] for op in cold for name in op.outputs}
+        cut = {name: self.natural[name] for op in cold for name in (*op.inputs, *op.outputs) if name in self.natural}
         placements = {name: self.made.get(name, self.read.get(name, cut.get(name, R))) for name in self.graph.tensors}
         return TimeSplit(size=self.size, options=self.options, placements=placements)
 

@@ -19,8 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 from autopar.ir import Role
 from autopar.ir import Tensor as Described
+from autopar.sharding.layout import R
 from autopar.sharding.micro_batches import Execution
-from autopar.sharding.program import Program
+from autopar.sharding.program import Program, inputs_read
+from autopar.sharding.redistribution import local_bytes
 
 from ..collectives import DeviceGroups
 from ..module import ParallelModule
@@ -90,6 +92,8 @@ def fake_world(ranks: int) -> Iterator[None]:
 def track_program(program: Program | Execution, *, foreach: bool = False, fake: bool = True) -> Tracked:
     """A program (or a plan's step) as this rank runs it; its mesh has as many devices as the process group (see `fake_world`).
 
+    Whole inputs count as if they were in host memory: of each no more than the parts that are read.
+
     With real ranks, `fake` must be off: the tensors and the arithmetic are real then.
     """
     run = program.whole.program if isinstance(program, Execution) else program
@@ -107,4 +111,13 @@ def track_program(program: Program | Execution, *, foreach: bool = False, fake: 
     module._local = replace(module._local, module=bare)
     with mode:
         inputs = [zeros(graph.tensors[name]) for name in graph.inputs]
-        return track_step(module.planned_loss, module, inputs, foreach=foreach)
+        found = track_step(module.planned_loss, module, inputs, foreach=foreach)
+    return replace(found, peak=found.peak - sum(value.nbytes for value in inputs) + _views(program))
+
+
+def _views(program: Program | Execution) -> int:
+    """Bytes of the parts of inputs that are views of them here and would be copies on a device; the others are tracked."""
+    run = program.micro.program if isinstance(program, Execution) else program
+    mesh, tensors = run.assignment.mesh.shape, run.graph.tensors
+    outermost = ((n, layout) for n, layout in inputs_read(run) if all(p == R or (p.dim, p.parts) == (0, 1) for p in layout))
+    return sum(local_bytes(layout, tensors[name].bytes, mesh) for name, layout in outermost)

@@ -111,5 +111,5 @@ def test_a_step_is_the_sum_of_its_parts(train: bool) -> None:
     assert (found.backward > 0, found.update > 0, found.memory.optimizer > 0) == (train,) * 3
     assert found.memory.total == plan.predicted.memory == sum(plan.predicted.memory_parts.values())
     stored = 4 * IN * OUT / (4 if plan.parameters["0.weight"].storage != "R" else 1)
-    assert found.memory.parameters == stored + 4 * ROWS * IN, "the weight as stored, and the whole input"
+    assert found.memory.parameters == stored + 4 * ROWS * IN / 4, "the weight as stored, and the rows of the input that are read"
     assert found.memory.optimizer == (2 * stored if train else 0)

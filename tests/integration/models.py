@@ -99,6 +99,25 @@ def mixtral() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Called(model, "input_ids", use_cache=False), (tokens(BATCH, SEQUENCE),)
 
 
+def _padding() -> torch.Tensor:
+    """A mask of padded sequences."""
+    mask = torch.ones(BATCH, SEQUENCE, dtype=torch.int64)
+    mask[::3, 11:] = 0
+    return mask
+
+
+def llama_mask() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """The Llama without float32 inside, with padded sequences."""
+    called, (ids,) = llama_exact()
+    return Called(called.model, "input_ids", "attention_mask", use_cache=False), (ids, _padding())
+
+
+def mixtral_mask() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """The Mixtral with padded sequences."""
+    called, (ids,) = mixtral()
+    return Called(called.model, "input_ids", "attention_mask", use_cache=False), (ids, _padding())
+
+
 def llama_exact() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """The same Llama with norms that do not go through float32."""
     model, inputs = llama()
@@ -135,7 +154,7 @@ def net(*, batch: int = 1, size: int = 48) -> tuple[nn.Module, tuple[torch.Tenso
 
 TORCH_MODELS: Mapping[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "gpt2": gpt2, "gpt2_labels": gpt2_labels, "bert": bert, "llama": llama, "llama_exact": llama_exact, "vit": vit,
-    "resnet": resnet, "net": net, "mixtral": mixtral,
+    "resnet": resnet, "net": net, "mixtral": mixtral, "llama_mask": llama_mask, "mixtral_mask": mixtral_mask,
 }  # fmt: skip
 
 

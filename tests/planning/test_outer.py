@@ -170,6 +170,34 @@ def test_the_bound_holds_for_every_candidate() -> None:
     assert ranking.bound <= ranking.solved[0].seconds
 
 
+@pytest.mark.parametrize(("batch", "count", "stages"), [(12, 6, None), (96, 12, 1), (96, 48, 2), (8, 2, 4)])
+def test_a_pinned_number_of_micro_batches_need_not_be_one_that_is_tried(batch: int, count: int, stages: int | None) -> None:
+    plan = search_plan(graph_of(batch=batch), Request(cluster=cluster_of(4), micro_batches=count, stages=stages))
+    assert plan.schedule.micro_batches == count
+
+
+def test_pins_that_no_pool_can_meet_alone_are_met_by_all_together() -> None:
+    between = load_cluster("dgx-h100").levels[-1]
+    mixed = join("mixed", [cluster_of(2, "dgx-a100"), cluster_of(2)], between=replace(between, name="between"))
+    assert len(search_plan(graph_of(), Request(cluster=mixed, stages=3, interleave=1)).stages) == 3
+    assert len(search_plan(graph_of(), Request(cluster=cluster_of(7), stages=3, interleave=1)).stages) == 3
+
+
+def test_an_interrupt_in_the_second_pool_leaves_the_plan_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    between = replace(load_cluster("dgx-h100").levels[-1], name="between")
+    mixed = join("mixed", [cluster_of(2, "dgx-a100"), cluster_of(2)], between=between)
+    run = Outer.run
+
+    def interrupted(self: Outer, progress: Any) -> Any:
+        if self.request.cluster.name == "dgx-h100":
+            raise KeyboardInterrupt
+        return run(self, progress)
+
+    monkeypatch.setattr(Outer, "run", interrupted)
+    plan = search_plan(graph_of(), Request(cluster=mixed))
+    assert not plan.provenance.complete and plan.provenance.lower_bound == 0.0 and plan.provenance.gap == 1.0
+
+
 def test_micro_batches_grow_by_strides() -> None:
     for batch, stages in itertools.product([1, 6, 64, 1536], [1, 4, 48]):
         found = micro_batch_counts(batch, stages)

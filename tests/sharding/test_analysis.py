@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from autopar.errors import UnsupportedOperators
@@ -13,6 +15,7 @@ from autopar.ir import Tensor as GraphTensor
 from autopar.sharding.analysis import analyse
 from autopar.sharding.classes import FactorClass
 from autopar.sharding.layout import S
+from autopar.sharding.rules import Call, preamble, registry, rule_of
 
 from .assigned import graph_of
 
@@ -112,3 +115,61 @@ def test_unknown_operators_are_named_at_once() -> None:
         analyse(graph, train=False)
     assert caught.value.counts == {"aten.reluu.default": 1, "onnx.Foo": 2} and caught.value.exit_code == 3
     assert "2 unsupported operator kinds" in str(caught.value) and "nearest known: aten.relu.default" in str(caught.value)
+
+
+# --- what no parameter leads to ---
+
+SMALL, WIDE = 4, 64
+KINDS = {"aten.relu.default": True, "aten.sign.default": True, "aten.msort.default": False, "onnx.Foo": None}
+"""Whether the rule splits something; None: there is no rule."""
+
+
+@st.composite
+def _free_graphs(draw: st.DrawFn) -> Graph:
+    """Operators on a small and on a wide input, that no parameter leads to."""
+    sizes = {"small": SMALL, "wide": WIDE}
+    tensors = {name: GraphTensor(name=name, shape=(size,), dtype="float32", role=Role.INPUT) for name, size in sizes.items()}
+    operators = []
+    for i in range(draw(st.integers(1, 9))):
+        kind = draw(st.sampled_from(sorted(KINDS)))
+        source = draw(st.sampled_from(sorted(tensors)))
+        tensors[f"t{i}"] = GraphTensor(name=f"t{i}", shape=tensors[source].shape, dtype="float32")
+        operators.append(Operator(name=f"op{i}", kind=kind, inputs=(source,), outputs=(f"t{i}",), attributes={"self": Ref(0)}))
+    return Graph(name="free", tensors=tensors, operators=tuple(operators), inputs=tuple(sizes), outputs=())
+
+
+def _reached(graph: Graph, start: str) -> set[str]:
+    """Names of the operators that one leads to, itself among them."""
+    found, by_name = {start}, {op.name: op for op in graph.operators}
+    for op in graph.operators:
+        if any(set(by_name[name].outputs) & set(op.inputs) for name in found):
+            found.add(op.name)
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(_free_graphs())
+def test_large_values_are_decided_by_the_search(graph: Graph) -> None:
+    """Ordinary is exactly what a large operator that can be split leads to, unless that leads to an operator without a rule."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "LARGE", 4 * SMALL)
+        ordinary = {op.name for op in graph.operators} - preamble(graph)
+    kinds = {op.name: op.kind for op in graph.operators}
+    large = {op.name for op in graph.operators if graph.tensors[op.outputs[0]].shape == (WIDE,) and KINDS[op.kind]}
+    wanted: set[str] = set()
+    for name in large:
+        reached = _reached(graph, name)
+        if all(KINDS[kinds[other]] is not None for other in reached):
+            wanted |= reached
+    assert ordinary == wanted
+    assert preamble(graph) == set(kinds), "what is small is made whole on every device"
+
+
+def test_equal_elements_are_made_as_any_shard() -> None:
+    """And what counts places, whole."""
+    made = {"ones": "aten.ones.default", "full": "aten.full.default", "arange": "aten.arange.default"}
+    tensors = {f"{name}:0": GraphTensor(name=f"{name}:0", shape=(8,), dtype="float32") for name in made}
+    operators = tuple(Operator(name=name, kind=kind, inputs=(), outputs=(f"{name}:0",)) for name, kind in made.items())
+    graph = Graph(name="made", tensors=tensors, operators=operators, inputs=(), outputs=())
+    splits = {op.name: bool(rule_of(Call.of(graph, op)).splittable()) for op in operators}
+    assert splits == {"ones": True, "full": True, "arange": False}

@@ -25,7 +25,18 @@ from . import (
     selection,
     shape,
 )
-from .registry import RULES, Call, Entry, check_supported, preamble, register, rule_of, tensors_with_gradient, without_rule
+from .registry import (
+    RULES,
+    Call,
+    Entry,
+    check_supported,
+    preamble,
+    register,
+    rule_of,
+    tensors_with_gradient,
+    without_parameters,
+    without_rule,
+)
 
 __all__ = [
     "RULES",
@@ -59,5 +70,6 @@ __all__ = [
     "selection",
     "shape",
     "tensors_with_gradient",
+    "without_parameters",
     "without_rule",
 ]  # fmt: skip

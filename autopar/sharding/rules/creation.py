@@ -1,4 +1,4 @@
-"""Rules of operators that make tensors from nothing or from a shape; each device makes what it needs whole."""
+"""Rules of operators that make tensors from nothing or from a shape: equal elements as any shard, others whole on every device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ def _like(call: Call) -> str:
     return f"{' '.join(ins)}{rest} -> {' '.join(outs)}"
 
 
+def _equal_elements(call: Call) -> str:
+    """Every element is the same, so that a shard is made by its size alone."""
+    return f" -> {' '.join(f'd{i}' for i in range(len(call.outputs[0].shape)))}"
+
+
+register("aten.zeros.default aten.ones.default aten.full.default", _equal_elements, differentiable=False)
 register(
-    """aten.arange.default aten.arange.start aten.arange.start_step aten.zeros.default aten.ones.default aten.full.default aten.eye.default
+    """aten.arange.default aten.arange.start aten.arange.start_step aten.eye.default
     aten.scalar_tensor.default aten.empty.memory_format aten.empty_permuted.default aten.empty_strided.default aten.eye.m
     aten.linspace.default aten.logspace.default aten.range.step aten.tril_indices.default aten.triu_indices.default
     aten.hann_window.default aten.hann_window.periodic aten.hamming_window.default aten.blackman_window.default

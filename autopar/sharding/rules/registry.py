@@ -118,19 +118,68 @@ def rule_of(call: Call) -> Rule:
         raise RuleError(f"operator {call.operator.name!r} ({call.operator.kind}): {error}") from error
 
 
-def preamble(graph: Graph) -> frozenset[str]:
-    """Names of the operators that depend on no parameter: masks, positions, tables.
+LARGE = 64 * 2**20
+"""Bytes of a value beyond which what depends on no parameter is decided by the search: up to there a device makes it whole in microseconds,
+and tables that all layers share (positions, rotations, a causal mask of 8,192 tokens) stay out of the search."""
 
-    Every device computes them whole, which needs no rule and no communication: any consumer slices for free.
+
+def preamble(graph: Graph) -> frozenset[str]:
+    """Names of the operators that depend on no parameter and give small values: masks, positions, tables.
+
+    Every device computes them whole, which needs no rule and no communication: any consumer slices for free. Those that give more than
+    `LARGE` bytes are ordinary operators if their rule splits something, and with them all that is computed from them; but what leads to an
+    operator without a rule stays in the preamble.
     """
+    free = without_parameters(graph)
+    spread = [op for op in free if _is_large(graph, op) and (rule := _known_rule(graph, op)) is not None and rule.splittable()]
+    if not spread:
+        return frozenset(op.name for op in free)
+    behind = _behind(free, spread)
+    kept: set[str] = set()
+    needed: set[str] = set()
+    for operator in reversed(free):
+        if not needed.isdisjoint(operator.outputs) or (operator.name in behind and _known_rule(graph, operator) is None):
+            kept.add(operator.name)
+            needed.update(operator.inputs)
+    ordinary = _behind(free, [op for op in spread if op.name not in kept])
+    return frozenset(op.name for op in free if op.name not in ordinary)
+
+
+def without_parameters(graph: Graph) -> list[Operator]:
+    """The operators that no parameter leads to, in order."""
     warm = {tensor.name for tensor in graph.parameters}
-    cold: set[str] = set()
+    free = []
     for operator in graph.operators:
         if any(name in warm for name in operator.inputs):
             warm.update(operator.outputs)
         else:
-            cold.add(operator.name)
-    return frozenset(cold)
+            free.append(operator)
+    return free
+
+
+def _behind(operators: Iterable[Operator], sources: Iterable[Operator]) -> set[str]:
+    """Names of the `sources` and of the operators that they lead to."""
+    found = {op.name for op in sources}
+    made: set[str] = set()
+    for operator in operators:
+        if operator.name in found or not made.isdisjoint(operator.inputs):
+            found.add(operator.name)
+            made.update(operator.outputs)
+    return found
+
+
+def _is_large(graph: Graph, operator: Operator) -> bool:
+    return any(graph.tensors[name].bytes > LARGE for name in operator.outputs)
+
+
+def _known_rule(graph: Graph, operator: Operator) -> Rule | None:
+    """The rule of an operator, None where there is none for this call."""
+    if not has_rule(graph, operator):
+        return None
+    try:
+        return rule_of(Call.of(graph, operator))
+    except RuleError:
+        return None
 
 
 _REMEDY = (

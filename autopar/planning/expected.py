@@ -1,0 +1,109 @@
+"""What a pipeline is expected to take before its stages are cut: of the schedules that its memory lets in, the fastest.
+
+A solution's tables add up to (m + b) X + G seconds and stored + f saved bytes, X of a pass of a micro-batch and G of what is done once a
+step, saved of a micro-batch in flight. Under schedule s, on p devices,
+
+    T_s = [ (m + b_s) X + G ] / p        where stored + f_s saved fits
+
+    b = p - 1 (gpipe, 1f1b)        (p - 1) / v (interleaved, v chunks)        (p - 1) (1 - 2 w) (zero-bubble)
+
+w: share of a pass that makes gradients of weights. Sources: D. Narayanan et al., SC 2021 (arXiv:2104.04473); P. Qi et al., ICLR 2024
+(arXiv:2401.10241).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autopar.costmodel.kept import kept_values
+from autopar.costmodel.operators import operator_parts
+from autopar.costmodel.pipeline import in_flight
+from autopar.search import Solution
+
+from ..tables import Tables, kept_bytes
+from .work import Work
+
+Schedules = Sequence[tuple[str, int]]
+"""Pairs of a schedule and its chunks a stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Seconds of a step under the fastest schedule that fits, and whether memory keeps a faster one out."""
+
+    seconds: float
+    short: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipe:
+    """A pipeline of `stages` that runs so many micro-batches; `weight`: share of a pass that makes gradients of weights."""
+
+    stages: int
+    micro_batches: int
+    weight: float
+
+    def bubble(self, schedule: str, chunks: int = 1) -> float:
+        """The passes that a stage waits."""
+        waits = self.stages - 1.0
+        if schedule == "zero_bubble":
+            return waits * max(1.0 - 2.0 * self.weight, 0.0)
+        return waits / chunks
+
+    def least_bubble(self, schedules: Schedules) -> float:
+        """The same under the schedule that waits least."""
+        return min((self.bubble(*schedule) for schedule in schedules), default=self.stages - 1.0)
+
+    def expected(self, tables: Tables, solution: Solution, work: Work, schedules: Schedules, room: float) -> Expected:
+        """Of a solution whose memory, of all stages together, may fill `room`."""
+        each = _pass_seconds(tables, solution, work)
+        once = solution.cost - work.passes * each
+        saved = _saved(tables, solution, work)
+        stored = solution.memory - work.in_flight * saved
+        found: list[tuple[float, bool]] = []
+        for schedule, chunks in schedules:
+            flying = in_flight(schedule, 0, self.stages, self.micro_batches, chunks)
+            seconds = (self.micro_batches + self.bubble(schedule, chunks)) * each + once
+            found.append((seconds / self.stages, stored + flying * saved <= room))
+        best = min((seconds for seconds, fits in found if fits), default=solution.cost / self.stages)
+        return Expected(seconds=best, short=min(seconds for seconds, _ in found) < best)
+
+
+def _pass_seconds(tables: Tables, solution: Solution, work: Work) -> float:
+    """Seconds of a pass of one micro-batch; the collectives of parameters count where every pass has them."""
+    choices, variables = solution.choices, tables.variables
+    own = (float(unary[c]) for v, unary, c in zip(variables, tables.graph.unary, choices, strict=True) if v.what == "operator")
+    moved = (
+        float(table[choices[u], choices[v]])
+        for (u, v), table in tables.graph.edges.items()
+        if work.zero == 3 or (variables[u].what != "parameter" and variables[v].what != "parameter")
+    )
+    return (math.fsum(own) + math.fsum(moved)) / work.passes
+
+
+def _saved(tables: Tables, solution: Solution, work: Work) -> float:
+    """Bytes that a micro-batch keeps from its forward to its backward pass."""
+    kept, total = kept_values(tables.analysis, work.segments), []
+    for variable, choice in zip(tables.variables, solution.choices, strict=True):
+        shares = [share for share in kept.shares.get(variable.name, ()) if not share.weight] if variable.what == "operator" else []
+        if shares:
+            strategies = tables.strategies[variable.name]
+            row = int(variable.rows[choice])
+            taken = replace(strategies, choices=strategies.choices[row : row + 1])
+            count = work.counts.operators.get(variable.name, 1)
+            total.append(count * float(kept_bytes(taken, tables.prices.mesh.shape, shares)[0]))
+    return math.fsum(total)
+
+
+def weight_share(tables: Tables, work: Work) -> float:
+    """The share of a pass that makes gradients of weights, on one device."""
+    passed = weights = 0.0
+    for op in tables.analysis.warm:
+        offer, count = tables.analysis.offers[op.name], work.counts.operators.get(op.name, 1)
+        gradients = tables.analysis.as_offered(op, tables.analysis.gradients)
+        parts = operator_parts(offer.call, tables.strategies[op.name], (), tables.prices.cluster, gradients)
+        passed += count * float(parts.forward[0] + parts.backward[0])
+        weights += count * float(parts.weight[0])
+    return weights / passed if passed else 0.0

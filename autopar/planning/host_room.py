@@ -1,0 +1,111 @@
+"""The memory of the hosts as a second limit of a solution: a price on its bytes, raised until what is left in host memory fits.
+
+For every price q >= 0 of a byte in host memory (H. Everett III, 1963)
+
+    min { cost(x) : host(x) <= room }  >=  max over q of  L(q) - q * room,    L(q) = min over x of  cost(x) + q * host(x)
+
+each L under the limit of the device's memory. Host memory costs every parameter the same for each byte, so that just below the best price
+too much of it is used, and just above it perhaps far too little: between the two, the state of the last parameters is kept on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autopar.costmodel.host import host_rate
+from autopar.search import CostGraph, Infeasible, Interrupted, NoAssignment, Solution
+
+from ..tables import Floats, Tables
+
+Solve = Callable[[CostGraph], Solution]
+RUNGS, STRIDE = 4, 8.0
+"""Prices that are tried, each so many times the one before, the first being what a byte costs to copy in."""
+BISECTIONS = 3
+
+
+def solve_within_hosts(tables: Tables, solve: Solve, limit: float) -> Solution:
+    """What `solve` finds within `limit` bytes of device memory, made to fit the hosts too; raises `Infeasible` where nothing does both."""
+    _require_room(tables, limit)
+    try:
+        first = solve(tables.graph)
+        return first if tables.host_of(first.choices) <= tables.host_room else _at_best_price(tables, solve, limit, first)
+    except Interrupted as interrupt:
+        best = interrupt.best
+        fits = best is not None and tables.host_of(best.choices) <= tables.host_room
+        raise Interrupted(_of(tables, best) if best is not None and fits else None) from interrupt
+
+
+def _at_best_price(tables: Tables, solve: Solve, limit: float, first: Solution) -> Solution:
+    """The best that fits among the solutions at several prices, and what is between them."""
+    price, low, high = 1.0 / host_rate(tables.prices.cluster.device), 0.0, math.inf
+    over, bound = first, first.lower_bound
+    found: list[Solution] = []
+    for number in range(RUNGS + BISECTIONS):
+        tried = solve(replace(tables.graph, unary=_dearer(tables, price)))
+        used = tables.host_of(tried.choices)
+        bound = max(bound, tried.lower_bound - price * tables.host_room)
+        if used <= tables.host_room:
+            found.append(_of(tables, tried))
+            high = price
+        else:
+            over, low = tried, price
+        if math.isinf(high) and number >= RUNGS:
+            break
+        price = STRIDE * price if math.isinf(high) else math.sqrt(max(low, high / STRIDE**2) * high)
+    with contextlib.suppress(Infeasible, NoAssignment):
+        found.append(_of(tables, solve(replace(tables.graph, unary=_without(tables, over.choices)))))
+    fitting = [s for s in found if tables.host_of(s.choices) <= tables.host_room]
+    if not fitting:
+        raise Infeasible(limit + tables.host_of(over.choices) - tables.host_room, limit)
+    best = min(fitting, key=lambda s: s.cost)
+    return replace(best, lower_bound=min(max(bound, 0.0), best.cost))
+
+
+def _require_room(tables: Tables, limit: float) -> None:
+    """Raise `Infeasible` where not even the least of every variable fits the hosts, or hosts and devices together."""
+    pairs = [(v.host, memory) for v, memory in zip(tables.variables, tables.graph.memory or (), strict=True) if v.host is not None]
+    if not pairs:
+        return
+    others = sum(float(memory.min()) for v, memory in zip(tables.variables, tables.graph.memory or (), strict=True) if v.host is None)
+    together = others + sum(float((memory + host).min()) for host, memory in pairs)
+    if sum(float(host.min()) for host, _ in pairs) > tables.host_room:
+        raise Infeasible(math.inf, limit)
+    if together > limit + tables.host_room:
+        raise Infeasible(together - tables.host_room, limit)
+
+
+def _of(tables: Tables, tried: Solution) -> Solution:
+    """A solution of changed tables with its cost by the true ones."""
+    cost = tables.graph.cost(tried.choices)
+    return replace(tried, cost=cost, lower_bound=min(tried.lower_bound, cost))
+
+
+def _dearer(tables: Tables, price: float) -> tuple[Floats, ...]:
+    """The unary tables with a price on each byte in host memory; equal tables stay one."""
+    known: dict[tuple[int, int], Floats] = {}
+    return tuple(
+        unary if v.host is None else known.setdefault((id(unary), id(v.host)), unary + price * v.host)
+        for v, unary in zip(tables.variables, tables.graph.unary, strict=True)
+    )
+
+
+def _without(tables: Tables, choices: Sequence[int]) -> tuple[Floats, ...]:
+    """The unary tables in which only the first parameters may choose host memory: those whose choices together fit it."""
+    known: dict[int, Floats] = {}
+    left, found = tables.host_room, []
+    for v, unary, choice in zip(tables.variables, tables.graph.unary, choices, strict=True):
+        if v.host is None:
+            found.append(unary)
+            continue
+        used = float(v.host[choice])
+        if 0 < used <= left:
+            left -= used
+            found.append(np.where(v.host <= used, unary, math.inf))
+        else:
+            found.append(known.setdefault(id(unary), np.where(v.host > 0, math.inf, unary)))
+    return tuple(found)

@@ -1,0 +1,35 @@
+"""Solves tables within the memory of devices and hosts, by the method that was asked for."""
+
+from __future__ import annotations
+
+import math
+
+from autopar.search import CostGraph, Infeasible, NoAssignment, Solution, solve
+
+from ..errors import UsageError
+from ..tables import Tables
+from .host_room import solve_within_hosts
+
+EXACT_METHOD, QUICK_METHOD = "dynamic_programming", "lagrangian"
+"""Candidates are ranked by the quick method."""
+ENOUGH = 1e-2
+"""Gap up to which the quick method's solution under a memory limit is taken for the exact method's."""
+
+
+def solve_within(tables: Tables, method: str, limit: float) -> Solution:
+    """Solve tables within a memory limit (infinite: none); the exact method where the quick one leaves too wide a gap."""
+    bound = limit if limit < math.inf else None
+
+    def solved(graph: CostGraph) -> Solution:
+        if method == EXACT_METHOD and bound is not None:
+            quick = solve(graph, method=QUICK_METHOD, memory_limit=bound)
+            if quick.gap <= ENOUGH:
+                return quick
+        return solve(graph, method=method, memory_limit=bound)
+
+    try:
+        return solve_within_hosts(tables, solved, limit)
+    except (Infeasible, NoAssignment):
+        raise
+    except ValueError as error:
+        raise UsageError(f"--search {method}: {error}") from error

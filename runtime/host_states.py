@@ -1,0 +1,187 @@
+"""An optimizer of which some state is in the memory of the device's host, as a plan has it.
+
+A step updates the parameters whose state is on the device together, as ever, and the others chunk by chunk (`sharding/streams.py`): the
+state is copied in, the wrapped optimizer makes its step on these parameters alone, the state is copied out. On a GPU three streams do this
+at once: while one chunk is updated, the next comes in and the one before goes out. On a CPU the host's memory is the device's, and nothing
+is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from autopar.errors import RunError
+from autopar.sharding.streams import chunks
+
+from .gradients import local_of
+from .module import ParallelModule
+
+Values = list[Tensor]
+
+
+class Leaving:
+    """Copies to the host under way: `done` when they are, until when the copied tensors stay."""
+
+    def __init__(self, done: Any = None, kept: Values | None = None) -> None:
+        self.done, self.kept = done, kept
+
+    def wait(self) -> None:
+        """Let the host wait for the copies, and the tensors go."""
+        if self.done is not None:
+            self.done.synchronize()
+        self.kept = None
+
+
+class Link:
+    """Between a device and its host; here they share one memory, and nothing is copied."""
+
+    def fetch(self, values: Values) -> Any:
+        """Begin to bring values to the device; the event of their arrival."""
+
+    def arrive(self, event: Any) -> None:
+        """Let the device's work wait for an arrival."""
+
+    def store(self, values: Values) -> Leaving:
+        """Begin to bring values to the host, behind the device's work so far."""
+        return Leaving()
+
+
+class CudaLink(Link):
+    """Copies on streams of their own, one for each direction, from and to pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.incoming, self.outgoing = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
+
+    def fetch(self, values: Values) -> Any:
+        """The copies' memory is that of the computation's stream, which has to be done with what was there before."""
+        made = [torch.empty_like(value, device=self.device) for value in values]
+        self.incoming.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.incoming):
+            for value, copy in zip(values, made, strict=True):
+                copy.copy_(value, non_blocking=True)
+                value.data = copy
+        return self.incoming.record_event()
+
+    def arrive(self, event: Any) -> None:
+        """The computation waits; the host goes on."""
+        torch.cuda.current_stream(self.device).wait_event(event)
+
+    def store(self, values: Values) -> Leaving:
+        """The values lie in pinned memory from now on, and are there when the copies have ended."""
+        kept = [value.detach() for value in values]
+        self.outgoing.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.outgoing):
+            for value in values:
+                copy = torch.empty_like(value, device="cpu", pin_memory=True)
+                copy.copy_(value, non_blocking=True)
+                value.data = copy
+        return Leaving(self.outgoing.record_event(), kept)
+
+
+def host_states(optimizer: Optimizer, module: nn.Module) -> Optimizer:
+    """`optimizer` over parameters of a planned `module`, with its state where the plan has it.
+
+    Where the plan has none in host memory this is the optimizer itself. Without this call the training is the same, with all of the state
+    on the device. The update of a parameter must depend on that parameter alone, as in SGD, Adam and their kind.
+    """
+    if not isinstance(module, ParallelModule):
+        raise RunError(f"host_states takes a module that autopar.parallelize made, not a {type(module).__name__}")
+    given = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = [parameter for parameter in module.host_parameters() if id(parameter) in given]
+    return HostStates(optimizer, held) if held else optimizer
+
+
+class HostStates(Optimizer):
+    """Makes the steps of `inner`; it shares its groups and its state, of which that of the parameters `held` is in host memory."""
+
+    def __init__(self, inner: Optimizer, held: Sequence[Tensor], link: Link | None = None) -> None:
+        super().__init__(inner.param_groups, inner.defaults)
+        self.inner, self.held = inner, tuple(held)
+        self._ids = {id(parameter) for parameter in held}
+        device = local_of(self.held[0]).device
+        self.link = link or (CudaLink(device) if device.type == "cuda" else Link())
+        self._share()
+        for parameter in self.held:
+            self.link.store(self._values([parameter])).wait()
+
+    def _share(self) -> None:
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def _values(self, parameters: Sequence[Tensor]) -> Values:
+        """The shards of the state of parameters; counters of steps stay where the optimizer has them."""
+        held = (value for parameter in parameters for value in self.inner.state.get(parameter, {}).values())
+        tensors = (value for value in held if isinstance(value, Tensor) and value.dim())
+        return [value._local_tensor if isinstance(value, DTensor) else value for value in tensors]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update the parameters that have a gradient; all state is in its place when it returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update(lambda number: number not in self._ids)
+        self._stream([parameter for parameter in self.held if parameter.grad is not None])
+        return loss
+
+    def _stream(self, parameters: Sequence[Tensor]) -> None:
+        """Update the parameters chunk by chunk: while one is updated, the state of the next comes and that of the last goes."""
+        link, leaving = self.link, [Leaving(), Leaving()]
+        parts = [parameters[chunk] for chunk in chunks([local_of(parameter).nbytes for parameter in parameters])]
+        coming = link.fetch(self._values(parts[0])) if parts else None
+        for number, part in enumerate(parts):
+            came = coming
+            leaving[-2].wait()
+            if number + 1 < len(parts):
+                coming = link.fetch(self._values(parts[number + 1]))
+            link.arrive(came)
+            self._update({id(parameter) for parameter in part}.__contains__)
+            leaving.append(link.store(self._values(part)))
+        for last in leaving[-2:]:
+            last.wait()
+
+    def _update(self, wanted: Callable[[int], bool]) -> None:
+        """The inner optimizer's step on the parameters whose `id` is `wanted`."""
+        whole = [group["params"] for group in self.inner.param_groups]
+        try:
+            for group in self.inner.param_groups:
+                group["params"] = [parameter for parameter in group["params"] if wanted(id(parameter))]
+            self.inner.step()
+        finally:
+            for group, parameters in zip(self.inner.param_groups, whole, strict=True):
+                group["params"] = parameters
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the inner optimizer's."""
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the inner optimizer's, with what is in host memory as it lies there."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As the inner optimizer's; what belongs in host memory goes there, and not by way of the device."""
+        names = [name for group in state_dict["param_groups"] for name in group["params"]]
+        parameters = [parameter for group in self.inner.param_groups for parameter in group["params"]]
+        apart = {name: p for name, p in zip(names, parameters, strict=False) if id(p) in self._ids and name in state_dict["state"]}
+        rest = {name: value for name, value in state_dict["state"].items() if name not in apart}
+        self.inner.load_state_dict({**state_dict, "state": rest})
+        self._share()
+        for name, parameter in apart.items():
+            given = state_dict["state"][name].items()
+            self.state[parameter] = {key: _cast(value, parameter) if key != "step" else value for key, value in given}
+            self.link.store(self._values([parameter])).wait()
+
+
+def _cast(value: Any, parameter: Tensor) -> Any:
+    """Floating-point state has its parameter's type, as torch loads it; the tensor is the optimizer's own."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().clone().to(parameter.dtype if parameter.is_floating_point() else value.dtype)

@@ -1,0 +1,65 @@
+"""The cuts of a pipeline against all cuts there are, under limits of memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from autopar.costmodel import load_cluster
+from autopar.costmodel.pipeline import in_flight
+from autopar.planning.figures import Figures
+from autopar.planning.pipelines import Cutter, Place
+
+MICRO_BATCHES = 8
+
+
+def figures(rng: np.random.Generator, count: int) -> Figures:
+    """Random figures of `count` operators, between any two of which the model may be cut."""
+    drawn = {f.name: rng.integers(1, 10, count).astype(float) for f in fields(Figures) if f.name != "handed"}
+    drawn["weight"] = drawn["backward"] / 2
+    # What is handed on falls and rises again, so that every second place is a cut.
+    handed = np.where(np.arange(count + 1) % 2 == 1, 1.0, 2.0)
+    return Figures(**drawn, handed=handed)
+
+
+def cutter(f: Figures, stages: int, limit: float) -> Cutter:
+    cluster = load_cluster("dgx-h100").sized(stages)
+    places = [Place(cluster=cluster, start=s, count=1) for s in range(stages)]
+    return Cutter([f] * stages, places, [limit] * stages, MICRO_BATCHES, [math.inf] * stages)
+
+
+def slowest(f: Figures, cuts: tuple[int, ...], limit: float) -> float:
+    """Seconds of the slowest stage, infinite where one does not fit."""
+    stages = len(cuts) - 1
+    worst = 0.0
+    for stage, (i, j) in enumerate(itertools.pairwise(cuts)):
+        saved = np.concatenate(([0.0], np.cumsum(f.saved)))
+        peak = max(saved[k + 1] + f.excess[k] for k in range(i, j)) - saved[i]
+        flying = in_flight("1f1b", stage, stages, MICRO_BATCHES)
+        if f.stored[i:j].sum() + (flying - 1) * (saved[j] - saved[i]) + peak > limit:
+            return math.inf
+        seconds = MICRO_BATCHES * (f.forward[i:j].sum() + f.backward[i:j].sum()) + f.once[i:j].sum() + f.update[i:j].sum()
+        worst = max(worst, float(seconds))
+    return worst
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("limit", [math.inf, 150.0, 90.0, 60.0])
+def test_the_slowest_stage_is_as_fast_as_it_can_be(stages: int, limit: float) -> None:
+    rng = np.random.default_rng(stages)
+    for _ in range(20):
+        f = figures(rng, 15)
+        # One operator far dearer than the rest: the stages that hold it take several times the mean.
+        f.forward[rng.integers(15)] *= rng.integers(1, 40)
+        made = cutter(f, stages, limit)
+        inner = made.pieces[1:-1].tolist()
+        every = [(0, *chosen, 15) for chosen in itertools.combinations(inner, stages - 1)]
+        best = min((slowest(f, cuts, limit) for cuts in every), default=math.inf)
+        found = made.cut("1f1b", 1)
+        assert (found is None) == (best == math.inf)
+        if found is not None:
+            assert slowest(f, (0, *(stage.stop for stage in found.stages)), limit) == pytest.approx(best)
