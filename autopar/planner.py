@@ -85,8 +85,12 @@ class _Search:
 
     @property
     def bound(self) -> float:
-        """Seconds that no plan without unlike stages undercuts; 0 while a pool has not been searched."""
-        return min(finisher.outer.ranking.bound for finisher in self.finishers)
+        """Seconds that no plan undercuts; 0 while a pool has not been searched.
+
+        Pools that share the work at the best rates of each take 1 / sum_k (1 / bound_k).
+        """
+        bounds = [finisher.outer.ranking.bound for finisher in self.finishers]
+        return 1.0 / math.fsum(1.0 / bound for bound in bounds) if min(bounds) > 0 else 0.0
 
     def run(self, progress: Progress | None) -> None:
         """Search pool by pool, then over all of them; interrupted, it leaves what it has found."""

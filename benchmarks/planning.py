@@ -1,30 +1,86 @@
-"""What planning costs: CPU seconds and memory of whole `autopar plan` runs, and where they go.
+"""What planning costs: CPU seconds and memory of whole runs, where they go, and what was found.
 
-    total = import + read + analyse + the sum over meshes of (tables + solve) + decode of the best
+    benchmarks/planning.py [--quick] [--json] [--only NAME ...]
 
-GPT-2 small comes as an ONNX file and is planned for 8 devices; Llama-3-8B is exported from PyTorch on meta weights and planned for
-64. Every run is a process of its own, so that its CPU seconds and its peak memory are all its own.
+    CPU seconds = start of Python + import + graph (an ONNX file read, a module exported, or made from a shape)
+                + plan (`search_plan`) + write (the plan's JSON)
+
+GPT-2 small comes as an ONNX file, and its CPU seconds are those of the whole command `autopar plan`, with the known schemes priced
+beside the plan as it does by default, and without them (`uncompared_s`). Llama-3-8B is exported from PyTorch on the meta device, and
+comes from its shape alone as the larger models do. Every run is a process of its own with one thread of arithmetic, so that its CPU
+seconds and its peak memory (resident, Python and imports included) are all its own. Steps and gaps are predictions.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from autopar.ir import Graph
+    from autopar.plan import Plan
+    from autopar.planner import Request
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = {"gpt2-small": {"cpu_s": 1.5}, "llama3-8b": {"search_s": 2.0, "peak_gb": 3.0}}
-PHASES = ("import", "read", "export", "analyse", "tables", "solve", "decode")
+PHASES = ("import", "graph", "plan", "write")
+IMPORTS = {
+    "onnx": ("autopar.frontends.load",),
+    "torch": ("torch", "transformers", "autopar.frontends.torch", "benchmarks.searching.models"),
+    "shape": ("benchmarks.searching.models",),
+}
+"""What has to be imported beside the planner before a model is read."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+SEQUENCE = 1024
+"""Tokens of GPT-2."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model, of the shape of that name in `benchmarks.searching.models`, and the cluster that it is planned for.
+
+    `layers`: how many of them (None: all). `pinned`: stages, and the sizes of a stage's mesh. `targets`: the most that a figure of the
+    row should be; `no_slower`: the name of the case whose step the step should not exceed.
+    """
+
+    name: str
+    shape: str = ""
+    source: str = "shape"
+    layers: int | None = None
+    batch: int
+    cluster: str = "dgx-h100"
+    devices: int
+    pinned: tuple[int, tuple[int, ...]] | None = None
+    quick: bool = False
+    targets: dict[str, float] = field(default_factory=dict)
+    no_slower: str = ""
+
+
+CASES = (
+    Case(name="gpt2-small", source="onnx", batch=8, devices=8, quick=True, targets={"cpu_s": 1.5, "uncompared_s": 1.5}),
+    Case(name="llama3-8b-4-exported", shape="llama3_8b", source="torch", layers=4, batch=64, devices=64, quick=True),
+    Case(name="llama3-8b-exported", shape="llama3_8b", source="torch", batch=64, devices=64),
+    Case(name="llama3-8b", shape="llama3_8b", batch=64, devices=64, quick=True, targets={"plan_s": 3.0}),
+    Case(
+        name="gpt3-175b", shape="gpt3_175b", batch=1536, cluster="dgx-a100-80g", devices=3072, targets={"plan_s": 5.0},
+        no_slower="gpt3-175b-64x6x8",
+    ),
+    Case(name="gpt3-175b-64x6x8", shape="gpt3_175b", batch=1536, cluster="dgx-a100-80g", devices=3072, pinned=(64, (6, 8))),
+    Case(name="llama3-405b", shape="llama3_405b", batch=2048, devices=16384, targets={"plan_s": 10.0}),
+    Case(name="moe-1t", shape="moe_1t", batch=16384, devices=131072, targets={"plan_s": 30.0, "peak_gb": 1.0}),
+)  # fmt: skip
 
 
 class Stopwatch:
@@ -34,93 +90,79 @@ class Stopwatch:
         self.seconds: dict[str, float] = {}
 
     def __call__(self, phase: str, work: Callable[[], T]) -> T:
-        """Do `work`, and add what it took to `phase`."""
+        """Do `work`, and note what it took."""
         start = time.process_time()
-        result = work()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.process_time() - start
-        return result
-
-
-def plan_phases(watch: Stopwatch, graph: Any, devices: int) -> dict[str, Any]:
-    """Every mesh's tables and solution, and the decoded plans of the best; the parts of `autopar.planner.search_plan`."""
-    from autopar.costmodel import load_cluster
-    from autopar.costmodel.pricing import MeshPrices
-    from autopar.planner import EVALUATED, evaluate, meshes
-    from autopar.search import Infeasible, solve
-    from autopar.sharding.analysis import analyse
-    from autopar.tables import build_tables
-
-    analysis = watch("analyse", lambda: analyse(graph, train=True))
-    cluster = load_cluster("dgx-h100").sized(devices)
-    limit = cluster.device.usable_memory
-    solved: list[Any] = []
-    candidates = meshes(cluster)
-    for mesh in candidates:
-        prices = MeshPrices(cluster=cluster, mesh=mesh)
-        tables = watch("tables", partial(build_tables, analysis, prices, optimizer="adamw"))
         try:
-            solution = watch("solve", partial(solve, tables.graph, memory_limit=limit))
-        except Infeasible:
-            continue
-        solved = sorted([*solved, (solution.cost, mesh.shape, tables, solution)])[:EVALUATED]
-    found = [watch("decode", partial(evaluate, tables, solution)) for _, _, tables, solution in solved]
-    best = min(found, key=lambda f: f.rank)
+            return work()
+        finally:
+            self.seconds[phase] = time.process_time() - start
+
+
+def peak_gb() -> float:
+    """The most memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def planned(case: Case, path: str) -> dict[str, Any]:
+    """The phases of one run and what it found; `path`: of the ONNX file."""
+    from autopar.errors import AutoparError
+
+    warnings.filterwarnings("ignore")
+    watch = Stopwatch()
+    watch("import", lambda: [importlib.import_module(name) for name in ("autopar.planner", *IMPORTS[case.source])])
+    graph = watch("graph", lambda: graph_of(case, path))
+    from autopar.planner import search_plan
+
+    row: dict[str, Any] = {"phases": watch.seconds, "graph_gb": peak_gb(), "operators": len(graph.operators)}
+    request = request_of(case)
+    try:
+        plan = watch("plan", lambda: search_plan(graph, request))
+    except AutoparError as error:
+        return {**row, "note": str(error)}
+    text = watch("write", plan.to_json)
+    return {**row, "step_s": plan.predicted.step, "gap": plan.provenance.gap, "found": found(plan), "plan_mb": len(text) / 1e6}
+
+
+def graph_of(case: Case, path: str) -> Graph:
+    """The training step of a case."""
+    if case.source == "onnx":
+        from autopar.frontends.load import ModelOptions, load_model
+
+        return load_model(path, ModelOptions(batch=case.batch, dims={"sequence": SEQUENCE})).graph
+    from benchmarks.searching import models
+
+    make = getattr(models, case.shape)
+    shape = make() if case.layers is None else make(case.layers)
+    return models.exported_llama(shape, case.batch) if case.source == "torch" else models.shaped(shape, case.batch)
+
+
+def request_of(case: Case) -> Request:
+    """What is asked for."""
+    from autopar.costmodel import load_cluster
+    from autopar.planner import Request
+    from autopar.schemes.pinning import stage_mesh
+
+    cluster = load_cluster(case.cluster).sized(case.devices)
+    if case.pinned is None:
+        return Request(cluster=cluster)
+    stages, sizes = case.pinned
+    return Request(cluster=cluster, stages=stages, mesh=stage_mesh(cluster, sizes, stages))
+
+
+def found(plan: Plan) -> dict[str, Any]:
+    """The plan in a few words."""
+    schedule = plan.schedule
+    stages = len(plan.stages) // schedule.interleave or 1
     return {
-        "meshes": len(candidates), "variables": len(best.tables.graph.sizes), "step_s": best.estimate.step, "gap": best.solution.gap,
+        "stages": stages, "mesh": "x".join(str(axis.size) for axis in plan.mesh) or "1", "micro_batches": schedule.micro_batches,
+        "schedule": schedule.pipeline if stages > 1 else "none", "chunks": schedule.interleave, "recompute": bool(schedule.recompute),
+        "gathered": schedule.gathered, "accumulated": schedule.accumulated, "unused": plan.unused,
     }  # fmt: skip
 
 
-def work_onnx(path: str, devices: int) -> dict[str, Any]:
-    """The phases of planning an ONNX file."""
-    watch = Stopwatch()
-    watch("import", lambda: __import__("autopar.api"))
-    from autopar.frontends.load import ModelOptions, load_model
-
-    loaded = watch("read", lambda: load_model(path, ModelOptions(batch=8, dims={"batch": 8, "sequence": 1024})))
-    return {"phases": watch.seconds, **plan_phases(watch, loaded.graph, devices)}
-
-
-def work_llama(layers: int, batch: int, sequence: int, devices: int) -> dict[str, Any]:
-    """The phases of planning Llama-3-8B with its weights on the meta device."""
-    warnings.filterwarnings("ignore")
-    watch = Stopwatch()
-    watch("import", lambda: (__import__("torch"), __import__("transformers"), __import__("autopar.api")))
-    graph = watch("export", lambda: export_llama(layers, batch, sequence))
-    return {"phases": watch.seconds, **plan_phases(watch, graph, devices)}
-
-
-def export_llama(layers: int, batch: int, sequence: int) -> Any:
-    """The graph of Llama-3-8B with that many layers."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from autopar.frontends.torch import import_torch
-    from autopar.ir import with_loss
-
-    config = LlamaConfig(
-        hidden_size=4096, intermediate_size=14336, num_hidden_layers=layers, num_attention_heads=32, num_key_value_heads=8,
-        vocab_size=128256, max_position_embeddings=8192, use_cache=False,
-    )  # fmt: skip
-
-    class Logits(torch.nn.Module):
-        """The model from token numbers to logits."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = LlamaForCausalLM(config)
-
-        def forward(self, tokens: torch.Tensor) -> Any:
-            return self.model(input_ids=tokens, use_cache=False).logits
-
-    with torch.device("meta"):
-        model = Logits().to(torch.bfloat16).eval()
-        tokens = torch.zeros((batch, sequence), dtype=torch.int64)
-    return with_loss(import_torch(model, (tokens,)).graph)
-
-
-def measured(command: list[str]) -> tuple[dict[str, Any], str]:
+def measured(command: Sequence[str]) -> tuple[dict[str, float], str]:
     """CPU seconds, wall seconds and peak memory of a process, and what it printed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
     start = time.perf_counter()
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(command, stdout=out, env=environment, cwd=ROOT)
@@ -133,69 +175,72 @@ def measured(command: list[str]) -> tuple[dict[str, Any], str]:
     return {"cpu_s": cpu, "wall_s": time.perf_counter() - start, "peak_gb": usage.ru_maxrss * 1024 / 1e9}, text
 
 
-def worker(*arguments: object) -> dict[str, Any]:
-    """A row: the phases of one run, in a process of its own."""
-    figures, text = measured([sys.executable, str(Path(__file__).resolve()), "--worker", *map(str, arguments)])
-    row = {**figures, **json.loads(text.splitlines()[-1])}
-    phases = row["phases"]
-    return {**row, "search_s": phases["tables"] + phases["solve"] + phases["decode"]}
-
-
-def run(*, quick: bool) -> list[dict[str, Any]]:
-    """All rows."""
-    rows = []
+def run(case: Case) -> dict[str, Any]:
+    """The row of a case."""
+    head = {"model": case.name, "source": case.source, "batch": case.batch, "cluster": case.cluster, "devices": case.devices}
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "gpt2.onnx"
-        measured([sys.executable, str(ROOT / "examples" / "gpt2_onnx.py"), str(path)])
-        plan = [
-            sys.executable,
-            "-m",
-            "autopar.cli",
-            "plan",
-            str(path),
-            "--devices",
-            "8",
-            "--cluster",
-            "dgx-h100",
-            "-o",
-            str(Path(folder) / "p.json"),
-        ]
-        plan += ["--batch", "8", "--dim", "sequence=1024"]
-        row = worker("onnx", path, 8)
-        rows.append({"model": "gpt2-small", "devices": 8, **row, **measured(plan)[0]})
-    for layers, batch in ((4, 1),) if quick else ((32, 1), (32, 16)):
-        name = "llama3-8b" if layers == 32 else f"llama3-8b/{layers} layers"
-        rows.append({"model": name, "devices": 64, "batch": batch, **worker("llama", layers, batch, 4096, 64)})
-    return rows
+        path = Path(folder) / "model.onnx"
+        if case.source == "onnx":
+            measured([sys.executable, str(ROOT / "examples" / "gpt2_onnx.py"), str(path)])
+        figures, text = measured([sys.executable, str(Path(__file__).resolve()), "--worker", case.name, str(path)])
+        row = {**head, **figures, **json.loads(text.splitlines()[-1])}
+        if case.source == "onnx":
+            asked = f"--cluster {case.cluster} --devices {case.devices} --batch {case.batch} --dim sequence={SEQUENCE}"
+            command = [sys.executable, "-m", "autopar.cli", "plan", str(path), *asked.split(), "-o", str(Path(folder) / "plan.json")]
+            row |= {**measured(command)[0], "uncompared_s": measured([*command, "--no-compare"])[0]["cpu_s"]}
+    return {**row, "plan_s": row["phases"]["plan"]}
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print the table."""
-    print(f"{'model':20} {'devices':>7} {'CPU s':>7} {'peak GB':>8} {'search s':>9}   " + " ".join(f"{phase:>8}" for phase in PHASES))
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every target of the rows that are there, and whether it is met; where no plan was found, no target is."""
+    steps = {row["model"]: row.get("step_s") for row in rows}
+    told = []
     for row in rows:
-        phases = " ".join(f"{row['phases'][phase]:8.2f}" if phase in row["phases"] else f"{'-':>8}" for phase in PHASES)
-        print(f"{row['model']:20} {row['devices']:7d} {row['cpu_s']:7.2f} {row['peak_gb']:8.2f} {row['search_s']:9.2f}   {phases}")
-        for figure, target in TARGETS.get(row["model"], {}).items():
-            print(f"{'':20} {figure} {row[figure]:.2f}, target {target:.2f}: {'met' if row[figure] <= target else 'missed'}")
+        case = next(case for case in CASES if case.name == row["model"])
+        limits: dict[str, float | None] = {**case.targets, **({"step_s": steps[case.no_slower]} if case.no_slower in steps else {})}
+        for figure, most in limits.items():
+            value = row.get(figure)
+            met = "note" not in row and value is not None and (most is None or value <= most)
+            told.append({"model": case.name, "figure": figure, "value": value, "most": most, "met": met})
+    return told
 
 
-def main() -> None:
+def show_row(row: dict[str, Any]) -> None:
+    """One line, and one more of what was found."""
+    phases = " ".join(f"{row['phases'][phase]:7.2f}" if phase in row["phases"] else f"{'-':>7}" for phase in PHASES)
+    figures = f"{row['step_s']:9.4f} {row['gap']:7.2%}" if "step_s" in row else f"{'-':>9} {'-':>7}"
+    print(f"{row['model']:22} {row['devices']:7d} {row['cpu_s']:7.2f} {row['peak_gb']:8.2f} {phases} {figures}")
+    print(" " * 23 + (row.get("note") or ", ".join(f"{name} {value}" for name, value in row["found"].items())), flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="four layers of the large model instead of all")
+    parser.add_argument("--quick", action="store_true", help="GPT-2, Llama-3-8B, and four exported layers of it: within a minute")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        kind, *rest = arguments.worker
-        found = work_onnx(rest[0], int(rest[1])) if kind == "onnx" else work_llama(*map(int, rest))
-        print(json.dumps(found))
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[case.name for case in CASES], help="only the cases of these names")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.worker:
+        name, path = chosen.worker
+        print(json.dumps(planned(next(case for case in CASES if case.name == name), path)))
         return
-    rows = run(quick=arguments.quick)
-    if arguments.json:
-        print(json.dumps({"rows": rows, "targets": TARGETS}))
-    else:
-        show(rows)
+    cases = [case for case in CASES if (case.name in chosen.only if chosen.only else case.quick or not chosen.quick)]
+    if not chosen.json:
+        columns = " ".join(f"{phase:>7}" for phase in PHASES)
+        print(f"{'model':22} {'devices':>7} {'CPU s':>7} {'peak GB':>8} {columns} {'step s':>9} {'gap':>7}")
+    rows = []
+    for case in cases:
+        rows.append(run(case))
+        if not chosen.json:
+            show_row(rows[-1])
+    targets = verdicts(rows)
+    if chosen.json:
+        print(json.dumps({"rows": rows, "targets": targets}))
+        return
+    for told in targets:
+        words = " ".join("-" if value is None else f"{value:.2f}" for value in (told["value"], told["most"]))
+        print(f"{told['model']}: {told['figure']} {words.replace(' ', ', at most ')}: {'met' if told['met'] else 'missed'}")
 
 
 if __name__ == "__main__":

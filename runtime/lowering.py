@@ -100,8 +100,9 @@ class _Lowering:
         self.unopened: set[fx.Node] = set()  # parameters that nothing has read so far
         self.whole_sources = set(self.model.inputs)
         if time is not None:
-            decided = program.assignment.decisions
-            self.whole_sources |= {n for op in self.model.operators if decided[op.name].rule is None for n in op.outputs}
+            decided, sampled = program.assignment.decisions, time.split.options
+            cold = [op for op in self.model.operators if decided[op.name].rule is None]
+            self.whole_sources |= {n for op in cold for n in op.outputs if op.name not in sampled or n in self.model.updates.values()}
             self.whole_sources |= {t.name for t in self.model.tensors.values() if t.role is Role.CONSTANT}
 
     def run(self) -> LocalProgram:

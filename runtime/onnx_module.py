@@ -12,6 +12,7 @@ import torch
 from autopar.errors import ModelError, UnsupportedOperators
 from autopar.ir.graph import Graph, Operator, Ref, Role, Tensor, Value
 
+from .functions import function_of, is_onnx
 from .onnx_ops import ONNX_FUNCTIONS
 
 _NORMALIZATIONS = frozenset(
@@ -98,7 +99,7 @@ class OnnxModule(torch.nn.Module):
         self.graph = graph
         unknown: dict[str, int] = {}
         for operator in graph.operators:
-            if operator.kind not in ONNX_FUNCTIONS:
+            if is_onnx(operator.kind) and operator.kind not in ONNX_FUNCTIONS:
                 unknown[operator.kind] = unknown.get(operator.kind, 0) + 1
         if unknown:
             raise UnsupportedOperators(unknown, ONNX_FUNCTIONS)
@@ -163,11 +164,12 @@ class OnnxModule(torch.nn.Module):
                 raise ModelError(f"the input {name!r} has the shape {tuple(value.shape)}, the graph says {self.graph.tensors[name].shape}")
             tensors[name] = value
         for operator, done in zip(self.graph.operators, self._last_use, strict=True):
+            function = function_of(operator.kind)
             if operator.inputs:
-                result = ONNX_FUNCTIONS[operator.kind](**bound_arguments(operator, tensors))
+                result = function(**bound_arguments(operator, tensors))
             else:
                 with torch.device(device):
-                    result = ONNX_FUNCTIONS[operator.kind](**bound_arguments(operator, tensors))
+                    result = function(**bound_arguments(operator, tensors))
             results = result if isinstance(result, tuple) else (result,)
             if operator.kind in _SIZED_BY_VALUES:
                 self._check_sizes(operator, results)

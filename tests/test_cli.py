@@ -309,7 +309,7 @@ def test_explain_tells_what_other_pins_cost(folder: Path, capsys: pytest.Capture
     words = ["explain", str(folder / "two.json"), "--model", str(folder / "two.onnx"), "--alternatives"]
     run([*words, "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert {"stages", "micro-batches", "recompute", "ZeRO"} == {other["variable"] for other in found["pinned"]}
+    assert {"stages", "micro-batches", "recompute", "ZeRO", "offload"} == {other["variable"] for other in found["pinned"]}
     run(words)
     assert "The best plan if one choice were fixed" in capsys.readouterr().out
 

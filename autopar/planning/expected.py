@@ -72,7 +72,7 @@ class Pipe:
 
 
 def _pass_seconds(tables: Tables, solution: Solution, work: Work) -> float:
-    """Seconds of a pass of one micro-batch; the collectives of parameters count where every pass has them."""
+    """Seconds of a pass of one micro-batch; the collectives of parameters count where every pass has them (ZeRO 3: buckets as well)."""
     choices, variables = solution.choices, tables.variables
     own = (float(unary[c]) for v, unary, c in zip(variables, tables.graph.unary, choices, strict=True) if v.what == "operator")
     moved = (

@@ -34,8 +34,9 @@ class Figures:
     a micro-batch, within forward and backward.
 
     `stored`: bytes of parameters, gradients and optimizer state; `host`: of the state that is in host memory instead; `saved`: of what a
-    micro-batch keeps; `excess`: of what is alive beside while the operator is at work. `handed`: array [operators + 1], bytes of a device's
-    values made before an operator and read from it on.
+    micro-batch keeps; `excess`: of what is alive beside while the operator is at work; `flat`: of flat copies of gradients, from the last
+    backward pass to the end of the step. `handed`: array [operators + 1], bytes of a device's values made before an operator and read from
+    it on.
     """
 
     forward: Floats
@@ -49,6 +50,7 @@ class Figures:
     host: Floats
     saved: Floats
     excess: Floats
+    flat: Floats
     handed: Floats
 
 
@@ -63,7 +65,7 @@ class _Figures:
         self.graph, self.mesh = program.graph, prices.mesh.shape
         self.places = {op.name: index for index, op in enumerate(self.graph.operators)}
         self.again = {name for segment in schedule.recompute for name in segment}
-        names = ("forward", "backward", "weight", "moved", "once", "update", "streamed", "stored", "host", "saved", "excess")
+        names = ("forward", "backward", "weight", "moved", "once", "update", "streamed", "stored", "host", "saved", "excess", "flat")
         self.of: dict[str, Floats] = {name: np.zeros(len(self.graph.operators)) for name in names}
         self.known: dict[object, Seconds] = {}
         self.seconds: dict[tuple[str, int, int], float] = {}
@@ -99,7 +101,9 @@ class _Figures:
         stored = self.graph.tensors[step.tensor].role is Role.PARAMETER
         if stored:
             size = local_bytes(step.chain[0], self.graph.tensors[step.tensor].bytes, self.mesh)
-            for axis in self._summed(step):
+            summed = self._summed(step)
+            self.of["flat"][index] += size if summed else 0.0
+            for axis in summed:
                 self.of["once"][index] += self.prices.bucket_seconds("all_reduce", axis, size)
             if self.schedule.gathered == "kept":
                 self.of["once"][index] += ahead
@@ -162,17 +166,14 @@ class _Figures:
         facts = facts_of(self.analysis)
         recompute = Recompute(segments=self.schedule.recompute)
         live = live_bytes(self.program, facts, train=self.analysis.train, recompute=recompute, accumulating=True, regather=True)
-        below = 0.0
-        total = dict.fromkeys(self.places, 0.0)
         for name, size in live.saved_of.items():
             self.of["saved"][self.places.get(name, 0)] += size
         saved = np.cumsum(self.of["saved"])
         for moment, name in enumerate(live.moments):
-            if name in total:
+            if name in self.places:
                 index = self.places[name]
-                below = float(saved[index])
-                alive = live.kept[moment] + live.gradients[moment] + live.buffers[moment] + live.passing[moment]
-                self.of["excess"][index] = max(float(self.of["excess"][index]), alive - below)
+                alive = live.kept[moment] + live.gradients[moment] + live.passing[moment]
+                self.of["excess"][index] = max(float(self.of["excess"][index]), alive - float(saved[index]))
         self._inputs()
         if self.schedule.gathered == "kept":
             self._gathered_copies()

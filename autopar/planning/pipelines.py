@@ -3,7 +3,8 @@
 With the figures of every operator, stage s of the pieces i to j - 1 takes in a step, of m micro-batches,
 
     cost_s[i, j] = m (forward + backward) + once + update          infinite where it does not fit:
-    memory_s[i, j] = stored + (in_flight_s - 1) saved + max over its operators k of (saved up to k + excess_k)
+    memory_s[i, j] = stored + max( (in_flight_s - 1) saved + max over its operators k of (saved up to k + excess_k),
+                                   max over k of (saved up to k + excess_k + flat behind k) )
 
 The cuts that make the slowest stage fastest are found by `search.stages`, for each schedule; its closed form then gives the step. Stages
 that take much longer than the mean are not looked at, unless no others fit.
@@ -91,12 +92,25 @@ def pieces_of(figures: Sequence[Figures]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Intervals:
-    """Tables of intervals (see `search.stages`): seconds, what a micro-batch keeps, bytes at the peak of one, and in host memory."""
+    """Tables of intervals (see `search.stages`): seconds; bytes that a micro-batch keeps, at the peak of one and of the last one, and in
+    host memory."""
 
     seconds: Floats
     saved: Floats
     peak: Floats
+    last: Floats
     host: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Peaks:
+    """Of every piece the most that is saved up to an operator and alive beside it, the same less the flat copies of the gradients up to it;
+    what is saved, and flat, before every cut."""
+
+    highest: Floats
+    highest_last: Floats
+    saved: Floats
+    flat: Floats
 
 
 def _longest(seconds: Floats, allowed: float) -> int:
@@ -116,7 +130,7 @@ class Cutter:
         self.kinds = list({id(f): f for f in figures}.values())
         self.pieces = pieces_of(self.kinds)
         self.sums: dict[tuple[int, str], Floats] = {}
-        self.peaks: dict[int, tuple[Floats, Floats]] = {}
+        self.peaks: dict[int, _Peaks] = {}
         self.tables: dict[tuple[int, int], _Intervals] = {}
 
     def best(self, schedules: Iterable[tuple[str, int]]) -> Pipeline | None:
@@ -191,33 +205,41 @@ class Cutter:
         if key not in self.tables:
             self.tables[key] = self._intervals(figures, longest)
         made = self.tables[key]
-        fits = (made.peak + (flying - 1) * made.saved <= self.limits[stage] / interleave) & (made.host <= self.hosts[stage] / interleave)
+        needed = np.maximum(made.peak + (flying - 1) * made.saved, made.last)
+        fits = (needed <= self.limits[stage] / interleave) & (made.host <= self.hosts[stage] / interleave)
         return np.where(fits, made.seconds, math.inf)
 
     def _intervals(self, figures: Figures, longest: int) -> _Intervals:
-        highest, before = self._peaks(figures)
-        count = len(highest)
-        peak = np.zeros((count + 1, longest))
-        most = np.full(count, -math.inf)
+        made = self._peaks(figures)
+        count = len(self.pieces) - 1
+        peak, last = np.zeros((count + 1, longest)), np.zeros((count + 1, longest))
+        most, most_last = np.full(count, -math.inf), np.full(count, -math.inf)
         for length in range(1, longest + 1):
-            most = np.maximum(most[: count - length + 1], highest[length - 1 :])
-            peak[length:, longest - length] = most - before[: count - length + 1]
+            starts = slice(count - length + 1)
+            most = np.maximum(most[starts], made.highest[length - 1 :])
+            most_last = np.maximum(most_last[starts], made.highest_last[length - 1 :])
+            peak[length:, longest - length] = most - made.saved[starts]
+            last[length:, longest - length] = most_last - made.saved[starts] + made.flat[length:]
         saved, stored, host = (interval_sums(self._of_pieces(figures, name), longest, 0.0) for name in ("saved", "stored", "host"))
-        return _Intervals(seconds=interval_sums(self._seconds(figures), longest), saved=saved, peak=peak + stored, host=host)
+        seconds = interval_sums(self._seconds(figures), longest)
+        return _Intervals(seconds=seconds, saved=saved, peak=peak + stored, last=last + stored, host=host)
 
-    def _peaks(self, figures: Figures) -> tuple[Floats, Floats]:
-        """For every piece the greatest of what is saved up to an operator plus what is alive beside it; what is saved before each piece."""
+    def _peaks(self, figures: Figures) -> _Peaks:
         if id(figures) not in self.peaks:
-            saved = np.cumsum(figures.saved)
-            before = np.concatenate(([0.0], saved))[self.pieces]
-            self.peaks[id(figures)] = np.maximum.reduceat(saved + figures.excess, self.pieces[:-1]), before
+            saved, flat = np.cumsum(figures.saved), np.cumsum(figures.flat)
+            alive, begins = saved + figures.excess, self.pieces[:-1]
+            self.peaks[id(figures)] = _Peaks(
+                highest=np.maximum.reduceat(alive, begins), highest_last=np.maximum.reduceat(alive - flat, begins),
+                saved=np.concatenate(([0.0], saved))[self.pieces], flat=np.concatenate(([0.0], flat))[self.pieces],
+            )  # fmt: skip
         return self.peaks[id(figures)]
 
     def _memory(self, figures: Figures, flying: float, i: int, j: int) -> float:
         """Bytes of a stage that holds the pieces i to j - 1."""
-        highest, before = self._peaks(figures)
+        made = self._peaks(figures)
         stored, saved = (float(self._of_pieces(figures, name)[i:j].sum()) for name in ("stored", "saved"))
-        return stored + (flying - 1) * saved + float(highest[i:j].max() - before[i])
+        during, last = float(made.highest[i:j].max()), float(made.highest_last[i:j].max() + made.flat[j])
+        return stored + max((flying - 1) * saved + during, last) - float(made.saved[i])
 
     def _pipeline(self, cuts: tuple[int, ...], schedule: str, interleave: int, flying: Sequence[float]) -> Pipeline:
         stages = len(self.places)

@@ -1,4 +1,8 @@
-"""Scaling: CPU seconds of tables and search over layers, devices and axes of one transformer."""
+"""Scaling: CPU seconds of tables and search over layers, devices and axes of one transformer.
+
+Over layers two curves are drawn: `layers`, the whole graph, and `folded`, the graph with its equal layers folded, which is what the planner
+searches and what does not grow with them.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,10 @@ from autopar.search.elimination import typical_schedule
 from autopar.search.orders import order
 from autopar.search.pruning import reduce
 
-from .models import analysed, cost_graph, llama3_8b, shaped
+from .models import analysed, cost_graph, folded, llama3_8b, shaped
 from .rivals import Row, timed
+
+FOLDED = "folded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +44,12 @@ class Point:
 
 
 def points(*, quick: bool) -> Iterator[Point]:
-    """The curves: layers on 8 x 8, devices on two axes, axes of two devices each."""
+    """The curves: layers on 8 x 8, whole and folded, devices on two axes, axes of four devices each."""
     depth = 32 if quick else 256
-    for layers in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        if layers <= depth:
-            yield point("layers", layers, layers, (8, 8))
+    for curve in ("layers", FOLDED):
+        for layers in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            if layers <= depth:
+                yield point(curve, layers, layers, (8, 8))
     for nodes in (1, 2, 4, 16, 64, 256, 1024, 4096, 16384)[: 4 if quick else None]:
         yield point("devices", 8 * nodes, 2 if quick else 32, (nodes, 8) if nodes > 1 else (8,))
     for axes in range(1, 3 if quick else 4):
@@ -51,8 +58,9 @@ def points(*, quick: bool) -> Iterator[Point]:
 
 def point(curve: str, at: int, layers: int, sizes: tuple[int, ...]) -> Point:
     """One search from a cold start, and again."""
-    analysis = analysed(shaped(llama3_8b(layers), batch=64))
-    tables_s, graph = timed(partial(cost_graph, analysis, sizes))
+    whole = shaped(llama3_8b(layers), batch=64)
+    analysis, work = folded(whole) if curve == FOLDED else (analysed(whole), None)
+    tables_s, graph = timed(partial(cost_graph, analysis, sizes, work))
     order.cache_clear()
     cold_s, found = timed(partial(solve, graph))
     warm_s, _ = timed(partial(solve, graph))
@@ -80,17 +88,26 @@ def panels(rows: list[Row], found: list[Point]) -> list[Panel]:
         dots.append(Series(name="as fast", colour=7, joined=True, points=((low, low), (high, high))))
         dots.append(Series(name="100 times ours", colour=6, joined=True, points=((low, 100 * low), (high, 100 * high))))
         drawn.append(Panel(title="CPU seconds of the rivals", x="ours", y="rival", series=tuple(dots)))
-    for curve in dict.fromkeys(point.curve for point in found):
-        mine = [point for point in found if point.curve == curve]
-        lines = {
-            "tables": [p.tables_s for p in mine], "search, first": [p.cold_s for p in mine], "search, again": [p.warm_s for p in mine],
-        }  # fmt: skip
-        series = tuple(
-            Series(name=name, colour=i, joined=True, points=tuple((float(p.at), max(s, floor)) for p, s in zip(mine, seconds, strict=True)))
-            for i, (name, seconds) in enumerate(lines.items())
-        )
+    curves = {curve: [point for point in found if point.curve == curve] for curve in dict.fromkeys(point.curve for point in found)}
+    beside = _lines(curves.pop(FOLDED, []), floor, " (folded)", first=3)
+    for curve, mine in curves.items():
+        series = _lines(mine, floor) + (beside if curve == "layers" else ())
         drawn.append(Panel(title=f"CPU seconds over {curve}", x=curve, y="s", series=series))
         if curve == "layers":
             joins = Series(name="distinct joins", joined=True, points=tuple((float(p.at), float(p.joins)) for p in mine))
             drawn.append(Panel(title="distinct joins over layers", x=curve, y="joins", series=(joins,)))
     return drawn
+
+
+def _lines(found: list[Point], floor: float, note: str = "", first: int = 0) -> tuple[Series, ...]:
+    """The seconds of a curve, part by part; `first`: the number of its first colour."""
+    parts = {
+        "tables": [p.tables_s for p in found], "search, first": [p.cold_s for p in found], "search, again": [p.warm_s for p in found],
+    }  # fmt: skip
+    return tuple(
+        Series(
+            name=name + note, colour=first + i, joined=True,
+            points=tuple((float(p.at), max(s, floor)) for p, s in zip(found, seconds, strict=True)),
+        )
+        for i, (name, seconds) in enumerate(parts.items()) if found
+    )  # fmt: skip

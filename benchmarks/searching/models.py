@@ -10,16 +10,20 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.pricing import MeshPrices
+from autopar.errors import UsageError
 from autopar.ir import Graph
+from autopar.planning.subject import Subject
+from autopar.planning.work import Work
 from autopar.search import CostGraph
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Axis, Mesh
@@ -50,6 +54,16 @@ def gpt3_175b(layers: int = 96) -> Shape:
     return Shape(layers=layers, hidden=12288, heads=96, kv_heads=96, ffn=49152, vocab=51200, sequence=2048)
 
 
+def llama3_405b(layers: int = 126) -> Shape:
+    """Llama-3-405B, with that many layers."""
+    return replace(llama3_8b(layers), hidden=16384, heads=128, ffn=53248)
+
+
+def moe_1t(layers: int = 64) -> Shape:
+    """A mixture of 32 experts a layer with 1T parameters, with that many layers."""
+    return replace(llama3_8b(layers), hidden=8192, heads=64, ffn=16384, sequence=4096, experts=32, top_k=2)
+
+
 def built_in(*, quick: bool) -> list[Model]:
     """Transformers from their shapes: a few layers of each, and whole models where time is no matter."""
     sizes = (("llama3-8b", llama3_8b, 32), ("gpt3-175b", gpt3_175b, 96))
@@ -62,6 +76,35 @@ def built_in(*, quick: bool) -> list[Model]:
 def shaped(shape: Shape, batch: int = 16) -> Graph:
     """The graph of a transformer."""
     return transformer(shape, batch=batch).graph
+
+
+def exported_llama(shape: Shape, batch: int) -> Graph:
+    """The graph of a Llama of that shape in bfloat16, from token numbers to logits, exported from PyTorch on the meta device."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from autopar.frontends.torch import import_torch
+    from autopar.ir import with_loss
+
+    config = LlamaConfig(
+        hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads, vocab_size=shape.vocab, max_position_embeddings=shape.sequence, use_cache=False,
+    )  # fmt: skip
+
+    class Logits(torch.nn.Module):
+        """The model from token numbers to logits."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = LlamaForCausalLM(config)
+
+        def forward(self, tokens: torch.Tensor) -> Any:
+            return self.model(input_ids=tokens, use_cache=False).logits
+
+    with torch.device("meta"):
+        model = Logits().to(torch.bfloat16).eval()
+        tokens = torch.zeros((batch, shape.sequence), dtype=torch.int64)
+    return with_loss(import_torch(model, (tokens,)).graph)
 
 
 def public(folder: Path, *, full: bool) -> list[Model]:
@@ -113,11 +156,17 @@ def analysed(graph: Graph) -> Analysis:
     return analyse(graph, train=True)
 
 
-def cost_graph(analysis: Analysis, sizes: tuple[int, ...]) -> CostGraph:
-    """The priced tables on a mesh of these sizes."""
+def folded(graph: Graph) -> tuple[Analysis, Work]:
+    """The analysis of the graph with its equal layers folded, and for how many its operators stand: what the planner searches."""
+    subject = Subject(graph, train=True)
+    return subject.analysis(short=True), Work(counts=subject.counts)
+
+
+def cost_graph(analysis: Analysis, sizes: tuple[int, ...], work: Work | None = None) -> CostGraph:
+    """The priced tables on a mesh of these sizes; `UsageError` where it cannot be laid over the cluster."""
     cluster = load_cluster(CLUSTER).sized(math.prod(sizes))
     levels = bind_axes(cluster, sizes)
     if levels is None:
-        raise SystemExit(f"the mesh {sizes} cannot be laid over {CLUSTER}")
+        raise UsageError(f"the mesh {sizes} cannot be laid over {CLUSTER}")
     axes = tuple(Axis(name=f"axis{i}", size=size, level=level) for i, (size, level) in enumerate(zip(sizes, levels, strict=True)))
-    return build_tables(analysis, MeshPrices(cluster=cluster, mesh=Mesh(axes=axes)), optimizer="adamw").graph
+    return build_tables(analysis, MeshPrices(cluster=cluster, mesh=Mesh(axes=axes)), optimizer="adamw", work=work or Work()).graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from autopar.search import CostGraph, Solution, exhaustive, integer_program, recursive_programming, solve
@@ -41,6 +41,11 @@ class Row:
         return None if self.rival_s is None else self.rival_s / max(self.ours_s, 1e-9)
 
     @property
+    def excess(self) -> float | None:
+        """How much dearer the rival's solution is than ours, as a share of ours."""
+        return None if self.rival_cost is None else self.rival_cost / self.ours_cost - 1.0
+
+    @property
     def verdict(self) -> str:
         """Ours against the rival's objective."""
         if self.rival_cost is None:
@@ -49,8 +54,17 @@ class Row:
         return "equal" if abs(difference) <= EQUAL else f"{difference:+.2%}"
 
     def as_json(self) -> dict[str, Any]:
-        """The row with its ratio and verdict."""
-        return {**asdict(self), "ratio": self.ratio, "verdict": self.verdict}
+        """The row with its ratio, excess and verdict."""
+        return {**asdict(self), "ratio": self.ratio, "excess": self.excess, "verdict": self.verdict}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A model that could not be read (no `mesh`), or a mesh that could not be laid or searched."""
+
+    model: str
+    mesh: str
+    why: str
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
@@ -100,11 +114,10 @@ def against_exhaustive(model: str, mesh: str, graph: CostGraph, ours_s: float, o
 def against_recursive(model: str, mesh: str, graph: CostGraph, ours_s: float, ours: Solution, seconds: float) -> Row:
     """The fast search."""
     spent, found = timed(lambda: recursive_programming(graph))
-    gap = found.cost / ours.cost - 1.0
-    return _row(
-        model, mesh, "recursive_programming", ours_s, ours, rival_s=spent, rival_cost=found.cost, rival_bound=found.lower_bound,
-        note=f"{gap:.2%} above the optimum",
+    row = _row(
+        model, mesh, "recursive_programming", ours_s, ours, rival_s=spent, rival_cost=found.cost, rival_bound=found.lower_bound
     )  # fmt: skip
+    return replace(row, note=f"{row.excess:.4%} above ours")
 
 
 RIVALS: dict[str, Callable[[str, str, CostGraph, float, Solution, float], Row]] = {

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autopar.ir import Graph
 from autopar.search import CostGraph, solve
 from benchmarks import search
 from benchmarks.searching import rivals
 from benchmarks.searching.curves import panels, point
-from benchmarks.searching.models import analysed, built_in, cost_graph, public
-from benchmarks.searching.rivals import RIVALS, Row, race
+from benchmarks.searching.models import Model, analysed, built_in, cost_graph, public
+from benchmarks.searching.rivals import RIVALS, LeftOut, Row, race
 
 
 def chain(count: int, size: int) -> CostGraph:
@@ -71,6 +72,28 @@ def test_joins_grow_with_the_logarithm_of_the_layers() -> None:
     assert few.gap == many.gap == 0.0
 
 
+def test_folded_graphs_do_not_grow_with_the_layers() -> None:
+    few, many = point("folded", 8, 8, (2, 2)), point("folded", 64, 64, (2, 2))
+    assert few.variables == many.variables < point("layers", 8, 8, (2, 2)).variables
+    assert few.joins == many.joins
+
+
+def test_what_cannot_be_searched_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> Graph:
+        raise KeyError("a key of theirs")
+
+    models = [Model(name="broken", load=broken), built_in(quick=True)[0]]
+    unread, fast, unlaid = search.rows(models, ["2x2x2x2x2", "5x7x3"], ["recursive_programming"], 1.0)
+    assert isinstance(unread, LeftOut) and (unread.mesh, unread.why) == ("", "KeyError: 'a key of theirs'")
+    assert isinstance(fast, Row) and isinstance(unlaid, LeftOut)
+
+
+def test_the_summary_says_the_largest_gap(capsys: pytest.CaptureFixture[str]) -> None:
+    at = {"model": "m", "mesh": "2x2x2x2", "rival": "recursive_programming", "ours_s": 0.1, "rival_s": 0.2, "ours_cost": 1.0, "ours_gap": 0.0}
+    search.show_summary([Row(**at, rival_cost=cost) for cost in (1.0, 1.0 + 1e-9, 1.0025)])  # type: ignore[arg-type]
+    assert "largest gap to ours 0.2500%, none in 2 of 3" in capsys.readouterr().out
+
+
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--quick", "--only", "gpt3-175b/2 layers", "--meshes", "4", "--plots", str(tmp_path), "--no-curves"]
     search.main([*arguments, "--json"])
@@ -84,9 +107,16 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_panels_of_curves() -> None:
     found = [point("layers", layers, layers, (2,)) for layers in (1, 2)]
-    titles = [panel.title for panel in panels([], found)]
-    assert titles == ["CPU seconds over layers", "distinct joins over layers"]
+    found += [point("folded", layers, layers, (2,)) for layers in (4, 8)]
+    seconds, joins = panels([], found)
+    assert (seconds.title, joins.title) == ("CPU seconds over layers", "distinct joins over layers")
+    assert [series.name for series in seconds.series[3:]] == ["tables (folded)", "search, first (folded)", "search, again (folded)"]
     search.show_points(found)
+
+
+def test_without_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    search.main(["--no-rows", "--no-curves", "--json"])
+    assert json.loads(capsys.readouterr().out) == {"rows": [], "curves": [], "left_out": []}
 
 
 def test_an_unknown_rival_lists_the_valid_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,7 @@ def ints(*numbers: int) -> np.ndarray:
 def test_gpt2_small(tmp_path: Path) -> None:
     path = example().write_gpt2(tmp_path / "gpt2.onnx")
     graph = import_onnx(path, dims={"sequence": 128}, batch=8)
-    assert len(graph.operators) == 414
+    assert len(graph.operators) == 413
     assert sum(tensor.size for tensor in graph.parameters) == 124_439_808
     assert all(tensor.trainable for tensor in graph.parameters)
     assert graph.tensors["logits"].shape == (8, 128, 50257)
@@ -172,6 +172,25 @@ def test_large_constants_are_not_folded() -> None:
     graph = import_onnx(model(nodes, {"x": (FLOAT, [1])}, ["y"], {"shape": ints(4096, 4096)}))
     assert [operator.kind for operator in graph.operators] == ["onnx.ConstantOfShape", "onnx.Trilu", "onnx.Cast", "onnx.Where"]
     assert graph.operators[0].attributes == {"input": (4096, 4096), "value": 1, "dtype": INT64}
+
+
+def test_products_with_a_transposed_weight_read_it_as_it_is_stored() -> None:
+    """The weight is a parameter of its products, so that it is gathered, and its gradient summed, as one."""
+    weight, other = (np.random.default_rng(seed).standard_normal((5, 4), dtype=np.float32) for seed in (0, 1))
+    nodes = [
+        helper.make_node("Transpose", ["w"], ["turned"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "turned"], ["y"]),
+        helper.make_node("MatMul", ["y", "u"], ["z"]),
+        helper.make_node("Transpose", ["u"], ["back"]),
+        helper.make_node("MatMul", ["z", "back"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["swapped"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["a", "swapped"], ["b"]),
+    ]
+    proto = model(nodes, {"x": (FLOAT, [2, 3, 4])}, ["b"], {"w": weight, "u": other})
+    graph = import_onnx(proto)
+    assert [op.kind for op in graph.operators] == ["aten.linear.default", "onnx.MatMul", "aten.linear.default", "onnx.Transpose", "onnx.MatMul"]
+    assert graph.operators[0].inputs == ("x", "w") and graph.operators[2].inputs == ("z", "u")
+    assert {t.name for t in graph.parameters} == {"w", "u"}
 
 
 def test_roles() -> None:

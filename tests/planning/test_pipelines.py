@@ -39,8 +39,9 @@ def slowest(f: Figures, cuts: tuple[int, ...], limit: float) -> float:
     for stage, (i, j) in enumerate(itertools.pairwise(cuts)):
         saved = np.concatenate(([0.0], np.cumsum(f.saved)))
         peak = max(saved[k + 1] + f.excess[k] for k in range(i, j)) - saved[i]
+        last = max(saved[k + 1] + f.excess[k] + f.flat[k + 1 : j].sum() for k in range(i, j)) - saved[i]
         flying = in_flight("1f1b", stage, stages, MICRO_BATCHES)
-        if f.stored[i:j].sum() + (flying - 1) * (saved[j] - saved[i]) + peak > limit:
+        if f.stored[i:j].sum() + max((flying - 1) * (saved[j] - saved[i]) + peak, last) > limit:
             return math.inf
         seconds = MICRO_BATCHES * (f.forward[i:j].sum() + f.backward[i:j].sum()) + f.once[i:j].sum() + f.update[i:j].sum()
         worst = max(worst, float(seconds))

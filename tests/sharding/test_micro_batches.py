@@ -22,6 +22,7 @@ from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import S, is_valid
 from autopar.sharding.micro_batches import execution, inner, micro_batch_options, of_micro_batch, of_whole_batch, outer, split_batch
 from autopar.sharding.program import build_program
+from autopar.sharding.rules import registry
 from autopar.sharding.schedule import Schedule
 from autopar.tables import build_tables
 
@@ -141,7 +142,12 @@ def test_what_no_input_leads_to_is_split_where_it_meets_samples() -> None:
     assert {"expand:0", "cat:0"} <= set(outputs) and set(outputs.values()) == {"S0"}
 
 
-def test_every_torch_model_of_the_parity_tests_is_split_or_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("large", [registry.LARGE, 0])
+def test_every_torch_model_of_the_parity_tests_is_split_or_refused(
+    large: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where masks and positions are operators of the search."""
+    monkeypatch.setattr(registry, "LARGE", large)
     folder = tmp_path_factory.mktemp("models")
     refused = set()
     for name in TORCH_MODELS:

@@ -128,7 +128,7 @@ def preamble(graph: Graph) -> frozenset[str]:
 
     Every device computes them whole, which needs no rule and no communication: any consumer slices for free. Those that give more than
     `LARGE` bytes are ordinary operators if their rule splits something, and with them all that is computed from them; but what leads to an
-    operator without a rule stays in the preamble.
+    operator without a rule, or to a single number (a count of labels, which micro-batches need of the whole batch), stays in the preamble.
     """
     free = without_parameters(graph)
     spread = [op for op in free if _is_large(graph, op) and (rule := _known_rule(graph, op)) is not None and rule.splittable()]
@@ -138,7 +138,7 @@ def preamble(graph: Graph) -> frozenset[str]:
     kept: set[str] = set()
     needed: set[str] = set()
     for operator in reversed(free):
-        if not needed.isdisjoint(operator.outputs) or (operator.name in behind and _known_rule(graph, operator) is None):
+        if not needed.isdisjoint(operator.outputs) or (operator.name in behind and not _may_be_ordinary(graph, operator)):
             kept.add(operator.name)
             needed.update(operator.inputs)
     ordinary = _behind(free, [op for op in spread if op.name not in kept])
@@ -170,6 +170,10 @@ def _behind(operators: Iterable[Operator], sources: Iterable[Operator]) -> set[s
 
 def _is_large(graph: Graph, operator: Operator) -> bool:
     return any(graph.tensors[name].bytes > LARGE for name in operator.outputs)
+
+
+def _may_be_ordinary(graph: Graph, operator: Operator) -> bool:
+    return _known_rule(graph, operator) is not None and any(graph.tensors[name].size > 1 for name in operator.outputs)
 
 
 def _known_rule(graph: Graph, operator: Operator) -> Rule | None:

@@ -1,0 +1,64 @@
+"""What a pipeline is expected to take, against its cuts, and its parts against tables built anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autopar.costmodel import load_cluster
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.transformer import transformer
+from autopar.ir import Graph
+from autopar.planner import search_plan
+from autopar.planning.candidates import Candidate
+from autopar.planning.expected import Pipe, _pass_seconds, _saved
+from autopar.planning.outer import Mode, Outer
+from autopar.planning.request import Request
+from autopar.planning.subject import Subject
+from autopar.tables import build_tables
+
+CLUSTER = load_cluster("dgx-h100").sized(8)
+
+
+def graph_of(layers: int = 8, batch: int = 32, **more: Any) -> Graph:
+    shape = {"hidden": 1024, "heads": 8, "kv_heads": 8, "ffn": 4096, "vocab": 1024, "sequence": 1024, "dropout": False}
+    return transformer(Shape(layers=layers, **{**shape, **more}), batch=batch).graph
+
+
+def test_bubbles_are_those_of_the_papers() -> None:
+    pipe = Pipe(stages=8, micro_batches=32, weight=1 / 3)
+    assert pipe.bubble("1f1b") == pipe.bubble("gpipe") == 7
+    assert pipe.bubble("interleaved", 4) == 7 / 4 and pipe.bubble("zero_bubble") == pytest.approx(7 / 3)
+    assert pipe.least_bubble((("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1))) == pytest.approx(7 / 3)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("zero", "tolerance"), [(1, 1e-6), (3, 0.1)])
+def test_seconds_and_bytes_are_linear_in_passes_and_micro_batches_in_flight(zero: int, tolerance: float, recompute: str) -> None:
+    """One more pass costs X, one more micro-batch in flight keeps as many bytes again; under ZeRO-3 the buckets are counted to X."""
+    outer = Outer(Subject(graph_of(), train=True), Request(cluster=CLUSTER))
+    mesh = next(mesh for mesh in outer._meshes(8, 2))
+    candidate, mode = Candidate(cluster=CLUSTER, stages=2, mesh=mesh, micro_batches=8), Mode(zero=zero, recompute=recompute)
+    solved = outer.solve(candidate, mode)
+    assert solved is not None
+    work = outer.work(candidate, mode, outer.subject.counts, short=True)
+    solution, tables = solved.solution, solved.tables
+    more = replace(work, passes=work.passes + 1, in_flight=work.in_flight + 1)
+    other = build_tables(tables.analysis, tables.prices, optimizer="adamw", work=more).graph
+    assert other.cost(solution.choices) - solution.cost == pytest.approx(_pass_seconds(tables, solution, work), rel=tolerance)
+    assert other.memory_of(solution.choices) - solution.memory == pytest.approx(_saved(tables, solution, work), rel=1e-9)
+
+
+@pytest.mark.parametrize("pins", [{"stages": 4}, {"stages": 2, "recompute": "full"}, {"stages": 4, "memory": 4.5e8}])
+def test_cuts_on_the_folded_graph_are_those_on_the_whole_one(pins: dict[str, Any]) -> None:
+    """The step that a candidate is ranked by is the step of its plan."""
+    graph, request = graph_of(layers=12), Request(cluster=CLUSTER, **pins)
+    outer = Outer(Subject(graph, train=True), request)
+    best = outer.run().solved[0]
+    assert len(outer.subject.folding.graph.operators) < len(graph.operators) / 3
+    plan = search_plan(graph, request)
+    assert plan.predicted.step <= best.seconds * (1 + 1e-6)
+    pinned = search_plan(graph, replace(request, mesh=best.candidate.mesh, micro_batches=best.candidate.micro_batches, zero=best.mode.zero))
+    assert pinned.predicted.step == pytest.approx(best.seconds, rel=2e-2)
