@@ -100,9 +100,8 @@ class _Lowering:
         self.unopened: set[fx.Node] = set()  # parameters that nothing has read so far
         self.whole_sources = set(self.model.inputs)
         if time is not None:
-            decided, sampled = program.assignment.decisions, time.split.options
-            cold = [op for op in self.model.operators if decided[op.name].rule is None]
-            self.whole_sources |= {n for op in cold for n in op.outputs if op.name not in sampled or n in self.model.updates.values()}
+            decided = program.assignment.decisions
+            self.whole_sources |= {n for op in self.model.operators if decided[op.name].rule is None for n in op.outputs}
             self.whole_sources |= {t.name for t in self.model.tensors.values() if t.role is Role.CONSTANT}
 
     def run(self) -> LocalProgram:
@@ -212,7 +211,8 @@ class _Lowering:
         """A value that comes whole (cut for the micro-batch), in the layout in which it is read."""
         if place in self.hosted:
             return self.hosted[place]
-        name, lead, layout = place[0], place[1][: len(place[1]) - len(self.axes)], place[1][len(place[1]) - len(self.axes) :]
+        name, times = place[0], len(place[1]) - len(self.axes)
+        lead, layout = place[1][:times], place[1][times:]
         if all(p == R for p in layout):
             last = next(reversed([node for node in self.main.nodes if node.op == "placeholder"]), None)
             with self.main.inserting_after(last) if last is not None else self.main.inserting_before():
@@ -223,16 +223,20 @@ class _Lowering:
                 raise PlanError(f"the plan has no redistribution of {name!r} to [{format_layout(layout)}]")
             actions = self._chain(name, tuple((*lead, *c) for c in chain), 0)
             start = name, (*lead, *chain[0])
-            value = self._source(start) if all(ahead.name in ON_ONE_DEVICE for ahead, _, _ in actions) else self._main_value(start)
+            moved = self._is_input(name) and all(ahead.name in ON_ONE_DEVICE for ahead, _, _ in actions)
+            value = self._source(start) if moved else self._main_value(start)
             for ahead, _, group in actions:
                 value = self.main.create_node("call_function", step, (value, ahead, None, group), name=f"{identifier(name)}_part")
         self.hosted[place] = value
         return value
 
+    def _is_input(self, name: str) -> bool:
+        return self.model.tensors[name].role is Role.INPUT
+
     def _arrived(self, place: Place) -> fx.Node:
         """A source on the device of this rank; of an input no more than what is read gets there."""
         value = self._source(place)
-        if self.model.tensors[place[0]].role is not Role.INPUT or self.device.type == "cpu":
+        if not self._is_input(place[0]) or self.device.type == "cpu":
             return value
         return self.main.create_node("call_method", "to", (value, self.device), name=f"{identifier(place[0])}_here")
 

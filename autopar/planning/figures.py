@@ -22,6 +22,7 @@ from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind
 from ..sharding.program import Compute, Program, Redistribute, chain_collectives, inputs_read, operator_collectives
 from ..sharding.redistribution import local_bytes
+from ..sharding.rules import without_parameters
 from ..sharding.schedule import Schedule
 
 Floats = NDArray[np.float64]
@@ -199,7 +200,8 @@ class _Figures:
                     self.of["stored"][first[step.tensor]] += often * after
 
     def _handed(self) -> Floats:
-        """Bytes of the shards that a stage which begins at an operator receives."""
+        """Bytes of the shards that a stage which begins at an operator receives; what no parameter leads to each stage makes itself."""
+        own = {op.name for op in without_parameters(self.graph)}
         last: dict[str, int] = {}
         for index, op in enumerate(self.graph.operators):
             if op.name not in self.analysis.cold:
@@ -207,7 +209,7 @@ class _Figures:
                     last[name] = index
         change = np.zeros(len(self.graph.operators) + 2)
         for index, op in enumerate(self.graph.operators):
-            if op.name in self.analysis.cold:
+            if op.name in own:
                 continue
             decision = self.program.assignment.decisions[op.name]
             for name, layout in zip(op.outputs, decision.outputs, strict=True):

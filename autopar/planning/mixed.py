@@ -23,10 +23,11 @@ from autopar.search import Infeasible, NoAssignment
 from ..sharding.mesh import Mesh
 from ..tables import Tables
 from .candidates import meshes, stage_counts
-from .outer import FILLED, PLAIN_AXES, Mode, Outer
+from .outer import FILLED, PLAIN_AXES, Outer
 from .request import Request
 from .staged import Group, Staged, staged, unfolded
 from .subject import Subject
+from .trials import Mode
 from .work import Counts, Work
 
 UNEVEN = 64
@@ -59,7 +60,7 @@ class Mixed:
         """
         found: list[tuple[float, Combination, Mode]] = []
         for combination in sorted(self.combinations(), key=lambda c: c.seconds)[:EXACT]:
-            for mode in outer.modes(combination.micro_batches):
+            for mode in outer.trials.modes(combination.micro_batches):
                 with contextlib.suppress(Infeasible, NoAssignment):
                     found.append((self._cut(combination, mode, outer, short=True).pipeline.step, combination, mode))
                     break
@@ -103,7 +104,7 @@ class Mixed:
         for stages in stage_counts(pool.devices, SMALL_STAGES - 1) if counts else ():
             for mesh in meshes(pool, stages, PLAIN_AXES):
                 try:
-                    yield stages, mesh, outer.base_seconds(pool.devices, stages, mesh, counts[0])
+                    yield stages, mesh, outer.trials.base_seconds(pool.devices, stages, mesh, counts[0])
                 except NoAssignment:
                     continue
 
@@ -126,7 +127,7 @@ class Mixed:
         """The best cuts of a combination, on the folded graph or the whole one; raises `Infeasible` and `NoAssignment`."""
         request, count = self.request, combination.micro_batches
         stages = sum(group.stages for group in combination.groups)
-        analysis, schedule = self.subject.analysis(short=short, micro_batches=count), outer.schedule(mode, count, short=short)
+        analysis, schedule = self.subject.analysis(short=short, micro_batches=count), outer.trials.schedule(mode, count, short=short)
         work = Work(
             counts=self.subject.counts if short else Counts(), passes=count + stages - 1, in_flight=in_flight("1f1b", 0, stages, count),
             accumulating=count > 1, zero=mode.zero, segments=schedule.recompute,
@@ -137,4 +138,4 @@ class Mixed:
             return request.offering(request.tables(analysis, prices, work, whole=count == 1), group.stages / group.share)
 
         expand = self.subject.expand if short else unfolded
-        return staged(combination.groups, tables, schedule, request, always=outer.always, expand=expand)
+        return staged(combination.groups, tables, schedule, request, always=outer.trials.always, expand=expand)

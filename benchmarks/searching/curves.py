@@ -89,7 +89,7 @@ def panels(rows: list[Row], found: list[Point]) -> list[Panel]:
         dots.append(Series(name="100 times ours", colour=6, joined=True, points=((low, 100 * low), (high, 100 * high))))
         drawn.append(Panel(title="CPU seconds of the rivals", x="ours", y="rival", series=tuple(dots)))
     curves = {curve: [point for point in found if point.curve == curve] for curve in dict.fromkeys(point.curve for point in found)}
-    beside = _lines(curves.pop(FOLDED, []), floor, " (folded)", first=3)
+    beside = _lines(curves.pop(FOLDED, []), floor, " (folded)", first=3)[:2]
     for curve, mine in curves.items():
         series = _lines(mine, floor) + (beside if curve == "layers" else ())
         drawn.append(Panel(title=f"CPU seconds over {curve}", x=curve, y="s", series=series))

@@ -30,13 +30,14 @@ def test_what_is_pinned_is_found() -> None:
 
 
 def test_a_model_that_does_not_fit_is_a_note() -> None:
-    row = planned(Case(name="large", shape="llama3_405b", layers=2, batch=8, devices=1), "")
+    row = planned(Case(name="large", shape="llama3_405b", layers=16, batch=8, devices=1), "")
     assert "no plan fits" in row["note"] and "step_s" not in row and "plan" in row["phases"]
 
 
+@pytest.mark.slow
 def test_a_run_is_a_process_of_its_own() -> None:
     row = run(next(case for case in CASES if case.name == "gpt2-small"))
-    assert row["cpu_s"] > row["uncompared_s"] > row["plan_s"] > 0.0 and row["peak_gb"] > row["graph_gb"] > 0.01
+    assert row["cpu_s"] > row["uncompared_s"] > row["plan_s"] > 0.0 and row["peak_gb"] >= row["graph_gb"] > 0.01
     planning.show_row(row)
 
 

@@ -12,11 +12,12 @@ from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.ir import Graph
 from autopar.planner import search_plan
-from autopar.planning.candidates import Candidate
+from autopar.planning.candidates import Candidate, meshes
 from autopar.planning.expected import Pipe, _pass_seconds, _saved
-from autopar.planning.outer import Mode, Outer
+from autopar.planning.outer import Outer
 from autopar.planning.request import Request
 from autopar.planning.subject import Subject
+from autopar.planning.trials import Mode, Trials
 from autopar.tables import build_tables
 
 CLUSTER = load_cluster("dgx-h100").sized(8)
@@ -38,12 +39,12 @@ def test_bubbles_are_those_of_the_papers() -> None:
 @pytest.mark.parametrize(("zero", "tolerance"), [(1, 1e-6), (3, 0.1)])
 def test_seconds_and_bytes_are_linear_in_passes_and_micro_batches_in_flight(zero: int, tolerance: float, recompute: str) -> None:
     """One more pass costs X, one more micro-batch in flight keeps as many bytes again; under ZeRO-3 the buckets are counted to X."""
-    outer = Outer(Subject(graph_of(), train=True), Request(cluster=CLUSTER))
-    mesh = next(mesh for mesh in outer._meshes(8, 2))
+    trials = Trials(Subject(graph_of(), train=True), Request(cluster=CLUSTER))
+    mesh = meshes(CLUSTER, 2)[0]
     candidate, mode = Candidate(cluster=CLUSTER, stages=2, mesh=mesh, micro_batches=8), Mode(zero=zero, recompute=recompute)
-    solved = outer.solve(candidate, mode)
+    solved = trials.solve(candidate, mode)
     assert solved is not None
-    work = outer.work(candidate, mode, outer.subject.counts, short=True)
+    work = trials.work(candidate, mode, trials.subject.counts, short=True)
     solution, tables = solved.solution, solved.tables
     more = replace(work, passes=work.passes + 1, in_flight=work.in_flight + 1)
     other = build_tables(tables.analysis, tables.prices, optimizer="adamw", work=more).graph

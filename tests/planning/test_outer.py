@@ -161,13 +161,26 @@ def test_impossible_pins_say_why(pins: dict[str, Any], words: str) -> None:
 def test_the_bound_holds_for_every_candidate() -> None:
     """No candidate that is solved costs less than the bound that put it in its place."""
     outer = Outer(Subject(graph_of(), train=True), Request(cluster=cluster_of(8)))
-    bounds = {candidate: bound for group in outer._bounded(None) for bound, candidate in group}
-    ranking = Outer(outer.subject, outer.request).run()
+    outer._bound_all(None)
+    bounds = dict(outer.waiting)
+    ranking = outer.run()
     assert len(bounds) > 20 and ranking.solved
     for solved in ranking.solved:
         if solved.candidate in bounds:
             assert bounds[solved.candidate] <= solved.seconds * (1 + 1e-9)
     assert ranking.bound <= ranking.solved[0].seconds
+
+
+def test_what_a_false_promise_kept_out_is_looked_at() -> None:
+    """A solution that falls short makes room for candidates that it had pruned."""
+    outer = Outer(Subject(graph_of(), train=True), Request(cluster=cluster_of(8)))
+    first = outer.run().solved[0]
+    tried = {solved.candidate for solved in outer.ranking.solved}
+    outer.settle(dict.fromkeys(outer.ranking.solved, np.inf))
+    assert not outer.ranking.solved
+    again = outer.run()
+    assert again.solved and not {solved.candidate for solved in again.solved} & tried
+    assert again.solved[0].seconds >= first.seconds * (1 - 5e-3)
 
 
 @pytest.mark.parametrize(("batch", "count", "stages"), [(12, 6, None), (96, 12, 1), (96, 48, 2), (8, 2, 4)])
@@ -188,7 +201,7 @@ def test_an_interrupt_in_the_second_pool_leaves_the_plan_of_the_first(monkeypatc
     mixed = join("mixed", [cluster_of(2, "dgx-a100"), cluster_of(2)], between=between)
     run = Outer.run
 
-    def interrupted(self: Outer, progress: Any) -> Any:
+    def interrupted(self: Outer, progress: Any = None) -> Any:
         if self.request.cluster.name == "dgx-h100":
             raise KeyboardInterrupt
         return run(self, progress)

@@ -1,0 +1,228 @@
+"""From the ranking to a plan: the most promising solutions on the whole graph, their programs priced to the last collective."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autopar.costmodel.pricing import MeshPrices
+from autopar.search import Infeasible, Interrupted
+
+from ..errors import NoPlanFits, UsageError
+from ..sharding.schedule import Schedule
+from ..tables import Tables
+from .candidates import Candidate
+from .found import Found, best_within, evaluate, smallest
+from .outer import Outer
+from .staged import Staged, staged
+from .trials import HIDDEN, Mode, Solved
+from .work import Counts
+
+EVALUATED = 2
+"""How many of the cheapest candidates have their programs built and priced exactly, at least."""
+NEAR, CLOSE_CALLS = 1.005, 4
+"""Candidates that the tables put so near the best are evaluated too, up to so many."""
+FAR = 1.05
+"""A candidate that the tables put so far behind the best program is not evaluated at all."""
+TRIED = 8
+"""How many are at most."""
+SMALL_GRAPH = 500
+"""Operators of a graph up to which more are tried."""
+SHORT, ROUNDS = 1.1, 3
+"""By how much programs may take longer than their solutions promised, until the outer search is taken up again; how often it is."""
+
+
+def _nothing(outer: Outer) -> str:
+    """Why there is no candidate at all."""
+    request = outer.request
+    if outer.ranking.forbidden:
+        where = f"on the mesh {request.mesh}" if request.mesh is not None else "on any mesh of these devices"
+        return f"the pins leave no strategy for some operator {where}"
+    if request.micro_batches not in (None, 1):
+        return f"{request.micro_batches} micro-batches: " + (outer.subject.why_not(request.micro_batches) or "they do not fit the stages")
+    if request.stages is not None:
+        return f"{request.stages} stages do not divide {request.cluster.devices} devices, or are more than the layers of the model"
+    return f"the mesh {request.mesh} does not have {request.cluster.devices} devices"
+
+
+class Finisher:
+    """Solves ranked candidates on the whole graph and prices their programs."""
+
+    def __init__(self, outer: Outer) -> None:
+        self.outer, self.trials, self.subject, self.request = outer, outer.trials, outer.subject, outer.request
+        self.failures: list[Infeasible] = []
+        self.done: set[tuple[Candidate, Mode]] = set()
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a program is made in a fraction of a second."""
+        return len(self.subject.graph.operators) <= SMALL_GRAPH
+
+    def best(self) -> Found | Staged:
+        """The best program among the solutions; where none fits the memory, the first of the thriftiest that does.
+
+        Where programs fall short of what their solutions promised, what these had kept out is looked at. Raises `NoPlanFits`, and
+        `UsageError` where there is no candidate at all.
+        """
+        outer = self.outer
+        if not outer.ranking.solved and not outer.ranking.misfits:
+            raise UsageError(_nothing(outer))
+        found: list[Found | Staged] = []
+        for _ in range(ROUNDS):
+            evaluated = self._evaluate(found)
+            outer.settle(evaluated)
+            kept = all(seconds <= SHORT * solved.seconds for solved, seconds in evaluated.items())
+            if kept or not outer.ranking.complete or not outer.run().complete:
+                break
+        if not found and outer.ranking.complete:
+            outer.try_rest()
+            self._evaluate(found)
+        if not found:
+            found = self._thriftiest()
+        if not found:
+            raise self._no_plan()
+        return min(found, key=lambda f: f.rank)
+
+    def _evaluate(self, found: list[Found | Staged]) -> dict[Solved, float]:
+        """Add the programs of the most promising solutions, at least `EVALUATED` in all; the seconds of each (infinite: none fits)."""
+        evaluated: dict[Solved, float] = {}
+        ranked = [s for s in self._ranked() if (s.candidate, s.mode) not in self.done][: TRIED if self.is_small else TRIED // 2]
+        for solved in ranked:
+            near = solved.seconds < NEAR * ranked[0].seconds and len(found) < CLOSE_CALLS and self.is_small
+            best = min((f.rank[0] for f in found), default=math.inf)
+            enough = solved.seconds >= best and (len(found) >= EVALUATED or solved.seconds >= FAR * best)
+            if not near and (enough or (len(found) > EVALUATED and not self.is_small)):
+                break
+            self.done.add((solved.candidate, solved.mode))
+            try:
+                made = self.finish(solved)
+                found.append(made)
+                evaluated[solved] = made.rank[0]
+                if solved.free and made.tightened and (self.is_small or solved.candidate.stages == 1):
+                    found += self._other_modes(solved, made.rank[0])
+            except Infeasible as error:
+                evaluated[solved] = math.inf
+                self.failures += [error] if solved.candidate.stages == 1 else []
+            except KeyboardInterrupt as interrupt:
+                self.outer.ranking.complete = False
+                found += self._interrupted(solved, interrupt)
+                if not found:
+                    raise
+                break
+        return evaluated
+
+    def _other_modes(self, solved: Solved, seconds: float) -> Iterator[Found | Staged]:
+        """The programs of a candidate in other modes, where these promise to be faster: memory was not as free as the tables had it."""
+        for mode in self.trials.modes(solved.candidate.micro_batches):
+            if mode == solved.mode:
+                continue
+            try:
+                other = self.trials.solve(solved.candidate, mode)
+                if other is not None and other.seconds < seconds:
+                    yield self.finish(other)
+            except Infeasible:
+                continue
+
+    def _interrupted(self, solved: Solved, interrupt: KeyboardInterrupt) -> list[Found | Staged]:
+        """What an interrupted search of the whole graph had found, if it fits the memory."""
+        if not isinstance(interrupt, Interrupted) or interrupt.best is None or solved.candidate.stages > 1:
+            return []
+        schedule = self.trials.schedule(solved.mode, solved.candidate.micro_batches, short=False)
+        found = evaluate(self.tables(solved.candidate, solved.mode), interrupt.best, schedule)
+        return [found] if found.estimate.memory.total <= self.request.limit else []
+
+    def _ranked(self) -> list[Solved]:
+        """The solved candidates by what the tables say; first the cheapest mode of each of the `EVALUATED` best."""
+        solved = self.outer.ranking.solved
+        first = list({entry.candidate: entry for entry in reversed(solved)}.values())
+        first = sorted(first, key=solved.index)[:EVALUATED]
+        return first + [entry for entry in solved if entry not in first]
+
+    def finish(self, solved: Solved) -> Found | Staged:
+        """The exact program of a candidate, with host memory where it needs more than the tables added up to; raises `Infeasible`."""
+        try:
+            found = self._finish(solved)
+        except Infeasible:
+            if not self.trials.binds(solved.candidate, solved.mode):
+                raise
+            return self._finish(solved)
+        if found.tightened and self.trials.binds(solved.candidate, solved.mode):
+            return min(found, self._finish(solved), key=lambda f: f.rank)
+        return found
+
+    def _finish(self, solved: Solved) -> Found | Staged:
+        """The program that its tables give."""
+        candidate, request, trials = solved.candidate, self.request, self.trials
+        schedule = trials.schedule(solved.mode, candidate.micro_batches, short=False)
+        if candidate.stages > 1:
+            return staged([trials.group(candidate)], lambda _: self.tables(candidate, solved.mode), schedule, request, always=trials.always)
+        first = self._in_one(candidate, solved.mode, schedule, HIDDEN if request.train else 0.0)
+        if first.hides_reductions:
+            return first
+        return min(first, self._in_one(candidate, solved.mode, schedule, 0.0), key=lambda f: f.rank)
+
+    def _in_one(self, candidate: Candidate, mode: Mode, schedule: Schedule, hidden: float) -> Found:
+        """The program without stages, if that share of the gradients' reduction ran under the backward pass.
+
+        A step is X + max(0, G - B), G the reduction of gradients and B the compute that can hide it: the maximum over l in [0, 1] of
+        X + l (G - B). The two ends of l are tried, the upper one with the slowdown of what is hidden.
+        """
+        request = self.request
+        tables = self.tables(candidate, mode, hidden)
+        room = max(request.limit - self.trials.always, 0.0)
+        return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)
+
+    def tables(self, candidate: Candidate, mode: Mode, hidden: float = 0.0) -> Tables:
+        """The tables of the whole graph."""
+        request = self.request
+        analysis = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
+        work = replace(self.trials.work(candidate, mode, Counts(), short=False), hidden=hidden)
+        prices = MeshPrices(cluster=candidate.cluster, mesh=candidate.mesh)
+        return self.trials.offering(request.tables(analysis, prices, work, whole=candidate.micro_batches == 1), candidate, mode)
+
+    def _thriftiest(self) -> list[Found | Staged]:
+        """Of the candidates without stages that need least memory, the first whose program fits."""
+        ranking = self.outer.ranking
+        misfits = [(misfit.needed, misfit.candidate, misfit.mode) for misfit in ranking.misfits]
+        solved = [(solved.solution.memory, solved.candidate, solved.mode) for solved in ranking.solved]
+        alone = sorted((entry for entry in (*misfits, *solved) if entry[1].stages == 1), key=lambda entry: entry[0])
+        # The tables misjudge each number of micro-batches in its own way: all of them have their turn.
+        place: Counter[int] = Counter()
+        turns: list[tuple[int, int, tuple[float, Candidate, Mode]]] = []
+        for entry in alone:
+            turns.append((place[entry[1].micro_batches], len(turns), entry))
+            place[entry[1].micro_batches] += 1
+        for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 4 * TRIED if self.is_small else TRIED]:
+            try:
+                schedule = self.trials.schedule(mode, candidate.micro_batches, short=False)
+                tables = self.tables(candidate, mode)
+                return [smallest(tables, method=self.request.method, limit=self.request.limit, schedule=schedule)]
+            except Infeasible as error:
+                self.failures.append(error)
+        return []
+
+    def _no_plan(self) -> NoPlanFits:
+        # What stages would need is estimated, not shown by a plan: it is named only where there is nothing else.
+        staged = [misfit.needed + self.trials.always for misfit in self.outer.ranking.misfits]
+        limit, held = self.request.limit, self.request.host_on(self.request.cluster)
+        pinned = self.request.offload == "optimizer" and math.isfinite(held)
+        hosts = f" With --offload optimizer all its state has to fit the {_size(held)} of host memory for each device." if pinned else ""
+        minimum = max(min((error.minimum_memory for error in self.failures), default=min(staged, default=limit)), limit)
+        return NoPlanFits(
+            f"no plan fits {_size(limit)} per device on {self.request.cluster.devices} devices; the smallest that would do is "
+            f"{_size(minimum)}. Give more devices or memory, a smaller --batch, or --optimizer sgd.{hosts}",
+            minimum=minimum,
+            limit=limit,
+        )
+
+
+def _size(nbytes: float) -> str:
+    """Bytes rounded up to three digits, so that the size named is enough."""
+    if math.isinf(nbytes):
+        return "any memory"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if nbytes >= unit:
+            return f"{math.ceil(nbytes / unit * 1000) / 1000:.3f} {name}"
+    return f"{math.ceil(nbytes)} bytes"
