@@ -94,6 +94,11 @@ class Tables:
     counts: Mapping[str, int]
     host_room: float = math.inf
 
+    def least_kept(self) -> float:
+        """Bytes that operators keep whatever is chosen."""
+        memory = zip(self.variables, self.graph.memory or (), strict=False)
+        return math.fsum(float(kept.min()) for variable, kept in memory if variable.what == "operator")
+
     def host_of(self, choices: Sequence[int]) -> float:
         """Bytes that an assignment leaves in host memory."""
         return math.fsum(float(v.host[choice]) for v, choice in zip(self.variables, choices, strict=True) if v.host is not None)

@@ -11,7 +11,7 @@ from functools import cached_property
 from autopar.costmodel.memory import certain_bytes
 from autopar.costmodel.pipeline import in_flight
 from autopar.costmodel.pricing import MeshPrices
-from autopar.search import Interrupted, Solution, solve
+from autopar.search import Infeasible, Interrupted, Solution, solve
 
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
@@ -175,9 +175,11 @@ class Trials:
     def solve(self, candidate: Candidate, mode: Mode, *, below: float = math.inf) -> Solved | None:
         """The solution of a candidate within the memory; None where, without a limit, it takes `below` seconds or more.
 
-        Raises `Infeasible` and `NoAssignment`.
+        Raises `Infeasible`, with no more than a bound of the memory that would do where others are known, and `NoAssignment`.
         """
         tables, room, exact = self._folded(candidate, mode), self.room(candidate), self.request.method == EXACT_METHOD
+        if below < math.inf and (least := tables.least_kept()) > room:
+            raise Infeasible(least, room)
         try:
             if exact or self.request.may_offload:
                 free = solve(tables.graph)
