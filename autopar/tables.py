@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.distances import Distances, LayoutSpace
+from autopar.costmodel.distances import Distances, LayoutSpace, layout_space
 from autopar.costmodel.kept import Share, kept_values
 from autopar.costmodel.operators import operator_seconds
 from autopar.costmodel.pricing import MeshPrices, communication_seconds, storage_bytes, update_seconds
@@ -176,7 +176,7 @@ class _Builder:
         )  # fmt: skip
 
     def _space(self, kinds: tuple[Placement, ...]) -> LayoutSpace:
-        return self._once(("space", kinds), lambda: LayoutSpace(kinds=kinds, mesh=self.mesh))
+        return layout_space(kinds, self.mesh)
 
     def _storable(self, space: LayoutSpace, codes: Ints) -> Ints:
         """Those of the layouts that a DTensor can have."""
@@ -261,7 +261,7 @@ class _Builder:
         memory = np.zeros(len(seconds))
         for weight, often in ((True, self._weight_often()), (False, work.in_flight)):
             shares = [share for share in self.kept.shares.get(op.name, ()) if share.weight == weight]
-            memory += often * kept_bytes(strategies, self.mesh, shares)
+            memory += often * kept_bytes(strategies, self.mesh, shares) if shares else 0.0
         return count * work.passes * seconds + BATCH_TIE * strategies.choices.sum(axis=1), count * memory
 
     def _weight_often(self) -> float:

@@ -81,6 +81,7 @@ CASES = (
     Case(name="llama3-405b", shape="llama3_405b", batch=2048, devices=16384, targets={"plan_s": 10.0}),
     Case(name="moe-1t", shape="moe_1t", batch=16384, devices=131072, targets={"plan_s": 30.0, "peak_gb": 1.0}),
 )  # fmt: skip
+CASES_BY_NAME = {case.name: case for case in CASES}
 
 
 class Stopwatch:
@@ -98,11 +99,6 @@ class Stopwatch:
             self.seconds[phase] = time.process_time() - start
 
 
-def peak_gb() -> float:
-    """The most memory that this process has had so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-
-
 def planned(case: Case, path: str) -> dict[str, Any]:
     """The phases of one run and what it found; `path`: of the ONNX file."""
     from autopar.errors import AutoparError
@@ -113,7 +109,8 @@ def planned(case: Case, path: str) -> dict[str, Any]:
     graph = watch("graph", lambda: graph_of(case, path))
     from autopar.planner import search_plan
 
-    row: dict[str, Any] = {"phases": watch.seconds, "graph_gb": peak_gb(), "operators": len(graph.operators)}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    row: dict[str, Any] = {"phases": watch.seconds, "graph_gb": before, "operators": len(graph.operators)}
     request = request_of(case)
     try:
         plan = watch("plan", lambda: search_plan(graph, request))
@@ -199,7 +196,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     steps = {row["model"]: row.get("step_s") for row in rows}
     told = []
     for row in rows:
-        case = next(case for case in CASES if case.name == row["model"])
+        case = CASES_BY_NAME[row["model"]]
         limits: dict[str, float | None] = {**case.targets, **({"step_s": steps[case.no_slower]} if case.no_slower in steps else {})}
         for figure, most in limits.items():
             value = row.get(figure)
@@ -221,12 +218,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="GPT-2, Llama-3-8B, and four exported layers of it: within a minute")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[case.name for case in CASES], help="only the cases of these names")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=CASES_BY_NAME, help="only the cases of these names")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.worker:
-        name, path = chosen.worker
-        print(json.dumps(planned(next(case for case in CASES if case.name == name), path)))
+        print(json.dumps(planned(CASES_BY_NAME[chosen.worker[0]], chosen.worker[1])))
         return
     cases = [case for case in CASES if (case.name in chosen.only if chosen.only else case.quick or not chosen.quick)]
     if not chosen.json:

@@ -112,6 +112,12 @@ class LayoutSpace:
         return out
 
 
+@functools.lru_cache(maxsize=4096)
+def layout_space(kinds: tuple[Placement, ...], mesh: tuple[int, ...]) -> LayoutSpace:
+    """The one space of these kinds on a mesh of this shape, with what was worked out for it before."""
+    return LayoutSpace(kinds=kinds, mesh=mesh)
+
+
 Often = tuple[float, float]
 """How often the collectives on the way to the value, and to its gradient, are issued."""
 

@@ -41,7 +41,8 @@ def _nothing(outer: Outer) -> str:
         where = f"on the mesh {request.mesh}" if request.mesh is not None else "on any mesh of these devices"
         return f"the pins leave no strategy for some operator {where}"
     if request.micro_batches not in (None, 1):
-        return f"{request.micro_batches} micro-batches: " + (outer.subject.why_not(request.micro_batches) or "they do not fit the stages")
+        reason = outer.subject.why_not(request.micro_batches) or "the stages, or their schedule, cannot run them"
+        return f"{request.micro_batches} micro-batches: {reason}"
     if request.stages is not None:
         return f"{request.stages} stages do not divide {request.cluster.devices} devices, or are more than the layers of the model"
     return f"the mesh {request.mesh} does not have {request.cluster.devices} devices"

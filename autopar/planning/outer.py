@@ -196,6 +196,7 @@ class Outer:
         for devices, stages in self._counts():
             cluster = self.request.cluster.sized(devices)
             counts = self.subject.micro_batches(stages, self.request.micro_batches)
+            counts = [count for count in counts if stages == 1 or self.trials.schedules(stages, count)]
             for mesh in self._meshes(devices, stages) if counts else ():
                 if progress:
                     progress(0, 1, str(mesh))

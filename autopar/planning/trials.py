@@ -79,7 +79,7 @@ class Trials:
         """Seconds that no step of a candidate undercuts, from one solution of its mesh with the `fewest` micro-batches."""
         stages, count = candidate.stages, candidate.micro_batches
         base = self.base_seconds(candidate.cluster.devices, stages, candidate.mesh, fewest)
-        waits = self._pipe(stages, count).least_bubble(self._schedules(stages, count)) / count
+        waits = self._pipe(stages, count).least_bubble(self.schedules(stages, count)) / count
         return (base + waits * SLACK * self._alone[0] / candidate.mesh.devices) / stages
 
     @cached_property
@@ -119,7 +119,7 @@ class Trials:
     def _pipe(self, stages: int, micro_batches: int) -> Pipe:
         return Pipe(stages=stages, micro_batches=micro_batches, weight=self._alone[1] if stages > 1 else 0.0)
 
-    def _schedules(self, stages: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
+    def schedules(self, stages: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
         """The pipeline schedules that there are for so many stages and micro-batches."""
         request = self.request
         found = schedules_for(
@@ -215,7 +215,7 @@ class Trials:
     def _solved(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution, *, free: bool = False) -> Solved:
         seconds, short, stages, count = solution.cost, False, candidate.stages, candidate.micro_batches
         if stages > 1:
-            pipe, schedules = self._pipe(stages, count), self._schedules(stages, count)
+            pipe, schedules = self._pipe(stages, count), self.schedules(stages, count)
             work = self.work(candidate, mode, self.subject.counts, short=True)
             expected = pipe.expected(tables, solution, work, schedules, self.room(candidate))
             seconds, short = expected.seconds * self.subject.imbalance(tables, solution, stages), expected.short
@@ -227,7 +227,7 @@ class Trials:
     def _least(self, candidate: Candidate, bound: float) -> float:
         """What a bound of the tables' sum is for a step, under the schedule that waits least."""
         stages, count = candidate.stages, candidate.micro_batches
-        pipe, schedules = self._pipe(stages, count), self._schedules(stages, count)
+        pipe, schedules = self._pipe(stages, count), self.schedules(stages, count)
         return bound / stages * (count + pipe.least_bubble(schedules)) / (count + pipe.bubble(self._thrifty))
 
 

@@ -188,7 +188,8 @@ def test_products_with_a_transposed_weight_read_it_as_it_is_stored() -> None:
     ]
     proto = model(nodes, {"x": (FLOAT, [2, 3, 4])}, ["b"], {"w": weight, "u": other})
     graph = import_onnx(proto)
-    assert [op.kind for op in graph.operators] == ["aten.linear.default", "onnx.MatMul", "aten.linear.default", "onnx.Transpose", "onnx.MatMul"]
+    linear = "aten.linear.default"
+    assert [op.kind for op in graph.operators] == [linear, "onnx.MatMul", linear, "onnx.Transpose", "onnx.MatMul"]
     assert graph.operators[0].inputs == ("x", "w") and graph.operators[2].inputs == ("z", "u")
     assert {t.name for t in graph.parameters} == {"w", "u"}
 

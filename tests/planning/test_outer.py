@@ -189,6 +189,14 @@ def test_a_pinned_number_of_micro_batches_need_not_be_one_that_is_tried(batch: i
     assert plan.schedule.micro_batches == count
 
 
+def test_a_pinned_schedule_leaves_only_what_it_can_run() -> None:
+    """Interleaved stages run a multiple of their number of micro-batches."""
+    plan = search_plan(graph_of(batch=12), Request(cluster=cluster_of(4), pipeline="interleaved", stages=4))
+    assert plan.schedule.pipeline == "interleaved" and plan.schedule.micro_batches % 4 == 0
+    with pytest.raises(UsageError, match="3"):
+        search_plan(graph_of(batch=12), Request(cluster=cluster_of(4), pipeline="interleaved", stages=4, micro_batches=3))
+
+
 def test_pins_that_no_pool_can_meet_alone_are_met_by_all_together() -> None:
     between = load_cluster("dgx-h100").levels[-1]
     mixed = join("mixed", [cluster_of(2, "dgx-a100"), cluster_of(2)], between=replace(between, name="between"))
