@@ -195,7 +195,7 @@ class Finisher:
         for entry in alone:
             turns.append((place[entry[1].micro_batches], len(turns), entry))
             place[entry[1].micro_batches] += 1
-        for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 4 * TRIED if self.is_small else TRIED]:
+        for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 2 * TRIED if self.is_small else TRIED]:
             try:
                 schedule = self.trials.schedule(mode, candidate.micro_batches, short=False)
                 tables = self.tables(candidate, mode)

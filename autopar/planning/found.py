@@ -12,7 +12,7 @@ from ..decoding import decode
 from ..sharding.program import Assignment, Program, build_program
 from ..sharding.schedule import PLAIN, Schedule
 from ..tables import Tables
-from .solving import solve_within
+from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
 
 MEMORY_TRIES = 6
 """How often the search's limit is lowered when the program's exact memory is above what the tables added up to."""
@@ -78,8 +78,10 @@ def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedu
 def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = PLAIN) -> Found:
     """The plan of least memory, or the first that fits; `Infeasible` if none does.
 
-    The tables add memory up operator by operator, the program has its peak at one moment: thrifty solutions are tried in turn.
+    The tables add memory up operator by operator, the program has its peak at one moment: thrifty solutions are tried in turn, which
+    need not be the fastest of their memory.
     """
+    method = QUICK_METHOD if method == EXACT_METHOD else method
     try:
         solution = solve_within(tables, method, 0.0)
         limits: tuple[float, ...] = ()
