@@ -239,6 +239,15 @@ class Outer:
         self.waiting.pop(candidate, None)
         if left:
             self.waiting[candidate] = found.solved[0].seconds
+        self._tighten(candidate)
+
+    def _tighten(self, candidate: Candidate) -> None:
+        """Bound those that wait with more micro-batches on the same mesh, as these are no faster."""
+        if candidate not in self.trials.free:
+            return
+        for other, bound in self.waiting.items():
+            if other.place == candidate.place and other.micro_batches > candidate.micro_batches:
+                self.waiting[other] = max(bound, self.trials.bound(other, candidate.micro_batches))
 
     def _cut(self, solved: Solved) -> Solved:
         """A pipeline that is expected to be the best is ranked by its cuts; raises `Infeasible` where none fits."""

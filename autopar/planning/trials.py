@@ -63,22 +63,31 @@ class Solved:
 
 
 class Trials:
-    """The candidates of a request, each solved when it is asked for; `left`: what an interrupted solution had found."""
+    """The candidates of a request, each solved when it is asked for.
+
+    `free`: what the tables of a candidate add up to at the least, without a limit of memory, in the mode that costs least. `left`: what
+    an interrupted solution had found.
+    """
 
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
         self.always = certain_bytes(subject.analysis(short=False))
         self.left: Solved | None = None
         self.base: dict[tuple[int, int, Mesh], float] = {}
+        self.free: dict[Candidate, float] = {}
         self.known: OrderedDict[tuple[int, int, Mesh], Known] = OrderedDict()
         self.binding: set[tuple[Candidate, Mode]] = set()
 
     # --- bounds ---
 
-    def bound(self, candidate: Candidate, fewest: int) -> float:
-        """Seconds that no step of a candidate undercuts, from one solution of its mesh with the `fewest` micro-batches."""
+    def bound(self, candidate: Candidate, fewer: int) -> float:
+        """Seconds that no step of a candidate undercuts, from a solution of its mesh with as many micro-batches or `fewer`."""
         stages, count = candidate.stages, candidate.micro_batches
-        base = self.base_seconds(candidate.cluster.devices, stages, candidate.mesh, fewest)
+        solved = self.free.get(replace(candidate, micro_batches=fewer))
+        if solved is None:
+            base = self.base_seconds(candidate.cluster.devices, stages, candidate.mesh, fewer)
+        else:
+            base = solved * fewer / (fewer + self._pipe(stages, fewer).bubble(self._thrifty))
         waits = self._pipe(stages, count).least_bubble(self.schedules(stages, count)) / count
         return (base + waits * SLACK * self._alone[0] / candidate.mesh.devices) / stages
 
@@ -183,6 +192,7 @@ class Trials:
         try:
             if exact or self.request.may_offload:
                 free = solve(tables.graph)
+                self.free.setdefault(candidate, free.lower_bound)
                 fits = free.memory <= room and tables.host_of(free.choices) <= tables.host_room
                 if fits and exact:
                     return self._solved(candidate, mode, tables, free, free=True)

@@ -169,6 +169,11 @@ def test_the_bound_holds_for_every_candidate() -> None:
         if solved.candidate in bounds:
             assert bounds[solved.candidate] <= solved.seconds * (1 + 1e-9)
     assert ranking.bound <= ranking.solved[0].seconds
+    # What was left is bounded by what was solved on the same mesh with fewer micro-batches.
+    assert any(bound > bounds[candidate] for candidate, bound in outer.waiting.items())
+    for candidate, bound in outer.waiting.items():
+        solved = outer.trials.solve(candidate, next(outer.trials.modes(candidate.micro_batches)))
+        assert solved is not None and bound <= solved.seconds * (1 + 1e-9), candidate
 
 
 def test_what_a_false_promise_kept_out_is_looked_at() -> None:
