@@ -30,7 +30,7 @@ TRIED = 8
 """How many are at most."""
 SMALL_GRAPH = 500
 """Operators of a graph up to which more are tried."""
-SHORT, ROUNDS = 1.1, 3
+SHORT, ROUNDS = 1.05, 3
 """By how much programs may take longer than their solutions promised, until the outer search is taken up again; how often it is."""
 
 

@@ -192,7 +192,8 @@ class Trials:
         try:
             if exact or self.request.may_offload:
                 free = solve(tables.graph)
-                self.free.setdefault(candidate, free.lower_bound)
+                if mode == next(self.modes(candidate.micro_batches)):
+                    self.free[candidate] = free.lower_bound
                 fits = free.memory <= room and tables.host_of(free.choices) <= tables.host_room
                 if fits and exact:
                     return self._solved(candidate, mode, tables, free, free=True)
