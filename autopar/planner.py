@@ -47,7 +47,7 @@ __all__ = [
 def search_plan(graph: Graph, request: Request, *, progress: Progress | None = None) -> Plan:
     """The cheapest plan of `graph` on the cluster; `NoPlanFits` names the smallest memory that would do.
 
-    The outer search ranks the candidates by their tables; the programs of the `EVALUATED` cheapest are priced to the last collective.
+    The outer search ranks the candidates by their tables; the programs of the cheapest are priced to the last collective.
     A cluster of several kinds of devices is searched pool by pool, and as a pipeline over all of them.
     """
     with _no_collections():

@@ -68,6 +68,7 @@ class _Figures:
         self.again = {name for segment in schedule.recompute for name in segment}
         names = ("forward", "backward", "weight", "moved", "once", "update", "streamed", "stored", "host", "saved", "excess", "flat")
         self.of: dict[str, Floats] = {name: np.zeros(len(self.graph.operators)) for name in names}
+        self.first = {name: readers[0][0] for name, readers in analysis.readers.items() if readers[0][0] >= 0}
         self.known: dict[object, Seconds] = {}
         self.seconds: dict[tuple[str, int, int], float] = {}
 
@@ -142,9 +143,8 @@ class _Figures:
 
     def _parameters(self) -> None:
         copies = 2 + optimizer_named(self.optimizer).states
-        first = {name: readers[0][0] for name, readers in self.analysis.readers.items() if readers[0][0] >= 0}
         for tensor in self.graph.parameters:
-            index = first.get(tensor.name, 0)
+            index = self.first.get(tensor.name, 0)
             size = local_bytes(self.program.assignment.storage[tensor.name], tensor.bytes, self.mesh)
             trained = self.analysis.train and tensor.trainable
             self.of["stored"][index] += size * (copies if trained else 1)
@@ -192,12 +192,11 @@ class _Figures:
     def _gathered_copies(self) -> None:
         tensors = self.graph.tensors
         often = 2.0 if self.schedule.accumulated == "whole" and self.schedule.micro_batches > 1 else 1.0
-        first = {name: readers[0][0] for name, readers in self.analysis.readers.items() if readers[0][0] >= 0}
         for step in self.program.steps:
             if isinstance(step, Redistribute) and tensors[step.tensor].role is Role.PARAMETER:
                 before, after = (local_bytes(layout, tensors[step.tensor].bytes, self.mesh) for layout in (step.chain[0], step.chain[-1]))
                 if after > before:
-                    self.of["stored"][first[step.tensor]] += often * after
+                    self.of["stored"][self.first[step.tensor]] += often * after
 
     def _handed(self) -> Floats:
         """Bytes of the shards that a stage which begins at an operator receives; what no parameter leads to each stage makes itself."""

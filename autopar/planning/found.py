@@ -17,6 +17,7 @@ from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
 MEMORY_TRIES = 6
 """How often the search's limit is lowered when the program's exact memory is above what the tables added up to."""
 MOSTLY = 0.8
+"""Share of the reduction of gradients that counts as most of it."""
 THRIFTY = (1 + 1e-9, 1.1, 1.25, 1.5, 2.0)
 """Limits, as multiples of the least memory that the tables add up to, among whose solutions the thriftiest program is taken."""
 

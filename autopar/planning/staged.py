@@ -29,7 +29,9 @@ TIGHTER = 0.85
 """What the memory of all stages is multiplied by when no cut fits the stages one by one."""
 AGAIN = 2
 """How often this is done for an interleaved schedule's sake."""
+
 Expand = Callable[[Figures], Figures]
+"""Figures of the model from those of the graph that was solved."""
 
 
 def unfolded(figures: Figures) -> Figures:
@@ -148,8 +150,8 @@ def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
     made = [request.offering(part.tables, part.group.stages / part.group.share) for part in parts]
     rooms = _rooms(groups, request, always)
     allowed = [math.inf] * len(parts)
+    cutter, pairs = _cutter(parts, rooms, found.schedule, request)
     for _ in range(AGAIN):
-        cutter, pairs = _cutter(parts, rooms, found.schedule, request)
         if not cutter.could_be_faster(pairs, best.pipeline):
             break
         allowed = _tighter(parts, allowed)
