@@ -25,12 +25,13 @@ ROOMS: dict[str, set[str]] = {
     "ir": set(),
     "sharding": {"errors", "ir"},
     "frontends": {"errors", "ir", "model"},
-    "costmodel": {"errors", "ir", "sharding"},
+    "order": {"errors", "ir", "sharding"},
+    "costmodel": {"errors", "ir", "sharding", "order"},
     "search": set(),
-    "plan": {"autopar", "errors", "ir", "plan_parts", "sharding"},
-    "plan_parts": {"sharding"},
+    "plan": {"autopar", "errors", "ir", "order", "plan_parts", "sharding"},
+    "plan_parts": {"order", "sharding"},
     "model": {"autopar", "errors", "ir"},
-    "runtime": {"errors", "ir", "model", "sharding", "plan"},
+    "runtime": {"errors", "ir", "model", "order", "sharding", "plan"},
 }
 # What the user touches may import everything; every other file (the planner and what it is made of) all but these and the runtime.
 TOP = {"autopar", "api", "cli", "context", "operators", "report", "__main__"}

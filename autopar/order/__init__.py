@@ -1,0 +1,1 @@
+"""The order of a step: what each rank does, action after action, as data without prices."""

@@ -1,0 +1,62 @@
+"""Actions: the words of a step's order, those of `torch.distributed.pipelining` with what a unit of parameters adds.
+
+    word           action                                                          of
+    F              forward pass                                                    chunk, segment, micro-batch
+    B              backward pass: of inputs and weights at once                    chunk, segment, micro-batch
+    I, W           backward pass of the inputs; of the weights, later              chunk, segment, micro-batch
+    UNSHARD        gather the parameters of a unit                                 chunk, unit
+    RESHARD        let the gathered parameters go                                  chunk, unit
+    REDUCE_GRAD    bring the unit's gradients home and sum them                    chunk, unit
+    SEND_F, RECV_F hand values on to a later chunk                                 chunk, micro-batch, peer chunk
+    SEND_B, RECV_B hand gradients back to an earlier chunk                         chunk, micro-batch, peer chunk
+    UPDATE         the optimizer's step                                            -
+
+A *chunk* is a stretch of the model that lies on one stage, counted from the model's start (torch calls it a stage). A *segment* is a
+stretch of a chunk that runs between two actions on parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Word(StrEnum):
+    """What an action does."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
+    GATHER = "UNSHARD"
+    RELEASE = "RESHARD"
+    REDUCE = "REDUCE_GRAD"
+    SEND_FORWARD = "SEND_F"
+    RECEIVE_FORWARD = "RECV_F"
+    SEND_BACKWARD = "SEND_B"
+    RECEIVE_BACKWARD = "RECV_B"
+    UPDATE = "UPDATE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One thing that a rank does; what does not apply to the word is None."""
+
+    word: Word
+    chunk: int = 0
+    micro_batch: int | None = None
+    segment: int | None = None
+    unit: int | None = None
+    peer: int | None = None
+
+    def __str__(self) -> str:
+        """As torch writes it, with the segment or unit behind a dot and the other chunk behind an arrow.
+
+        >>> str(Action(word=Word.FORWARD, chunk=2, micro_batch=5)), str(Action(word=Word.GATHER, chunk=1, unit=3))
+        ('2F5', '1UNSHARD.3')
+        """
+        number = "" if self.micro_batch is None else str(self.micro_batch)
+        part = self.segment if self.segment is not None else self.unit
+        inside = "" if part is None else f".{part}"
+        other = "" if self.peer is None else f">{self.peer}"
+        return f"{self.chunk}{self.word}{number}{inside}{other}"

@@ -1,0 +1,1 @@
+"""Schedules of pipelines, one a file; each is found by its name."""
