@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from .errors import PlanError, RuleError, UsageError
 from .ir import Graph
+from .order.execution import Execution, execution
 from .plan_parts import (
     AxisSpec,
     CollectivePlan,
@@ -31,7 +32,6 @@ from .sharding.analysis import Analysis
 from .sharding.candidates import is_storable
 from .sharding.layout import Kind, Layout, R, format_layout, is_valid, parse_layout
 from .sharding.mesh import Mesh
-from .sharding.micro_batches import Execution, execution
 from .sharding.program import Assignment, Decision, Program, build_program
 from .sharding.rules import preamble
 from .sharding.rules.found import FoundRule, add_found, replicate

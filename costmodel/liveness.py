@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.ir import Role
+from autopar.order.scheduled import Mode, Scheduled, kept_steps
 from autopar.sharding.candidates import splits_plainly
 from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.redistribution import changed_axis
 from autopar.sharding.rules.saved import Made
-from autopar.sharding.scheduled import Mode, Scheduled, kept_steps
 
 from .kept import Facts
 from .memories import BUFFER, GRADIENT, STORED, Live, Memories

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import UsageError, unknown
 from autopar.ir import DTYPE_BYTES, Role
+from autopar.order.scheduled import Mode, Scheduled, kept_steps, scheduled
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.program import Program, Redistribute, inputs_read
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import PLAIN, Schedule
-from autopar.sharding.scheduled import Mode, Scheduled, kept_steps, scheduled
 from autopar.sharding.time_split import micro_batch_options
 
 from .host import streamed_bytes

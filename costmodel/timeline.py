@@ -21,11 +21,11 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.ir import Role
+from autopar.order.scheduled import Mode, Part, Scheduled, makes, scheduled
 from autopar.sharding.layout import Layout
 from autopar.sharding.program import Bucket, Collective, Compute, Program, Redistribute, chain_collectives, operator_collectives
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import PLAIN, Schedule
-from autopar.sharding.scheduled import Mode, Part, Scheduled, makes, scheduled
 
 from .compute import memory_seconds, with_launch
 from .pricing import MeshPrices

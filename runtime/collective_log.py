@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.sharding.micro_batches import Execution
+from autopar.order.execution import Execution
+from autopar.order.scheduled import Scheduled
 from autopar.sharding.program import Program
-from autopar.sharding.scheduled import Scheduled
 
 from .collectives import PRICE
 

@@ -17,12 +17,12 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import PlanError
 from autopar.ir import Graph, Operator, Role, Tensor
+from autopar.order.scheduled import Mode, Part, Scheduled, scheduled
 from autopar.sharding.candidates import Option
 from autopar.sharding.layout import B, Kind, Layout, Placement, R, S, format_layout, replicated
 from autopar.sharding.program import Compute, Decision, Program, Redistribute
 from autopar.sharding.redistribution import changed_axis
 from autopar.sharding.rules import Call, rule_of
-from autopar.sharding.scheduled import Mode, Part, Scheduled, scheduled
 
 from .again import GatheredAgain, MadeAgain
 from .collectives import ON_ONE_DEVICE, AxisGroup, Chain, DeviceGroups, step, step_actions

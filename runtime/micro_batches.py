@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from autopar.order.scheduled import Scheduled
 from autopar.sharding.layout import Kind, Placement
-from autopar.sharding.scheduled import Scheduled
 from autopar.sharding.time_split import TimeSplit
 
 from .again import gathering_again, random_state, set_random_state

@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from autopar.errors import PlanError
+from autopar.order.execution import Execution
+from autopar.order.scheduled import scheduled
 from autopar.sharding.candidates import is_storable
 from autopar.sharding.layout import Kind, Layout, R, format_layout, local_parts, local_shape
-from autopar.sharding.micro_batches import Execution
 from autopar.sharding.program import Program
-from autopar.sharding.scheduled import scheduled
 
 from .again import gathering_again
 from .checkpoint import describe_pieces

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import PlanError
 from autopar.model import LoadedModel
-from autopar.sharding.micro_batches import Execution
+from autopar.order.execution import Execution
 
 from .collectives import DeviceGroups, apply_chain, whole_chain
 from .module import ParallelModule, Values, placements_of

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from autopar.errors import PlanError, RunError
 from autopar.model import LoadedModel
+from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
-from autopar.sharding.micro_batches import Execution
 
 from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, optimizer_of
 from .collectives import DeviceGroups

@@ -10,6 +10,7 @@ from autopar.costmodel.pricing import MeshPrices
 
 from .. import __version__
 from ..ir import Graph
+from ..order.scheduled import scheduled
 from ..plan import Plan, as_text
 from ..plan_parts import (
     AxisSpec,
@@ -31,7 +32,6 @@ from ..sharding.micro_batches import of_whole_batch
 from ..sharding.program import Assignment, Program
 from ..sharding.rules.found import found_in
 from ..sharding.schedule import Schedule
-from ..sharding.scheduled import scheduled
 from .found import Found
 from .request import Request
 from .staged import Part, Staged

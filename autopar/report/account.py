@@ -14,14 +14,14 @@ from autopar.costmodel import Cluster
 from autopar.costmodel.pricing import MeshPrices
 
 from ..ir import Graph, Operator
+from ..order.execution import execution
+from ..order.scheduled import Mode, Scheduled, makes
 from ..plan import Plan
 from ..schemes.meanings import Meanings, read_meanings
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind, Layout
-from ..sharding.micro_batches import execution
 from ..sharding.program import Bucket, Collective, Compute, Decision, Redistribute, chain_collectives, operator_collectives
 from ..sharding.redistribution import changed_axis
-from ..sharding.scheduled import Mode, Scheduled, makes
 
 Seconds = Callable[[Collective], float]
 

@@ -6,7 +6,7 @@ it becomes one within p / m parts where p > q (the parts lie inside the cut), an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from ..errors import UsageError
@@ -14,12 +14,10 @@ from ..ir import Role, Tensor
 from .analysis import Analysis, Offer
 from .candidates import Option
 from .layout import Kind, Layout, Placement, S, format_layout, is_valid
-from .program import Assignment, Decision, build_program
-from .schedule import PLAIN, Schedule
-from .scheduled import Scheduled, scheduled
+from .program import Assignment, Decision
 from .time_split import TimeSplit, micro_batch_options
 
-__all__ = ["Execution", "execution", "inner", "micro_batch_options", "of_micro_batch", "of_whole_batch", "outer", "split_batch"]
+__all__ = ["inner", "micro_batch_options", "of_micro_batch", "of_whole_batch", "outer", "split_batch"]
 
 
 def inner(placement: Placement, time: Placement, m: int, *, single: bool = False) -> Placement | None:
@@ -192,26 +190,3 @@ def _decision(name: str, decision: Decision, target: Analysis, mesh: tuple[int, 
         strategy = " ".join(option.name for option in options)
         raise UsageError(f"the strategy {strategy} of {name!r} does not divide its sizes when the batch is cut into {m} micro-batches")
     return Decision(options=options, rule=offer.rule, inputs=inputs, outputs=outputs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
-    """How a step is executed: the program of the `whole` batch, which runs cut as `split` says, and as it is priced, of one micro-batch.
-
-    With one micro-batch they are one, and there is no `split`.
-    """
-
-    whole: Scheduled
-    micro: Scheduled
-    split: TimeSplit | None
-
-
-def execution(assignment: Assignment, analysis: Analysis, schedule: Schedule = PLAIN) -> Execution:
-    """The decisions for a whole batch under a schedule; `UsageError` where the batch cannot be cut so."""
-    whole = scheduled(build_program(analysis.graph, assignment), schedule)
-    m = schedule.micro_batches
-    if m == 1:
-        return Execution(whole=whole, micro=whole, split=None)
-    part = split_batch(analysis, m)
-    micro = scheduled(build_program(part.graph, of_micro_batch(assignment, analysis, part, m)), schedule)
-    return Execution(whole=whole, micro=micro, split=micro_batch_options(analysis))

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from autopar.ir import Role
 from autopar.ir import Tensor as Described
+from autopar.order.execution import Execution
 from autopar.sharding.layout import R
-from autopar.sharding.micro_batches import Execution
 from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
 

@@ -13,10 +13,11 @@ from autopar.costmodel import timeline as timelines
 from autopar.costmodel.estimate import estimate, timeline
 from autopar.costmodel.memory import predicted_memory
 from autopar.costmodel.pricing import MeshPrices
+from autopar.order.execution import Execution, execution
 from autopar.planner import name_axes
 from autopar.runtime.measuring.memory import Tracked, fake_world, track_program
 from autopar.sharding.analysis import Analysis, analyse
-from autopar.sharding.micro_batches import Execution, execution, split_batch
+from autopar.sharding.micro_batches import split_batch
 from autopar.sharding.program import Program
 from autopar.sharding.schedule import Schedule
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.model import LoadedModel
+from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.planner import Request
 from autopar.runtime.check import CollectiveLog, Observation, differences, observe
@@ -23,7 +24,6 @@ from autopar.runtime.module import ParallelModule
 from autopar.runtime.parallelize import model_values
 from autopar.runtime.run import reference_observation
 from autopar.sharding.analysis import Analysis, analyse
-from autopar.sharding.micro_batches import Execution
 
 from .models import FLOAT32_INSIDE, load
 from .plans import plans, request

@@ -15,13 +15,13 @@ from torch import nn
 from autopar.costmodel.bandwidth import bus_factor
 from autopar.frontends.load import LoadedModel, ModelOptions, load_model
 from autopar.ir import Graph, Operator, Ref, Role, Tensor
+from autopar.order.scheduled import scheduled
 from autopar.sharding.analysis import Offer, analyse
 from autopar.sharding.layout import P, Placement, R, S
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Program, build_program
 from autopar.sharding.schedule import PLAIN, Schedule
-from autopar.sharding.scheduled import scheduled
 
 ITEMSIZE = 4
 BATCH, SEQUENCE, HIDDEN, HEADS = 4, 8, 16, 4

@@ -11,6 +11,7 @@ import pytest
 from autopar.frontends.load import LoadedModel
 from autopar.frontends.torch_experts import join_experts
 from autopar.ir import Operator
+from autopar.order.execution import Execution, execution
 from autopar.runtime.collective_log import CollectiveLog
 from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.launch import run_ranks
@@ -19,7 +20,6 @@ from autopar.runtime.parallelize import model_values
 from autopar.sharding.analysis import analyse
 from autopar.sharding.layout import P, Placement, S
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.micro_batches import Execution, execution
 from autopar.sharding.program import Program
 from autopar.sharding.schedule import PLAIN, Schedule
 

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from autopar.frontends.load import ModelOptions, load_model
+from autopar.order.execution import execution
 from autopar.runtime.check import one_device
 from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.module import ParallelModule
 from autopar.sharding.analysis import Analysis, analyse
-from autopar.sharding.micro_batches import execution
 from autopar.sharding.program import Assignment, Decision
 from autopar.sharding.schedule import Schedule
 

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.costmodel.memory import predicted_memory
 from autopar.ir import DTYPE_BYTES, Graph
+from autopar.order.execution import execution
 from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.local_program import Time
 from autopar.runtime.lowering import lower, lower_preamble, lower_scheduled
@@ -20,7 +21,6 @@ from autopar.runtime.measuring.memory import fake_world
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import R, S
 from autopar.sharding.mesh import Axis, Mesh
-from autopar.sharding.micro_batches import execution
 from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Assignment, build_program
 from autopar.sharding.schedule import Schedule

@@ -17,10 +17,11 @@ from autopar.decoding import decode
 from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.ir import Graph, Role
+from autopar.order.execution import execution
 from autopar.runtime.collectives import cuts_of, shard_of
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import S, is_valid
-from autopar.sharding.micro_batches import execution, inner, micro_batch_options, of_micro_batch, of_whole_batch, outer, split_batch
+from autopar.sharding.micro_batches import inner, micro_batch_options, of_micro_batch, of_whole_batch, outer, split_batch
 from autopar.sharding.program import build_program
 from autopar.sharding.rules import registry
 from autopar.sharding.schedule import Schedule

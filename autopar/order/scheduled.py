@@ -21,12 +21,12 @@ from enum import StrEnum
 
 from ..errors import PlanError
 from ..ir import Role
-from .layout import Kind, Layout
-from .program import Collective, Compute, Program, Redistribute, Step, chain_collectives, operator_collectives
-from .redistribution import changed_axis, transfers
-from .rules import RULES, Call
-from .rules.saved import keeps, shares_memory
-from .schedule import PLAIN, Schedule
+from ..sharding.layout import Kind, Layout
+from ..sharding.program import Collective, Compute, Program, Redistribute, Step, chain_collectives, operator_collectives
+from ..sharding.redistribution import changed_axis, transfers
+from ..sharding.rules import RULES, Call
+from ..sharding.rules.saved import keeps, shares_memory
+from ..sharding.schedule import PLAIN, Schedule
 
 Place = tuple[str, Layout]
 

@@ -10,14 +10,14 @@ from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.errors import PlanError
 from autopar.ir import Role
+from autopar.order.execution import execution
+from autopar.order.scheduled import Scheduled, makes, reads, scheduled
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import B, S
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.micro_batches import execution
 from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Assignment, Compute, build_program
 from autopar.sharding.schedule import Schedule
-from autopar.sharding.scheduled import Scheduled, makes, reads, scheduled
 
 SHAPE = Shape(layers=2, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=96, sequence=16, dropout=False)
 MESH = Mesh.of(data=2)
