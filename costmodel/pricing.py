@@ -17,8 +17,8 @@ from autopar.ir import Tensor
 from autopar.sharding.candidates import Strategies
 from autopar.sharding.communication import operator_traffic
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.program import BUCKET_BYTES
 from autopar.sharding.rules import Call
+from autopar.sharding.schedule import UNIT_BYTES
 
 from .cluster import Cluster
 from .collectives import Line, collective_time, lines
@@ -70,7 +70,7 @@ class MeshPrices:
     def bucket_share(self, kind: str, axis: int) -> tuple[Line, ...]:
         """The line of a collective that is part of a gradient bucket, of whose latency it bears its share."""
         alpha, beta = self.lines(kind, axis)[-1]
-        return ((0.0, beta + alpha / BUCKET_BYTES),)
+        return ((0.0, beta + alpha / UNIT_BYTES),)
 
     def bucket_seconds(self, kind: str, axis: int, nbytes: int) -> float:
         """Seconds of one gradient's share of a bucket."""

@@ -31,7 +31,7 @@ from autopar.sharding.redistribution import changed_axis
 _C10D = torch.ops._c10d_functional
 
 # Dtypes that both Gloo and NCCL can move; the others (bool for NCCL, int16, fp8, complex) travel as bytes.
-_MOVABLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8})
+MOVABLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8})
 
 
 class AxisGroup(NamedTuple):
@@ -152,14 +152,21 @@ def join(pieces: Tensor, dim: int, parts: int) -> Tensor:
     return chunks.movedim(0, dim + 1).flatten(dim, dim + 2)
 
 
-def _deal(value: Tensor, dim: int, parts: int, degree: int) -> Tensor:
+def write_joined(target: Tensor, pieces: Tensor, dim: int, parts: int) -> None:
+    """As `join`, into memory that is there."""
+    degree, shard = pieces.shape[0], pieces.shape[1:]
+    chunks = pieces.reshape(degree, *shard[:dim], parts, shard[dim] // parts, *shard[dim + 1 :])
+    _levels(target, dim, parts, degree).movedim(dim + 1, 0).copy_(chunks)
+
+
+def deal(value: Tensor, dim: int, parts: int, degree: int) -> Tensor:
     """The reverse of `join`: [degree, *shard], contiguous."""
     return _levels(value, dim, parts, degree).movedim(dim + 1, 0).flatten(dim + 1, dim + 2).contiguous()
 
 
 def _moved(value: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
     """Run a collective that only moves elements; what the backends cannot carry goes as bytes."""
-    if value.dtype in _MOVABLE:
+    if value.dtype in MOVABLE:
         out = move(value.contiguous())
     else:
         out = move(value.contiguous().view(-1).view(torch.uint8).view(value.shape[0], -1)).view(-1).view(value.dtype)
@@ -182,14 +189,14 @@ def all_gather(value: Tensor, dim: int, parts: int, group: AxisGroup) -> Tensor:
 
 def reduce_scatter(value: Tensor, dim: int, parts: int, group: AxisGroup) -> Tensor:
     """This rank's shard of the sum over the group."""
-    pieces = _deal(value, dim, parts, group.size)
+    pieces = deal(value, dim, parts, group.size)
     out: Tensor = _C10D.wait_tensor(_C10D.reduce_scatter_tensor(pieces, "sum", group.size, group.name))
     return out.view(pieces.shape[1:])
 
 
 def all_to_all(value: Tensor, dim: int, parts: int, into_dim: int, into_parts: int, group: AxisGroup) -> Tensor:
     """From a split of `dim` to a split of `into_dim`."""
-    pieces = _deal(value, into_dim, into_parts, group.size)
+    pieces = deal(value, into_dim, into_parts, group.size)
     each = [1] * group.size
     pieces_shape = pieces.shape
     out = _moved(pieces, lambda x: _C10D.all_to_all_single(x, each, each, group.name))

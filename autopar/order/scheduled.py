@@ -1,129 +1,165 @@
-"""A program under a schedule: which of its steps run once a step, with every micro-batch, or again in the backward pass.
+"""A program under a schedule: its segments, the units of its parameters, and the actions of a step.
 
-A parameter's redistribution (its gather, and the reduction of its gradient) has one of three modes:
-
-    mode      value                                gradient
-    once      made once a step, kept               added up as it is used, brought home once a step
-    shards    made once a step, kept               brought home and added up after every micro-batch       (ZeRO 2)
-    again     made for every forward and once      brought home and added up after every micro-batch       (ZeRO 3)
-              more for every backward pass
-
-Only what gathers is ever made again or brought home often; the rest costs nothing on the way to its value, and is done once.
+The steps of a program that are no redistributions of parameters are cut into *segments*: before the first reader of each unit, and
+around what is made again in the backward pass. A segment runs as one; between segments parameters are gathered, released and reduced.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from ..errors import PlanError
 from ..ir import Role
-from ..sharding.layout import Kind, Layout
-from ..sharding.program import Collective, Compute, Program, Redistribute, Step, chain_collectives, operator_collectives
-from ..sharding.redistribution import changed_axis, transfers
+from ..sharding.layout import Layout
+from ..sharding.program import Bucket, Collective, Compute, Program, Redistribute, Step, chain_collectives, operator_collectives
 from ..sharding.rules import RULES, Call
 from ..sharding.rules.saved import keeps, shares_memory
 from ..sharding.schedule import PLAIN, Schedule
+from .actions import Action, Word
+from .passes import Need, expand, one_stage
+from .units import Mode, Unit, gather_collectives, modes_of, moves_value, reduce_collectives, sources_of, units_of
+
+__all__ = ["Mode", "Scheduled", "Segment", "kept_steps", "makes", "reads", "scheduled"]
 
 Place = tuple[str, Layout]
 
 
-class Mode(StrEnum):
-    """How often a parameter's redistribution runs."""
-
-    ONCE = "once"
-    SHARDS = "shards"
-    AGAIN = "again"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Consecutive steps, by their index in the program; with `again` their values are not kept but made again in the backward pass."""
+class Segment:
+    """Consecutive steps, by their index in the program; with `again` their values are not kept but made again in the backward pass.
+
+    `units`: those whose parameters it reads; `wanted`: those of them that its backward pass needs gathered.
+    """
 
     steps: tuple[int, ...]
     again: bool
+    units: tuple[int, ...]
+    wanted: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
     """The program of one micro-batch, and how a step is made of it.
 
-    `modes`: of the redistributions of parameters, by step. `parts`: the steps in the order in which they run. `regathered`: for the step
-    of an operator, the redistributions in mode "again" whose values it needs in the backward pass, the first to do so there.
+    `modes`: of the redistributions of parameters, by step. `segments`: in the order in which they run.
     """
 
     program: Program
     schedule: Schedule
     modes: dict[int, Mode] = field(repr=False)
-    parts: tuple[Part, ...] = field(repr=False)
-    regathered: dict[int, tuple[int, ...]] = field(repr=False)
+    units: tuple[Unit, ...] = field(repr=False)
+    segments: tuple[Segment, ...] = field(repr=False)
 
     @property
     def trains(self) -> bool:
         """Whether there is a backward pass."""
         return bool(self.program.assignment.gradients)
 
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The sums of gradients, in the order in which they are started."""
+        return tuple(itertools.chain.from_iterable(unit.buckets for unit in reversed(self.units)))
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """All steps in the order of the forward pass, each unit's before the first segment that reads it."""
+        seen: set[int] = set()
+        found: list[int] = []
+        for segment in self.segments:
+            new = [unit for unit in segment.units if unit not in seen]
+            seen.update(new)
+            found += [index for unit in new for index in sorted(self.units[unit].members)]
+            found += segment.steps
+        return tuple(found)
+
+    def needs(self) -> tuple[Need, ...]:
+        """What each segment asks of the order."""
+        first = self.reduced_at()
+        return tuple(
+            Need(
+                forward=segment.units, backward=segment.wanted,
+                reduced=tuple(unit for unit in reversed(range(len(self.units))) if first[unit] == number),
+            )
+            for number, segment in enumerate(self.segments)
+        )  # fmt: skip
+
+    def moves(self, unit: int) -> bool:
+        """Whether gathering a unit does anything: some of its parameters are used in another layout than they are stored in."""
+        steps = (self.program.steps[index] for index in self.units[unit].members)
+        return any(isinstance(step, Redistribute) and moves_value(step) for step in steps)
+
+    def reduced_at(self) -> list[int]:
+        """For every unit the segment behind whose backward pass its gradients are complete: the first that reads it."""
+        found = [0] * len(self.units)
+        for number in reversed(range(len(self.segments))):
+            for unit in self.segments[number].units:
+                found[unit] = number
+        return found
+
+    def actions(self) -> tuple[Action, ...]:
+        """The order of a step without pipeline stages."""
+        return expand({0: self}, one_stage(self.schedule.micro_batches, train=self.trains), prefetch=self.schedule.prefetch)
+
+    def issued(self, action: Action) -> tuple[Collective, ...]:
+        """The collectives of an action (not of sends); those of one segment's backward pass in no certain order."""
+        last = action.micro_batch == self.schedule.micro_batches - 1
+        match action.word:
+            case Word.GATHER:
+                assert action.unit is not None
+                return tuple(gather_collectives(self.program, self.units[action.unit]))
+            case Word.REDUCE:
+                assert action.unit is not None
+                return tuple(reduce_collectives(self.program, self.units[action.unit], last=last))
+            case Word.FORWARD:
+                return self._segment(action)[0]
+            case Word.BACKWARD | Word.BACKWARD_INPUT:
+                ahead, back = self._segment(action)
+                assert action.segment is not None
+                repeated = tuple(_back(c) for c in ahead) if self.segments[action.segment].again else ()
+                return (*repeated, *back)
+        return ()
+
+    def _segment(self, action: Action) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+        assert action.segment is not None
+        mesh = self.program.assignment.mesh.shape
+        each = [_collectives(self.program, self.program.steps[i], mesh) for i in self.segments[action.segment].steps]
+        ahead = itertools.chain.from_iterable(pair[0] for pair in each)
+        return tuple(ahead), tuple(itertools.chain.from_iterable(pair[1] for pair in reversed(each)))
+
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective of one training step (or one inference): micro-batch after micro-batch, then the gradient buckets."""
-        lists = _Lists(self)
+        """Every collective of one training step (or one inference) without pipeline stages, in the order of the actions."""
+        known: dict[tuple[Word, int | None, int | None, bool], tuple[Collective, ...]] = {}
         found: list[Collective] = []
-        last = self.schedule.micro_batches - 1
-        for number in range(last + 1):
-            found += lists.forward(first=number == 0)
-            if self.trains:
-                found += lists.backward(last=number == last)
-        for bucket in self.program.buckets:
-            name = bucket.parameters[0]
-            found += [Collective(phase="backward", kind="all_reduce", axis=axis, nbytes=bucket.nbytes, tensor=name) for axis in bucket.axes]
+        waiting: list[Collective] = []
+        for action in self.actions():
+            key = (action.word, action.segment, action.unit, action.micro_batch == self.schedule.micro_batches - 1)
+            issued = known.setdefault(key, self.issued(action)) if key not in known else known[key]
+            if action.word is Word.GATHER:
+                waiting += issued  # its phase is that of the pass before which it stands
+                continue
+            found += waiting if action.word is Word.FORWARD else map(_back, waiting)
+            found += issued
+            waiting = []
         return tuple(found)
 
 
 def scheduled(program: Program, schedule: Schedule = PLAIN) -> Scheduled:
     """Put a program under a schedule; `PlanError` where that names operators which the program does not hold."""
-    modes = _modes(program, schedule)
-    parts = _parts(program, schedule, modes)
-    regathered = _regathered(program, modes, parts) if program.assignment.gradients else {}
-    return Scheduled(program=program, schedule=schedule, modes=modes, parts=parts, regathered=regathered)
-
-
-def _modes(program: Program, schedule: Schedule) -> dict[int, Mode]:
-    """A chain that starts from what another one gave runs as often as that."""
-    order = list(Mode)
-    gathered = Mode.AGAIN if schedule.gathered == "again" else Mode.SHARDS if schedule.accumulated == "shards" else Mode.ONCE
-    found: dict[int, Mode] = {}
-    of_place: dict[Place, Mode] = {}
-    mesh = program.assignment.mesh.shape
-    for index, step in enumerate(program.steps):
-        if isinstance(step, Redistribute) and program.graph.tensors[step.tensor].role is Role.PARAMETER:
-            own = gathered if gathers(step, mesh) else Mode.ONCE
-            mode = max(own, of_place.get((step.tensor, step.chain[0]), Mode.ONCE), key=order.index)
-            found[index] = of_place[step.tensor, step.chain[-1]] = mode
-    return found
-
-
-def gathers(step: Redistribute, mesh: tuple[int, ...]) -> bool:
-    """Whether a redistribution communicates on the way to its value."""
-    pairs = ((before, after, changed_axis(before, after)) for before, after in itertools.pairwise(step.chain))
-    return any(transfers(before[axis], after[axis], mesh[axis])[0] is not None for before, after, axis in pairs)
+    modes = modes_of(program, schedule)
+    units = units_of(program, schedule, modes)
+    return Scheduled(program=program, schedule=schedule, modes=modes, units=units, segments=_segments(program, schedule, modes, units))
 
 
 def kept_steps(plan: Scheduled) -> tuple[int, ...]:
     """The redistributions of parameters whose values stay from one micro-batch to the next."""
     if plan.schedule.micro_batches == 1:
         return ()
-    moved = (index for index, mode in plan.modes.items() if mode is not Mode.AGAIN)
-    return tuple(index for index in moved if not _is_free(plan.program.steps[index]))
-
-
-def _is_free(step: Step) -> bool:
-    """Whether a redistribution leaves the value where it is: each step of its chain is R to B or none at all."""
-    assert isinstance(step, Redistribute)
-    pairs = itertools.pairwise(step.chain[step.bucketed :])
-    moved = ((before[axis], after[axis]) for before, after in pairs for axis in (changed_axis(before, after),))
-    return all(Kind.SPLIT not in (before.kind, after.kind) and after.kind is not Kind.PARTIAL for before, after in moved)
+    steps = plan.program.steps
+    moved = ((index, steps[index]) for index, mode in plan.modes.items() if mode is not Mode.AGAIN)
+    return tuple(index for index, step in moved if isinstance(step, Redistribute) and moves_value(step))
 
 
 def reads(step: Step) -> tuple[Place, ...]:
@@ -140,128 +176,127 @@ def makes(step: Step) -> tuple[Place, ...]:
     return tuple(zip(step.operator.outputs, step.decision.outputs, strict=True))
 
 
-def _segments(program: Program, schedule: Schedule, modes: dict[int, Mode]) -> list[int]:
-    """The segment of every step, or -1. A redistribution belongs to the operator behind it; a parameter's, if it is made again anyway."""
+def _segments(program: Program, schedule: Schedule, modes: dict[int, Mode], units: tuple[Unit, ...]) -> tuple[Segment, ...]:
+    """The stretches between cuts, each with the units that it reads."""
+    parts = _parts(program, schedule, modes)
+    order = [index for steps, _ in parts for index in steps]
+    starts = [0, *itertools.accumulate(len(steps) for steps, _ in parts)]
+    unit_of = {index: unit.number for unit in units for index in unit.members}
+    read_by = _members_read(program, modes)
+    cuts = {start for (_, again), edges in zip(parts, itertools.pairwise(starts), strict=True) if again for start in edges}
+    first: dict[int, int] = {}
+    for position, index in enumerate(order):
+        for member in read_by.get(index, ()):
+            first.setdefault(unit_of[member], position)
+    for position in first.values():
+        part = bisect.bisect_right(starts, position) - 1
+        cuts.add(starts[part] if part < len(parts) and parts[part][1] else position)
+    again = {index for steps, repeated in parts if repeated for index in steps}
+    wanted = _wanted(program, modes, again)
+    found = []
+    bounds = sorted({0, len(order)} | cuts)
+    for low, high in itertools.pairwise(bounds):
+        steps = tuple(order[low:high])
+        members = {member for index in steps for member in read_by.get(index, ())}
+        if high == len(order):
+            members |= _of_outputs(program, modes)
+        repeated = steps[0] in again
+        needed = members if repeated else {member for index in steps for member in wanted.get(index, ())}
+        found.append(
+            Segment(steps=steps, again=repeated, units=_numbers(unit_of, members), wanted=_numbers(unit_of, needed))
+        )
+    return tuple(found) or (Segment(steps=(), again=False, units=(), wanted=()),)
+
+
+def _numbers(unit_of: dict[int, int], members: set[int]) -> tuple[int, ...]:
+    return tuple(sorted({unit_of[member] for member in members}))
+
+
+def _members_read(program: Program, modes: dict[int, Mode]) -> dict[int, tuple[int, ...]]:
+    """For every step the redistributions of parameters whose values it reads, with those that they start from."""
+    made = {makes(program.steps[index])[0]: index for index in modes}
+    sources = sources_of(program, modes)
+    found: dict[int, tuple[int, ...]] = {}
+    for index, step in enumerate(program.steps):
+        if index not in modes:
+            members = [made[place] for place in reads(step) if place in made]
+            for member in members:
+                if member in sources:
+                    members.append(sources[member])
+            if members:
+                found[index] = tuple(dict.fromkeys(members))
+    return found
+
+
+def _of_outputs(program: Program, modes: dict[int, Mode]) -> set[int]:
+    """The redistributions of parameters whose values leave the program."""
+    outputs = set(program.assignment.outputs.items())
+    return {index for index in modes if makes(program.steps[index])[0] in outputs}
+
+
+def _behind(program: Program, schedule: Schedule, modes: dict[int, Mode]) -> list[int]:
+    """The recomputed stretch of every step, or -1; a redistribution belongs to the operator behind it."""
     named = Counter(name for segment in schedule.recompute for name in segment)
     known = {step.operator.name for step in program.steps if isinstance(step, Compute)}
     if wrong := [name for name, count in named.items() if count > 1 or name not in known]:
         raise PlanError(f"the plan recomputes {', '.join(map(repr, wrong[:5]))}: not in the model, or named twice")
-    segment_of = {name: number for number, segment in enumerate(schedule.recompute) for name in segment}
-    readers: dict[Place, list[int]] = {}
-    for index, step in enumerate(program.steps):
-        for place in reads(step):
-            readers.setdefault(place, []).append(index)
-    outputs = set(program.assignment.outputs.items())
+    stretch_of = {name: number for number, segment in enumerate(schedule.recompute) for name in segment}
     found, behind = [-1] * len(program.steps), -1
     for index in reversed(range(len(program.steps))):
         step = program.steps[index]
         if isinstance(step, Compute):
-            behind = segment_of.get(step.operator.name, -1)
+            behind = stretch_of.get(step.operator.name, -1)
         found[index] = behind
-        if index in modes:
-            (place,) = makes(step)
-            users = {found[reader] for reader in readers.get(place, ())}
-            found[index] = users.pop() if modes[index] is Mode.AGAIN and len(users) == 1 and place not in outputs else -1
     return found
 
 
-def _parts(program: Program, schedule: Schedule, modes: dict[int, Mode]) -> tuple[Part, ...]:
-    """Each segment in one part, what stands between its steps before it; where that depends on the segment, it is cut there."""
-    segments = _segments(program, schedule, modes)
-    if all(segment < 0 for segment in segments):
-        return (Part(steps=tuple(range(len(segments))), again=False),)
+def _parts(program: Program, schedule: Schedule, modes: dict[int, Mode]) -> list[tuple[list[int], bool]]:
+    """Each recomputed stretch in one piece, what stands between its steps before it; where that depends on the stretch, it is cut there."""
+    stretches = _behind(program, schedule, modes)
     found: list[tuple[int, list[int]]] = [(-1, [])]
     inside: set[Place] = set()
     for index, step in enumerate(program.steps):
-        segment, current = segments[index], found[-1][0]
-        if segment == current:
+        if index in modes:
+            continue
+        stretch, current = stretches[index], found[-1][0]
+        if stretch == current:
             found[-1][1].append(index)
-        elif segment < 0 and not any(place in inside for place in reads(step)):
+        elif stretch < 0 and not any(place in inside for place in reads(step)):
             found[-2][1].append(index)
             continue
         else:
-            if segment >= 0 and current >= 0:
+            if stretch >= 0 and current >= 0:
                 found.append((-1, []))
-            found.append((segment, [index]))
+            found.append((stretch, [index]))
             inside = set()
-        if segment >= 0:
+        if stretch >= 0:
             inside.update(makes(step))
     gradients = program.assignment.gradients
-    return tuple(
-        Part(steps=tuple(steps), again=segment >= 0 and any(n in gradients for i in steps for n, _ in makes(program.steps[i])))
-        for segment, steps in found
+    return [
+        (steps, stretch >= 0 and any(name in gradients for index in steps for name, _ in makes(program.steps[index])))
+        for stretch, steps in found
         if steps
-    )
+    ]
 
 
-def _regathered(program: Program, modes: dict[int, Mode], parts: tuple[Part, ...]) -> dict[int, tuple[int, ...]]:
-    """Where values that were gathered are gathered again: at the last of their readers whose backward pass reads them."""
-    inside = {index for part in parts if part.again for index in part.steps}
-    again = {makes(program.steps[i])[0]: i for i, mode in modes.items() if mode is Mode.AGAIN and i not in inside}
-    if not again:
-        return {}
+def _wanted(program: Program, modes: dict[int, Mode], again: set[int]) -> dict[int, tuple[int, ...]]:
+    """For every operator whose backward pass reads parameters that are gathered again: their redistributions."""
+    of_place = {makes(program.steps[i])[0]: i for i, mode in modes.items() if mode is Mode.AGAIN}
     views: dict[Place, tuple[Place, bool]] = {}  # a view → what it is a view of, and whether in its order
-    found: dict[int, list[int]] = {}
-    last: dict[int, int] = {}
+    found: dict[int, tuple[int, ...]] = {}
     gradients = program.assignment.gradients
-    for index, step in enumerate(program.steps):
-        if not isinstance(step, Compute) or index in inside or step.operator.kind not in RULES:
+    for index, step in enumerate(program.steps if of_place else ()):
+        if not isinstance(step, Compute) or index in again or step.operator.kind not in RULES:
             continue
         call, places = Call.of(program.graph, step.operator), reads(step)
         roots = [views.get(place, (place, True)) for place in places]
-        if places and roots[0][0] in again and shares_memory(call, contiguous=roots[0][1]):
+        if places and roots[0][0] in of_place and shares_memory(call, contiguous=roots[0][1]):
             same = call.inputs[0].shape == call.outputs[0].shape or len(call.inputs[0].shape) != len(call.outputs[0].shape)
             views.update((place, (roots[0][0], roots[0][1] and same)) for place in makes(step))
         if any(place[0] in gradients for place in makes(step)):
-            for position in keeps(call, tuple(name in gradients for name in step.operator.inputs)).inputs:
-                if roots[position][0] in again:
-                    last[again[roots[position][0]]] = index
-    for gather, reader in last.items():
-        found.setdefault(reader, []).append(gather)
-    return {reader: tuple(gathers) for reader, gathers in found.items()}
-
-
-class _Lists:
-    """The collectives of each step of a program, looked up once."""
-
-    def __init__(self, plan: Scheduled) -> None:
-        self.plan = plan
-        program = plan.program
-        mesh = program.assignment.mesh.shape
-        self.steps = [_collectives(program, step, mesh) for step in program.steps]
-        self.from_storage = {
-            makes(step)[0]: index for index, step in enumerate(program.steps) if index in plan.modes and isinstance(step, Redistribute)
-        }
-
-    def forward(self, *, first: bool) -> Iterator[Collective]:
-        """The forward pass of one micro-batch."""
-        for part in self.plan.parts:
-            for index in part.steps:
-                if first or self.plan.modes.get(index, Mode.AGAIN) is Mode.AGAIN:
-                    yield from self.steps[index][0]
-
-    def backward(self, *, last: bool) -> Iterator[Collective]:
-        """The backward pass of one micro-batch."""
-        for part in reversed(self.plan.parts):
-            if part.again:
-                for index in part.steps:
-                    yield from self.again(index)
-            for index in reversed(part.steps):
-                for gather in self.plan.regathered.get(index, ()):
-                    yield from self.path(gather)
-                if last or self.plan.modes.get(index, Mode.AGAIN) is not Mode.ONCE:
-                    yield from self.steps[index][1]
-
-    def again(self, index: int) -> list[Collective]:
-        """The collectives of a step's second forward pass."""
-        return [_back(c) for c in self.steps[index][0]]
-
-    def path(self, gather: int) -> list[Collective]:
-        """Those that make a gathered value again from what is stored."""
-        step = self.plan.program.steps[gather]
-        assert isinstance(step, Redistribute)
-        before = self.from_storage.get((step.tensor, step.chain[0]))
-        return [*(self.path(before) if before is not None else ()), *self.again(gather)]
+            kept = keeps(call, tuple(name in gradients for name in step.operator.inputs)).inputs
+            found[index] = tuple(of_place[roots[position][0]] for position in kept if roots[position][0] in of_place)
+    return found
 
 
 def _back(c: Collective) -> Collective:
@@ -271,6 +306,8 @@ def _back(c: Collective) -> Collective:
 def _collectives(program: Program, step: Step, mesh: tuple[int, ...]) -> tuple[list[Collective], list[Collective]]:
     """Those of a step forward, and those of its backward pass, each in the order of issue."""
     if isinstance(step, Redistribute):
+        if program.graph.tensors[step.tensor].role is Role.PARAMETER:
+            return [], []
         ahead, back = chain_collectives(program.graph, step, mesh)
         return ahead, back[::-1]
     if all(option.communication is None for option in step.decision.options):

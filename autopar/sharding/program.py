@@ -1,7 +1,8 @@
 """The local program of a plan, free of any framework: what is computed and what is redistributed, in order.
 
 The cost model prices this program and the runtime executes it, so that what is priced is what is issued. Values are
-addressed by (tensor, layout); a redistribution makes one more layout of a tensor available, once for all its readers.
+addressed by (tensor, layout); a redistribution makes one more layout of a tensor available, once for all its readers. When
+which of its collectives are issued follows from the order of the step (`autopar/order`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,6 @@ from .mesh import Mesh
 from .notation import Rule
 from .redistribution import changed_axis, is_step, local_bytes, transfers
 from .rules import Call
-
-BUCKET_BYTES = 25 * 2**20
-"""Largest bucket of gradient reductions: 25 MiB, as torch's DistributedDataParallel (its `bucket_cap_mb`)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
@@ -101,34 +98,11 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Steps in execution order, gradient buckets in the order of their reduction, and where every value lies."""
+    """Steps in execution order, and where every value lies."""
 
     graph: Graph
     assignment: Assignment
     steps: tuple[Step, ...]
-    buckets: tuple[Bucket, ...]
-
-    def collectives(self) -> tuple[Collective, ...]:
-        """Every collective of one training step (or one inference), forward first, in the order of issue."""
-        mesh = self.assignment.mesh.shape
-        forward: list[Collective] = []
-        backward: list[Collective] = []
-        for step in self.steps:
-            if isinstance(step, Redistribute):
-                ahead, back = chain_collectives(self.graph, step, mesh)
-                forward += ahead
-                backward += back
-            elif any(option.communication is not None for option in step.decision.options):
-                inside = operator_collectives(self.graph, step, mesh, self.assignment.gradients)
-                forward += [c for c in inside if c.phase == "forward"]
-                backward += [c for c in inside if c.phase == "backward"][::-1]
-        backward.reverse()
-        for bucket in self.buckets:
-            name = bucket.parameters[0]
-            backward += [
-                Collective(phase="backward", kind="all_reduce", axis=axis, nbytes=bucket.nbytes, tensor=name) for axis in bucket.axes
-            ]
-        return (*forward, *backward)
 
 
 def inputs_read(program: Program) -> tuple[tuple[str, Layout], ...]:
@@ -183,7 +157,7 @@ def build_program(graph: Graph, assignment: Assignment) -> Program:
     for name, layout in assignment.outputs.items():
         builder.bring(name, layout)
     steps = _mark_bucketed(graph, assignment, _mark_gradients(graph, assignment, builder.steps))
-    return Program(graph=graph, assignment=assignment, steps=steps, buckets=_buckets(graph, assignment, steps))
+    return Program(graph=graph, assignment=assignment, steps=steps)
 
 
 class _Builder:
@@ -268,26 +242,3 @@ def _mark_bucketed(graph: Graph, assignment: Assignment, steps: Sequence[Step]) 
         else step
         for step in steps
     )
-
-
-def _buckets(graph: Graph, assignment: Assignment, steps: Sequence[Step]) -> tuple[Bucket, ...]:
-    """Group the parameters whose gradients are partial at their storage: same axes and dtype, last used first."""
-    mesh = assignment.mesh.shape
-    partial = {step.tensor: step.chain[: step.bucketed + 1] for step in steps if isinstance(step, Redistribute) and step.bucketed}
-    groups: dict[tuple[tuple[int, ...], str], list[tuple[str, int]]] = {}
-    for name in reversed(partial):
-        tensor = graph.tensors[name]
-        size = local_bytes(assignment.storage[name], tensor.bytes, mesh)
-        groups.setdefault((_leading(partial[name]), tensor.dtype), []).append((name, size))
-    buckets: list[Bucket] = []
-    for (axes, _), members in groups.items():
-        current: list[str] = []
-        total = 0
-        for name, size in members:
-            if current and total + size > BUCKET_BYTES:
-                buckets.append(Bucket(parameters=tuple(current), axes=axes, nbytes=total))
-                current, total = [], 0
-            current.append(name)
-            total += size
-        buckets.append(Bucket(parameters=tuple(current), axes=axes, nbytes=total))
-    return tuple(buckets)

@@ -1,0 +1,115 @@
+"""From passes of chunks to all actions of a rank: segments, and before and behind them the units of their parameters.
+
+The passes of a rank are a list of visits of segments. A unit in mode "again" is gathered before a visit that needs it, unless the visit
+before has left it there, and let go behind the last of consecutive visits that do. Other units are gathered once and let go at the end.
+A gather is issued `prefetch` visits before the one that needs it, so that it runs under their computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .actions import Action, Word
+from .units import Mode, Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Of one segment: units read by its forward pass, units that its backward pass needs, and those that its backward pass completes."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    reduced: tuple[int, ...]
+
+
+class Chunk(Protocol):
+    """What the order has to know of a chunk."""
+
+    @property
+    def units(self) -> Sequence[Unit]:
+        """Its units."""
+
+    def needs(self) -> Sequence[Need]:
+        """What each of its segments needs."""
+
+    def moves(self, unit: int) -> bool:
+        """Whether gathering a unit does anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """An action of the list, with the units that have to be there."""
+
+    action: Action
+    needed: frozenset[tuple[int, int]] = frozenset()
+    computes: bool = False
+
+
+def one_stage(micro_batches: int, *, train: bool) -> Iterator[Action]:
+    """Micro-batch after micro-batch, each with its backward pass."""
+    for number in range(micro_batches):
+        yield Action(word=Word.FORWARD, micro_batch=number)
+        if train:
+            yield Action(word=Word.BACKWARD, micro_batch=number)
+
+
+def expand(chunks: Mapping[int, Chunk], passes: Iterable[Action], *, prefetch: int) -> tuple[Action, ...]:
+    """All actions of a rank that holds these chunks and runs these passes (with sends and receives among them)."""
+    needs = {number: tuple(chunk.needs()) for number, chunk in chunks.items()}
+    order = list(passes)
+    visits = [visit for action in order for visit in _visits(action, needs.get(action.chunk, ()))]
+    before, behind = _gathers(chunks, visits, prefetch)
+    last = {action.chunk: action.micro_batch for action in order if action.word in (Word.BACKWARD, Word.BACKWARD_WEIGHT)}
+    found: list[Action] = []
+    for number, visit in enumerate(visits):
+        found += (Action(word=Word.GATHER, chunk=chunk, unit=unit) for chunk, unit in before.get(number, ()))
+        found.append(visit.action)
+        found += (Action(word=Word.RELEASE, chunk=chunk, unit=unit) for chunk, unit in behind.get(number, ()))
+        action = visit.action
+        if visit.computes and action.word in (Word.BACKWARD, Word.BACKWARD_WEIGHT) and action.segment is not None:
+            chunk = chunks[action.chunk]
+            for unit in needs[action.chunk][action.segment].reduced:
+                if chunk.units[unit].mode is not Mode.ONCE or action.micro_batch == last[action.chunk]:
+                    found.append(Action(word=Word.REDUCE, chunk=action.chunk, unit=unit, micro_batch=action.micro_batch))
+    return tuple(found)
+
+
+def _visits(action: Action, needs: Sequence[Need]) -> Iterator[_Visit]:
+    """A pass as the visits of its segments, backwards from the last; other actions stay as they are."""
+    if action.word not in (Word.FORWARD, Word.BACKWARD, Word.BACKWARD_INPUT, Word.BACKWARD_WEIGHT):
+        yield _Visit(action)
+        return
+    numbers = range(len(needs)) if action.word is Word.FORWARD else reversed(range(len(needs)))
+    for number in numbers:
+        need = needs[number]
+        units = need.forward if action.word is Word.FORWARD else () if action.word is Word.BACKWARD_WEIGHT else need.backward
+        one = Action(word=action.word, chunk=action.chunk, micro_batch=action.micro_batch, segment=number)
+        yield _Visit(one, frozenset((action.chunk, unit) for unit in units), computes=True)
+
+
+def _gathers(
+    chunks: Mapping[int, Chunk], visits: Sequence[_Visit], prefetch: int
+) -> tuple[dict[int, list[tuple[int, int]]], dict[int, list[tuple[int, int]]]]:
+    """For visits by number: the units to gather before them, and to release behind them."""
+    computed = [number for number, visit in enumerate(visits) if visit.computes]
+    before: dict[int, list[tuple[int, int]]] = {}
+    behind: dict[int, list[tuple[int, int]]] = {}
+    held: set[tuple[int, int]] = set()
+    final: dict[tuple[int, int], int] = {}
+    for place, number in enumerate(computed):
+        now = sorted(visits[number].needed)
+        issued = computed[max(place - prefetch, 0)]
+        for unit in now:
+            if unit not in held and chunks[unit[0]].moves(unit[1]):
+                before.setdefault(issued, []).append(unit)
+                held.add(unit)
+            final[unit] = number
+        following = visits[computed[place + 1]].needed if place + 1 < len(computed) else frozenset()
+        gone = {u for u in held if chunks[u[0]].units[u[1]].mode is Mode.AGAIN and u not in following}
+        behind.setdefault(number, []).extend(sorted(gone))
+        held -= gone
+    for unit in sorted(held):
+        behind.setdefault(final[unit], []).append(unit)
+    return before, behind

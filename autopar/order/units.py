@@ -1,0 +1,191 @@
+"""Units: parameters that are gathered, released and reduced together, flat, and how often that is done.
+
+A parameter's redistribution (its gather, and the reduction of its gradient) has one of three modes:
+
+    mode      value                                gradient
+    once      made once a step, kept               added up as it is used, brought home once a step
+    shards    made once a step, kept               brought home and added up after every micro-batch       (ZeRO 2)
+    again     gathered for each run of segments    brought home and added up after every micro-batch       (ZeRO 3)
+              that reads it, let go behind it
+
+Only what gathers is ever gathered again or brought home often; the rest costs nothing on the way to its value, and is done once.
+Parameters enter units in the order in which they are first read, until a unit holds `unit_bytes` of them as they are used. Those of one
+mode that take the same steps travel in one message.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..ir import Role
+from ..sharding.layout import Kind, Layout
+from ..sharding.program import Bucket, Collective, Program, Redistribute, chain_collectives
+from ..sharding.redistribution import changed_axis, local_bytes, transfers
+from ..sharding.schedule import Schedule
+
+Place = tuple[str, Layout]
+
+
+class Mode(StrEnum):
+    """How often a parameter's redistribution runs."""
+
+    ONCE = "once"
+    SHARDS = "shards"
+    AGAIN = "again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Redistributions of parameters, by their steps of the program.
+
+    `groups`: those that travel together, in the order of gathering; the gradients come home in the reverse order. `buckets`: the sums of
+    gradients as they are stored that end here, once a step.
+    """
+
+    number: int
+    mode: Mode
+    groups: tuple[tuple[int, ...], ...]
+    buckets: tuple[Bucket, ...] = ()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """All redistributions."""
+        return tuple(itertools.chain.from_iterable(self.groups))
+
+
+def modes_of(program: Program, schedule: Schedule) -> dict[int, Mode]:
+    """The mode of every redistribution of a parameter; a chain that starts from what another one gave runs as often as that."""
+    order = list(Mode)
+    gathered = Mode.AGAIN if schedule.gathered == "again" else Mode.SHARDS if schedule.accumulated == "shards" else Mode.ONCE
+    found: dict[int, Mode] = {}
+    of_place: dict[Place, Mode] = {}
+    mesh = program.assignment.mesh.shape
+    for index, step in enumerate(program.steps):
+        if isinstance(step, Redistribute) and program.graph.tensors[step.tensor].role is Role.PARAMETER:
+            own = gathered if gathers(step, mesh) else Mode.ONCE
+            mode = max(own, of_place.get((step.tensor, step.chain[0]), Mode.ONCE), key=order.index)
+            found[index] = of_place[step.tensor, step.chain[-1]] = mode
+    return found
+
+
+def gathers(step: Redistribute, mesh: tuple[int, ...]) -> bool:
+    """Whether a redistribution communicates on the way to its value."""
+    pairs = ((before, after, changed_axis(before, after)) for before, after in itertools.pairwise(step.chain))
+    return any(transfers(before[axis], after[axis], mesh[axis])[0] is not None for before, after, axis in pairs)
+
+
+def moves_value(step: Redistribute) -> bool:
+    """Whether a redistribution gives another value than it takes: some step of its chain is neither R to B nor B to R."""
+    pairs = itertools.pairwise(step.chain[step.bucketed :])
+    moved = ((before[axis], after[axis]) for before, after in pairs for axis in (changed_axis(before, after),))
+    return any(Kind.SPLIT in (before.kind, after.kind) or after.kind is Kind.PARTIAL for before, after in moved)
+
+
+def sources_of(program: Program, modes: Mapping[int, Mode]) -> dict[int, int]:
+    """For the redistributions of parameters that start from what another one gives: that one."""
+    made: dict[Place, int] = {}
+    found: dict[int, int] = {}
+    for index in modes:
+        step = program.steps[index]
+        assert isinstance(step, Redistribute)
+        if (step.tensor, step.chain[0]) in made:
+            found[index] = made[step.tensor, step.chain[0]]
+        made[step.tensor, step.chain[-1]] = index
+    return found
+
+
+def units_of(program: Program, schedule: Schedule, modes: Mapping[int, Mode]) -> tuple[Unit, ...]:
+    """The units in the order in which their parameters are first read."""
+    mesh = program.assignment.mesh.shape
+    stretches: list[list[int]] = [[]]
+    held = 0
+    for index in modes:
+        step = program.steps[index]
+        assert isinstance(step, Redistribute)
+        nbytes = program.graph.tensors[step.tensor].bytes
+        size = max(local_bytes(layout, nbytes, mesh) for layout in (step.chain[0], step.chain[-1]))
+        if stretches[-1] and held + size > schedule.unit_bytes:
+            stretches.append([])
+            held = 0
+        stretches[-1].append(index)
+        held += size
+    sources = sources_of(program, modes)
+    found: list[Unit] = []
+    summed: set[str] = set()
+    for stretch in stretches:
+        for mode in Mode:
+            members = [index for index in stretch if modes[index] is mode]
+            if members:
+                groups = _groups(program, members, sources)
+                found.append(Unit(number=len(found), mode=mode, groups=groups, buckets=_buckets(program, members, summed)))
+    return tuple(found)
+
+
+def _groups(program: Program, members: Sequence[int], sources: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
+    """Members of equal depth, type and steps; what starts from another member's value comes behind it."""
+    found: dict[tuple[int, object], list[int]] = {}
+    depth: dict[int, int] = {}
+    for index in members:
+        step = program.steps[index]
+        assert isinstance(step, Redistribute)
+        depth[index] = depth.get(sources.get(index, -1), -1) + 1
+        steps = []
+        for before, after in itertools.pairwise(step.chain[step.bucketed :]):
+            axis = changed_axis(before, after)
+            steps.append((axis, before[axis].kind, after[axis].kind, before[axis].reduction))
+        key = (program.graph.tensors[step.tensor].dtype, tuple(steps), step.gradient, step.differentiable)
+        found.setdefault((depth[index], key), []).append(index)
+    return tuple(tuple(group) for _, group in sorted(found.items(), key=lambda item: (item[0][0], item[1][0])))
+
+
+def _buckets(program: Program, members: Sequence[int], summed: set[str]) -> tuple[Bucket, ...]:
+    """The gradients that are partial where they are stored, of parameters first read here: by axes and type, last read first."""
+    mesh = program.assignment.mesh.shape
+    found: dict[tuple[tuple[int, ...], str], list[tuple[str, int]]] = {}
+    for index in reversed(members):
+        step = program.steps[index]
+        assert isinstance(step, Redistribute)
+        if step.bucketed and step.tensor not in summed:
+            summed.add(step.tensor)
+            tensor = program.graph.tensors[step.tensor]
+            axes = tuple(changed_axis(before, after) for before, after in itertools.pairwise(step.chain[: step.bucketed + 1]))
+            size = local_bytes(program.assignment.storage[step.tensor], tensor.bytes, mesh)
+            found.setdefault((axes, tensor.dtype), []).append((step.tensor, size))
+    return tuple(
+        Bucket(parameters=tuple(name for name, _ in group), axes=axes, nbytes=sum(size for _, size in group))
+        for (axes, _), group in found.items()
+    )
+
+
+def gather_collectives(program: Program, unit: Unit, phase: str = "forward") -> Iterator[Collective]:
+    """What gathering a unit issues: a collective a step for each group."""
+    for group in unit.groups:
+        yield from _flat(program, group, phase, back=False)
+
+
+def reduce_collectives(program: Program, unit: Unit, *, last: bool) -> Iterator[Collective]:
+    """What reducing a unit's gradients issues, for the `last` micro-batch of a step or for one before it."""
+    if last or unit.mode is not Mode.ONCE:
+        for group in reversed(unit.groups):
+            yield from _flat(program, group, "backward", back=True)
+    if last:
+        for bucket in unit.buckets:
+            for axis in bucket.axes:
+                yield Collective(phase="backward", kind="all_reduce", axis=axis, nbytes=bucket.nbytes, tensor=bucket.parameters[0])
+
+
+def _flat(program: Program, group: Sequence[int], phase: str, *, back: bool) -> Iterator[Collective]:
+    """The collectives of the members joined, one for each step that has any."""
+    mesh = program.assignment.mesh.shape
+    each = []
+    for index in group:
+        step = program.steps[index]
+        assert isinstance(step, Redistribute)
+        ahead, behind = chain_collectives(program.graph, step, mesh)
+        each.append(behind[::-1] if back else ahead)
+    for joined in zip(*each, strict=True):
+        first = joined[0]
+        yield Collective(phase=phase, kind=first.kind, axis=first.axis, nbytes=sum(c.nbytes for c in joined), tensor=first.tensor)

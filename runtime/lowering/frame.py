@@ -1,0 +1,105 @@
+"""The mesh as an operator sees it: on micro-batches it has one axis more, that of time.
+
+A micro-batch is a coordinate on the axis of time (see `sharding.time_split`), and local sizes and shards follow as on any other axis.
+Nothing is communicated on it: inputs and constants come cut.
+"""
+
+from __future__ import annotations
+
+from autopar.errors import PlanError
+from autopar.ir import Role
+from autopar.order.scheduled import Scheduled
+from autopar.sharding.candidates import Option
+from autopar.sharding.layout import B, Kind, Layout, Placement, R, S
+from autopar.sharding.program import Compute, Decision
+from autopar.sharding.rules import Call, rule_of
+
+from ..collectives import AxisGroup, DeviceGroups
+from ..localise import LocalCall, LocalOperator, localise
+from .program import Place, Time
+
+
+class Frame:
+    """Sizes, coordinates and groups of all axes, and where tensors lie on them."""
+
+    def __init__(self, plan: Scheduled, groups: DeviceGroups, time: Time | None) -> None:
+        program = plan.program
+        if groups.mesh.shape != program.assignment.mesh.shape:
+            raise PlanError(f"the plan is for the mesh {program.assignment.mesh}, the ranks form {groups.mesh}")
+        self.program, self.model, self.time = program, program.graph, time
+        self.axes = groups.mesh.axes
+        self.mesh, self.coordinate, self.groups = groups.mesh.shape, groups.coordinate, groups.axes
+        if time is not None:
+            self.mesh = (time.count, *self.mesh)
+            self.coordinate = (time.index, *self.coordinate)
+            self.groups = (AxisGroup("", time.count, time.index), *self.groups)
+
+    def joined(self, name: str, layout: Layout) -> Layout:
+        """How an output lies when those of all micro-batches are joined: a split of their samples is one within each of them."""
+        if self.time is None or (time := self.placement(name)).kind is not Kind.SPLIT:
+            return layout
+        within = S(time.dim, time.parts * self.time.count)
+        return tuple(within if placement == time else placement for placement in layout)
+
+    def runs(self, item: Compute) -> bool:
+        """Whether an operator is part of this program: of a micro-batch's, all but those of the preamble that run once."""
+        return self.time is None or item.decision.rule is not None or item.operator.name in self.time.split.options
+
+    def placement(self, name: str) -> Placement:
+        """How a tensor lies on the axis of time; parameters are whole there, their gradients shares."""
+        assert self.time is not None
+        if self.model.tensors[name].role is Role.PARAMETER:
+            return B if name in self.program.assignment.gradients else R
+        return self.time.split.placements[name]
+
+    def layout(self, layout: Layout, placement: Placement) -> Layout:
+        """A layout with its placement on the axis of time, where there is one."""
+        return layout if self.time is None else (placement, *layout)
+
+    def place(self, name: str, layout: Layout) -> Place:
+        """Where a tensor's value is found; parameters lie under their layouts alone."""
+        if self.time is None or self.model.tensors[name].role is Role.PARAMETER:
+            return name, layout
+        return name, (self.placement(name), *layout)
+
+    def decision(self, item: Compute) -> Decision:
+        """What is decided for an operator, on all axes."""
+        decision = item.decision
+        if self.time is None or item.operator.name not in self.time.split.options:
+            return decision
+        option, rule = self.time.split.options[item.operator.name], decision.rule
+        options = decision.options
+        if rule is None:
+            rule = rule_of(Call.of(self.model, item.operator))
+            inputs, outputs = (R,) * len(item.operator.inputs), (R,) * len(item.operator.outputs)
+            options = (Option(name="R", factor=-1, parts=1, inputs=inputs, outputs=outputs),) * len(self.axes)
+        return Decision(
+            options=(option, *options),
+            rule=rule,
+            inputs=tuple(self.layout(found, p) for found, p in zip(decision.inputs, option.inputs, strict=True)),
+            outputs=tuple(self.layout(found, p) for found, p in zip(decision.outputs, option.outputs, strict=True)),
+        )
+
+    def inputs(self, item: Compute) -> list[Place]:
+        """Where the inputs of an operator are found: of a parameter under its layout alone, whatever the operator reads on the axis of time."""
+        tensors = self.model.tensors
+        plain = zip(item.operator.inputs, item.decision.inputs, self.decision(item).inputs, strict=True)
+        return [(name, layout if tensors[name].role is Role.PARAMETER else whole) for name, layout, whole in plain]
+
+    def outputs(self, item: Compute) -> list[Place]:
+        """Where the outputs of an operator are put."""
+        return list(zip(item.operator.outputs, self.decision(item).outputs, strict=True))
+
+    def local(self, item: Compute) -> LocalOperator:
+        """The local form of an operator."""
+        tensors, operator = self.model.tensors, item.operator
+        call = LocalCall(
+            operator=operator,
+            decision=self.decision(item),
+            inputs=tuple(tensors[name] for name in operator.inputs),
+            outputs=tuple(tensors[name] for name in operator.outputs),
+            mesh=self.mesh,
+            coordinate=self.coordinate,
+            groups=self.groups,
+        )
+        return localise(call)

@@ -1,0 +1,67 @@
+"""`LocalProgram`: what one rank runs, of the whole batch or of one micro-batch, in segments."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from torch import fx
+
+from autopar.sharding.layout import Layout, Placement
+from autopar.sharding.time_split import TimeSplit
+
+Place = tuple[str, Layout]
+"""A tensor in a layout; on micro-batches the layout begins with the placement on the axis of time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Time:
+    """One of `count` micro-batches: its coordinate on the axis of time, and how the model lies there."""
+
+    split: TimeSplit
+    count: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSegment:
+    """`module(*values, *parameters, *sources)` gives the values at `outputs` as a tuple.
+
+    `values`: what segments before it have made. `parameters`: as they are used, by the units. `sources`: inputs and constants (and what is
+    made of them once a step), each whole, or cut for the micro-batch as its placement on the axis of time says. `differentiable`: for each
+    value and parameter, then for each output, whether a gradient may flow there. With `again` it runs once more in the backward pass.
+    """
+
+    module: fx.GraphModule
+    values: tuple[Place, ...]
+    parameters: tuple[Place, ...]
+    sources: tuple[tuple[str, Placement | None], ...]
+    outputs: tuple[Place, ...]
+    differentiable: tuple[bool, ...]
+    again: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalProgram:
+    """What one rank runs.
+
+    `outputs`: every output of the graph that is made here with its layout (that of all micro-batches joined), in order, the loss last where
+    it is none of them, and at `output_places` where it is found. `updates`: constants that a run changes, and where their new values are.
+    """
+
+    segments: tuple[LocalSegment, ...]
+    outputs: tuple[tuple[str, Layout], ...]
+    output_places: tuple[Place, ...]
+    updates: tuple[tuple[str, Place], ...]
+    loss: int | None
+
+    @property
+    def sources(self) -> tuple[tuple[str, Placement | None], ...]:
+        """Inputs, constants and what is made of them that any segment reads."""
+        return tuple(dict.fromkeys(source for segment in self.segments for source in segment.sources))
+
+
+def identifier(name: str) -> str:
+    """A readable Python identifier out of a tensor's or operator's name."""
+    text = re.sub(r"\W+", "_", name).strip("_")
+    return text if text and not text[0].isdigit() else f"v_{text}"

@@ -1,0 +1,206 @@
+"""A stage of this rank: the segments of one chunk of the model, forward and backward, micro-batch by micro-batch.
+
+Between segments stand plain values: a segment takes them as leaves of an autograd graph of its own, and its backward pass leaves their
+gradients for the segments before it. So the order of a step is that of the actions, and nothing hangs on autograd's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from autopar.order.scheduled import Scheduled
+from autopar.sharding.layout import Kind, Placement
+from autopar.sharding.time_split import TimeSplit
+
+from .collectives import Cut, DeviceGroups, join, shard_of
+from .draws import Draws, drawing
+from .lowering import Arrival, LocalProgram, LocalSegment, Time, lower_preamble, lower_scheduled, same_operators
+from .lowering.program import Place
+from .units import Gradients, ParameterUnits, Stored
+
+
+@dataclass(slots=True)
+class _Tape:
+    """What the forward pass of a segment leaves for its backward pass."""
+
+    values: list[Tensor]
+    parameters: list[Tensor]
+    outputs: list[Tensor]
+    sources: list[Tensor]
+    state: Tensor | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Passing:
+    """One call of a stage: the values of its micro-batches under way, their gradients, and what it gives.
+
+    `known`: inputs, constants and what is made of them once, whole. `keep`: whether a backward pass may follow.
+    """
+
+    known: Mapping[str, Tensor]
+    keep: bool
+    draws: Draws
+    gradients: Gradients = field(default_factory=Gradients)
+    values: dict[int, dict[Place, Tensor]] = field(default_factory=dict)
+    behind: dict[int, dict[Place, Tensor]] = field(default_factory=dict)
+    tapes: dict[tuple[int, int], _Tape] = field(default_factory=dict)
+    outputs: dict[int, list[Tensor]] = field(default_factory=dict)
+    updates: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Stage:
+    """The lowered programs of a chunk, equal micro-batches sharing one, and the units of its parameters."""
+
+    def __init__(
+        self,
+        plan: Scheduled,
+        split: TimeSplit | None,
+        groups: DeviceGroups,
+        stored: Stored,
+        device: torch.device,
+        *,
+        arrivals: Sequence[Arrival] = (),
+    ) -> None:
+        self.plan, self.split, self.groups, self.device, self.arrivals = plan, split, groups, device, tuple(arrivals)
+        self.count = plan.schedule.micro_batches
+        self.units = ParameterUnits(plan, groups, stored, device)
+        self.first: LocalProgram = self._lower(0)
+        self._programs: dict[int, LocalProgram] = {0: self.first}
+        graph = plan.program.graph
+        made = {name for op in graph.operators for name in op.outputs}
+        # What the preamble makes once a step: sources that are results, and new values of constants that no micro-batch gives.
+        given = {name for name, _ in self.first.updates}
+        whole = [(name, fresh) for name, fresh in graph.updates.items() if fresh in plan.program.assignment.outputs and name not in given]
+        self.early_updates = dict(whole if split is not None else ())
+        prepared = (*(name for name, _ in self.first.sources if name in made), *self.early_updates.values())
+        self.prepared = tuple(dict.fromkeys(prepared))
+        self.preamble, self.preamble_inputs = lower_preamble(plan, groups, self.prepared, device=device)
+        self._last_read = {place: number for number, segment in enumerate(self.first.segments) for place in segment.values}
+
+    # --- programs ---
+
+    def _time(self, index: int) -> Time | None:
+        return None if self.split is None else Time(split=self.split, count=self.count, index=index)
+
+    def _lower(self, index: int) -> LocalProgram:
+        return lower_scheduled(self.plan, self.groups, device=self.device, time=self._time(index), arrivals=self.arrivals)
+
+    def program(self, index: int) -> LocalProgram:
+        """The program of a micro-batch."""
+        if index not in self._programs:
+            one, other = self._time(0), self._time(index)
+            assert one is not None and other is not None
+            same = same_operators(self.plan, self.groups, one, other)
+            self._programs[index] = self.first if same else self._lower(index)
+        return self._programs[index]
+
+    def begin(self, whole: Mapping[str, Tensor], *, keep: bool, draws: Draws) -> Passing:
+        """A call on whole inputs and constants."""
+        with torch.no_grad():
+            prepared = self.preamble(*(whole[name] for name in self.preamble_inputs))
+        known = {**whole, **dict(zip(self.prepared, prepared, strict=True))}
+        passing = Passing(known=known, keep=keep, draws=draws)
+        passing.updates.update((name, known[fresh]) for name, fresh in self.early_updates.items())
+        return passing
+
+    # --- forward ---
+
+    def forward(self, passing: Passing, index: int, number: int) -> None:
+        """Run a segment on a micro-batch."""
+        program = self.program(index)
+        segment = program.segments[number]
+        values = passing.values.setdefault(index, {})
+        flows = iter(segment.differentiable)
+        leaves = [_leaf(values[place], flow and passing.keep) for place, flow in zip(segment.values, flows, strict=False)]
+        parameters = [self._parameter(place, next(flows) and passing.keep) for place in segment.parameters]
+        sources = [self._cut(passing.known[name], placement, index) for name, placement in segment.sources]
+        state = passing.draws.enter(index, number, self.device)
+        with drawing(passing.draws), torch.set_grad_enabled(passing.keep and not segment.again):
+            found: tuple[Tensor, ...] = segment.module(*leaves, *parameters, *sources)
+        passing.draws.leave(index, number, self.device)
+        values.update((place, value.detach()) for place, value in zip(segment.outputs, found, strict=True))
+        if passing.keep:
+            outputs = [] if segment.again else list(found)
+            passing.tapes[index, number] = _Tape(leaves, [] if segment.again else parameters, outputs, sources, state)
+        for place in segment.values:
+            if self._last_read[place] == number:
+                values.pop(place, None)
+        if number == len(program.segments) - 1:
+            self._finish(passing, index, program)
+
+    def _finish(self, passing: Passing, index: int, program: LocalProgram) -> None:
+        """Set the outputs of a micro-batch aside."""
+        values = passing.values[index]
+        passing.outputs[index] = [values[place] for place in program.output_places]
+        passing.updates.update((name, values[place]) for name, place in program.updates)
+        handed = {self.frame_place(arrival) for arrival in self.handed}
+        passing.values[index] = {place: value for place, value in values.items() if place in handed}
+
+    def _parameter(self, place: Place, flow: bool) -> Tensor:
+        return _leaf(self.units.value(place), flow)
+
+    def _cut(self, value: Tensor, placement: Placement | None, index: int) -> Tensor:
+        """A micro-batch's part of a value."""
+        if placement is None or placement.kind is not Kind.SPLIT:
+            return value
+        return shard_of(value, [Cut(placement.dim, placement.parts, self.count, index)]).contiguous()
+
+    # --- backward ---
+
+    def backward(self, passing: Passing, index: int, number: int, *, keep: bool = False) -> None:
+        """The backward pass of a segment, from the gradients of what it gave; with `keep` it may run once more."""
+        segment = self.program(index).segments[number]
+        tape = passing.tapes[index, number] if keep else passing.tapes.pop((index, number))
+        arrived = passing.behind.setdefault(index, {})
+        upstream = [arrived.pop(place, None) for place in segment.outputs]
+        if all(gradient is None for gradient in upstream):
+            return
+        if segment.again:
+            self._again(passing, index, number, segment, tape)
+        pairs = [(o, g) for o, g in zip(tape.outputs, upstream, strict=True) if g is not None and o.requires_grad]
+        leaves = [*zip(segment.values, tape.values, strict=True), *zip(segment.parameters, tape.parameters, strict=True)]
+        wanted = [(place, leaf) for place, leaf in leaves if leaf.requires_grad]
+        if not pairs or not wanted:
+            return
+        found = torch.autograd.grad(
+            [o for o, _ in pairs], [leaf for _, leaf in wanted], [g for _, g in pairs], allow_unused=True, retain_graph=keep
+        )
+        own = set(segment.parameters)
+        for (place, _), gradient in zip(wanted, found, strict=True):
+            if gradient is None:
+                continue
+            if place in own:
+                passing.gradients.add(place, gradient)
+            else:
+                before = arrived.get(place)
+                arrived[place] = gradient if before is None else before + gradient
+
+    def _again(self, passing: Passing, index: int, number: int, segment: LocalSegment, tape: _Tape) -> None:
+        """Run the forward pass once more, with autograd and the same random numbers."""
+        flows = segment.differentiable[len(segment.values) :]
+        tape.parameters = [self._parameter(place, flow) for place, flow in zip(segment.parameters, flows, strict=False)]
+        with passing.draws.repeating(tape.state, index, number, self.device), drawing(passing.draws), torch.enable_grad():
+            tape.outputs = list(segment.module(*tape.values, *tape.parameters, *tape.sources))
+
+    # --- what a call gives ---
+
+    def joined(self, passing: Passing, place: int) -> Tensor:
+        """One output of the whole batch from those of the micro-batches."""
+        values = [passing.outputs[index][place] for index in sorted(passing.outputs)]
+        if self.split is None:
+            return values[0]
+        placement = self.split.placements[self.first.outputs[place][0]]
+        if placement.kind is Kind.SPLIT:
+            return join(torch.stack(values), placement.dim, placement.parts)
+        return torch.stack(values).sum(0) if placement.kind is Kind.PARTIAL else values[-1]
+
+
+def _leaf(value: Tensor, flow: bool) -> Tensor:
+    """A value without its history, the start of a new one where a gradient is wanted."""
+    alone = value.detach()
+    return alone.requires_grad_() if flow and alone.is_floating_point() else alone

@@ -1,0 +1,201 @@
+"""Parameters in units: gathered flat before they are used, let go behind that, their gradients brought home flat and summed.
+
+A unit belongs to nodes of the program, not to hooks on parameters: the runner says when it is gathered, released and reduced. A gathered
+value that is let go keeps its tensor and gives up the memory behind it, so that what autograd has saved of it finds it again once it is
+gathered for the backward pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from autopar.order.scheduled import Scheduled
+from autopar.order.units import Mode, Place, Unit, gather_collectives, moves_value, reduce_collectives
+from autopar.sharding.layout import local_shape
+from autopar.sharding.program import Redistribute
+from autopar.sharding.redistribution import changed_axis
+
+from .collectives import Action, AxisGroup, DeviceGroups, step_actions
+from .flat import Moving, carry
+
+Stored = Callable[[str], Tensor]
+"""This rank's shard of a parameter, as it is stored."""
+
+
+class Gradients:
+    """What a backward pass has brought so far: by place the gradient there, and which parameters have any."""
+
+    def __init__(self) -> None:
+        self.at: dict[Place, Tensor] = {}
+        self.reached: set[str] = set()
+        self._own: set[Place] = set()  # places whose tensor nothing else holds
+
+    def add(self, place: Place, gradient: Tensor) -> None:
+        """A contribution of the backward pass."""
+        self.reached.add(place[0])
+        self.bring(place, gradient)
+
+    def bring(self, place: Place, gradient: Tensor) -> None:
+        """What came from another place of the same parameter, zeros where the loss has not reached it."""
+        before = self.at.get(place)
+        if before is None:
+            self.at[place] = gradient
+        elif place in self._own:
+            before.add_(gradient)
+        else:
+            self.at[place] = before + gradient
+            self._own.add(place)
+
+    def take(self, place: Place) -> Tensor | None:
+        """The gradient at a place, which is there no longer."""
+        self._own.discard(place)
+        return self.at.pop(place, None)
+
+
+class _Group:
+    """Redistributions that travel together: where they start and end, and the steps between."""
+
+    def __init__(self, plan: Scheduled, members: Sequence[int], groups: DeviceGroups) -> None:
+        steps = [step for index in members if isinstance(step := plan.program.steps[index], Redistribute)]
+        self.starts: list[Place] = [(step.tensor, step.chain[0]) for step in steps]
+        self.ends: list[Place] = [(step.tensor, step.chain[-1]) for step in steps]
+        self.flows, self.moves = steps[0].gradient, moves_value(steps[0])
+        self.differentiable = steps[0].differentiable
+        self.shapes = [local_shape(step.chain[-1], plan.program.graph.tensors[step.tensor].shape, groups.mesh.shape) for step in steps]
+        self.ahead: list[tuple[list[Action], AxisGroup]] = []
+        self.back: list[tuple[list[Action], AxisGroup]] = []
+        for pairs in zip(*(list(itertools.pairwise(step.chain[step.bucketed :])) for step in steps), strict=True):
+            axis = changed_axis(*pairs[0])
+            both = [step_actions(before, after, axis, groups.mesh.shape) for before, after in pairs]
+            self.ahead.append(([ahead for ahead, _ in both], groups.axes[axis]))
+            self.back.insert(0, ([back for _, back in both], groups.axes[axis]))
+
+
+class ParameterUnits:
+    """The units of a chunk on this rank; `stored` gives the shards. Places of parameters lead to tensors in `values`."""
+
+    def __init__(self, plan: Scheduled, groups: DeviceGroups, stored: Stored, device: torch.device) -> None:
+        self.plan, self.groups, self.stored, self.device = plan, groups, stored, device
+        self.units: tuple[Unit, ...] = plan.units
+        self.members = [[_Group(plan, group, groups) for group in unit.groups] for unit in plan.units]
+        self.dtypes = {t.name: getattr(torch, t.dtype) for t in plan.program.graph.parameters}
+        self.values: dict[Place, Tensor] = {}
+        self.kept: dict[Place, Tensor] = {}  # values of units that are gathered again, with or without memory behind them
+        self.coming: dict[int, Moving] = {}
+        self.going: list[tuple[int, Moving]] = []
+        self.unit_of = {place: number for number, groups_ in enumerate(self.members) for group in groups_ for place in group.ends}
+        self.free = {p for groups_ in self.members for group in groups_ if not group.moves for p in group.ends}
+
+    # --- values ---
+
+    def value(self, place: Place) -> Tensor:
+        """A parameter as it is used: a gathered value, which is waited for, or the shard itself."""
+        number = self.unit_of.get(place)
+        if number is not None and number in self.coming:
+            self.coming.pop(number).finish()
+        found = self.values.get(place)
+        if found is None:
+            found = self.stored(place[0])
+            assert number is None or place in self.free, f"{place[0]} is read before it is gathered"
+        return found
+
+    def gather(self, number: int) -> None:
+        """Begin to make the values of a unit."""
+        unit = self.units[number]
+        count = sum(1 for c in gather_collectives(self.plan.program, unit) if self._talks(c.axis))
+        self.coming[number] = Moving(self._gathering(number), count)
+
+    def _gathering(self, number: int) -> Generator[Tensor, Tensor, None]:
+        again = self.units[number].mode is Mode.AGAIN
+        for group in self.members[number]:
+            if not group.moves:
+                continue
+            starts = [self.values[place] if place in self.values else self.stored(place[0]) for place in group.starts]
+            if not again:
+                made = yield from carry(starts, group.ahead)
+                self.values.update(zip(group.ends, made, strict=True))
+                continue
+            kept = [self._room(place, shape) for place, shape in zip(group.ends, group.shapes, strict=True)]
+            # The values are those that autograd has saved, if it has: nothing has changed for it.
+            with torch.autograd._unsafe_preserve_version_counter(tuple(kept)):
+                yield from carry(starts, group.ahead, kept)
+            self.values.update(zip(group.ends, kept, strict=True))
+
+    def _room(self, place: Place, shape: tuple[int, ...]) -> Tensor:
+        """The tensor of a gathered value, with memory behind it."""
+        found = self.kept.get(place)
+        if found is None:
+            found = self.kept[place] = torch.empty(shape, dtype=self.dtypes[place[0]], device=self.device)
+        else:
+            found.untyped_storage().resize_(found.numel() * found.element_size())
+        return found
+
+    def release(self, number: int) -> None:
+        """Let the values of a unit go."""
+        if number in self.coming:
+            self.coming.pop(number).finish()
+        for group in self.members[number]:
+            for place in group.ends if group.moves else ():
+                self.values.pop(place, None)
+                if place in self.kept:
+                    self.kept[place].untyped_storage().resize_(0)
+
+    # --- gradients ---
+
+    def reduce(self, number: int, gradients: Gradients, *, last: bool) -> None:
+        """Begin to bring a unit's gradients home, and in the `last` micro-batch of a step to sum them over the ranks that share them."""
+        for _, moving in self.going:
+            if moving.left:
+                moving.go_on()
+        unit = self.units[number]
+        count = sum(1 for c in reduce_collectives(self.plan.program, unit, last=last) if self._talks(c.axis))
+        self.going.append((number, Moving(self._reducing(number, gradients, last=last), count)))
+
+    def _reducing(self, number: int, gradients: Gradients, *, last: bool) -> Generator[Tensor, Tensor, None]:
+        unit = self.units[number]
+        if last or unit.mode is not Mode.ONCE:
+            for group in reversed(self.members[number]):
+                if not group.differentiable or not (group.flows or any(place in gradients.at for place in group.ends)):
+                    continue
+                shares = [self._taken(gradients, place, shape) for place, shape in zip(group.ends, group.shapes, strict=True)]
+                home = yield from carry(shares, group.back)
+                for place, gradient in zip(group.starts, home, strict=True):
+                    gradients.bring(place, gradient)
+        if last:
+            for bucket in unit.buckets:
+                places = [(name, self.plan.program.assignment.storage[name]) for name in bucket.parameters]
+                shapes = [self.stored(name).shape for name in bucket.parameters]
+                shares = [self._taken(gradients, place, tuple(shape)) for place, shape in zip(places, shapes, strict=True)]
+                steps = [([Action("all_reduce")] * len(places), self.groups.axes[axis]) for axis in bucket.axes]
+                sums = yield from carry(shares, steps)
+                gradients.at.update(zip(places, sums, strict=True))
+
+    def _taken(self, gradients: Gradients, place: Place, shape: tuple[int, ...]) -> Tensor:
+        """The gradient at a place, taken away from there; zeros where there is none."""
+        found = gradients.take(place)
+        return torch.zeros(shape, dtype=self.dtypes[place[0]], device=self.device) if found is None else found
+
+    def _talks(self, axis: int) -> bool:
+        return self.groups.mesh.shape[axis] > 1
+
+    def settle(self) -> None:
+        """Wait for all gradients under way, in the order in which they were begun."""
+        for _, moving in self.going:
+            moving.finish()
+        self.going.clear()
+
+    def forget(self) -> None:
+        """Drop what a step that was broken off has left."""
+        self.going.clear()
+        self.coming.clear()
+        for number in range(len(self.units)):
+            self.release(number)
+
+    def home(self, gradients: Gradients) -> Mapping[str, Tensor]:
+        """The gradients of this rank's shards, of those parameters that the loss has reached."""
+        storage = self.plan.program.assignment.storage
+        return {name: gradients.at[name, storage[name]] for name in storage if name in gradients.reached and (name, storage[name]) in gradients.at}
