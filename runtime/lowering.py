@@ -28,8 +28,9 @@ from .again import GatheredAgain, MadeAgain
 from .collectives import ON_ONE_DEVICE, AxisGroup, Chain, DeviceGroups, step, step_actions
 from .functions import arguments_of, is_onnx, named, on_device, only, returns_sequence
 from .kept import Kept
+from .local_call import LocalCall, LocalOperator
 from .local_program import LocalProgram, Machinery, Time, called, identifier
-from .localise import LocalCall, LocalOperator, localise
+from .localise import localise
 
 
 def lower(program: Program, groups: DeviceGroups, *, device: torch.device | str = "cpu") -> LocalProgram:
