@@ -18,9 +18,9 @@ from autopar.sharding.program import Assignment, Decision, Program, build_progra
 from .collective_log import CollectiveLog
 from .collectives import DeviceGroups
 from .differences import LEARNING_RATES, Entry, Observation, Report, differences
-from .functions import mean_square
 from .host_states import host_states
 from .launch import run_ranks
+from .local_forms.own_functions import mean_square
 from .module import ParallelModule, Values
 
 __all__ = [

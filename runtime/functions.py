@@ -4,66 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from autopar.errors import UnsupportedOperators
 from autopar.ir import Operator, Ref, Value
-from autopar.sharding.rules.experts import EXPERTS
 
-Function = Callable[..., Any]
-
-
-def mean_square(x: Tensor, count: int) -> Tensor:
-    """The sum of squares over the global number of elements: a share of the mean square where `x` is a shard."""
-    return (x * x).sum() / count
-
-
-def add(**addends: Tensor) -> Tensor:
-    """The sum of all arguments."""
-    return functools.reduce(torch.add, addends.values())
-
-
-def view(self: Tensor, size: Sequence[int]) -> Tensor:
-    """A view, or a copy where a redistribution left other strides than the model had."""
-    return self.reshape(tuple(size))
-
-
-def copy(self: Tensor, src: Tensor) -> Tensor:
-    """What `self` is once `src` is written over it; torch's own operator has no gradient."""
-    return src.to(self.dtype).expand_as(self).clone(memory_format=torch.contiguous_format)
-
-
-def contiguous(self: Tensor) -> Tensor:
-    """The same values in the default layout of memory."""
-    return self.contiguous()
-
-
-_OWN: dict[str, Function] = {
-    "autopar.add": add,
-    "autopar.mean_square": mean_square,
-    "aten.view.default": view,
-    "aten._unsafe_view.default": view,
-    "aten.contiguous.default": contiguous,
-    "aten.copy.default": copy,
-}
+from .local_call import Function
+from .local_forms.registry import form_of, standing_in
 
 
 @contextlib.contextmanager
 def known_as(kind: str, function: Function) -> Iterator[None]:
     """For a while, `function` is what the operator kind `kind` computes."""
-    before = _OWN.get(kind)
-    _OWN[kind] = function
-    try:
+    with standing_in(kind, replace(form_of(kind), function=function)):
         yield
-    finally:
-        del _OWN[kind]
-        if before is not None:
-            _OWN[kind] = before
 
 
 def is_onnx(kind: str) -> bool:
@@ -81,11 +40,9 @@ def function_of(kind: str) -> Function:
     >>> function_of("aten.linear.default")
     <OpOverload(op='aten.linear', overload='default')>
     """
-    if kind in _OWN:
-        return _OWN[kind]
-    if kind == EXPERTS:
-        layer: Function = import_module("autopar.runtime.experts").experts
-        return layer
+    own = form_of(kind).function
+    if own is not None:
+        return own
     if is_onnx(kind):
         table: Mapping[str, Function] = import_module("autopar.runtime.onnx_ops").ONNX_FUNCTIONS
         if kind not in table:

@@ -1,7 +1,7 @@
 """What operators communicate inside themselves, when a factor is split that needs it: the words after `:` in a rule, as a table.
 
 An option with such a word is taken on one mesh axis only (unless it stacks), and no other axis splits its factors. Each word
-says what every rank issues, in order, as a function of the local sizes; `runtime/communicating` holds the local form under the same word.
+says what every rank issues, in order, as a function of the local sizes; `runtime/split_operators` holds the local form under the same word.
 """
 
 from __future__ import annotations

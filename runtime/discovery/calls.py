@@ -16,7 +16,9 @@ from autopar.sharding.layout import Layout, replicated
 from autopar.sharding.program import Decision
 
 from ..functions import arguments_of, function_of
-from ..localise import SPECIALS, LocalCall, localise
+from ..local_call import LocalCall
+from ..local_forms.registry import form_of
+from ..localise import localise
 from ..proof import Sample, sample, shard
 from ..proof.sample import CPU
 
@@ -81,7 +83,7 @@ def require_function(case: Sample) -> None:
         raise DiscoveryError(f"{case.kind} changes its inputs in place; write it so that it returns what it makes")
     if not same(first, again):
         raise DiscoveryError(f"{case.kind} gives other results when it is called again with the same inputs")
-    if not same(first, other) and case.kind not in SPECIALS:
+    if not same(first, other) and form_of(case.kind).local is None:
         raise DiscoveryError(f"{case.kind} draws random numbers; shards would draw others than the whole")
 
 

@@ -18,7 +18,7 @@ from autopar.sharding.redistribution import changed_axis
 
 from ..collectives import ON_ONE_DEVICE, Chain, DeviceGroups, step, step_actions
 from ..functions import arguments_of, is_onnx, named, on_device, only, returns_sequence
-from ..localise import LocalOperator
+from ..local_call import LocalOperator
 from .draft import Draft
 from .frame import Frame
 from .program import LocalProgram, Place, Time, identifier

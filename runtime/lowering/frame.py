@@ -15,7 +15,8 @@ from autopar.sharding.program import Compute, Decision
 from autopar.sharding.rules import Call, rule_of
 
 from ..collectives import AxisGroup, DeviceGroups
-from ..localise import LocalCall, LocalOperator, localise
+from ..local_call import LocalCall, LocalOperator
+from ..localise import localise
 from .program import Place, Time
 
 

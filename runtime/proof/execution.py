@@ -23,7 +23,8 @@ from autopar.sharding.rules import RULES, Call, rule_of
 
 from ..collective_log import Issued
 from ..functions import arguments_of, function_of
-from ..localise import LocalCall, LocalOperator, localise
+from ..local_call import LocalCall, LocalOperator
+from ..localise import localise
 from .ranks import AxisLog, axis_groups, in_threads
 from .sample import CPU, Sample
 

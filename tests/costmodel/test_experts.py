@@ -18,7 +18,8 @@ from autopar.costmodel.memory import predicted_memory
 from autopar.costmodel.operators import operator_parts
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.runtime.functions import arguments_of
-from autopar.runtime.localise import LocalCall, localise
+from autopar.runtime.local_call import LocalCall
+from autopar.runtime.localise import localise
 from autopar.runtime.measuring.memory import fake_world, track_program
 from autopar.runtime.proof import Sample, sample, strategies
 from autopar.runtime.proof.execution import shard

@@ -15,7 +15,8 @@ from autopar.frontends.onnx import import_onnx
 from autopar.ir import Graph, Role
 from autopar.ir.dtype import cast_graph
 from autopar.runtime.functions import arguments_of, function_of
-from autopar.runtime.localise import REWRITES, LocalCall
+from autopar.runtime.local_call import LocalCall
+from autopar.runtime.local_forms.registry import form_of
 from autopar.runtime.onnx_module import OnnxModule, to_torch
 from autopar.runtime.proof import Sample
 from autopar.sharding.notation import Rule
@@ -123,8 +124,8 @@ def _grow(sample: Sample, rule: Rule, times: Sequence[int]) -> Sample | None:
         coordinate=(), larger=(larger[0], larger[1]),
     )  # fmt: skip
     try:
-        changes = REWRITES[operator.kind](call) if operator.kind in REWRITES else {}
-        attributes = {**operator.attributes, **changes}
+        sizes_of = form_of(operator.kind).sizes
+        attributes = {**operator.attributes, **(sizes_of(call) if sizes_of is not None else {})}
         values = tuple(_tiled(v, dims, rule, times, seed) for seed, (v, dims) in enumerate(zip(sample.values, rule.inputs, strict=True)))
         if operator.kind == "onnx.MaxUnpool":
             values = (values[0], _in_own_planes(values[1], larger[1][0][2:]))

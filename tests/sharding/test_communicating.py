@@ -10,9 +10,9 @@ from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.operators import operator_seconds
 from autopar.costmodel.pricing import MeshPrices, communication_seconds
 from autopar.planner import name_axes
-from autopar.runtime.communicating import blocks, ring
 from autopar.runtime.proof import Disproved, Sample, prove, sample, strategies
 from autopar.runtime.proof.execution import with_gradient
+from autopar.runtime.split_operators import blocks, ring
 from autopar.sharding.communication import operator_traffic
 from autopar.sharding.rules import RULES, Call, Entry
 

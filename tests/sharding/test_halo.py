@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.runtime.communicating import COMMUNICATING
-from autopar.runtime.communicating.halo import split_space
+from autopar.runtime.collectives import AxisGroup
+from autopar.runtime.local_call import LocalCall
+from autopar.runtime.local_forms.registry import FORMS, Local, LocalForm
 from autopar.runtime.proof import Disproved, Sample, prove, sample
 from autopar.runtime.proof.execution import strategies
+from autopar.runtime.split_operators.halo import split_space
 from autopar.sharding.communication import COMMUNICATIONS, operator_traffic
 from autopar.sharding.rules import Call
 
@@ -68,12 +70,12 @@ def test_wrong_halos_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Disproved, match="issued"):
             prove(case, (2,))
 
-    def without(call: object, group: object) -> object:
+    def without(call: LocalCall, group: AxisGroup) -> Local:
         function, attributes = split_space(call, group)
         borders = attributes["borders"]
         return function, {**attributes, "borders": (), "padding": (1, 1)} if borders else attributes
 
-    monkeypatch.setitem(COMMUNICATING, "halo", without)
+    monkeypatch.setitem(FORMS, "halo", LocalForm(talks=without))
     monkeypatch.setitem(COMMUNICATIONS, "halo", replace(COMMUNICATIONS["halo"], moves=lambda split: []))
     with pytest.raises(Disproved, match="not close"):
         prove(case, (2,))

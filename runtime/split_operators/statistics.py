@@ -10,7 +10,7 @@ Every rank takes the mean m_i and the sum of squared differences q_i of its n el
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,8 @@ from torch import Tensor
 from autopar.ir import Value
 
 from ..collectives import Action, AxisGroup, all_gather, all_reduce, step
-
-if TYPE_CHECKING:
-    from ..localise import LocalCall
+from ..local_call import LocalCall
+from ..local_forms.registry import register
 
 Groups = Sequence[AxisGroup]
 
@@ -211,3 +210,6 @@ def split_statistics(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., A
     options = enumerate(call.decision.options)
     axes = sorted((o.factor, axis) for axis, o in options if o.communication == "statistics" and call.mesh[axis] > 1)
     return FUNCTIONS[call.operator.kind], {"groups": tuple(call.groups[axis] for _, axis in axes)}
+
+
+register("statistics", talks=split_statistics)

@@ -1,4 +1,4 @@
-"""Operators whose local form knows where its shard lies: dropout equal to one device's, look-ups in split tables."""
+"""Local forms: each registered once, dropout equal to one device's, look-ups in split tables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from autopar.runtime.check import differences, observe, one_device
 from autopar.runtime.collectives import DeviceGroups, cuts_of
 from autopar.runtime.functions import function_of
 from autopar.runtime.launch import run_ranks
+from autopar.runtime.local_forms.attention_dropout import attention
+from autopar.runtime.local_forms.dropout import dropout
+from autopar.runtime.local_forms.lookup import padding_row, shard_index
+from autopar.runtime.local_forms.registry import form_of, register, standing_in
 from autopar.runtime.lowering import lower
 from autopar.runtime.module import ParallelModule
-from autopar.runtime.special import attention, dropout, padding_row, shard_index
+from autopar.sharding.communication import COMMUNICATIONS
 from autopar.sharding.layout import parse_layout
 from autopar.sharding.program import Program
 
@@ -127,3 +131,18 @@ def test_functions_of_kinds() -> None:
     for kind in ("aten.nothing.default", "onnx.Nothing"):
         with pytest.raises(ValueError, match="unsupported operator"):
             function_of(kind)
+
+
+def test_a_kind_has_one_local_form() -> None:
+    form = form_of("aten.embedding.default")
+    assert form.local is not None and form_of("aten.nothing.default").local is None
+    with pytest.raises(ValueError, match=r"aten\.embedding\.default has a local form already"):
+        register("aten.embedding.default", function=form.local)
+    with standing_in("aten.embedding.default", form_of("ring")), standing_in("autopar.nothing", form):
+        assert form_of("aten.embedding.default").talks is not None and form_of("autopar.nothing") == form
+    assert form_of("aten.embedding.default") == form and form_of("autopar.nothing").local is None
+
+
+@pytest.mark.parametrize("word", COMMUNICATIONS)
+def test_every_priced_communication_has_a_local_form(word: str) -> None:
+    assert form_of(word).talks is not None

@@ -6,21 +6,20 @@ Every form sorts its rows by expert, runs what an expert computes on all of them
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from autopar.ir import Value
+from autopar.sharding.rules.experts import EXPERTS
 
-from .collectives import AxisGroup, Cut, all_gather, exchange_rows, shard_of
-from .functions import arguments_of, function_of
-
-if TYPE_CHECKING:
-    from .localise import LocalCall
+from ..collectives import AxisGroup, Cut, all_gather, exchange_rows, shard_of
+from ..functions import arguments_of, function_of
+from ..local_call import Cuts, LocalCall
+from .registry import register
 
 Network = Sequence[tuple[str, Sequence[tuple[str, Any]], Sequence[Any]]]
-Cuts = Sequence[Sequence[int]]
 
 
 class _Placed(torch.autograd.Function):
@@ -145,3 +144,6 @@ def travelling_layer(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., A
 
 def _cuts(call: LocalCall, index: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(cut) for cut in call.cuts(call.decision.inputs[index]) if cut.dim == 0)
+
+
+register(EXPERTS, function=experts, knows=shard_layer, local=own_experts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +22,8 @@ from autopar.sharding.rules.windows import Window, window_index, windows_of
 
 from ..collectives import AxisGroup, shift
 from ..functions import function_of
-
-if TYPE_CHECKING:
-    from ..localise import LocalCall
+from ..local_call import LocalCall
+from ..local_forms.registry import register
 
 
 class Border(NamedTuple):
@@ -189,3 +188,6 @@ def pool(kind: str, image: str, borders: Sequence[Border], counts: Sequence[_Cou
     for count in counts:
         out = out * count.weights(out)
     return out
+
+
+register("halo", talks=split_space)

@@ -9,8 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .functions import function_of
-from .special import Cuts, shard_index
+from autopar.ir import Ref, Value
+
+from ..functions import function_of
+from ..local_call import Cuts, LocalCall
+from .lookup import shard_index
+from .registry import register
 
 # Of each split dim: the dim, its size in the whole tensor, and the cuts that lead to this rank's shard.
 Splits = Sequence[tuple[int, int, Cuts]]
@@ -79,22 +83,36 @@ def _with_spare(whole: Tensor, dims: Sequence[int]) -> Tensor:
     return torch.constant_pad_nd(whole, pad)
 
 
-def _table(function: Callable[..., Tensor], kinds: str, name: str = "") -> dict[str, Callable[..., Tensor]]:
+def _placed(call: LocalCall) -> Mapping[str, Value] | None:
+    """A read or write at places of split dims: which those are, and where this rank's shards lie."""
+    attributes = call.operator.attributes
+    rank, dim, indices = len(call.inputs[0].shape), attributes.get("dim"), attributes.get("indices")
+    given = [(i, index) for i, index in enumerate(indices) if isinstance(index, Ref)] if isinstance(indices, tuple) else []
+    if any(call.inputs[index.index].dtype in ("bool", "uint8") for _, index in given):
+        return None
+    named = [i for i, _ in given]
+    dims = [dim % rank] if isinstance(dim, int) and rank else named
+    cuts = call.cuts(call.decision.inputs[0])
+    held = {d: tuple(tuple(cut) for cut in cuts if cut.dim == d) for d in dims}
+    splits = tuple((d, call.inputs[0].shape[d], own) for d, own in held.items() if own)
+    return {"splits": splits} if splits else None
+
+
+def _enter(function: Callable[..., Tensor], kinds: str, name: str = "") -> None:
+    """The local forms, which take the split dims as `splits` beside the operator's arguments."""
     named = {"name": name} if name else {}
-    return {kind: functools.partial(function, kind, **named) for kind in kinds.split()}
+    for kind in kinds.split():
+        register(kind, knows=_placed, local=functools.partial(function, kind, **named))
 
 
-PLACED_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
-    **_table(_read_rows, "aten.gather.default aten.index_select.default", "index"),
-    **_table(_read_rows, "aten.take_along_dim.default", "indices"),
-    **_table(_read_places, "aten.index.Tensor aten._unsafe_index.Tensor"),
-    **_table(
-        _write_rows,
-        """aten.scatter.src aten.scatter.value aten.scatter.reduce aten.scatter.value_reduce aten.scatter_add.default
-        aten.scatter_reduce.two aten.index_add.default aten.index_copy.default aten.index_fill.int_Scalar
-        aten.index_fill.int_Tensor aten.index_reduce.default""",
-        "index",
-    ),
-    **_table(_write_places, "aten.index_put.default aten._unsafe_index_put.default aten._index_put_impl.default"),
-}
-"""The local forms, which take the split dims as `splits` beside the operator's arguments."""
+_enter(_read_rows, "aten.gather.default aten.index_select.default", "index")
+_enter(_read_rows, "aten.take_along_dim.default", "indices")
+_enter(_read_places, "aten.index.Tensor aten._unsafe_index.Tensor")
+_enter(
+    _write_rows,
+    """aten.scatter.src aten.scatter.value aten.scatter.reduce aten.scatter.value_reduce aten.scatter_add.default
+    aten.scatter_reduce.two aten.index_add.default aten.index_copy.default aten.index_fill.int_Scalar
+    aten.index_fill.int_Tensor aten.index_reduce.default""",
+    "index",
+)
+_enter(_write_places, "aten.index_put.default aten._unsafe_index_put.default aten._index_put_impl.default")

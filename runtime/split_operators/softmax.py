@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,8 @@ from torch import Tensor
 from autopar.ir import Value
 
 from ..collectives import Action, AxisGroup, all_reduce, step
-
-if TYPE_CHECKING:
-    from ..localise import LocalCall
+from ..local_call import LocalCall
+from ..local_forms.registry import register
 
 SUM = Action("all_reduce")
 
@@ -64,3 +63,6 @@ _FUNCTIONS = {
 def split_rows(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Mapping[str, Value]]:
     """The local form of a softmax whose dim is split."""
     return _FUNCTIONS[call.operator.kind], {"group": group}
+
+
+register("normalize", talks=split_rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +17,10 @@ from autopar.sharding.communication import LOOK_UPS
 from autopar.sharding.rules.experts import EXPERTS
 
 from ..collectives import AxisGroup, Cut, all_gather, exchange_rows, shard_of
-from ..experts import travelling_layer
 from ..functions import function_of
-
-if TYPE_CHECKING:
-    from ..localise import LocalCall
+from ..local_call import LocalCall
+from ..local_forms.experts import travelling_layer
+from ..local_forms.registry import register
 
 
 def grouped_product(rows: Tensor, weights: Tensor, ends: Sequence[int], kind: str) -> Tensor:
@@ -112,3 +111,7 @@ def travelling_rows(rows: int, group: AxisGroup, kind: str, **arguments: Any) ->
     made = grouped_product(received, weights, sizes, kind)
     back = exchange_rows(made, incoming, outgoing, group, nbytes * weights.shape[2])
     return torch.cat([back, value.new_zeros(own - placed, weights.shape[2])]) if placed < own else back
+
+
+register("dispatch", talks=dispatch)
+register("transformers.grouped_mm_fallback.default aten._grouped_mm.default", knows=shard_experts, local=local_experts)

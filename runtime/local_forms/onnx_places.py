@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from autopar.ir import Ref, Value
 
-from .collectives import Cut, shard_of
-from .functions import function_of
-from .special import Cuts, shard_index
-
-if TYPE_CHECKING:
-    from .localise import LocalCall
+from ..collectives import Cut, shard_of
+from ..functions import function_of
+from ..local_call import Cuts, LocalCall
+from .lookup import shard_index
+from .registry import register
 
 
 def _inside(indices: Tensor, rows: int, cuts: Cuts) -> tuple[Tensor, Tensor]:
@@ -68,12 +67,6 @@ def max_unpool(X: Tensor, I: Tensor, planes: Sequence[int], cuts: Cuts, **attrib
     return out
 
 
-LOCAL_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "onnx.Gather": gather, "onnx.GatherElements": gather_elements, "onnx.ScatterElements": scatter_elements,
-    "onnx.MaxPool": max_pool, "onnx.MaxUnpool": max_unpool,
-}  # fmt: skip
-
-
 def _rows(call: LocalCall) -> Mapping[str, Value] | None:
     """The size of the dim that is indexed and where this rank's shard lies, where it is split."""
     data, axis = call.operator.attributes["data"], call.operator.attributes.get("axis", 0)
@@ -91,8 +84,8 @@ def _planes(call: LocalCall) -> Mapping[str, Value] | None:
     return {"planes": call.inputs[0].shape[:2], "cuts": cuts} if cuts and counted else None
 
 
-LOCAL_SPECIALS: Mapping[str, Callable[[LocalCall], Mapping[str, Value] | None]] = {
-    **dict.fromkeys(("onnx.Gather", "onnx.GatherElements", "onnx.ScatterElements"), _rows),
-    **dict.fromkeys(("onnx.MaxPool", "onnx.MaxUnpool"), _planes),
-}
-"""What these functions take beside the operator's arguments; None where the operator runs as it is."""
+register("onnx.Gather", knows=_rows, local=gather)
+register("onnx.GatherElements", knows=_rows, local=gather_elements)
+register("onnx.ScatterElements", knows=_rows, local=scatter_elements)
+register("onnx.MaxPool", knows=_planes, local=max_pool)
+register("onnx.MaxUnpool", knows=_planes, local=max_unpool)

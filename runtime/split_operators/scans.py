@@ -8,7 +8,7 @@ The totals are gathered; their gradients are reduce-scattered.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,8 @@ from autopar.ir import Value
 
 from ..collectives import Action, AxisGroup, step
 from ..functions import function_of
-
-if TYPE_CHECKING:
-    from ..localise import LocalCall
+from ..local_call import LocalCall
+from ..local_forms.registry import register
 
 
 def _before(total: Tensor, dim: int, group: AxisGroup, *, reverse: bool, product: bool) -> Tensor:
@@ -67,3 +66,6 @@ SCANS: Mapping[str, Callable[..., Tensor]] = {
 def split_scan(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Mapping[str, Value]]:
     """The local form of a scan whose dim is split."""
     return SCANS[call.operator.kind], {"group": group}
+
+
+register("prefix", talks=split_scan)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +20,9 @@ from torch import Tensor
 from autopar.ir import Value
 
 from ..collectives import AxisGroup, arrived, set_off
+from ..local_call import LocalCall
+from ..local_forms.registry import register
 from .blocks import Ahead, Attended, Place, Seen, attend, finite, gradients, merge, nothing
-
-if TYPE_CHECKING:
-    from ..localise import LocalCall
 
 
 class Round(NamedTuple):
@@ -177,3 +176,6 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 def split_keys(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Mapping[str, Value]]:
     """The local form of an attention whose queries and keys are split."""
     return _FUNCTIONS[call.operator.kind], {"group": group}
+
+
+register("ring", talks=split_keys)

@@ -1,0 +1,63 @@
+"""Look-ups in a table whose rows are split: where global rows lie in a shard, and the rows of other shards read as zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from autopar.ir import Ref, Value
+
+from ..local_call import Cuts, LocalCall
+from .registry import Knowledge, register
+
+
+def shard_index(indices: Tensor, size: int, cuts: Cuts) -> tuple[Tensor, Tensor]:
+    """Where global rows lie inside this rank's shard (0 for those that do not), and which of them do."""
+    local, inside = indices, torch.ones_like(indices, dtype=torch.bool)
+    for _, parts, degree, coordinate in cuts:
+        chunk = size // (parts * degree)
+        within = local % (degree * chunk)
+        inside = inside & (within // chunk == coordinate)
+        local = local // (degree * chunk) * chunk + within % chunk
+        size //= degree
+    return torch.where(inside, local, 0), inside
+
+
+def padding_row(row: int, size: int, cuts: Cuts) -> int:
+    """The padding row inside this rank's shard, or -1 (none)."""
+    local, inside = shard_index(torch.tensor(row), size, cuts)
+    return int(local) if bool(inside) else -1
+
+
+def embedding(
+    weight: Tensor, indices: Tensor, rows: int, cuts: Cuts, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Tensor:
+    """Look up the rows that this rank holds; the others give zeros, so that the ranks' results add up."""
+    local, inside = shard_index(indices, rows, cuts)
+    out = torch.ops.aten.embedding.default(weight, local, padding_idx, scale_grad_by_freq, sparse)
+    return torch.where(inside.unsqueeze(-1), out, 0.0)
+
+
+def _masked_rows(table: str, indices: str, padding: str | None) -> Knowledge:
+    """A look-up in a table whose rows are split: rows of other shards give zeros."""
+
+    def change(call: LocalCall) -> Mapping[str, Value] | None:
+        attributes = call.operator.attributes
+        weight = attributes[table]
+        assert isinstance(weight, Ref) and isinstance(attributes[indices], Ref)
+        cuts = tuple(cut for cut in call.cuts(call.decision.inputs[weight.index]) if cut.dim == 0)
+        if not cuts:
+            return None
+        rows = call.inputs[weight.index].shape[0]
+        changes: dict[str, Value] = {"rows": rows, "cuts": tuple(tuple(cut) for cut in cuts)}
+        row = attributes.get(padding, -1) if padding else -1
+        if isinstance(row, int) and row >= 0:
+            changes["padding_idx"] = padding_row(row, rows, cuts)
+        return changes
+
+    return change
+
+
+register("aten.embedding.default", knows=_masked_rows("weight", "indices", "padding_idx"), local=embedding)

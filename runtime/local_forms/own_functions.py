@@ -1,0 +1,44 @@
+"""What an operator kind computes on one device, where torch has no such kind or its own would not do on shards."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .registry import register
+from .sizes import shape_as
+
+
+def mean_square(x: Tensor, count: int) -> Tensor:
+    """The sum of squares over the global number of elements: a share of the mean square where `x` is a shard."""
+    return (x * x).sum() / count
+
+
+def add(**addends: Tensor) -> Tensor:
+    """The sum of all arguments."""
+    return functools.reduce(torch.add, addends.values())
+
+
+def view(self: Tensor, size: Sequence[int]) -> Tensor:
+    """A view, or a copy where a redistribution left other strides than the model had."""
+    return self.reshape(tuple(size))
+
+
+def copy(self: Tensor, src: Tensor) -> Tensor:
+    """What `self` is once `src` is written over it; torch's own operator has no gradient."""
+    return src.to(self.dtype).expand_as(self).clone(memory_format=torch.contiguous_format)
+
+
+def contiguous(self: Tensor) -> Tensor:
+    """The same values in the default layout of memory."""
+    return self.contiguous()
+
+
+register("autopar.add", function=add)
+register("autopar.mean_square", function=mean_square)
+register("aten.view.default aten._unsafe_view.default", function=view, sizes=shape_as("size"))
+register("aten.contiguous.default", function=contiguous)
+register("aten.copy.default", function=copy)

@@ -1,0 +1,87 @@
+"""The one table of local forms: by operator kind, and by the word of a split that communicates inside its operator.
+
+Every family of forms registers its own rows, once each; `families` names the families, and is imported when the first row is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+from autopar.ir import Value
+
+from ..collectives import AxisGroup
+from ..local_call import Function, LocalCall
+
+Changes = Callable[[LocalCall], Mapping[str, Value]]
+Knowledge = Callable[[LocalCall], Mapping[str, Value] | None]
+Local = tuple[Function, Mapping[str, Value]]
+"""The function that a rank runs, and the attributes to change or add."""
+Talk = Callable[[LocalCall, AxisGroup], Local]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalForm:
+    """How ranks run one kind of operator, or, under a word, any operator that a rule splits with it; what is None is as without a row.
+
+    `function` computes the kind on one device, where neither torch nor the table of ONNX does. `sizes` gives the attributes that are
+    other on a shard. `local` runs in the place of the function where `knows` has something to tell it about this rank's place.
+    """
+
+    function: Function | None = None
+    sizes: Changes | None = None
+    knows: Knowledge | None = None
+    local: Function | None = None
+    talks: Talk | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.knows is None) == (self.local is None), "a local function goes with what it is told"
+
+
+FORMS: dict[str, LocalForm] = {}
+"""Kind or word → form; read by `form_of`."""
+_NONE = LocalForm()
+
+
+def register(
+    names: str,
+    *,
+    function: Function | None = None,
+    sizes: Changes | None = None,
+    knows: Knowledge | None = None,
+    local: Function | None = None,
+    talks: Talk | None = None,
+) -> None:
+    """Enter the form of the kinds (or of the word) `names`, separated by spaces; each has one row."""
+    form = LocalForm(function=function, sizes=sizes, knows=knows, local=local, talks=talks)
+    for name in names.split():
+        if name in FORMS:
+            raise ValueError(f"{name} has a local form already")
+        FORMS[name] = form
+
+
+def form_of(name: str) -> LocalForm:
+    """The form of a kind or word; an empty one where it runs as it is."""
+    _load()
+    return FORMS.get(name, _NONE)
+
+
+@functools.cache
+def _load() -> None:
+    import_module("autopar.runtime.local_forms.families")
+
+
+@contextlib.contextmanager
+def standing_in(name: str, form: LocalForm) -> Iterator[None]:
+    """For a while, `form` is that of `name`."""
+    before = form_of(name)
+    FORMS[name] = form
+    try:
+        yield
+    finally:
+        del FORMS[name]
+        if before is not _NONE:
+            FORMS[name] = before
