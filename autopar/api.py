@@ -29,7 +29,7 @@ from .tables import Limits
 if TYPE_CHECKING:
     import torch
 
-    from autopar.runtime.planned import PlannedModule
+    from autopar.runtime.module import ParallelModule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +282,7 @@ def parallelize(
     loss: str | Callable[..., Any] | None = None,
     backend: str | None = None,
     outputs: Literal["whole", "split"] | None = None,
-) -> PlannedModule:
+) -> ParallelModule:
     """The model as an `nn.Module` that runs the plan on this rank; call it on every rank of an initialised process group.
 
     Without a process group, one is initialised from the environment of `torchrun`. Parameters are DTensors, the

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.ir import Role
-from autopar.order.scheduled import Mode, Scheduled, kept_steps
+from autopar.order.scheduled import Mode, Scheduled, kept_steps, scheduled
 from autopar.sharding.candidates import splits_plainly
 from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.program import Compute, Program, Redistribute
@@ -70,9 +70,10 @@ class _Walk(Memories):
         self.holders: dict[int, int] = {}
         self.ready: dict[str, int] = {}  # parameter → the moment at which its gradient is complete
         self.stored = {(name, layout) for name, layout in program.assignment.storage.items()}
-        self.segment_of = self._segments(recompute) if plan is None else self._parts(plan)
+        self.segment_of = self._segments(recompute) if plan is None else self._again(plan)
         self.planned = plan is not None
-        self.order = range(len(program.steps)) if plan is None else [index for part in plan.parts for index in part.steps]
+        self.order = range(len(program.steps)) if plan is None else plan.order
+        self.buckets = plan.buckets if plan is not None else scheduled(program).buckets
         self.again = {i for i, m in plan.modes.items() if m is Mode.AGAIN and self.segment_of[i] < 0} if plan is not None else frozenset()
         self.apart = frozenset(kept_steps(plan)) if plan is not None else frozenset()
         self.began: dict[int, int] = {}
@@ -104,11 +105,11 @@ class _Walk(Memories):
             found.append(behind)
         return found[::-1]
 
-    def _parts(self, plan: Scheduled) -> list[int]:
+    def _again(self, plan: Scheduled) -> list[int]:
         """The same of a program under a schedule."""
         found = [-1] * len(self.program.steps)
-        for number, part in enumerate(plan.parts):
-            for index in part.steps if part.again else ():
+        for number, segment in enumerate(plan.segments):
+            for index in segment.steps if segment.again else ():
                 found[index] = number
         return found
 
@@ -283,7 +284,7 @@ class _Walk(Memories):
         """A bucket is copied flat, and summed into a copy, once its gradients and the buckets before it are ready; all end together."""
         self.tick("")
         moment = 0
-        for bucket in self.program.buckets:
+        for bucket in self.buckets:
             moment = max([moment, *(self.ready.get(name, 0) for name in bucket.parameters)])
             flat = self.new(float(bucket.nbytes), BUFFER)
             self.birth[flat] = moment

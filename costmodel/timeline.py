@@ -1,29 +1,29 @@
-"""The timeline of a step on one rank: compute and communication on streams of their own, each in order of issue.
+"""The timeline of a step on one rank: the actions of its order, played on streams, each in order of issue.
 
 A task starts when its stream is free and what it waits for has ended. The computation is one stream, the collectives of each mesh axis
-another (a process group has a stream). What the runtime does: a redistribution waits for the computation before it and stops the one after
-it; gradient buckets start under the backward pass and are waited for at its end; ring attention sends a block while it attends to one.
-`Overlap` names what other frameworks hide besides.
+another (a process group has a stream). As the runtime has it: a redistribution of values waits for the computation before it and stops the
+one after it; a unit of parameters is gathered under the segment before the one that reads it, and its gradients are reduced under what is
+left of the backward pass; ring attention sends a block while it attends to one.
 
     step = forward + backward + update + communication - hidden
 
-Under a schedule (see `sharding.scheduled`) the program is that of one micro-batch, and played for each; all between the second and the last
-take the same time, which is added up rather than played. Gradients are added to those before with three passes over them.
+Under a schedule with micro-batches the program is that of one of them, and played for each; all between the second and the last take the
+same time, which is added up rather than played. Gradients are added to those before with three passes over them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from autopar.ir import Role
-from autopar.order.scheduled import Mode, Part, Scheduled, makes, scheduled
-from autopar.sharding.layout import Layout
-from autopar.sharding.program import Bucket, Collective, Compute, Program, Redistribute, chain_collectives, operator_collectives
+from autopar.order.actions import Action, Word
+from autopar.order.scheduled import Mode, Scheduled, Segment, scheduled
+from autopar.sharding.program import Collective, Compute, Program, Redistribute, chain_collectives, operator_collectives
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import PLAIN, Schedule
 
@@ -41,17 +41,13 @@ SLOWDOWN: Mapping[str, float] = {"nccl": 1.1256, "gloo": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """Which communication runs under computation.
+    """Which communication runs under computation: the reduction of `gradients`, and gathers of parameters by `prefetch`.
 
-    `gradients`: the all-reduce of gradient buckets, under the backward pass (PyTorch's DistributedDataParallel, and this runtime).
-    `weight_gradients`: what a layer's input gradient has to be sent for, under the product of its weight gradient (Megatron since 2022).
-    `prefetch`: gathers of stored shards before they are used, and the reduce-scatter of their gradients (FullyShardedDataParallel).
     `slowdown`: how much longer computation takes while anything is sent.
     """
 
     gradients: bool = True
-    weight_gradients: bool = False
-    prefetch: bool = False
+    prefetch: bool = True
     slowdown: float = 1.0
 
 
@@ -95,43 +91,55 @@ def step_timeline(
 
     Under a `schedule` with micro-batches it is the program of one of them.
     """
-    return _Player(scheduled(program, schedule), prices, seconds, gradients, overlap or Overlap()).play(update)
+    played = replace(schedule, micro_batches=min(schedule.micro_batches, PLAYED))
+    player = _Player(scheduled(program, played), prices, seconds, gradients, overlap or Overlap(), schedule.micro_batches)
+    return player.play(update)
 
 
 class _Player:
     """Issues the tasks of a program in the runtime's order."""
 
     def __init__(
-        self, plan: Scheduled, prices: MeshPrices, seconds: Callable[[Compute], Seconds], gradients: frozenset[str], overlap: Overlap
+        self,
+        plan: Scheduled,
+        prices: MeshPrices,
+        seconds: Callable[[Compute], Seconds],
+        gradients: frozenset[str],
+        overlap: Overlap,
+        micro_batches: int,
     ) -> None:
         self.plan, self.prices, self.seconds_of, self.gradients, self.overlap = plan, prices, seconds, gradients, overlap
-        self.program = program = plan.program
-        self.graph, self.mesh = program.graph, prices.mesh.shape
+        self.count, self.program = micro_batches, plan.program
+        self.graph, self.mesh = plan.program.graph, prices.mesh.shape
         self.streams = tuple(axis.name for axis in prices.mesh.axes)
         self.clock = Clock(overlap.slowdown)
         self.known: dict[tuple[str, int, int], float] = {}
         self.inside: dict[str, tuple[list[Collective], list[Collective]]] = {}
-        moves = ((index, step) for index, step in enumerate(program.steps) if isinstance(step, Redistribute))
-        self.chains = {index: chain_collectives(self.graph, step, self.mesh) for index, step in moves}
-        self.made_by = {makes(program.steps[index])[0]: index for index in plan.modes}
-        self.late: dict[tuple[str, Layout], list[tuple[Compute, float]]] = {}  # weight gradients that wait for a place's collective
+        self.chains = {
+            index: chain_collectives(self.graph, step, self.mesh)
+            for index, step in enumerate(plan.program.steps)
+            if isinstance(step, Redistribute) and index not in plan.modes
+        }
+        self.arrived: dict[int, float] = {}  # units on their way, and when they are there
+        self.summed: list[float] = []
 
     def play(self, update: float) -> Timeline:
-        clock, count = self.clock, self.plan.schedule.micro_batches
-        accumulation = self._accumulation() if count > 1 and self.gradients else 0.0
-        number = 0
-        while number < count:
+        clock = self.clock
+        accumulation = self._accumulation() if self.count > 1 and self.gradients else 0.0
+        for number, actions in enumerate(self._micro_batches()):
             start, spent, sent = clock.now, dict(clock.spent), len(clock.sent)
-            self._micro_batch(first=number == 0, last=number == count - 1)
+            for action in actions:
+                self._do(action)
             if number:
                 clock.compute("gradients", "accumulation", accumulation)
-            number += 1
-            if number == PLAYED - 1 and count > PLAYED:
-                left = count - PLAYED
+            if number == PLAYED - 2 and self.count > PLAYED:
+                left = self.count - PLAYED
                 clock.skip(
                     left * (clock.now - start), {p: left * (clock.spent[p] - spent[p]) for p in spent}, left * math.fsum(clock.sent[sent:])
                 )
-                number = count - 1
+        for end in self.summed:
+            clock.wait(end)
+        clock.wait(max(clock.free.values(), default=0.0))
         clock.phase = "update"
         clock.compute("optimizer", "update", update)
         spent = clock.spent
@@ -144,28 +152,37 @@ class _Player:
             events=tuple(clock.events),
         )
 
-    def _micro_batch(self, *, first: bool, last: bool) -> None:
-        clock = self.clock
-        clock.phase = "forward"
-        order = [index for part in self.plan.parts for index in part.steps]
-        moves = [index for index in order if index in self.chains and (first or self._each_time(index))]
-        gathered = {index: self._gather(index) for index in moves}
-        for index in order:
-            step = self.program.steps[index]
-            if isinstance(step, Compute):
-                self._forward(step)
-            elif index in gathered:
-                end = gathered[index]
-                if end is None:
-                    self._blocking(self.chains[index][0])
-                else:
-                    clock.wait(end)
-        clock.phase = "backward"
-        self._backward_pass(last=last)
+    def _micro_batches(self) -> Iterator[list[Action]]:
+        """The actions of each micro-batch: those up to the first of the next one."""
+        prefetch = self.plan.schedule.prefetch if self.overlap.prefetch else 0
+        plan = replace(self.plan, schedule=replace(self.plan.schedule, prefetch=prefetch))
+        number = 0
 
-    def _each_time(self, index: int) -> bool:
-        """Whether a redistribution runs in every forward pass."""
-        return self.plan.modes.get(index, Mode.AGAIN) is Mode.AGAIN
+        def micro_batch(action: Action) -> int:
+            nonlocal number
+            number = max(number, action.micro_batch or 0) if action.word is Word.FORWARD else number
+            return number
+
+        return (list(group) for _, group in itertools.groupby(plan.actions(), micro_batch))
+
+    def _do(self, action: Action) -> None:
+        clock, segments = self.clock, self.plan.segments
+        match action.word:
+            case Word.GATHER:
+                assert action.unit is not None
+                self._gather(action.unit, self.plan.issued(action))
+            case Word.FORWARD:
+                assert action.segment is not None
+                clock.phase = "forward"
+                self._wait(segments[action.segment].units)
+                self._forward_pass(segments[action.segment])
+            case Word.BACKWARD:
+                assert action.segment is not None
+                clock.phase = "backward"
+                self._wait(segments[action.segment].wanted)
+                self._backward_pass(segments[action.segment])
+            case Word.REDUCE:
+                self._reduce(action)
 
     def _accumulation(self) -> float:
         """Seconds of adding a micro-batch's gradients to those before, each where it is added up."""
@@ -179,16 +196,52 @@ class _Player:
         sizes = [local_bytes(once.get(t.name, storage[t.name]), t.bytes, self.mesh) for t in trained]
         return float(with_launch(0.0, memory_seconds(3 * np.array(sizes), device), device).sum()) if sizes else 0.0
 
-    # --- forward ---
+    # --- units ---
 
-    def _gather(self, index: int) -> float | None:
-        """The end of a parameter's gather that is prefetched, one after the other on a stream of their own; None for what is not."""
-        if not self.overlap.prefetch or index not in self.plan.modes:
-            return None
-        end = 0.0
-        for collective in self.chains[index][0]:
-            end = self._issue(collective, end, " prefetch")
-        return end
+    def _gather(self, unit: int, collectives: Sequence[Collective]) -> None:
+        """The unit's values are on their way; each is read and written once more when it is there."""
+        end = self.clock.now
+        for collective in collectives:
+            end = self._issue(collective, end)
+        self.arrived[unit] = end
+
+    def _wait(self, units: Sequence[int]) -> None:
+        for unit in units:
+            if unit in self.arrived:
+                self.clock.wait(self.arrived.pop(unit))
+
+    def _reduce(self, action: Action) -> None:
+        """Every gradient is read and written once on its way into the message of its group."""
+        end = self.clock.now
+        for collective in self.plan.issued(action):
+            if end <= self.clock.now:
+                seconds = float(memory_seconds(2 * collective.nbytes, self.prices.cluster.device))
+                end = self.clock.compute(collective.tensor, "flatten gradients", seconds)
+            end = self._issue(collective, end)
+        if self.overlap.gradients:
+            self.summed.append(end)
+        else:
+            self.clock.wait(end)
+
+    # --- passes ---
+
+    def _forward_pass(self, segment: Segment) -> None:
+        for index in segment.steps:
+            step = self.program.steps[index]
+            if isinstance(step, Compute):
+                self._forward(step)
+            else:
+                self._blocking(self.chains[index][0])
+
+    def _backward_pass(self, segment: Segment) -> None:
+        if segment.again:
+            self._forward_pass(segment)
+        for index in reversed(segment.steps):
+            step = self.program.steps[index]
+            if isinstance(step, Compute):
+                self._backward(step)
+            else:
+                self._blocking(self.chains[index][1][::-1])
 
     def _forward(self, step: Compute) -> None:
         clock, name, kind = self.clock, step.operator.name, step.operator.kind
@@ -205,98 +258,14 @@ class _Player:
             clock.wait(coming)
         clock.compute(name, kind, share)
 
-    # --- backward ---
-
-    def _backward_pass(self, *, last: bool) -> None:
-        steps, buckets = self.program.steps, self.program.buckets if last else ()
-        order = [index for part in self.plan.parts for index in part.steps]
-        first = {
-            s.tensor: i
-            for i, s in reversed([(i, steps[index]) for i, index in enumerate(order)])
-            if isinstance(s, Redistribute) and s.bucketed
-        }
-        waiting = [max((len(steps) - first[p] for p in bucket.parameters if p in first), default=0) for bucket in buckets]
-        places = self._places()
-        sums: list[float] = []
-        done = 0
-        for part in reversed(self.plan.parts):
-            if part.again and self.gradients:
-                self._again(part)
-            for index in reversed(part.steps):
-                done += 1
-                step = steps[index]
-                if isinstance(step, Redistribute):
-                    if last or self.plan.modes.get(index, Mode.AGAIN) is not Mode.ONCE:
-                        self._backward_move(step, self.chains[index][1])
-                else:
-                    for gather in self.plan.regathered.get(index, ()):
-                        self._regather(gather)
-                    self._backward(step, places)
-                while self.overlap.gradients and not self.late and len(sums) < len(buckets) and waiting[len(sums)] <= done:
-                    sums.append(self._start(len(sums)))
-        sums += [self._start(number) for number in range(len(sums), len(buckets))]
-        for bucket, end in zip(buckets, sums, strict=True):
-            self.clock.wait(end)
-            for axis in bucket.axes[1:]:
-                self._blocking([self._sum(bucket.nbytes, axis, bucket.parameters[0])])
-            self._copy(bucket, "write gradients back")
-        self.clock.wait(max(self.clock.free.values(), default=0.0))
-
-    def _again(self, part: Part) -> None:
-        """The second forward pass of what is not kept."""
-        for index in part.steps:
-            step = self.program.steps[index]
-            if isinstance(step, Compute):
-                self._forward(step)
-            else:
-                self._blocking(self.chains[index][0])
-
-    def _regather(self, index: int) -> None:
-        """A gathered parameter once more, from what is stored."""
-        step = self.program.steps[index]
-        assert isinstance(step, Redistribute)
-        before = self.made_by.get((step.tensor, step.chain[0]))
-        if before is not None:
-            self._regather(before)
-        self._blocking(self.chains[index][0])
-
-    def _places(self) -> set[tuple[str, Layout]]:
-        """What redistributions give whose gradient is communicated: their readers' weight gradients may be made meanwhile."""
-        if not self.overlap.weight_gradients:
-            return set()
-        return {
-            place
-            for index, (_, back) in self.chains.items()
-            if back and index not in self.plan.modes
-            for place in makes(self.program.steps[index])
-        }
-
-    def _backward_move(self, step: Redistribute, back: list[Collective]) -> None:
-        start = self.clock.now
-        end = start
-        for collective in reversed(back):
-            end = self._issue(collective, end)
-        for late, seconds in self.late.pop((step.tensor, step.chain[-1]), ()):
-            self.clock.compute(late.operator.name, f"{late.operator.kind} weight gradient", seconds)
-        if not (self.overlap.prefetch and self.graph.tensors[step.tensor].role is Role.PARAMETER):
-            self.clock.wait(end)
-
-    def _backward(self, step: Compute, places: set[tuple[str, Layout]]) -> None:
-        clock, name, kind = self.clock, step.operator.name, step.operator.kind
-        seconds = self.seconds_of(step)
+    def _backward(self, step: Compute) -> None:
+        seconds = self.seconds_of(step).backward
         back = self._inside(step)[1]
         if _is_ring(step, back):
-            self._backward_ring(step, back, seconds.backward)
+            self._backward_ring(step, back, seconds)
             return
         self._blocking(back)
-        place = None
-        if places and seconds.weight:
-            place = next((p for p in zip(step.operator.inputs, step.decision.inputs, strict=True) if p in places), None)
-        if place is not None:
-            clock.compute(name, kind, seconds.backward - seconds.weight)
-            self.late.setdefault(place, []).append((step, seconds.weight))
-        else:
-            clock.compute(name, kind, seconds.backward)
+        self.clock.compute(step.operator.name, step.operator.kind, seconds)
 
     def _backward_ring(self, step: Compute, back: list[Collective], seconds: float) -> None:
         """Each round sends the next keys and values on, computes, and sends the gradients so far after them."""
@@ -314,18 +283,6 @@ class _Player:
 
     # --- collectives ---
 
-    def _start(self, number: int) -> float:
-        bucket = self.program.buckets[number]
-        self._copy(bucket, "flatten gradients")
-        return self._issue(self._sum(bucket.nbytes, bucket.axes[0], bucket.parameters[0]), self.clock.now) if bucket.axes else 0.0
-
-    def _copy(self, bucket: Bucket, what: str) -> None:
-        """Every gradient is read and written once on its way into a bucket, and once on its way out."""
-        self.clock.compute(bucket.parameters[0], what, float(memory_seconds(2 * bucket.nbytes, self.prices.cluster.device)))
-
-    def _sum(self, nbytes: int, axis: int, name: str) -> Collective:
-        return Collective(phase="backward", kind="all_reduce", axis=axis, nbytes=nbytes, tensor=name)
-
     def _inside(self, step: Compute) -> tuple[list[Collective], list[Collective]]:
         if not any(option.communication is not None for option in step.decision.options):
             return [], []
@@ -339,11 +296,11 @@ class _Player:
         for collective in collectives:
             self.clock.wait(self._issue(collective, self.clock.now))
 
-    def _issue(self, collective: Collective, after: float, stream: str = "") -> float:
+    def _issue(self, collective: Collective, after: float) -> float:
         key = (collective.kind, collective.axis, collective.nbytes)
         if key not in self.known:
             self.known[key] = self.prices.seconds(*key)
-        return self.clock.send(collective.tensor, collective.kind, self.streams[collective.axis] + stream, self.known[key], after)
+        return self.clock.send(collective.tensor, collective.kind, self.streams[collective.axis], self.known[key], after)
 
 
 def _is_ring(step: Compute, inside: list[Collective]) -> bool:

@@ -50,7 +50,7 @@ def observe(
     Only rank 0 holds what is gathered. Without `keep` nothing is gathered and only the losses are told.
     """
     hold = not dist.is_initialized() or dist.get_rank() == 0
-    names = [name for name, _ in module.local_program.outputs]
+    names = [name for name, _ in module.outputs]
     index = module.loss_index
 
     def forward() -> tuple[tuple[Tensor, ...], Tensor | None]:

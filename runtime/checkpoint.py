@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from .gradients import local_of
+from .parameters import local_of
 
 _TORCH_WRITES: Any = DTensor.__create_write_items__
 _TORCH_CHUNKS: Any = DTensor.__create_chunk_list__

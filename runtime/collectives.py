@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -68,29 +68,35 @@ Chain = tuple[tuple[Action, Action, AxisGroup], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroups:
-    """The mesh with this rank's place in it and the process group of every axis."""
+    """A mesh with this rank's place in it and the process group of every axis; its devices are the ranks from `first` on."""
 
     mesh: Mesh
     rank: int
     coordinate: tuple[int, ...]
     axes: tuple[AxisGroup, ...]
     process_groups: tuple[dist.ProcessGroup | None, ...]
+    first: int = 0
 
     @classmethod
     def create(cls, mesh: Mesh) -> DeviceGroups:
-        """Make the groups; every rank must call this at the same point. A mesh of one device needs no process group."""
+        """The mesh of all ranks. A mesh of one device needs no process group."""
         world = dist.get_world_size() if dist.is_initialized() else 1
         if world != mesh.devices:
             raise PlanError(f"the plan is for {mesh.devices} devices ({mesh}), but {world} ranks are running")
+        return cls.of_ranks(mesh, 0)
+
+    @classmethod
+    def of_ranks(cls, mesh: Mesh, first: int) -> DeviceGroups:
+        """The mesh of the ranks from `first` on, of which this is one; each of them must call this at the same point."""
         rank = dist.get_rank() if dist.is_initialized() else 0
-        coordinate = mesh.coordinate(rank)
+        coordinate = mesh.coordinate(rank - first)
         axes: list[AxisGroup] = []
         groups: list[dist.ProcessGroup | None] = []
         for axis, (size, position) in enumerate(zip(mesh.shape, coordinate, strict=True)):
-            own = _own_group(mesh, axis, rank) if size > 1 else None
+            own = group_of([first + r for r in next(g for g in mesh.groups(axis) if rank - first in g)]) if size > 1 else None
             groups.append(own)
             axes.append(AxisGroup(str(own.group_name) if own is not None else "", size, position))
-        return cls(mesh=mesh, rank=rank, coordinate=coordinate, axes=tuple(axes), process_groups=tuple(groups))
+        return cls(mesh=mesh, rank=rank, coordinate=coordinate, axes=tuple(axes), process_groups=tuple(groups), first=first)
 
     @classmethod
     def single(cls) -> DeviceGroups:
@@ -98,16 +104,26 @@ class DeviceGroups:
         return cls(mesh=Mesh(axes=()), rank=0, coordinate=(), axes=(), process_groups=())
 
 
-def _own_group(mesh: Mesh, axis: int, rank: int) -> dist.ProcessGroup:
-    """Every rank creates every group of the axis, in one order; the world's own group serves an axis that spans it."""
-    everyone = tuple(range(mesh.devices))
-    found: dist.ProcessGroup | None = None
-    for ranks in mesh.groups(axis):
-        group = dist.group.WORLD if ranks == everyone else dist.new_group(list(ranks))
-        if rank in ranks:
-            found = group
-    assert found is not None
-    return found
+@dataclass(slots=True)
+class _Groups:
+    """The process groups made so far, within the process group of all ranks that is initialised at the time."""
+
+    world: Any = None
+    made: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+
+
+_GROUPS = _Groups()
+
+
+def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """The group of these ranks, of which this is one; made once a process, by its members alone."""
+    if _GROUPS.world is not dist.group.WORLD:
+        _GROUPS.world, _GROUPS.made = dist.group.WORLD, {}
+    key = tuple(ranks)
+    if key not in _GROUPS.made:
+        everyone = key == tuple(range(dist.get_world_size()))
+        _GROUPS.made[key] = dist.group.WORLD if everyone else dist.new_group(list(key), use_local_synchronization=True)
+    return _GROUPS.made[key]
 
 
 def cuts_of(layout: Layout, mesh: Sequence[int], coordinate: Sequence[int]) -> tuple[Cut, ...]:

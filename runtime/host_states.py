@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from autopar.errors import RunError
 from autopar.sharding.streams import chunks
 
-from .gradients import local_of
+from .parameters import local_of
 from .module import ParallelModule
 
 Values = list[Tensor]

@@ -2,253 +2,312 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
 
 from autopar.errors import PlanError
+from autopar.ir import Role
+from autopar.model import LoadedModel
 from autopar.order.execution import Execution
-from autopar.order.scheduled import scheduled
-from autopar.sharding.candidates import is_storable
-from autopar.sharding.layout import Kind, Layout, R, format_layout, local_parts, local_shape
+from autopar.sharding.layout import Layout, R
 from autopar.sharding.program import Program
 
-from .again import gathering_again
+from .arguments import Arguments
 from .checkpoint import describe_pieces
-from .collectives import DeviceGroups, cuts_of, gather_full, shard_of
-from .gradients import GradientBuckets
-from .local_program import LocalProgram
-from .lowering import lower_scheduled
-from .micro_batches import MicroBatches
+from .collectives import DeviceGroups, apply_chain, gather_full, whole_chain
+from .engine import Engine
+from .parameters import attach, local_of, placements_of
+from .stepping import Pending, differentiable_call
+from .world import World
 
 Values = Mapping[str, Tensor | Callable[[], Tensor]]
 
 describe_pieces()
 
 
-def device_mesh(groups: DeviceGroups, device: torch.device | str) -> DeviceMesh:
-    """The mesh as torch's `DeviceMesh`, on the process groups that exist already."""
-    kind = torch.device(device).type
-    ranks = torch.arange(groups.mesh.devices).reshape(groups.mesh.shape)
-    names = tuple(axis.name for axis in groups.mesh.axes)
-    if any(group is None for group in groups.process_groups):
-        return DeviceMesh(kind, ranks, mesh_dim_names=names)
-    existing: Any = list(groups.process_groups)
-    if len(existing) == 1:
-        return DeviceMesh.from_group(existing[0], kind, mesh_dim_names=names)
-    return DeviceMesh.from_group(existing, kind, mesh=ranks, mesh_dim_names=names)
-
-
-def placements_of(layout: Layout, mesh: tuple[int, ...]) -> tuple[Placement, ...]:
-    """A layout in torch's words: a split within parts is a `_StridedShard` with as many parts as are left locally.
-
-    >>> from autopar.sharding.layout import parse_layout
-    >>> placements_of(parse_layout("S0 R S1/3"), (2, 2, 2))
-    (Shard(dim=0), Replicate(), _StridedShard(dim=1, sf=3))
-    """
-    if not is_storable(layout, mesh):
-        raise PlanError(f"no DTensor lies as [{format_layout(layout)}]: torch cannot split a dim within parts on two axes")
-    done = [R] * len(layout)
-    found: list[Placement] = []
-    for axis, placement in enumerate(layout):
-        done[axis] = placement
-        if placement.kind is not Kind.SPLIT:
-            found.append(Partial(placement.reduction) if placement.kind is Kind.PARTIAL else Replicate())
-            continue
-        parts = local_parts(tuple(done), axis, mesh)
-        found.append(Shard(placement.dim) if parts == 1 else _StridedShard(placement.dim, split_factor=parts))
-    return tuple(found)
-
-
 class ParallelModule(nn.Module):
     """A model under a plan. Parameters keep the original names; the arithmetic is this rank's local program.
 
-    Of an `Execution` the schedule is run, of a bare program the whole batch at once. `values` gives every parameter and constant whole, as
-    a tensor or as a function that makes it (called one at a time). `aliases` gives second names of tied parameters. `forward` takes the
-    model's whole inputs and returns this rank's outputs in their planned layouts, the loss last where it is not among them. With several
-    micro-batches gradients flow from the loss only.
+    `values` gives every parameter and constant whole, as a tensor or as a function that makes it (called one at a time). `aliases` gives
+    second names of tied parameters.
+
+    With a `model`, calls, outputs and state dict are those of the original: with `whole`, outputs are plain tensors, whole on every rank,
+    and those that the plan leaves split are gathered for it, which the plan does not price; without, these are DTensors. Either way a loss
+    made of the outputs, the same on every rank, gives the gradients of one device. Without a `model`, `forward` takes the inputs of the
+    graph and returns this rank's outputs in their planned layouts, the loss last where it is not among them.
+
+    `loss(...)` gives the planned loss (the model's own scalar, the given function's, or the mean square of the outputs), whole on every
+    rank, and gathers nothing. With several micro-batches or with stages gradients flow from the loss only.
     """
 
     def __init__(
         self,
-        program: Program | Execution,
-        groups: DeviceGroups,
+        execution: Program | Execution,
+        groups: DeviceGroups | World,
         values: Values,
         *,
+        model: LoadedModel | None = None,
         device: torch.device | str = "cpu",
         aliases: Mapping[str, str] | None = None,
+        whole: bool = True,
     ) -> None:
         super().__init__()
-        plan = program.whole if isinstance(program, Execution) else scheduled(program)
-        split = program.split if isinstance(program, Execution) else None
-        self._program = plan.program
-        self._groups = groups
         self._device = torch.device(device)
-        self._regathers = plan.schedule.gathered == "again"
-        self._micro = MicroBatches(plan, split, groups, self._device) if split is not None else None
-        self._local: LocalProgram = lower_scheduled(plan, groups, device=device) if self._micro is None else self._micro.first
-        self._places: list[tuple[nn.Module, str]] = []
-        self._mesh = device_mesh(groups, device) if groups.mesh.devices > 1 else None
-        missing = [name for name in (*self._local.parameters, *self._local.constants) if name not in values]
+        self._engine = Engine(execution, groups, self._device, self._stored)
+        engine = self._engine
+        self._graph = engine.graph
+        self._record = model.torch if model is not None else None
+        self._arguments = Arguments.of(model) if model is not None else None
+        self._whole_outputs, self._structured = whole, model is not None
+        self._has_loss_function = model is not None and model.loss is not None
+        self._loss_is_output = model is not None and self._graph.loss in model.source.outputs
+        names = [*(t.name for t in self._graph.parameters), *engine.constants]
+        missing = [name for name in names if name not in values]
         if missing:
             raise PlanError(f"no values are given for {', '.join(missing[:10])}" + (" and more" if len(missing) > 10 else ""))
-        owned = {name: self._parameter(name, values) for name in self._local.parameters}
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+        owned = {tensor.name: self._parameter(tensor.name, values) for tensor in self._graph.parameters}
         for name, parameter in owned.items():
-            self._places.append(_attach(self, name, parameter))
-        for alias, name in (aliases or {}).items():
-            _attach(self, alias, owned[name])
-        changed = set(self._local.updates)
-        self._constants = [self._whole(n, values).clone() if n in changed else self._whole(n, values) for n in self._local.constants]
-        self._buckets = GradientBuckets(owned, plan.program.buckets, groups.axes)
-        if self._micro is not None:
-            self._micro.buckets = self._buckets
+            self._places[name] = attach(self, name, parameter)
+        found = aliases or (model.torch.aliases if model is not None and model.torch is not None else {})
+        for alias, name in found.items():
+            attach(self, alias, owned[name])
+        changed = set(self._graph.updates)
+        self._constants = {n: self._whole(n, values).clone() if n in changed else self._whole(n, values) for n in engine.constants}
+        self._buffer_places: dict[str, tuple[nn.Module, str]] = {}
+        for paths, buffer in _saved_buffers(model.module) if model is not None and model.torch is not None else ():
+            self.attach_buffer(paths, buffer)
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._pending = Pending()
+        self._synchronize = True
+
+    # --- parameters and buffers ---
 
     def attach_buffer(self, paths: Sequence[str], value: Tensor) -> None:
         """Register a buffer under its names; where it is a constant of the program, the program reads it there from now on."""
         own = value.detach().to(self._device, copy=True)
         for path in paths:
-            _attach(self, path, own)
-            if path in self._local.constants:
-                self._constants[self._local.constants.index(path)] = own
+            place = attach(self, path, own)
+            if path in self._constants:
+                self._buffer_places[path] = place
 
     def _whole(self, name: str, values: Values) -> Tensor:
         """A given value, checked against the graph."""
-        given, wanted = values[name], self._program.graph.tensors[name]
+        given, wanted = values[name], self._graph.tensors[name]
         value = given.detach() if isinstance(given, Tensor) else given().detach()
         if tuple(value.shape) != wanted.shape or value.dtype != getattr(torch, wanted.dtype):
             raise PlanError(f"{name!r} is {value.dtype} {list(value.shape)}, the plan's model has {wanted.dtype} {list(wanted.shape)}")
-        return value.to(self._device)
+        return value.to(self._device) if wanted.role is Role.CONSTANT else value
 
     def _parameter(self, name: str, values: Values) -> nn.Parameter:
         """This rank's shard of a given value."""
-        tensor = self._program.graph.tensors[name]
-        layout = self._program.assignment.storage[name]
-        return nn.Parameter(self._placed(self._whole(name, values), layout), requires_grad=tensor.trainable)
+        storage, layout = self._engine.storage_of(name)
+        return nn.Parameter(storage.placed(self._whole(name, values), layout), requires_grad=self._graph.tensors[name].trainable)
 
-    def _placed(self, whole: Tensor, layout: Layout) -> Tensor:
-        """This rank's shard, copied out of a whole value, as a DTensor (a plain tensor where there is one device)."""
-        mesh = self._groups.mesh.shape
-        shard = shard_of(whole, cuts_of(layout, mesh, self._groups.coordinate)).clone(memory_format=torch.contiguous_format)
-        assert tuple(shard.shape) == local_shape(layout, tuple(whole.shape), mesh)
-        if self._mesh is None:
-            return shard
-        stride = torch.empty(whole.shape, device="meta").stride()
-        return DTensor.from_local(shard, self._mesh, placements_of(layout, mesh), run_check=False, shape=whole.shape, stride=stride)
+    def _stored(self, name: str) -> Tensor:
+        """This rank's shard of a parameter, wherever the user's changes have put it."""
+        module, leaf = self._places[name]
+        return local_of(getattr(module, leaf))
+
+    def _constant(self, name: str) -> Tensor:
+        if name in self._buffer_places:
+            module, leaf = self._buffer_places[name]
+            found: Tensor = getattr(module, leaf)
+            return found
+        return self._constants[name]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As torch's; whole tensors, such as those of the original model's state dict, are cut into this rank's shards."""
-        layouts = {id(parameter): self._program.assignment.storage[name] for name, parameter in self.graph_parameters().items()}
+        """As torch's; whole tensors, and DTensors that lie in another way, are cut into this rank's shards."""
+        names = {id(parameter): name for name, parameter in self.graph_parameters().items()}
         own: dict[str, Any] = dict(self.named_parameters(remove_duplicate=False))
         given = dict(state_dict)
         for path, value in state_dict.items():
             mine = own.get(path)
-            if isinstance(mine, DTensor) and type(value) in (Tensor, nn.Parameter) and value.shape == mine.shape:
-                given[path] = self._placed(value.detach().to(self._device, mine.dtype), layouts[id(mine)])
+            if mine is None or not isinstance(value, Tensor) or value.shape != mine.shape:
+                continue
+            same = isinstance(value, DTensor) and isinstance(mine, DTensor)
+            if same and value.placements == mine.placements and value.device_mesh == mine.device_mesh:
+                continue
+            storage, layout = self._engine.storage_of(names[id(mine)])
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            if type(whole) in (Tensor, nn.Parameter):
+                given[path] = storage.placed(whole.detach().to(self._device, mine.dtype), layout)
         return super().load_state_dict(given, strict=strict, assign=assign)
 
-    def forward(self, *inputs: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
-        """Run this rank's share of the model on the whole inputs, given in order or by name."""
-        places = range(len(self._local.outputs))
-        found = self._run(inputs, named, places)
+    def graph_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters by their names in the graph, in its order."""
+        return {name: getattr(module, leaf) for name, (module, leaf) in self._places.items()}
+
+    def host_parameters(self) -> list[nn.Parameter]:
+        """The parameters whose optimizer state the plan has in host memory (see `host_states`)."""
+        held = self._engine.host
+        return [value for name, value in self.graph_parameters().items() if name in held]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; shares that wait to be summed are dropped too."""
+        super().zero_grad(set_to_none)
+        self._pending.clear()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
+        """A module with parameters and buffers of its own, on the same process groups."""
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        shared = ("_engine", "_graph", "_record", "_arguments", "_pending", "_places", "_buffer_places", "_anchor")
+        own = {name: value for name, value in self.__dict__.items() if name not in shared}
+        other.__dict__.update({name: getattr(self, name) for name in shared} | copy.deepcopy(own, memo))
+        other._places = {name: (memo[id(module)], leaf) for name, (module, leaf) in self._places.items()}
+        other._buffer_places = {name: (memo[id(module)], leaf) for name, (module, leaf) in self._buffer_places.items()}
+        other._pending = Pending()
+        other._engine = self._engine.copied(other._stored)
+        return other
+
+    # --- calls ---
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs in their original structure."""
+        if not self._structured:
+            return self.local_outputs(*args, **kwargs)
+        if self._engine.gives_gradients_at_once and torch.is_grad_enabled() and self.loss_index is not None and not self._loss_is_output:
+            raise PlanError(
+                f"the plan runs {self._engine.in_words}, each with its backward pass, so that no gradient leads from the outputs "
+                "back: call loss(...) for the planned loss, run under torch.no_grad() for the outputs alone, or plan with one micro-batch"
+            )
+        local = self.local_outputs(*args, **kwargs)
+        made = {name: value for value, (name, _) in zip(local, self._engine.outputs, strict=True)}
+        record = self._record
+        if record is None:
+            outputs = tuple(self._global(made[name], name) for name in self._graph.outputs)
+            return outputs[0] if len(outputs) == 1 else outputs
+        fixed = record.output_values or (None,) * len(record.output_names)
+        named = {name: self._global(made[name], name) for name in record.output_names if name is not None}
+        leaves = [named[name] if name is not None else value for name, value in zip(record.output_names, fixed, strict=True)]
+        found = pytree.tree_unflatten(leaves, record.out_spec)
+        return found[0] if self._has_loss_function else found
+
+    def local_outputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """This rank's outputs in their planned layouts, the loss last where it is not among them."""
+        places = range(len(self._engine.outputs))
+        found = self._run(self._inputs(args, kwargs), places)
         return tuple(found[place] for place in places)
 
-    def planned_loss(self, *inputs: Tensor, **named: Tensor) -> Tensor:
-        """The planned loss alone: no other output of a micro-batch outlives it."""
+    def loss(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The planned loss, whole on every rank; `loss(...).backward()` gives every parameter its gradient."""
         if self.loss_index is None:
             raise PlanError("the plan is for inference and has no loss; plan with mode='train'")
-        return self._run(inputs, named, [self.loss_index])[self.loss_index]
+        return self._run(self._inputs(args, kwargs), [self.loss_index])[self.loss_index]
 
-    def _run(self, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor], wanted: Sequence[int]) -> dict[int, Tensor]:
-        """The outputs at the places `wanted`."""
-        values, local = self._inputs(inputs, named), self._local
-        parameters = [getattr(module, name) for module, name in self._places]
-        changed = {name: local.constants.index(name) for name in local.updates}
-        # Autograd may keep what a constant was: it gets a copy of those that change.
-        constants = [c.clone() if i in changed.values() else c for i, c in enumerate(self._constants)]
-        if self._micro is not None:
-            whole = dict(zip((*local.constants, *local.inputs), (*constants, *values), strict=True))
-            outputs, fresh = self._micro.run(parameters, whole, wanted)
-        else:
-            with gathering_again() if self._regathers and torch.is_grad_enabled() else nullcontext():
-                out: tuple[Tensor, ...] = local.module(*parameters, *constants, *values)
-            outputs = {place: out[place] for place in wanted}
-            fresh = dict(zip(local.updates, out[len(local.outputs) :], strict=True))
+    def train_step(self, batch: Any, optimizer: torch.optim.Optimizer) -> Tensor:
+        """One step: the loss of a batch (a tensor, a tuple of arguments or a dict of them), its gradients, the update; the loss."""
+        args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch) if isinstance(batch, tuple | list) else (batch,), {})
+        optimizer.zero_grad()
+        loss = self.loss(*args, **kwargs)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    def _run(self, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> dict[int, Tensor]:
+        """The outputs at the places `wanted`, from the inputs of the graph by name."""
+        self._require_as_planned()
+        whole = dict(inputs)
+        for name in self._engine.constants:
+            # Autograd may keep what a constant was: it gets a copy of those that change.
+            value = self._constant(name)
+            whole[name] = value.clone() if name in self._graph.updates else value
+        found, fresh = differentiable_call(self, self._engine, whole, wanted)
         with torch.no_grad():
-            for name, place in changed.items():
-                self._constants[place].copy_(fresh[name])
-        return outputs
+            for name, value in fresh.items():
+                self._constant(name).copy_(value)
+        return found
 
-    def _inputs(self, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> list[Tensor]:
-        names = self._local.inputs
+    def _require_as_planned(self) -> None:
+        """Refuse parameters of another type or on another device than planned."""
+        for name, parameter in self.graph_parameters().items():
+            planned = getattr(torch, self._graph.tensors[name].dtype)
+            if parameter.dtype != planned:
+                raise PlanError(
+                    f"parameter {name!r} has become {parameter.dtype}, the plan is for {planned}: plan again with the dtype that you want"
+                )
+            if parameter.device.type != self._device.type:
+                raise PlanError(f"parameter {name!r} has been moved to {parameter.device}, its ranks work on {self._device.type}")
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        inputs = args if self._arguments is None else tuple(self._arguments.tensors(args, kwargs))
+        named: Mapping[str, Any] = kwargs if self._arguments is None else {}
+        names = self._graph.inputs
         given = dict(zip(names, inputs, strict=False)) | dict(named)
         if len(inputs) > len(names) or set(given) != set(names) or len(inputs) + len(named) != len(names):
             by_name = ", ".join(named) or "none"
             raise PlanError(f"the model takes the inputs {', '.join(names)}; given are {len(inputs)} and {by_name} by name")
         for name in names:
-            tensor, wanted = given[name], self._program.graph.tensors[name]
+            tensor, wanted = given[name], self._graph.tensors[name]
             if tuple(tensor.shape) != wanted.shape or tensor.dtype != getattr(torch, wanted.dtype):
                 planned = f"{wanted.dtype} {list(wanted.shape)}"
                 raise PlanError(f"input {name!r} is {tensor.dtype} {list(tensor.shape)}, the plan is for {planned}")
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise PlanError(f"input {name!r} requires a gradient, which a plan has for parameters only; give it detached")
         # To another device goes what the program reads of them, inside the program.
-        return [given[name].to(self._device) if self._device.type == "cpu" else given[name] for name in names]
+        return {name: given[name].to(self._device) if self._device.type == "cpu" else given[name] for name in names}
+
+    # --- what it is made of ---
 
     @property
-    def local_program(self) -> LocalProgram:
-        """The lowered program of this rank."""
-        return self._local
+    def engine(self) -> Engine:
+        """What runs the plan."""
+        return self._engine
+
+    @property
+    def outputs(self) -> tuple[tuple[str, Layout], ...]:
+        """Every output with its layout, the loss last where it is not among them."""
+        return self._engine.outputs
 
     @property
     def loss_index(self) -> int | None:
         """Where the loss stands among the outputs."""
-        return self._local.loss
+        return self._engine.loss
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients without summing them over the ranks; the first backward pass after it sums them."""
-        with self._buckets.no_sync():
+        """Backward passes inside keep their gradients as shares of this rank; the first one after it sums them and adds them to `.grad`."""
+        before, self._synchronize = self._synchronize, False
+        try:
             yield
+        finally:
+            self._synchronize = before
 
     def full_outputs(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The whole outputs on every rank, from what `forward` returned; not part of the planned program."""
-        pairs = zip(outputs, self._local.outputs, strict=True)
-        return tuple(gather_full(value, layout, self._groups) for value, (_, layout) in pairs)
+        """The whole outputs on every rank, from what `local_outputs` returned; not part of the planned program."""
+        pairs = zip(outputs, self._engine.outputs, strict=True)
+        return tuple(gather_full(value, layout, self._engine.groups) for value, (_, layout) in pairs)
 
     def full_value(self, name: str, local: Tensor) -> Tensor:
         """The whole tensor on every rank from this rank's shard of parameter `name` (or of its gradient)."""
-        value = local.to_local() if isinstance(local, DTensor) else local
-        return gather_full(value.detach(), self._program.assignment.storage[name], self._groups)
+        return self._engine.whole_parameter(name, local_of(local).detach())
 
-    def host_parameters(self) -> list[nn.Parameter]:
-        """The parameters whose optimizer state the plan has in host memory (see `host_states`)."""
-        return [value for name, value in self.graph_parameters().items() if name in self._program.assignment.host]
+    def _global(self, value: Tensor, name: str) -> Tensor:
+        layout = dict(self._engine.outputs)[name]
+        if all(placement == R for placement in layout):
+            return value
+        groups = self._engine.groups
+        if self._whole_outputs:
+            return apply_chain(value, whole_chain(layout), groups, gradient=True)
+        tensor = self._graph.tensors[name]
+        stride = torch.empty(tensor.shape, device="meta").stride()
+        places = placements_of(layout, groups.mesh.shape)
+        return DTensor.from_local(value, self._engine.device_mesh(), places, run_check=False, shape=torch.Size(tensor.shape), stride=stride)
 
-    def graph_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters by their names in the graph, in its order."""
-        return {name: getattr(module, leaf) for name, (module, leaf) in zip(self._local.parameters, self._places, strict=True)}
 
-
-def _attach(root: nn.Module, path: str, value: Tensor) -> tuple[nn.Module, str]:
-    """Register a parameter or a buffer under its module path; where the path cannot be one, under the path with underscores."""
-    *parents, leaf = path.split(".")
-    module = root
-    for part in parents:
-        child = module._modules.get(part)
-        if child is None:
-            if not part or hasattr(module, part):
-                return _attach(root, path.replace(".", "_"), value)
-            child = nn.Module()
-            module.add_module(part, child)
-        module = child
-    if not leaf or hasattr(module, leaf):
-        return _attach(root, (path.replace(".", "_") if parents else path) + "_", value)
-    if isinstance(value, nn.Parameter):
-        module.register_parameter(leaf, value)
-    else:
-        module.register_buffer(leaf, value)
-    return module, leaf
+def _saved_buffers(module: nn.Module) -> list[tuple[list[str], Tensor]]:
+    """The buffers that stand in the state dict, each with all its names."""
+    found: dict[int, tuple[list[str], Tensor]] = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
+            if name not in part._non_persistent_buffers_set:
+                found.setdefault(id(buffer), ([], buffer))[0].append(f"{prefix}.{name}" if prefix else name)
+    return list(found.values())

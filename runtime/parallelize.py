@@ -17,20 +17,20 @@ from autopar.sharding.analysis import analyse
 
 from .collectives import DeviceGroups
 from .launch import init_from_environment, require_cuda
+from .module import ParallelModule
 from .onnx_module import fresh_weights, to_torch
-from .planned import PlannedModule
 
 ONNX_SEED = 0
 """Seed of fresh weights for an ONNX file that holds none."""
 
 
-def parallelize(model: LoadedModel, plan: Plan, *, backend: str | None = None, outputs: str | None = None) -> PlannedModule:
+def parallelize(model: LoadedModel, plan: Plan, *, backend: str | None = None, outputs: str | None = None) -> ParallelModule:
     """This rank's module of a plan, in the present process group or in one made from the environment of `torchrun`."""
     whole = wants_whole(outputs, plan, model)
     program = plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
     device = join_world(plan, backend)
     groups = DeviceGroups.create(plan.mesh_)
-    return PlannedModule(program, groups, model_values(model), model=model, device=device, whole=whole)
+    return ParallelModule(program, groups, model_values(model), model=model, device=device, whole=whole)
 
 
 def wants_whole(outputs: str | None, plan: Plan, model: LoadedModel) -> bool:

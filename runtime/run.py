@@ -137,7 +137,7 @@ def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple
             with torch.no_grad():
                 module(*inputs)
         else:
-            loss = module.planned_loss(*inputs)
+            loss = module.loss(*inputs)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(float(loss.detach()))
             if stepper is not None:

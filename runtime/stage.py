@@ -6,8 +6,8 @@ gradients for the segments before it. So the order of a step is that of the acti
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +19,7 @@ from autopar.sharding.time_split import TimeSplit
 
 from .collectives import Cut, DeviceGroups, join, shard_of
 from .draws import Draws, drawing
+from .streams import Streams
 from .lowering import Arrival, LocalProgram, LocalSegment, Time, lower_preamble, lower_scheduled, same_operators
 from .lowering.program import Place
 from .units import Gradients, ParameterUnits, Stored
@@ -45,6 +46,7 @@ class Passing:
     known: Mapping[str, Tensor]
     keep: bool
     draws: Draws
+    streams: Streams
     gradients: Gradients = field(default_factory=Gradients)
     values: dict[int, dict[Place, Tensor]] = field(default_factory=dict)
     behind: dict[int, dict[Place, Tensor]] = field(default_factory=dict)
@@ -65,8 +67,10 @@ class Stage:
         device: torch.device,
         *,
         arrivals: Sequence[Arrival] = (),
+        handed: Sequence[Arrival] = (),
     ) -> None:
-        self.plan, self.split, self.groups, self.device, self.arrivals = plan, split, groups, device, tuple(arrivals)
+        self.plan, self.split, self.groups, self.device = plan, split, groups, device
+        self.arrivals, self.handed = tuple(arrivals), tuple(handed)
         self.count = plan.schedule.micro_batches
         self.units = ParameterUnits(plan, groups, stored, device)
         self.first: LocalProgram = self._lower(0)
@@ -82,13 +86,19 @@ class Stage:
         self.preamble, self.preamble_inputs = lower_preamble(plan, groups, self.prepared, device=device)
         self._last_read = {place: number for number, segment in enumerate(self.first.segments) for place in segment.values}
 
+    def on(self, stored: Stored) -> Stage:
+        """The same programs on other parameters."""
+        other = copy.copy(self)
+        other.units = ParameterUnits(self.plan, self.groups, stored, self.device)
+        return other
+
     # --- programs ---
 
     def _time(self, index: int) -> Time | None:
         return None if self.split is None else Time(split=self.split, count=self.count, index=index)
 
     def _lower(self, index: int) -> LocalProgram:
-        return lower_scheduled(self.plan, self.groups, device=self.device, time=self._time(index), arrivals=self.arrivals)
+        return lower_scheduled(self.plan, self.groups, device=self.device, time=self._time(index), arrivals=self.arrivals, handed=self.handed)
 
     def program(self, index: int) -> LocalProgram:
         """The program of a micro-batch."""
@@ -104,7 +114,7 @@ class Stage:
         with torch.no_grad():
             prepared = self.preamble(*(whole[name] for name in self.preamble_inputs))
         known = {**whole, **dict(zip(self.prepared, prepared, strict=True))}
-        passing = Passing(known=known, keep=keep, draws=draws)
+        passing = Passing(known=known, keep=keep, draws=draws, streams=Streams(self.device, active=draws.exact))
         passing.updates.update((name, known[fresh]) for name, fresh in self.early_updates.items())
         return passing
 
@@ -119,10 +129,10 @@ class Stage:
         leaves = [_leaf(values[place], flow and passing.keep) for place, flow in zip(segment.values, flows, strict=False)]
         parameters = [self._parameter(place, next(flows) and passing.keep) for place in segment.parameters]
         sources = [self._cut(passing.known[name], placement, index) for name, placement in segment.sources]
-        state = passing.draws.enter(index, number, self.device)
+        state = passing.streams.enter(index)
         with drawing(passing.draws), torch.set_grad_enabled(passing.keep and not segment.again):
             found: tuple[Tensor, ...] = segment.module(*leaves, *parameters, *sources)
-        passing.draws.leave(index, number, self.device)
+        passing.streams.leave(index)
         values.update((place, value.detach()) for place, value in zip(segment.outputs, found, strict=True))
         if passing.keep:
             outputs = [] if segment.again else list(found)
@@ -138,8 +148,7 @@ class Stage:
         values = passing.values[index]
         passing.outputs[index] = [values[place] for place in program.output_places]
         passing.updates.update((name, values[place]) for name, place in program.updates)
-        handed = {self.frame_place(arrival) for arrival in self.handed}
-        passing.values[index] = {place: value for place, value in values.items() if place in handed}
+        passing.values[index] = {place: values[place] for place in program.handed}
 
     def _parameter(self, place: Place, flow: bool) -> Tensor:
         return _leaf(self.units.value(place), flow)
@@ -160,8 +169,9 @@ class Stage:
         upstream = [arrived.pop(place, None) for place in segment.outputs]
         if all(gradient is None for gradient in upstream):
             return
+        self.units.wait(self.plan.segments[number].wanted)
         if segment.again:
-            self._again(passing, index, number, segment, tape)
+            self._again(passing, segment, tape)
         pairs = [(o, g) for o, g in zip(tape.outputs, upstream, strict=True) if g is not None and o.requires_grad]
         leaves = [*zip(segment.values, tape.values, strict=True), *zip(segment.parameters, tape.parameters, strict=True)]
         wanted = [(place, leaf) for place, leaf in leaves if leaf.requires_grad]
@@ -180,11 +190,11 @@ class Stage:
                 before = arrived.get(place)
                 arrived[place] = gradient if before is None else before + gradient
 
-    def _again(self, passing: Passing, index: int, number: int, segment: LocalSegment, tape: _Tape) -> None:
+    def _again(self, passing: Passing, segment: LocalSegment, tape: _Tape) -> None:
         """Run the forward pass once more, with autograd and the same random numbers."""
         flows = segment.differentiable[len(segment.values) :]
         tape.parameters = [self._parameter(place, flow) for place, flow in zip(segment.parameters, flows, strict=False)]
-        with passing.draws.repeating(tape.state, index, number, self.device), drawing(passing.draws), torch.enable_grad():
+        with passing.streams.repeating(tape.state), drawing(passing.draws), torch.enable_grad():
             tape.outputs = list(segment.module(*tape.values, *tape.parameters, *tape.sources))
 
     # --- what a call gives ---
@@ -203,4 +213,4 @@ class Stage:
 def _leaf(value: Tensor, flow: bool) -> Tensor:
     """A value without its history, the start of a new one where a gradient is wanted."""
     alone = value.detach()
-    return alone.requires_grad_() if flow and alone.is_floating_point() else alone
+    return alone.requires_grad_() if flow and (alone.is_floating_point() or alone.is_complex()) else alone

@@ -8,7 +8,7 @@ gathered for the backward pass.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -50,6 +50,24 @@ class Gradients:
             self.at[place] = before + gradient
             self._own.add(place)
 
+    def join(self, other: Gradients) -> None:
+        """Add all of another's."""
+        self.reached |= other.reached
+        for place, gradient in other.at.items():
+            self.bring(place, gradient)
+
+    def drop(self, name: str) -> None:
+        """Forget what there is of a parameter."""
+        self.reached.discard(name)
+        for place in [place for place in self.at if place[0] == name]:
+            self.take(place)
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients."""
+        for place, gradient in self.at.items():
+            self.at[place] = gradient * factor
+        self._own.update(self.at)
+
     def take(self, place: Place) -> Tensor | None:
         """The gradient at a place, which is there no longer."""
         self._own.discard(place)
@@ -85,6 +103,7 @@ class ParameterUnits:
         self.dtypes = {t.name: getattr(torch, t.dtype) for t in plan.program.graph.parameters}
         self.values: dict[Place, Tensor] = {}
         self.kept: dict[Place, Tensor] = {}  # values of units that are gathered again, with or without memory behind them
+        self.held: set[int] = set()
         self.coming: dict[int, Moving] = {}
         self.going: list[tuple[int, Moving]] = []
         self.unit_of = {place: number for number, groups_ in enumerate(self.members) for group in groups_ for place in group.ends}
@@ -95,8 +114,7 @@ class ParameterUnits:
     def value(self, place: Place) -> Tensor:
         """A parameter as it is used: a gathered value, which is waited for, or the shard itself."""
         number = self.unit_of.get(place)
-        if number is not None and number in self.coming:
-            self.coming.pop(number).finish()
+        self.wait(() if number is None else (number,))
         found = self.values.get(place)
         if found is None:
             found = self.stored(place[0])
@@ -105,9 +123,17 @@ class ParameterUnits:
 
     def gather(self, number: int) -> None:
         """Begin to make the values of a unit."""
+        self.wait([number])
+        self.held.add(number)
         unit = self.units[number]
         count = sum(1 for c in gather_collectives(self.plan.program, unit) if self._talks(c.axis))
         self.coming[number] = Moving(self._gathering(number), count)
+
+    def wait(self, numbers: Iterable[int]) -> None:
+        """Wait for the values of units that are on their way."""
+        for number in numbers:
+            if number in self.coming:
+                self.coming.pop(number).finish()
 
     def _gathering(self, number: int) -> Generator[Tensor, Tensor, None]:
         again = self.units[number].mode is Mode.AGAIN
@@ -136,8 +162,8 @@ class ParameterUnits:
 
     def release(self, number: int) -> None:
         """Let the values of a unit go."""
-        if number in self.coming:
-            self.coming.pop(number).finish()
+        self.wait([number])
+        self.held.discard(number)
         for group in self.members[number]:
             for place in group.ends if group.moves else ():
                 self.values.pop(place, None)
@@ -146,20 +172,23 @@ class ParameterUnits:
 
     # --- gradients ---
 
-    def reduce(self, number: int, gradients: Gradients, *, last: bool) -> None:
-        """Begin to bring a unit's gradients home, and in the `last` micro-batch of a step to sum them over the ranks that share them."""
+    def reduce(self, number: int, gradients: Gradients, *, last: bool, only_present: bool = False) -> None:
+        """Begin to bring a unit's gradients home, and in the `last` micro-batch of a step to sum them over the ranks that share them.
+
+        With `only_present` nothing is done for groups of which no gradient is there.
+        """
         for _, moving in self.going:
             if moving.left:
                 moving.go_on()
         unit = self.units[number]
         count = sum(1 for c in reduce_collectives(self.plan.program, unit, last=last) if self._talks(c.axis))
-        self.going.append((number, Moving(self._reducing(number, gradients, last=last), count)))
+        self.going.append((number, Moving(self._reducing(number, gradients, last=last, all_groups=not only_present), count)))
 
-    def _reducing(self, number: int, gradients: Gradients, *, last: bool) -> Generator[Tensor, Tensor, None]:
+    def _reducing(self, number: int, gradients: Gradients, *, last: bool, all_groups: bool) -> Generator[Tensor, Tensor, None]:
         unit = self.units[number]
         if last or unit.mode is not Mode.ONCE:
             for group in reversed(self.members[number]):
-                if not group.differentiable or not (group.flows or any(place in gradients.at for place in group.ends)):
+                if not group.differentiable or not ((group.flows and all_groups) or any(place in gradients.at for place in group.ends)):
                     continue
                 shares = [self._taken(gradients, place, shape) for place, shape in zip(group.ends, group.shapes, strict=True)]
                 home = yield from carry(shares, group.back)

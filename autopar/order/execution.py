@@ -1,27 +1,81 @@
-"""`Execution`: how a step is executed, and as it is priced."""
+"""`Execution`: how a step is executed, chunk by chunk of the model, and as it is priced."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ..sharding.analysis import Analysis
+from ..sharding.layout import Layout
+from ..sharding.mesh import Mesh
 from ..sharding.micro_batches import of_micro_batch, split_batch
 from ..sharding.program import Assignment, build_program
 from ..sharding.schedule import PLAIN, Schedule
 from ..sharding.time_split import TimeSplit, micro_batch_options
 from .scheduled import Scheduled, scheduled
 
+Handed = tuple[str, Layout, Layout]
+"""A value that one chunk hands to another: its name, how it lies where it is made, and how the reader takes it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
-    """How a step is executed: the program of the `whole` batch, which runs cut as `split` says, and as it is priced, of one micro-batch.
+class Chunk:
+    """A stretch of the model: the program of the `whole` batch, which runs cut as `split` says, and as it is priced, of one micro-batch.
 
-    With one micro-batch they are one, and there is no `split`.
+    With one micro-batch they are one, and there is no `split`. `first`: the first rank of its mesh.
     """
 
     whole: Scheduled
     micro: Scheduled
     split: TimeSplit | None
+    first: int = 0
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices that it runs on."""
+        return self.whole.program.assignment.mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """All chunks in the order of the model; chunk k runs on stage k modulo the number of `stages`, in the order of `pipeline`.
+
+    `edges`: what each chunk hands to a later one.
+    """
+
+    chunks: tuple[Chunk, ...]
+    stages: int = 1
+    pipeline: str = "1f1b"
+    interleave: int = 1
+    edges: Mapping[tuple[int, int], tuple[Handed, ...]] = field(default_factory=dict)
+
+    @property
+    def schedule(self) -> Schedule:
+        """What concerns each chunk."""
+        return self.chunks[0].whole.schedule
+
+    @property
+    def devices(self) -> int:
+        """Ranks that it runs on."""
+        return sum(chunk.mesh.devices for chunk in self.chunks[: self.stages])
+
+    @property
+    def whole(self) -> Scheduled:
+        """The only chunk's program of the whole batch."""
+        (chunk,) = self.chunks
+        return chunk.whole
+
+    @property
+    def micro(self) -> Scheduled:
+        """The only chunk's program of one micro-batch."""
+        (chunk,) = self.chunks
+        return chunk.micro
+
+    @property
+    def split(self) -> TimeSplit | None:
+        """How the only chunk is cut into micro-batches."""
+        (chunk,) = self.chunks
+        return chunk.split
 
 
 def execution(assignment: Assignment, analysis: Analysis, schedule: Schedule = PLAIN) -> Execution:
@@ -29,7 +83,7 @@ def execution(assignment: Assignment, analysis: Analysis, schedule: Schedule = P
     whole = scheduled(build_program(analysis.graph, assignment), schedule)
     m = schedule.micro_batches
     if m == 1:
-        return Execution(whole=whole, micro=whole, split=None)
+        return Execution(chunks=(Chunk(whole=whole, micro=whole, split=None),))
     part = split_batch(analysis, m)
     micro = scheduled(build_program(part.graph, of_micro_batch(assignment, analysis, part, m)), schedule)
-    return Execution(whole=whole, micro=micro, split=micro_batch_options(analysis))
+    return Execution(chunks=(Chunk(whole=whole, micro=micro, split=micro_batch_options(analysis)),))

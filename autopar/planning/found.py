@@ -9,7 +9,8 @@ from autopar.costmodel.estimate import Estimate, estimate
 from autopar.search import Infeasible, Solution
 
 from ..decoding import decode
-from ..sharding.program import Assignment, Program, build_program
+from ..order.scheduled import scheduled
+from ..sharding.program import Assignment, Bucket, Program, build_program
 from ..sharding.schedule import PLAIN, Schedule
 from ..tables import Tables
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
@@ -35,10 +36,15 @@ class Found:
     tightened: bool = False
 
     @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The sums of gradients of a step."""
+        return scheduled(self.program, self.schedule).buckets
+
+    @property
     def hides_reductions(self) -> bool:
         """Whether most of the reduction of gradients in buckets runs under the backward pass, or there is none."""
         prices = self.tables.prices
-        total = sum(prices.seconds("all_reduce", axis, bucket.nbytes) for bucket in self.program.buckets for axis in bucket.axes)
+        total = sum(prices.seconds("all_reduce", axis, bucket.nbytes) for bucket in self.buckets for axis in bucket.axes)
         return self.estimate.overlapped >= MOSTLY * total
 
     @property
@@ -49,7 +55,7 @@ class Found:
     @property
     def rank(self) -> tuple[float, int, int]:
         """Order among meshes: time, then collectives, then axes."""
-        return (round(self.estimate.step, 12), len(self.program.collectives()), len(self.assignment.mesh.axes))
+        return (round(self.estimate.step, 12), len(scheduled(self.program, self.schedule).collectives()), len(self.assignment.mesh.axes))
 
 
 def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> Found:

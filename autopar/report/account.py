@@ -15,7 +15,8 @@ from autopar.costmodel.pricing import MeshPrices
 
 from ..ir import Graph, Operator
 from ..order.execution import execution
-from ..order.scheduled import Mode, Scheduled, makes
+from ..order.actions import Word
+from ..order.scheduled import Mode, Scheduled
 from ..plan import Plan
 from ..schemes.meanings import Meanings, read_meanings
 from ..sharding.analysis import Analysis
@@ -109,7 +110,7 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
     for move in waiting.values():  # what leaves the model
         if move.tensor in makers:
             accounts[makers[move.tensor]].after.append(move)
-    buckets = [(bucket, tuple(prices.seconds("all_reduce", axis, bucket.nbytes) for axis in bucket.axes)) for bucket in program.buckets]
+    buckets = [(bucket, tuple(prices.seconds("all_reduce", axis, bucket.nbytes) for axis in bucket.axes)) for bucket in micro.buckets]
     shown = tuple(accounts[op.name] for op in analysis.warm)
     return Account(
         plan=plan, analysis=analysis, meanings=read_meanings(analysis), operators=shown,
@@ -137,28 +138,28 @@ class _Times:
 
 def _times(micro: Scheduled) -> list[_Times]:
     """The executions of every step of a micro-batch's program in one step of training."""
-    count = micro.schedule.micro_batches
-    steps = micro.program.steps
-    found = [_Times() for _ in steps]
-    from_storage = {makes(step)[0]: i for i, step in enumerate(steps) if i in micro.modes and isinstance(step, Redistribute)}
-
-    def regather(index: int) -> None:
-        step = steps[index]
-        assert isinstance(step, Redistribute)
-        found[index].again += count
-        before = from_storage.get((step.tensor, step.chain[0]))
-        if before is not None:
-            regather(before)
-
-    for part in micro.parts:
-        for index in part.steps:
-            mode = micro.modes.get(index, Mode.AGAIN)
-            found[index].forward += count if mode is Mode.AGAIN else 1
-            if micro.trains:
-                found[index].again += count * part.again
-                found[index].backward += 1 if mode is Mode.ONCE else count
-                for gather in micro.regathered.get(index, ()):
-                    regather(gather)
+    found = [_Times() for _ in micro.program.steps]
+    last = micro.schedule.micro_batches - 1
+    backward = False
+    for action in micro.actions():
+        match action.word:
+            case Word.FORWARD | Word.BACKWARD:
+                assert action.segment is not None
+                segment, backward = micro.segments[action.segment], action.word is Word.BACKWARD
+                for index in segment.steps:
+                    found[index].forward += not backward
+                    found[index].again += backward and segment.again
+                    found[index].backward += backward
+            case Word.GATHER:
+                assert action.unit is not None
+                for index in micro.units[action.unit].members:
+                    found[index].again += found[index].forward > 0 and backward
+                    found[index].forward += not (found[index].forward > 0 and backward)
+            case Word.REDUCE:
+                assert action.unit is not None
+                unit = micro.units[action.unit]
+                for index in unit.members if action.micro_batch == last or unit.mode is not Mode.ONCE else ():
+                    found[index].backward += 1
     return found
 
 

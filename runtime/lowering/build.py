@@ -39,9 +39,13 @@ def lower_scheduled(
     device: torch.device | str = "cpu",
     time: Time | None = None,
     arrivals: Sequence[Arrival] = (),
+    handed: Sequence[Arrival] = (),
 ) -> LocalProgram:
-    """As `lower`, under a schedule; with `time`, of one micro-batch (`plan` is that of the whole batch)."""
-    return _Builder(plan, groups, torch.device(device), time, arrivals).run()
+    """As `lower`, under a schedule; with `time`, of one micro-batch (`plan` is that of the whole batch).
+
+    `arrivals` come from other stages, and what is `handed` goes to others.
+    """
+    return _Builder(plan, groups, torch.device(device), time, arrivals).run(handed)
 
 
 def same_operators(plan: Scheduled, groups: DeviceGroups, one: Time, other: Time) -> bool:
@@ -76,7 +80,7 @@ class _Builder:
             self.whole_sources |= {n for op in self.model.operators if decided[op.name].rule is None for n in op.outputs}
             self.whole_sources |= {t.name for t in self.model.tensors.values() if t.role is Role.CONSTANT}
 
-    def run(self) -> LocalProgram:
+    def run(self, handed: Sequence[Arrival]) -> LocalProgram:
         """Lower every segment in its order."""
         for number, segment in enumerate(self.plan.segments):
             self.draft = Draft(number, again=segment.again and self.plan.trains)
@@ -86,7 +90,8 @@ class _Builder:
         outputs = self._outputs()
         places = tuple(self.frame.place(*pair) for pair in outputs)
         updates = tuple(self._updates())
-        final = dict.fromkeys((*places, *(place for _, place in updates)))
+        given = tuple(self.frame.place(*value) for value in handed)
+        final = dict.fromkeys((*places, *(place for _, place in updates), *given))
         for place in final:
             self._value(place)  # what leaves the program leaves its last segment
         read = {place for draft in self.drafts for place in draft.values}
@@ -97,6 +102,7 @@ class _Builder:
             outputs=tuple((name, self.frame.joined(name, layout)) for name, layout in outputs),
             output_places=places,
             updates=updates,
+            handed=given,
             loss=names.index(self.model.loss) if self.model.loss in names else None,
         )
 

@@ -47,12 +47,14 @@ class LocalProgram:
 
     `outputs`: every output of the graph that is made here with its layout (that of all micro-batches joined), in order, the loss last where
     it is none of them, and at `output_places` where it is found. `updates`: constants that a run changes, and where their new values are.
+    `handed`: what other stages read.
     """
 
     segments: tuple[LocalSegment, ...]
     outputs: tuple[tuple[str, Layout], ...]
     output_places: tuple[Place, ...]
     updates: tuple[tuple[str, Place], ...]
+    handed: tuple[Place, ...]
     loss: int | None
 
     @property

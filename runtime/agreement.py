@@ -1,0 +1,80 @@
+"""Agreement: before the first collective of a model all ranks learn whether they run the same thing, and fail together where not.
+
+Every rank says what it has in a message of fixed size, with its own error if it has one; one all-gather, and all ranks raise the same error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autopar.errors import PlanError
+
+MESSAGE = 1024
+"""Bytes of a rank's message: digests of 16 bytes, then text."""
+_DIGEST = 16
+
+
+def digest(*parts: bytes | str) -> bytes:
+    """A short digest of what is to agree."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part.encode() if isinstance(part, str) else part)
+    return found.digest()[:_DIGEST]
+
+
+def checksum(values: Iterable[Tensor]) -> bytes:
+    """A digest of the contents of tensors, in their order; of every tensor its shape, its type and all of its bits count."""
+    found = hashlib.sha256()
+    for value in values:
+        plain = value.detach()
+        found.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+        if plain.numel():
+            found.update(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.digest()[:_DIGEST]
+
+
+def agree(facts: Mapping[str, bytes], *, failure: Exception | None = None, device: torch.device | str = "cpu") -> None:
+    """Compare what all ranks have; each of `facts` is a digest with a name. Where ranks differ, or one has failed, all raise the same.
+
+    Where all have failed each raises its own exception.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        if failure is not None:
+            raise failure
+        return
+    text = b"" if failure is None else (str(failure) or type(failure).__name__).encode()[: MESSAGE - 1 - _DIGEST * len(facts)]
+    message = bytes([failure is not None]) + b"".join(facts.values()) + text
+    own = torch.frombuffer(bytearray(message.ljust(MESSAGE, b"\0")), dtype=torch.uint8).to(device)
+    everyone = torch.empty(dist.get_world_size() * MESSAGE, dtype=torch.uint8, device=device)
+    dist.all_gather_into_tensor(everyone, own)
+    _compare([row.numpy().tobytes() for row in everyone.cpu().view(-1, MESSAGE)], list(facts), failure)
+
+
+def _compare(messages: Sequence[bytes], names: Sequence[str], failure: Exception | None) -> None:
+    failed = [rank for rank, message in enumerate(messages) if message[0]]
+    if failure is not None and len(failed) == len(messages):
+        raise failure
+    if failed:
+        text = messages[failed[0]][1 + _DIGEST * len(names) :].rstrip(b"\0").decode(errors="replace")
+        raise PlanError(f"rank {failed[0]} cannot take part: {text}") from failure
+    for number, name in enumerate(names):
+        at = 1 + _DIGEST * number
+        found = [message[at : at + _DIGEST] for message in messages]
+        others = [rank for rank, one in enumerate(found) if one != found[0]]
+        if others:
+            ranks = ", ".join(map(str, others[:8])) + (f" and {len(others) - 8} more" if len(others) > 8 else "")
+            raise PlanError(f"the ranks do not agree: {name} of rank {ranks} is another than that of rank 0; give every rank the same")
+
+
+def first_rank_says(number: int, *, device: torch.device | str = "cpu") -> int:
+    """The number that rank 0 has, on every rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return number
+    value = torch.tensor([number], dtype=torch.int64, device=device)
+    dist.broadcast(value, src=0)
+    return int(value)

@@ -1,0 +1,172 @@
+"""The engine of a planned module: the stages that this rank holds, the order of a step, and where parameters and outputs are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from autopar.ir import Role
+from autopar.order.actions import Action
+from autopar.order.execution import Chunk, Execution
+from autopar.order.passes import expand, one_stage
+from autopar.order.scheduled import scheduled
+from autopar.sharding.layout import Kind, Layout
+from autopar.sharding.program import Program
+
+from .collectives import DeviceGroups, gather_full
+from .draws import Draws
+from .parameters import Storage, device_mesh
+from .runner import Call, before_backward
+from .stage import Stage
+from .units import Gradients, Stored
+from .world import World
+
+
+class Engine:
+    """What runs a plan on this rank."""
+
+    def __init__(self, plan: Program | Execution, groups: DeviceGroups | World, device: torch.device, stored: Stored) -> None:
+        if isinstance(plan, Program):
+            alone = scheduled(plan)
+            plan = Execution(chunks=(Chunk(whole=alone, micro=alone, split=None),))
+        self.execution, self.device = plan, device
+        self.world = World.around(groups) if isinstance(groups, DeviceGroups) else groups
+        self.graph = plan.chunks[0].whole.program.graph
+        self.trains = plan.chunks[0].whole.trains
+        self.constants = tuple(tensor.name for tensor in self.graph.tensors.values() if tensor.role is Role.CONSTANT)
+        own = range(self.world.stage, len(plan.chunks), plan.stages) if self.world.stage is not None else ()
+        self.stages = {number: self._stage(number, stored) for number in own}
+        self.step = 0
+
+    def _stage(self, number: int, stored: Stored) -> Stage:
+        chunk = self.execution.chunks[number]
+        assert self.world.groups is not None
+        return Stage(chunk.whole, chunk.split, self.world.groups, stored, self.device)
+
+    def copied(self, stored: Stored) -> Engine:
+        """The same on other parameters."""
+        other = copy.copy(self)
+        other.stages = {number: stage.on(stored) for number, stage in self.stages.items()}
+        return other
+
+    # --- where things are ---
+
+    @property
+    def groups(self) -> DeviceGroups:
+        """This rank's mesh."""
+        assert self.world.groups is not None
+        return self.world.groups
+
+    def device_mesh(self) -> DeviceMesh:
+        """This rank's mesh in torch's words."""
+        return device_mesh(self.groups, self.device)
+
+    @cached_property
+    def outputs(self) -> tuple[tuple[str, Layout], ...]:
+        """Every output with its layout, the loss last where it is none of them."""
+        return self.stages[0].first.outputs
+
+    @property
+    def loss(self) -> int | None:
+        """Where the loss stands among the outputs."""
+        names = [name for name, _ in self.outputs]
+        return names.index(self.graph.loss) if self.graph.loss in names else None
+
+    @cached_property
+    def host(self) -> frozenset[str]:
+        """Parameters whose optimizer state is in host memory."""
+        return frozenset().union(*(chunk.whole.program.assignment.host for chunk in self.execution.chunks))
+
+    @cached_property
+    def _storages(self) -> tuple[Storage, ...]:
+        """How the parameters of each chunk lie, seen from here."""
+        whole = not self.world.staged and all(
+            placement.kind is not Kind.SPLIT
+            for chunk in self.execution.chunks
+            for layout in chunk.whole.program.assignment.storage.values()
+            for placement in layout
+        )
+        found = []
+        for number, chunk in enumerate(self.execution.chunks):
+            stage = number % self.execution.stages
+            groups = self.world.groups if stage == self.world.stage else None
+            found.append(Storage(chunk.mesh, groups, self.world.firsts[stage], self.device, plain=whole))
+        return tuple(found)
+
+    def storage_of(self, name: str) -> tuple[Storage, Layout]:
+        """How a parameter lies: on this rank's own chunks, if one of them has it, else on the first that does."""
+        holders = [n for n, chunk in enumerate(self.execution.chunks) if name in chunk.whole.program.assignment.storage]
+        own = next((number for number in holders if number in self.stages), holders[0])
+        return self._storages[own], self.execution.chunks[own].whole.program.assignment.storage[name]
+
+    def described(self, name: str, shard: Tensor | None) -> Tensor:
+        """A gradient of this rank's shard (None: of a parameter that it holds nothing of) as the parameter lies."""
+        storage, layout = self.storage_of(name)
+        tensor = self.graph.tensors[name]
+        local = torch.empty(0, dtype=getattr(torch, tensor.dtype), device=self.device) if shard is None else shard
+        return storage.described_as(local, layout, torch.Size(tensor.shape))
+
+    def whole_parameter(self, name: str, shard: Tensor) -> Tensor:
+        """The whole tensor on every rank from this rank's shard."""
+        return gather_full(shard, self.storage_of(name)[1], self.groups)
+
+    # --- running ---
+
+    @property
+    def gives_gradients_at_once(self) -> bool:
+        """Whether passes of micro-batches alternate, so that gradients are made when the module is called."""
+        return self.execution.schedule.micro_batches > 1 or self.execution.stages > 1
+
+    @property
+    def in_words(self) -> str:
+        """How it runs, for messages."""
+        stages = f"{self.execution.stages} stages and " if self.execution.stages > 1 else ""
+        return f"{stages}{self.execution.schedule.micro_batches} micro-batches"
+
+    @cached_property
+    def training_order(self) -> tuple[Action, ...]:
+        """All actions of a step of this rank."""
+        return self._order(train=True)
+
+    @cached_property
+    def forward_order(self) -> tuple[Action, ...]:
+        """All actions of the forward passes alone."""
+        return self._order(train=False)
+
+    def _order(self, *, train: bool) -> tuple[Action, ...]:
+        schedule = self.execution.schedule
+        chunks = {number: self.execution.chunks[number].whole for number in self.stages}
+        return expand(chunks, one_stage(schedule.micro_batches, train=train and self.trains), prefetch=schedule.prefetch)
+
+    @cached_property
+    def backward_begins(self) -> int:
+        """Where the backward pass begins in the order of a step."""
+        return before_backward(self.training_order)
+
+    def begin(self, whole: Mapping[str, Tensor], *, keep: bool, draws: Draws) -> Call:
+        """A call on whole inputs and constants."""
+        return Call(self.stages, whole, keep=keep, draws=draws)
+
+    def output(self, call: Call, place: int) -> Tensor:
+        """One output of a call."""
+        return self.stages[0].joined(call.passings[0], place)
+
+    def updates(self, call: Call) -> dict[str, Tensor]:
+        """New values of the constants that a call has changed."""
+        return {name: value for passing in call.passings.values() for name, value in passing.updates.items()}
+
+    def flush(self, gradients: Mapping[int, Gradients]) -> None:
+        """Bring shares home that several backward passes have left, and sum them."""
+        for number, stage in self.stages.items():
+            for unit in reversed(range(len(stage.units.units))):
+                stage.units.reduce(unit, gradients[number], last=True, only_present=True)
+            stage.units.settle()
+
+    def home(self, gradients: Mapping[int, Gradients]) -> dict[str, Tensor]:
+        """The summed gradients of this rank's shards."""
+        return {name: value for number, stage in self.stages.items() for name, value in stage.units.home(gradients[number]).items()}

@@ -1,0 +1,114 @@
+"""Parameters of a planned module: this rank's shards as DTensors, in the places of the original module."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from autopar.errors import PlanError
+from autopar.sharding.candidates import is_storable
+from autopar.sharding.layout import Kind, Layout, R, format_layout, local_parts, local_shape
+from autopar.sharding.mesh import Mesh
+
+from .collectives import DeviceGroups, cuts_of, shard_of
+
+
+def local_of(value: Tensor) -> Tensor:
+    """The shard of a DTensor, without autograd; other tensors as they are."""
+    return value._local_tensor if isinstance(value, DTensor) else value.detach()
+
+
+def device_mesh(groups: DeviceGroups, device: torch.device | str) -> DeviceMesh:
+    """The mesh as torch's `DeviceMesh`, on the process groups that exist already."""
+    found = mesh_without_groups(groups.mesh, groups.first, device)
+    if groups.process_groups and all(group is not None for group in groups.process_groups):
+        existing = [group for group in groups.process_groups if group is not None]
+        names = tuple(axis.name for axis in groups.mesh.axes)
+        kind = torch.device(device).type
+        if len(existing) == 1:
+            return DeviceMesh.from_group(existing[0], kind, mesh_dim_names=names)
+        return DeviceMesh.from_group(existing, kind, mesh=found.mesh, mesh_dim_names=names)
+    return found if groups.mesh.devices == 1 else DeviceMesh(torch.device(device).type, found.mesh, mesh_dim_names=found.mesh_dim_names)
+
+
+def mesh_without_groups(mesh: Mesh, first: int, device: torch.device | str) -> DeviceMesh:
+    """The mesh of ranks of which this one may be none: a description that communicates nothing."""
+    shape, names = (mesh.shape, tuple(axis.name for axis in mesh.axes)) if mesh.axes else ((1,), ("device",))
+    ranks = first + torch.arange(mesh.devices).reshape(shape)
+    return DeviceMesh(torch.device(device).type, ranks, mesh_dim_names=names, _init_backend=False)
+
+
+def placements_of(layout: Layout, mesh: tuple[int, ...]) -> tuple[Placement, ...]:
+    """A layout in torch's words: a split within parts is a `_StridedShard` with as many parts as are left locally.
+
+    >>> from autopar.sharding.layout import parse_layout
+    >>> placements_of(parse_layout("S0 R S1/3"), (2, 2, 2))
+    (Shard(dim=0), Replicate(), _StridedShard(dim=1, sf=3))
+    """
+    if not is_storable(layout, mesh):
+        raise PlanError(f"no DTensor lies as [{format_layout(layout)}]: torch cannot split a dim within parts on two axes")
+    done = [R] * len(layout)
+    found: list[Placement] = []
+    for axis, placement in enumerate(layout):
+        done[axis] = placement
+        if placement.kind is not Kind.SPLIT:
+            found.append(Partial(placement.reduction) if placement.kind is Kind.PARTIAL else Replicate())
+            continue
+        parts = local_parts(tuple(done), axis, mesh)
+        found.append(Shard(placement.dim) if parts == 1 else _StridedShard(placement.dim, split_factor=parts))
+    return tuple(found)
+
+
+class Storage:
+    """How one chunk's parameters lie on their mesh, seen from this rank, which may be none of it (`groups` is None).
+
+    Where all of a model's parameters are stored whole on every rank they are `plain` tensors, as the optimizer handles them fastest.
+    """
+
+    def __init__(self, mesh: Mesh, groups: DeviceGroups | None, first: int, device: torch.device, *, plain: bool) -> None:
+        self.mesh, self.groups, self.plain, self.device = mesh, groups, plain, device
+        self.described: DeviceMesh | None = None
+        if not plain:
+            self.described = device_mesh(groups, device) if groups is not None else mesh_without_groups(mesh, first, device)
+
+    def placed(self, whole: Tensor, layout: Layout) -> Tensor:
+        """This rank's shard, copied out of a whole value; empty where the rank is none of the mesh."""
+        if self.groups is None:
+            return self.described_as(torch.empty(0, dtype=whole.dtype, device=self.device), layout, whole.shape)
+        shape = self.mesh.shape
+        shard = shard_of(whole, cuts_of(layout, shape, self.groups.coordinate)).to(self.device, copy=True)
+        shard = shard.contiguous(memory_format=torch.contiguous_format)
+        assert tuple(shard.shape) == local_shape(layout, tuple(whole.shape), shape)
+        return self.described_as(shard, layout, whole.shape)
+
+    def described_as(self, shard: Tensor, layout: Layout, shape: torch.Size) -> Tensor:
+        """A shard as the DTensor that it is part of."""
+        if self.described is None:
+            return shard
+        stride = torch.empty(shape, device="meta").stride()
+        placements = placements_of(layout, self.mesh.shape) or (Replicate(),)
+        return DTensor.from_local(shard, self.described, placements, run_check=False, shape=shape, stride=stride)
+
+
+def attach(root: nn.Module, path: str, value: Tensor) -> tuple[nn.Module, str]:
+    """Register a parameter or a buffer under its module path; where the path cannot be one, under the path with underscores."""
+    *parents, leaf = path.split(".")
+    module = root
+    for part in parents:
+        child = module._modules.get(part)
+        if child is None:
+            if not part or hasattr(module, part):
+                return attach(root, path.replace(".", "_"), value)
+            child = nn.Module()
+            module.add_module(part, child)
+        module = child
+    if not leaf or hasattr(module, leaf):
+        return attach(root, (path.replace(".", "_") if parents else path) + "_", value)
+    if isinstance(value, nn.Parameter):
+        module.register_parameter(leaf, value)
+    else:
+        module.register_buffer(leaf, value)
+    return module, leaf

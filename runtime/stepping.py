@@ -1,0 +1,181 @@
+"""A call of the engine as one node of the caller's autograd graph: its inputs are the parameters, its backward pass gives their gradients.
+
+So whatever a caller does with parameters and gradients is between autograd and the caller: hooks, `torch.autograd.grad`, new tensors in the
+place of old ones. The gradients that leave the node are summed over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .draws import Draws
+from .engine import Engine
+from .parameters import local_of
+from .runner import Call
+from .units import Gradients
+
+if TYPE_CHECKING:
+    from .module import ParallelModule
+
+Shares = dict[int, Gradients]
+
+
+class Pending:
+    """Shares that backward passes under `no_sync` have left, by chunk; they belong to the gradients that were there at the time."""
+
+    def __init__(self) -> None:
+        self.shares: Shares = {}
+        self._marks: dict[str, tuple[Tensor, int]] = {}
+
+    def clear(self) -> None:
+        """Drop all."""
+        self.shares, self._marks = {}, {}
+
+    def keep(self, shares: Shares) -> None:
+        """Add what a backward pass has left."""
+        for number, more in shares.items():
+            if number in self.shares:
+                self.shares[number].join(more)
+            else:
+                self.shares[number] = more
+
+    def mark(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Remember the gradients of the parameters as they are, to know whether the caller has reset them."""
+        held = ((name, local_of(p.grad)) for name, p in parameters.items() if p.grad is not None)
+        self._marks = {name: (value, value._version) for name, value in held}
+
+    def current(self, parameters: Mapping[str, nn.Parameter]) -> Shares:
+        """The shares, without those of parameters whose gradient the caller has reset since."""
+        for name, (value, version) in self._marks.items():
+            gradient = parameters[name].grad
+            if gradient is None or local_of(gradient)._version != version or local_of(gradient).data_ptr() != value.data_ptr():
+                for shares in self.shares.values():
+                    shares.drop(name)
+        found, self.shares = self.shares, {}
+        self._marks = {}
+        return found if any(shares.at for shares in found.values()) else {}
+
+
+class _Record:
+    """A call whose backward pass is still to come; `scale`: by what the loss's gradient was multiplied where it has run already."""
+
+    def __init__(self, module: ParallelModule, engine: Engine, call: Call, wanted: Sequence[int], trained: Sequence[str]) -> None:
+        self.module, self.engine, self.call, self.wanted, self.trained = module, engine, call, wanted, trained
+        self.outputs = [engine.output(call, place) for place in wanted]
+        self.versions = {name: module._stored(name)._version for name in trained}
+        self.held = {number: set(stage.units.held) for number, stage in engine.stages.items()}
+
+    def gradients(self, upstream: Sequence[Tensor | None], *, keep: bool) -> list[Tensor | None]:
+        """The gradients of the trained parameters, from those of the outputs."""
+        module, engine = self.module, self.engine
+        changed = [name for name, version in self.versions.items() if module._stored(name)._version != version]
+        if changed:
+            raise RuntimeError(f"parameter {changed[0]!r} has been changed between the forward and the backward pass that needs it")
+        shares = self._shares(upstream, keep=keep)
+        summed = shares is None
+        if summed:
+            found = engine.home({number: passing.gradients for number, passing in self.call.passings.items()})
+            return self._reset(keep=keep, found=[self._given(name, found) for name in self.trained])
+        assert shares is not None
+        if module._synchronize:
+            before = module._pending.current(module.graph_parameters())
+            for number, more in before.items():
+                shares[number].join(more)
+            engine.flush(shares)
+            found = engine.home(shares)
+            return self._reset(keep=keep, found=[self._given(name, found) for name in self.trained])
+        reached = set().union(*(one.reached for one in shares.values()))
+        module._pending.keep(shares)
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: module._pending.mark(module.graph_parameters()))
+        zeros = {name: torch.zeros_like(module._stored(name)) for name in self.trained if name in reached}
+        return self._reset(keep=keep, found=[self._given(name, zeros) for name in self.trained])
+
+    def _shares(self, upstream: Sequence[Tensor | None], *, keep: bool) -> Shares | None:
+        """Run the backward pass; the shares where they are not summed yet."""
+        raise NotImplementedError
+
+    def _given(self, name: str, found: Mapping[str, Tensor]) -> Tensor | None:
+        if name in found:
+            return self.engine.described(name, found[name])
+        return None
+
+    def _reset(self, *, keep: bool, found: list[Tensor | None]) -> list[Tensor | None]:
+        """Make ready for another backward pass, if one may come."""
+        for passing in self.call.passings.values():
+            passing.gradients = Gradients()
+            if keep:
+                passing.behind.clear()
+        return found
+
+
+class _Later(_Record):
+    """A call whose order stands before its first backward pass."""
+
+    def _shares(self, upstream: Sequence[Tensor | None], *, keep: bool) -> Shares | None:
+        engine, call = self.engine, self.call
+        summed = self.module._synchronize and not self.module._pending.shares
+        for number, stage in engine.stages.items():
+            for unit in sorted(self.held[number] - stage.units.held):
+                stage.units.gather(unit)  # another call has let it go
+        (stage,), (passing,) = engine.stages.values(), call.passings.values()
+        arrived = passing.behind.setdefault(0, {})
+        for place, gradient in zip(self.wanted, upstream, strict=True):
+            if gradient is not None:
+                at = stage.first.output_places[place]
+                arrived[at] = gradient if at not in arrived else arrived[at] + gradient
+        call.run(engine.training_order[engine.backward_begins :], keep=keep, summed=summed)
+        return None if summed else {number: one.gradients for number, one in call.passings.items()}
+
+
+class _Node(torch.autograd.Function):
+    """The outputs of a call, whose gradients go to the trained parameters by way of the order's backward passes."""
+
+    @staticmethod
+    def forward(ctx: Any, record: _Record, anchor: Tensor, *trained: Tensor) -> tuple[Tensor, ...]:
+        ctx.record = record
+        outputs = tuple(value.view_as(value) for value in record.outputs)
+        ctx.mark_non_differentiable(*(value for value in outputs if not (value.is_floating_point() or value.is_complex())))
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
+        record: _Record = ctx.record
+        keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
+        if not keep:
+            ctx.record = None
+        if record is None:
+            raise RuntimeError("this call has run its backward pass; to run it again, keep the graph (retain_graph=True)")
+        return (None, None, *record.gradients(upstream, keep=keep))
+
+
+def differentiable_call(
+    module: ParallelModule, engine: Engine, whole: Mapping[str, Tensor], wanted: Sequence[int]
+) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
+    """The outputs at the places `wanted` and new values of constants, from whole inputs and constants.
+
+    Where autograd is on and the plan is for training, the outputs lead to the gradients of the parameters.
+    """
+    parameters = {name: p for name, p in module.graph_parameters().items() if p.requires_grad}
+    keep = torch.is_grad_enabled() and engine.trains and bool(parameters)
+    draws = Draws(step=engine.step)
+    call = engine.begin(whole, keep=keep, draws=draws)
+    if not keep:
+        with torch.no_grad():
+            call.run(engine.forward_order)
+        return {place: engine.output(call, place) for place in wanted}, engine.updates(call)
+    engine.step += 1
+    if not engine.gives_gradients_at_once:
+        with torch.no_grad():
+            call.run(engine.training_order[: engine.backward_begins])
+        record: _Record = _Later(module, engine, call, wanted, list(parameters))
+    else:
+        raise NotImplementedError
+    found: tuple[Tensor, ...] = _Node.apply(record, module._anchor, *parameters.values())  # type: ignore[no-untyped-call]
+    return dict(zip(wanted, found, strict=True)), engine.updates(call)
