@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from .errors import unknown
+from .order.schedules import SCHEDULES
 from .sharding.mesh import Axis, Mesh
 from .sharding.schedule import Schedule
 
@@ -87,6 +89,16 @@ class CollectivePlan(Part):
     tensor: str
 
 
+def _scheduled(name: str) -> str:
+    if name not in SCHEDULES:
+        raise ValueError(unknown("pipeline schedule", name, SCHEDULES))
+    return name
+
+
+ScheduleName = Annotated[str, AfterValidator(_scheduled), Field(json_schema_extra={"enum": list(SCHEDULES)})]
+"""The name of a pipeline schedule."""
+
+
 class SchedulePlan(Part):
     """When the work of a step is done, beside where.
 
@@ -101,7 +113,7 @@ class SchedulePlan(Part):
     recompute: tuple[tuple[str, ...], ...] = ()
     gathered: Literal["kept", "again"] = "kept"
     accumulated: Literal["whole", "shards"] = "whole"
-    pipeline: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
+    pipeline: ScheduleName = "1f1b"
     interleave: int = Field(default=1, ge=1)
 
     @property

@@ -1,20 +1,21 @@
-"""Simulates a pipeline schedule action by action: when each starts and ends, how long stages idle, what they hold.
+"""Simulates the order of a pipeline action by action: when each starts and ends, and how long stages idle.
 
-An action starts when its stage has finished the one before and its input has arrived: a forward pass needs that of the chunk before it,
-a backward pass that of the chunk behind it (the last chunk: its own forward pass), a weight gradient its backward pass.
+An action starts when its stage has finished the one before. A receive ends when its message has arrived, which a send makes the seconds of
+the message later; the stage goes on computing meanwhile, or stands still (`Times.overlap`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .pipeline import BACKWARD, FORWARD, WEIGHT, Action, Times, actions, schedule_named
+from autopar.order.actions import Action, Word
+from autopar.order.playing import RECEIVES, SENDS, Message, Orders, message_of, play
+from autopar.order.times import Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """An action with its start and end in seconds; a stage that stands still while it sends does so after the end."""
+    """An action with its start and end in seconds; of a send, those of the message."""
 
     action: Action
     start: float
@@ -23,91 +24,41 @@ class Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
-    """All actions of every stage, in order; `seconds`: the end of the last; `idle`: per stage the seconds without work.
-
-    `in_flight`: the most chunk passes that a stage holds activations of at once, by stage and by chunk of the stage.
-    """
+    """All actions of every stage, in order; `seconds`: the end of the last pass; `idle`: per stage the seconds without passes."""
 
     stages: tuple[tuple[Timed, ...], ...]
     seconds: float
     idle: tuple[float, ...]
-    in_flight: tuple[int, ...]
-    in_flight_by_chunk: tuple[tuple[int, ...], ...]
 
 
-def simulate(name: str, times: Times, micro_batches: int, interleave: int = 1, *, overlap_sends: bool = True) -> PipelineRun:
-    """Run the schedule; the chunks of a stage take equal parts of its time."""
-    stages = len(times.forward)
-    splits = schedule_named(name, stages, micro_batches, interleave).splits
-    orders = actions(name, stages, micro_batches, interleave)
-    arrived: dict[tuple[str, int, int], float] = {}
-    timed: list[list[Timed]] = [[] for _ in orders]
-    free = [0.0] * stages
+def simulate(orders: Orders, times: Times, interleave: int = 1) -> PipelineRun:
+    """Play the orders, in which each chunk hands on to the next one; the chunks of a stage take equal parts of its time."""
     work = {
-        FORWARD: times.forward / interleave,
-        BACKWARD: (times.backward - times.weight if splits else times.backward) / interleave,
-        WEIGHT: times.weight / interleave,
+        Word.FORWARD: times.forward / interleave,
+        Word.BACKWARD: times.backward / interleave,
+        Word.BACKWARD_INPUT: (times.backward - times.weight) / interleave,
+        Word.BACKWARD_WEIGHT: times.weight / interleave,
     }
-    last = stages * interleave - 1
-    left = sum(map(len, orders))
-    while left:
-        before = left
-        for stage, order in enumerate(orders):
-            done = timed[stage]
-            while len(done) < len(order):
-                action = order[len(done)]
-                place = action.chunk * stages + stage
-                ready = _ready(action, place, last, arrived)
-                if ready is None:
-                    break
-                start = max(free[stage], ready)
-                end = start + float(work[action.kind][stage])
-                done.append(Timed(action=action, start=start, end=end))
-                travel = _travel(action, place, last, times)
-                arrived[action.kind, action.micro_batch, place] = end + travel
-                free[stage] = end if overlap_sends else end + travel
-                left -= 1
-        assert left < before, f"the schedule {name} waits for itself"
-    seconds = max(done[-1].end for done in timed)
-    busy = [sum(t.end - t.start for t in done) for done in timed]
-    held = [_held(done, splits, interleave) for done in timed]
-    return PipelineRun(
-        stages=tuple(map(tuple, timed)),
-        seconds=seconds,
-        idle=tuple(seconds - b for b in busy),
-        in_flight=tuple(total for total, _ in held),
-        in_flight_by_chunk=tuple(each for _, each in held),
-    )
+    timed: list[list[Timed]] = [[] for _ in orders]
+    free = [0.0] * len(orders)
+    arrives: dict[Message, float] = {}
+    for stage, action in play(orders):
+        start = end = free[stage]
+        if action.word in SENDS:
+            end = arrives[message_of(action)] = start + _travel(action, times)
+            free[stage] = start if times.overlap else end
+        elif action.word in RECEIVES:
+            end = free[stage] = max(start, arrives[message_of(action)])
+        else:
+            end = free[stage] = start + float(work[action.word][stage])
+        timed[stage].append(Timed(action=action, start=start, end=end))
+    passes = [[t for t in done if t.action.word in work] for done in timed]
+    seconds = max(done[-1].end for done in passes)
+    idle = tuple(seconds - sum(t.end - t.start for t in done) for done in passes)
+    return PipelineRun(stages=tuple(map(tuple, timed)), seconds=seconds, idle=idle)
 
 
-def _ready(action: Action, place: int, last: int, arrived: dict[tuple[str, int, int], float]) -> float | None:
-    """When the input of an action is on its stage; None while that is not known."""
-    if action.kind == FORWARD:
-        return 0.0 if place == 0 else arrived.get((FORWARD, action.micro_batch, place - 1))
-    if action.kind == WEIGHT:
-        return 0.0  # its backward pass comes earlier in the order of the same stage
-    if place == last:
-        return arrived.get((FORWARD, action.micro_batch, place))
-    return arrived.get((BACKWARD, action.micro_batch, place + 1))
-
-
-def _travel(action: Action, place: int, last: int, times: Times) -> float:
-    """Seconds for which the result of an action is under way to the stage that needs it."""
-    stages = len(times.send)
-    if action.kind == FORWARD and place < last:
-        return float(times.send[place % stages])
-    if action.kind == BACKWARD and place > 0:
-        return float(times.send[(place - 1) % stages])
-    return 0.0
-
-
-def _held(done: Sequence[Timed], splits: bool, interleave: int) -> tuple[int, tuple[int, ...]]:
-    """The peak number of chunk passes between their forward pass and their last use, in all and chunk by chunk."""
-    frees = WEIGHT if splits else BACKWARD
-    held, peaks, peak = [0] * interleave, [0] * interleave, 0
-    for timed in done:
-        chunk = timed.action.chunk
-        held[chunk] += (timed.action.kind == FORWARD) - (timed.action.kind == frees)
-        peaks[chunk] = max(peaks[chunk], held[chunk])
-        peak = max(peak, sum(held))
-    return peak, tuple(peaks)
+def _travel(action: Action, times: Times) -> float:
+    """Seconds of a message: of the link behind the earlier one of its two chunks."""
+    assert action.peer is not None
+    return float(times.send[min(action.chunk, action.peer) % len(times.send)])

@@ -5,13 +5,25 @@ Complete events ("ph": "X") carry their start and duration in microseconds; meta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .pipeline_simulation import PipelineRun
+from autopar.order.actions import Word
+from autopar.order.playing import RECEIVES, SENDS, stage_of_peer, stages_of_chunks
+
+from .pipeline_simulation import PipelineRun, Timed
 from .streams import COMPUTE, Event
 
 MICROSECONDS = 1e6
+NAMES = {
+    Word.FORWARD: "forward",
+    Word.BACKWARD: "backward",
+    Word.BACKWARD_INPUT: "backward of inputs",
+    Word.BACKWARD_WEIGHT: "backward of weights",
+    Word.SEND_FORWARD: "values",
+    Word.SEND_BACKWARD: "gradients",
+}
+"""What a pass, or a message, is called."""
 
 
 def chrome_trace(processes: Mapping[str, Sequence[Event]]) -> dict[str, Any]:
@@ -46,12 +58,21 @@ def _complete(event: Event, process: int, thread: int) -> dict[str, Any]:
 
 
 def pipeline_events(run: PipelineRun) -> dict[str, list[Event]]:
-    """The events of every stage of a simulated pipeline."""
-    return {f"stage {number}": list(_stage_events(run, number)) for number in range(len(run.stages))}
+    """The events of every stage of a simulated pipeline: passes, and the messages to other stages while they are under way."""
+    stages = stages_of_chunks([[timed.action for timed in done] for done in run.stages])
+    several = len(stages) > len(run.stages)
+    return {f"stage {number}": list(_stage_events(done, stages, several)) for number, done in enumerate(run.stages)}
 
 
-def _stage_events(run: PipelineRun, stage: int) -> Iterable[Event]:
-    for timed in run.stages[stage]:
+def _stage_events(done: Sequence[Timed], stages: Mapping[int, int], several: bool) -> Iterator[Event]:
+    for timed in done:
         action = timed.action
-        name = f"{action.kind} {action.micro_batch}" + (f" chunk {action.chunk}" if len(run.in_flight_by_chunk[stage]) > 1 else "")
-        yield Event(name, action.kind, COMPUTE, action.kind, timed.start, timed.end)
+        if action.word in RECEIVES:
+            continue  # the stage waits
+        said = NAMES[action.word]
+        name = f"{said} {action.micro_batch}" + (f" chunk {action.chunk}" if several else "")
+        phase = "forward" if action.word in (Word.FORWARD, Word.SEND_FORWARD) else "backward"
+        if action.word not in SENDS:
+            yield Event(name, said, COMPUTE, phase, timed.start, timed.end)
+        elif timed.end > timed.start:
+            yield Event(name, said, f"to stage {stage_of_peer(action, stages)}", phase, timed.start, timed.end)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from autopar.cli import COMMANDS, run
-from autopar.costmodel.pipeline import SCHEDULES
 from autopar.costmodel.pricing import OPTIMIZERS
 from autopar.ir.dtype import cast_graph
 from autopar.planning.request import OFFLOADS
@@ -70,7 +69,6 @@ def test_names_are_those_of_the_tables() -> None:
     assert tuple(SCHEMES) == arguments.SCHEMES
     assert arguments.RECOMPUTES == RECOMPUTES
     assert arguments.OFFLOADS == OFFLOADS
-    assert set(arguments.SCHEDULES) == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("dtype", arguments.DTYPES)

@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "costmodel": {"errors", "ir", "sharding", "order"},
     "search": set(),
     "plan": {"autopar", "errors", "ir", "order", "plan_parts", "sharding"},
-    "plan_parts": {"order", "sharding"},
+    "plan_parts": {"errors", "order", "sharding"},
     "model": {"autopar", "errors", "ir"},
     "runtime": {"errors", "ir", "model", "order", "sharding", "plan"},
 }

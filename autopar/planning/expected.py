@@ -5,10 +5,7 @@ step, saved of a micro-batch in flight. Under schedule s, on p devices,
 
     T_s = [ (m + b_s) X + G ] / p        where stored + f_s saved fits
 
-    b = p - 1 (gpipe, 1f1b)        (p - 1) / v (interleaved, v chunks)        (p - 1) (1 - 2 w) (zero-bubble)
-
-w: share of a pass that makes gradients of weights. Sources: D. Narayanan et al., SC 2021 (arXiv:2104.04473); P. Qi et al., ICLR 2024
-(arXiv:2401.10241).
+Each schedule says its bubble b and, by its order, its micro-batches in flight f (`autopar.order.schedules`).
 """
 
 from __future__ import annotations
@@ -17,13 +14,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from autopar.costmodel import Cluster
 from autopar.costmodel.kept import kept_values
 from autopar.costmodel.operators import operator_parts
-from autopar.costmodel.pipeline import in_flight
+from autopar.costmodel.pricing import MeshPrices
+from autopar.order.schedules import SCHEDULES, in_flight
 from autopar.search import Solution
 
-from ..tables import Tables, kept_bytes
-from .work import Work
+from ..sharding.analysis import Analysis
+from ..sharding.mesh import Mesh
+from ..tables import Tables, build_tables, kept_bytes
+from .work import Counts, Work
 
 Schedules = Sequence[tuple[str, int]]
 """Pairs of a schedule and its chunks a stage."""
@@ -47,10 +48,7 @@ class Pipe:
 
     def bubble(self, schedule: str, chunks: int = 1) -> float:
         """The passes that a stage waits."""
-        waits = self.stages - 1.0
-        if schedule == "zero_bubble":
-            return waits * max(1.0 - 2.0 * self.weight, 0.0)
-        return waits / chunks
+        return SCHEDULES[schedule].bubble(self.stages, self.weight, chunks)
 
     def least_bubble(self, schedules: Schedules) -> float:
         """The same under the schedule that waits least."""
@@ -95,6 +93,13 @@ def _saved(tables: Tables, solution: Solution, work: Work) -> float:
             count = work.counts.operators.get(variable.name, 1)
             total.append(count * float(kept_bytes(taken, tables.prices.mesh.shape, shares)[0]))
     return math.fsum(total)
+
+
+def tables_alone(analysis: Analysis, cluster: Cluster, counts: Counts) -> tuple[Tables, Work]:
+    """The tables of a step on one device, without any limit, with the multiplicities that they have."""
+    work = Work(counts=counts)
+    alone = MeshPrices(cluster=cluster.sized(1), mesh=Mesh(axes=()))
+    return build_tables(analysis, alone, optimizer="none", work=work), work
 
 
 def weight_share(tables: Tables, work: Work) -> float:

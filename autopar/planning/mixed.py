@@ -16,14 +16,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.pipeline import in_flight
 from autopar.costmodel.pricing import MeshPrices
+from autopar.order.schedules import SCHEDULES, in_flight
 from autopar.search import Infeasible, NoAssignment
 
 from ..sharding.mesh import Mesh
 from ..tables import Tables
 from .candidates import meshes, stage_counts
 from .outer import FILLED, PLAIN_AXES, Outer
+from .pipelines import thrifty
 from .request import Request
 from .staged import Group, Staged, staged, unfolded
 from .subject import Subject
@@ -121,7 +122,12 @@ class Mixed:
             Group(cluster=pool, whole=self.request.cluster, start=start, stages=count, mesh=mesh, share=count / seconds / rate)
             for (pool, start), (count, mesh, seconds) in zip(order, chosen, strict=True)
         )
-        return Combination(groups=groups, micro_batches=wanted, seconds=(wanted + stages - 1) / wanted / rate)
+        return Combination(groups=groups, micro_batches=wanted, seconds=self._passes(stages, wanted) / wanted / rate)
+
+    def _passes(self, stages: int, micro_batches: int) -> float:
+        """How often the time of a micro-batch counts under the schedule that keeps least in flight."""
+        row = SCHEDULES[thrifty(self.request.pipeline, stages, micro_batches)]
+        return micro_batches + row.bubble(stages, 0.0, 1)
 
     def _cut(self, combination: Combination, mode: Mode, outer: Outer, *, short: bool) -> Staged:
         """The best cuts of a combination, on the folded graph or the whole one; raises `Infeasible` and `NoAssignment`."""
@@ -129,8 +135,8 @@ class Mixed:
         stages = sum(group.stages for group in combination.groups)
         analysis, schedule = self.subject.analysis(short=short, micro_batches=count), outer.trials.schedule(mode, count, short=short)
         work = Work(
-            counts=self.subject.counts if short else Counts(), passes=count + stages - 1, in_flight=in_flight("1f1b", 0, stages, count),
-            accumulating=count > 1, zero=mode.zero, segments=schedule.recompute,
+            counts=self.subject.counts if short else Counts(), passes=self._passes(stages, count), accumulating=count > 1, zero=mode.zero,
+            in_flight=in_flight(thrifty(request.pipeline, stages, count), 0, stages, count), segments=schedule.recompute,
         )  # fmt: skip
 
         def tables(group: Group) -> Tables:

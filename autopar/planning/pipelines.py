@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.pipeline import SCHEDULES, in_flight, pipeline_seconds
+from autopar.costmodel.pipeline import pipeline_seconds
 from autopar.costmodel.pools import crossing, send_seconds
+from autopar.order.schedules import SCHEDULES, in_flight, thriftiest
 from autopar.search.stages import balance, interval_sums, partition
 
 from .figures import Figures
@@ -32,9 +33,6 @@ MAX_PIECES = 400
 """Pieces between which a model may be cut, at most: those are joined whose cut hands on most."""
 WIDE = 3.0
 """Stages are looked at that take up to this multiple of the mean stage, or of the longest piece; then, up to multiples of it."""
-INTERLEAVES = (2, 3, 4, 6, 8)
-PREFERRED = ("1f1b", "interleaved", "zero_bubble", "gpipe")
-"""Schedules in the order in which they are taken where they are equally fast."""
 GAIN = 1e-3
 """Share of a step by which a later schedule has to be faster."""
 
@@ -254,7 +252,9 @@ class Cutter:
         forward, backward, weight = (
             [math.fsum(getattr(s, name) for s in group) for group in held] for name in ("forward", "backward", "weight")
         )
-        seconds = pipeline_seconds(schedule, forward, backward, weight, self._sends(found), self.count, interleave)
+        handed = [float(self.figures[n].handed[found[n].stop]) if n + 1 < len(found) else 0.0 for n in range(stages)]
+        send = message_seconds(self.places, handed)
+        seconds = pipeline_seconds(schedule, forward, backward, weight, send, self.count, interleave)
         after = max(
             max(math.fsum(s.once for s in group) - back, 0.0) + math.fsum(s.update for s in group)
             for group, back in zip(held, backward, strict=True)
@@ -262,30 +262,29 @@ class Cutter:
         memory = max(math.fsum(s.memory for s in group) for group in held)
         return Pipeline(stages=tuple(found), schedule=schedule, interleave=interleave, step=seconds + after, memory=memory)
 
-    def _sends(self, stages: Sequence[Stage]) -> list[float]:
-        """Seconds of handing a micro-batch's values from each stage to the next; the last one's leads back to the first."""
-        count = len(self.places)
-        found = []
-        for number in range(count):
-            place, following = self.places[number], self.places[(number + 1) % count]
-            behind = stages[number].stop
-            nbytes = float(self.figures[number].handed[behind]) if number + 1 < len(stages) else 0.0
-            start, stop = min(place.start, following.start), max(place.start + place.count, following.start + following.count)
-            cluster, level = crossing(place.cluster, start, stop)
-            found.append(float(send_seconds(cluster, nbytes, level=level)) if nbytes else 0.0)
-        return found
+
+def message_seconds(places: Sequence[Place], handed: Sequence[float]) -> list[float]:
+    """Seconds of handing a micro-batch's values, so many bytes, from each stage to the next; the last one's leads back to the first."""
+    found = []
+    for number, nbytes in enumerate(handed):
+        place, following = places[number], places[(number + 1) % len(places)]
+        start, stop = min(place.start, following.start), max(place.start + place.count, following.start + following.count)
+        cluster, level = crossing(place.cluster, start, stop)
+        found.append(float(send_seconds(cluster, nbytes, level=level)) if nbytes else 0.0)
+    return found
 
 
 def schedules_for(
     stages: int, micro_batches: int, *, pieces: int, pipeline: str | None = None, interleave: int | None = None
 ) -> Iterator[tuple[str, int]]:
     """The (schedule, interleave) pairs that exist for so many stages, micro-batches and pieces, where none is fixed."""
-    for name in PREFERRED if pipeline is None else (pipeline,):
-        chunks: Sequence[int] = (1,)
-        if SCHEDULES[name].chunks:
-            chunks = INTERLEAVES if interleave is None else (interleave,)
-        elif interleave not in (None, 1):
-            continue
-        for count in chunks:
-            if not SCHEDULES[name].chunks or (micro_batches % stages == 0 and stages * count <= pieces):
-                yield name, count
+    for row in sorted(SCHEDULES.values(), key=lambda row: row.preferred):
+        for count in (row.chunks or (1,)) if interleave is None else (interleave,):
+            there = not row.refusal(stages, micro_batches, count) and (not row.chunks or stages * count <= pieces)
+            if there and pipeline in (None, row.name):
+                yield row.name, count
+
+
+def thrifty(pipeline: str | None, stages: int, micro_batches: int) -> str:
+    """The schedule with one chunk a stage that keeps least in flight: the one that is asked for, if it is such."""
+    return pipeline if pipeline is not None and not SCHEDULES[pipeline].chunks else thriftiest(stages, micro_batches).name

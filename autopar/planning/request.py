@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.pipeline import SCHEDULES
 from autopar.costmodel.pricing import MeshPrices, optimizer_named
+from autopar.order.schedules import SCHEDULES
 from autopar.search import SEARCHES, NoAssignment
 
 from ..errors import UsageError, unknown

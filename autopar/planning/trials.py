@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.costmodel.memory import certain_bytes
-from autopar.costmodel.pipeline import in_flight
 from autopar.costmodel.pricing import MeshPrices
+from autopar.order.schedules import in_flight
 from autopar.search import Infeasible, Interrupted, Solution, solve
 
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from ..sharding.schedule import Schedule
-from ..tables import Known, Tables, build_tables
+from ..tables import Known, Tables
 from .candidates import Candidate
-from .expected import Pipe, weight_share
-from .pipelines import schedules_for
+from .expected import Pipe, tables_alone, weight_share
+from .pipelines import schedules_for, thrifty
 from .request import Request
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
 from .staged import Group, staged
@@ -87,16 +87,14 @@ class Trials:
         if solved is None:
             base = self.base_seconds(candidate.cluster.devices, stages, candidate.mesh, fewer)
         else:
-            base = solved * fewer / (fewer + self._pipe(stages, fewer).bubble(self._thrifty))
+            base = solved * fewer / (fewer + self._pipe(stages, fewer).bubble(self._thrifty(stages, fewer)))
         waits = self._pipe(stages, count).least_bubble(self.schedules(stages, count)) / count
         return (base + waits * SLACK * self._alone[0] / candidate.mesh.devices) / stages
 
     @cached_property
     def _alone(self) -> tuple[float, float]:
         """Seconds of the whole batch on one device, without any limit, and the share of them that makes gradients of weights."""
-        analysis, work = self.subject.analysis(short=True), Work(counts=self.subject.counts)
-        alone = MeshPrices(cluster=self.request.cluster.sized(1), mesh=Mesh(axes=()))
-        tables = build_tables(analysis, alone, optimizer="none", work=work)
+        tables, work = tables_alone(self.subject.analysis(short=True), self.request.cluster, self.subject.counts)
         return solve(tables.graph).cost, weight_share(tables, work)
 
     def base_seconds(self, devices: int, stages: int, mesh: Mesh, micro_batches: int) -> float:
@@ -120,10 +118,9 @@ class Trials:
 
     # --- what a candidate is made of ---
 
-    @property
-    def _thrifty(self) -> str:
+    def _thrifty(self, stages: int, micro_batches: int) -> str:
         """The pipeline schedule that keeps least in flight."""
-        return self.request.pipeline if self.request.pipeline not in (None, "interleaved") else "1f1b"
+        return thrifty(self.request.pipeline, stages, micro_batches)
 
     def _pipe(self, stages: int, micro_batches: int) -> Pipe:
         return Pipe(stages=stages, micro_batches=micro_batches, weight=self._alone[1] if stages > 1 else 0.0)
@@ -147,7 +144,7 @@ class Trials:
 
     def work(self, candidate: Candidate, mode: Mode, counts: Counts, *, short: bool) -> Work:
         """The multiplicities of a candidate, under the schedule that keeps least in flight."""
-        stages, count, schedule = candidate.stages, candidate.micro_batches, self._thrifty
+        stages, count, schedule = candidate.stages, candidate.micro_batches, self._thrifty(candidate.stages, candidate.micro_batches)
         passes = count + self._pipe(stages, count).bubble(schedule)
         return Work(
             counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, hidden=_hidden(stages),
@@ -239,7 +236,7 @@ class Trials:
         """What a bound of the tables' sum is for a step, under the schedule that waits least."""
         stages, count = candidate.stages, candidate.micro_batches
         pipe, schedules = self._pipe(stages, count), self.schedules(stages, count)
-        return bound / stages * (count + pipe.least_bubble(schedules)) / (count + pipe.bubble(self._thrifty))
+        return bound / stages * (count + pipe.least_bubble(schedules)) / (count + pipe.bubble(self._thrifty(stages, count)))
 
 
 def _hidden(stages: int) -> float:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import UsageError
+from ..order.schedules import SCHEDULES
 
 OPTIMIZERS = ("adamw", "sgd", "none")
 SEARCHES = ("dynamic_programming", "lagrangian", "recursive_programming", "exhaustive", "integer_program")
@@ -16,7 +17,6 @@ SCHEMES = (
 )  # fmt: skip
 RECOMPUTES = ("none", "selective", "full")
 OFFLOADS = ("none", "optimizer")
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -80,7 +80,7 @@ def _plan_options(parser: Parser) -> None:
     add("--zero", type=int, choices=(0, 1, 2, 3), help=zero)
     offload = "optimizer state that is in the memory of a device's host: none, or that of every parameter (default: searched)"
     add("--offload", choices=OFFLOADS, help=offload)
-    add("--schedule", choices=SCHEDULES, help="order in which pipeline stages run micro-batches (default: searched)")
+    add("--schedule", choices=tuple(SCHEDULES), help="order in which pipeline stages run micro-batches (default: searched)")
     add("--interleave", type=int, metavar="N", help="chunks of the model that each stage holds (default: searched)")
     add("--pin", action="append", default=[], metavar="OP=AXIS:FACTOR,...", help="fix an operator (or a pattern) on mesh axes; repeatable")
     add("--strategy-load", metavar="FILE", help="use this plan as it is; it must match the model")

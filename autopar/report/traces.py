@@ -2,27 +2,89 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.estimate import timeline
+from autopar.costmodel.pipeline_simulation import simulate
 from autopar.costmodel.pricing import MeshPrices
-from autopar.costmodel.trace import chrome_trace
+from autopar.costmodel.streams import COMPUTE, Event
+from autopar.costmodel.trace import chrome_trace, pipeline_events
+from autopar.order.pipeline import neighbours, pipeline_order
+from autopar.order.times import Floats, Times
 
+from ..errors import PlanError
 from ..ir import Graph
 from ..plan import Plan, write_whole
-from ..sharding.analysis import analyse
-from ..sharding.micro_batches import split_batch
+from ..planning.figures import Figures, figures_of
+from ..planning.pipelines import Place, message_seconds
+from ..sharding.analysis import Analysis, analyse
+from ..sharding.micro_batches import execution, split_batch
+from .account import has_account
 
 
 def write_trace(path: str | Path, plan: Plan, graph: Graph, cluster: Cluster) -> None:
-    """Play one step of the plan on `cluster` and write what one rank, which is like every other, does when."""
+    """Play one step of the plan on `cluster` and write who does what when: one rank, which is like every other, or every stage."""
     analysis = analyse(graph, train=plan.model.mode == "train")
+    found = _of_stages(plan, analysis, cluster) if plan.stages else _of_one(plan, analysis, cluster)
+    write_whole(Path(path), json.dumps(chrome_trace(found)) + "\n")
+
+
+def _of_one(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str, Sequence[Event]]:
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
     schedule = plan.schedule.in_stage
     program = plan.execution(analysis).micro.program
     part = split_batch(analysis, schedule.micro_batches) if schedule.micro_batches > 1 else analysis
     found = timeline(program, part, prices, optimizer=plan.model.optimizer, schedule=schedule)
     role = f"each of {plan.devices} ranks" if plan.devices > 1 else "the only rank"
-    write_whole(Path(path), json.dumps(chrome_trace({role: found.events})) + "\n")
+    return {role: found.events}
+
+
+def _of_stages(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str, Sequence[Event]]:
+    """The order of the pipeline with its simulated times; what is done once a step comes when all stages have finished their passes."""
+    if not has_account(plan):
+        raise PlanError("the timeline of stages on different meshes is not drawn")
+    schedule, chunks = plan.schedule, len(plan.stages)
+    stages = chunks // schedule.interleave
+    figures, starts = _figures(plan, analysis, cluster), _starts(plan, analysis)
+
+    def by_stage(values: Floats) -> list[float]:
+        sums = np.add.reduceat(values, starts)
+        return [math.fsum(sums[stage::stages]) for stage in range(stages)]
+
+    devices = [Place(cluster=cluster, start=stage * plan.mesh_.devices, count=plan.mesh_.devices) for stage in range(stages)]
+    handed = [float(figures.handed[starts[number + 1]]) if number + 1 < chunks else 0.0 for number in range(stages)]
+    backward, once, update = (by_stage(values) for values in (figures.backward, figures.once, figures.update))
+    times = Times.of(by_stage(figures.forward), backward, by_stage(figures.weight), message_seconds(devices, handed))
+    edges = neighbours(chunks)
+    orders = pipeline_order(schedule.pipeline, stages, schedule.micro_batches, schedule.interleave, edges=edges, train=analysis.train)
+    run = simulate(orders, times, schedule.interleave)
+    ends = [run.seconds + max(once[stage] - backward[stage], 0.0) + update[stage] for stage in range(stages)]
+    return {
+        name: [*events, Event("update", "update", COMPUTE, "update", run.seconds, end)]
+        for (name, events), end in zip(pipeline_events(run).items(), ends, strict=True)
+    }
+
+
+def _figures(plan: Plan, analysis: Analysis, cluster: Cluster) -> Figures:
+    """What every operator takes on the mesh of a stage."""
+    schedule = plan.schedule.in_stage
+    program = execution(plan.assignment(analysis), analysis, schedule).micro.program
+    part = split_batch(analysis, schedule.micro_batches) if schedule.micro_batches > 1 else analysis
+    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
+    return figures_of(program, part, prices, optimizer=plan.model.optimizer, schedule=schedule)
+
+
+def _starts(plan: Plan, analysis: Analysis) -> list[int]:
+    """The places of the operators with which the stages begin."""
+    places = {op.name: place for place, op in enumerate(analysis.graph.operators)}
+    starts = [places.get(stage.first, -1) for stage in plan.stages]
+    if starts[0] != 0 or any(before >= after for before, after in itertools.pairwise(starts)):
+        raise PlanError(f"the plan's stages begin with {', '.join(stage.first for stage in plan.stages)}: not the model's order")
+    return starts

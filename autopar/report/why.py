@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.memory import certain_bytes
-from autopar.costmodel.pipeline import in_flight
 from autopar.costmodel.pricing import MeshPrices
+from autopar.order.schedules import SCHEDULES, in_flight
 from autopar.search import Infeasible, NoAssignment, Solution, solve
 from autopar.search.conditioning import condition
 
 from ..plan import Plan
 from ..planner import Progress
+from ..planning.expected import tables_alone, weight_share
 from ..planning.offload import offering_host
-from ..planning.work import Work
+from ..planning.work import Counts, Work
 from ..schemes import stages_of
 from ..schemes.meanings import read_meanings
 from ..sharding.analysis import Analysis
@@ -77,10 +78,11 @@ def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:
     """The tables in which the search found the plan: of one micro-batch on the mesh of a stage, counted as often as its schedule says."""
     schedule, stages = plan.schedule, stages_of(plan)
     count = schedule.micro_batches
-    bubble = stages - 1.0 if schedule.pipeline != "interleaved" else (stages - 1.0) / schedule.interleave
+    row = SCHEDULES[schedule.pipeline]
+    weight = weight_share(*tables_alone(analysis, cluster, Counts())) if row.splits else 0.0
     work = Work(
-        passes=count + bubble, accumulating=count > 1, segments=schedule.recompute,
-        in_flight=in_flight("1f1b" if schedule.pipeline == "interleaved" else schedule.pipeline, 0, stages, count),
+        passes=count + row.bubble(stages, weight, schedule.interleave), accumulating=count > 1, segments=schedule.recompute,
+        in_flight=in_flight(schedule.pipeline, 0, stages, count, schedule.interleave),
         zero=3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1,
     )  # fmt: skip
     part = split_batch(analysis, count) if count > 1 else analysis

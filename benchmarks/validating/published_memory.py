@@ -16,8 +16,8 @@ from functools import partial
 from autopar.costmodel.known.configuration import Configuration, Habits
 from autopar.costmodel.known.memory import stored_bytes, working
 from autopar.costmodel.known.parts import PartSeconds, parts_of
-from autopar.costmodel.pipeline import in_flight
 from autopar.errors import UsageError
+from autopar.order.schedules import in_flight
 
 from .rows import Row, Run, Table
 from .scores import Group, Sample
@@ -99,7 +99,7 @@ def stage_bytes(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:
         return stored_bytes(parts_of(shape, c, cluster.sized(c.devices))["layer"], c) * layers
     recompute, sequence = KEPT[row["component"]]
     chosen = replace(c, recompute=recompute, sequence_parallel=sequence)
-    flying = in_flight("interleaved" if c.interleave > 1 else "1f1b", 0, c.pipeline, c.micro_batches, c.interleave)
+    flying = in_flight(c.pipeline_schedule, 0, c.pipeline, c.micro_batches, c.interleave)
     return working(shape, chosen, cluster)["layer"].saved * layers * flying
 
 

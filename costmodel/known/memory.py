@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.ir import DTYPE_BYTES
+from autopar.order.schedules import in_flight
 from autopar.sharding.program import Compute, Program
 from autopar.sharding.redistribution import local_bytes
 
@@ -18,7 +19,6 @@ from ..cluster import Cluster
 from ..liveness import Recompute
 from ..memory import precision_named
 from ..occupancy import Load, loads, occupied, stage_memory
-from ..pipeline import in_flight
 from .configuration import Configuration, Habits
 from .parts import PARTS, Parts, PartSeconds, part_of, places_of
 from .shape import Shape

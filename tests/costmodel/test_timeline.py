@@ -17,12 +17,13 @@ from autopar.costmodel import Cluster, bind_axes, load_cluster
 from autopar.costmodel.estimate import estimate, timeline
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.costmodel.pipeline import Times
 from autopar.costmodel.pipeline_simulation import simulate
 from autopar.costmodel.pricing import MeshPrices
 from autopar.costmodel.streams import COMPUTE, Clock, Event
 from autopar.costmodel.timeline import SLOWDOWN, Overlap, Timeline
 from autopar.costmodel.trace import chrome_trace, pipeline_events
+from autopar.order.pipeline import neighbours, pipeline_order
+from autopar.order.times import Times
 from autopar.pins import Pins, parse_pin
 from autopar.planner import Request, best_on_mesh
 from autopar.sharding.analysis import Analysis, analyse
@@ -232,11 +233,16 @@ def test_a_trace_holds_every_event_on_its_thread_in_microseconds() -> None:
 
 
 def test_a_pipeline_is_traced_with_a_process_for_each_stage() -> None:
-    run = simulate("interleaved", Times.of([1.0] * 3, [2.0] * 3, 0.0, 0.25), 6, 2)
+    run = simulate(pipeline_order("interleaved", 3, 6, 2, edges=neighbours(6)), Times.of([1.0] * 3, [2.0] * 3, 0.0, 0.25), 2)
     trace = json.loads(json.dumps(chrome_trace(pipeline_events(run))))
     stages = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
     assert stages == ["stage 0", "stage 1", "stage 2"]
     threads = _threads(trace)
-    assert [len(events) for events in threads.values()] == [24] * 3
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    found = {(pid, names[pid, tid]): len(events) for (pid, tid), events in threads.items()}
+    passes = {(stage, COMPUTE): 24 for stage in range(3)}
+    onwards = {(0, "to stage 1"): 12, (1, "to stage 2"): 12, (2, "to stage 0"): 6}
+    back = {(2, "to stage 1"): 12, (1, "to stage 0"): 12, (0, "to stage 2"): 6}
+    assert found == passes | onwards | back
     assert max(e["ts"] + e["dur"] for events in threads.values() for e in events) == pytest.approx(run.seconds * 1e6)
     assert threads[0, 0][0]["name"] == "forward 0 chunk 0"

@@ -15,9 +15,9 @@ import pytest
 from autopar.costmodel import Cluster, join, load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.costmodel.pipeline import in_flight
 from autopar.errors import AutoparError, NoPlanFits, UsageError
 from autopar.ir import Graph
+from autopar.order.schedules import in_flight
 from autopar.planner import search_plan
 from autopar.planning.candidates import device_counts, meshes, micro_batch_counts, stage_counts
 from autopar.planning.outer import Outer

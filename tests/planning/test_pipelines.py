@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.pipeline import in_flight
+from autopar.order.schedules import in_flight
 from autopar.planning.figures import Figures
 from autopar.planning.pipelines import Cutter, Place
 

@@ -13,10 +13,13 @@ from report_models import perceptrons
 
 from autopar.api import plan_loaded
 from autopar.cli import run
-from autopar.errors import UsageError
+from autopar.errors import PlanError, UsageError
 from autopar.frontends.load import ModelOptions, load_model
+from autopar.order.actions import Word
+from autopar.order.schedules import SCHEDULES
 from autopar.plan import Plan
 from autopar.report.tables import summary_lines
+from autopar.report.traces import write_trace
 from autopar.report.units import seconds_text
 
 FOUR = ("--cluster", "dgx-h100", "--devices", "4", "--mesh", "4", "--scheme", "tensor")
@@ -46,6 +49,34 @@ def test_plan_and_explain_write_the_timeline_of_the_predicted_step(model: str, t
     for thread in {e["tid"] for e in found}:
         for before, after in pairwise([e for e in found if e["tid"] == thread]):
             assert before["ts"] + before["dur"] <= after["ts"] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_pipeline_of_a_plan_is_drawn_and_ends_with_its_step(schedule: str, tmp_path: Path) -> None:
+    """A process for each stage with its own passes and messages, one after the other; then the update."""
+    model, file, path = (str(tmp_path / name) for name in ("model.onnx", "plan.json", "trace.json"))
+    onnx.save(perceptrons(8, 64), model)
+    run(["plan", model, *FOUR[:4], "--stages", "4", "--micro-batches", "8", "--schedule", schedule, "-o", file, "--trace", path, "--quiet"])
+    drawn, plan = events(Path(path)), Plan.load(file)
+    assert plan.schedule.pipeline == schedule
+    row, chunks = SCHEDULES[schedule], plan.schedule.interleave
+    near = 0.05 if row.chunks else 1e-9  # the closed form of chunks is exact for short messages only
+    assert max(e["ts"] + e["dur"] for e in drawn) == pytest.approx(plan.predicted.step * 1e6, rel=near)
+    for stage in range(4):
+        mine = [e for e in drawn if (e["pid"], e["tid"]) == (stage, 0)]
+        assert len(mine) == 8 * chunks * (3 if row.splits else 2) + 1 and mine[-1]["name"] == "update"
+        assert [e["args"]["kind"][0] for e in mine[:-1]] == ["f" if a.word is Word.FORWARD else "b" for a in row.order(stage, 4, 8, chunks)]
+        for before, after in pairwise(mine):
+            assert before["ts"] + before["dur"] <= after["ts"] * (1 + 1e-12)
+    messages = [e for e in drawn if e["tid"] != 0]
+    assert len(messages) == 2 * 8 * (4 * chunks - 1)
+
+
+def test_a_pipeline_whose_stages_begin_elsewhere_is_not_drawn(tmp_path: Path) -> None:
+    found = plan_loaded(load_model(perceptrons(4, 64), ModelOptions()), cluster="dgx-h100", devices=2, stages=2)
+    other = found.plan.model_copy(update={"stages": found.plan.stages[::-1]})
+    with pytest.raises(PlanError, match="not the model's order"):
+        write_trace(tmp_path / "trace.json", other, found.model.graph, found.cluster)
 
 
 def test_a_plan_tells_how_much_communication_is_hidden() -> None:

@@ -1,1 +1,77 @@
-"""Schedules of pipelines, one a file; each is found by its name."""
+"""The pipeline schedules: every module of this folder but `row` holds one, as `SCHEDULE`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+
+from autopar.errors import UsageError, unknown
+
+from ..times import Times
+from .row import PipelineSchedule
+
+
+def tabled(rows: Iterable[PipelineSchedule]) -> dict[str, PipelineSchedule]:
+    """Schedules by name, the oldest first; a name that is there twice is an error."""
+    found: dict[str, PipelineSchedule] = {}
+    for row in sorted(rows, key=lambda row: (row.year, row.name)):
+        if row.name in found:
+            raise ValueError(f"two pipeline schedules are called {row.name!r}")
+        found[row.name] = row
+    return found
+
+
+def _rows() -> Iterable[PipelineSchedule]:
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+        if name != "row":
+            yield importlib.import_module(f"{__name__}.{name}").SCHEDULE
+
+
+SCHEDULES: Mapping[str, PipelineSchedule] = tabled(_rows())
+
+
+def schedule_named(name: str) -> PipelineSchedule:
+    """The schedule called `name`."""
+    if name not in SCHEDULES:
+        raise UsageError(unknown("pipeline schedule", name, SCHEDULES))
+    return SCHEDULES[name]
+
+
+def schedule_for(name: str, stages: int, micro_batches: int, interleave: int = 1) -> PipelineSchedule:
+    """The schedule called `name`, which can run so many micro-batches on so many stages and chunks; else a `UsageError`."""
+    row = schedule_named(name)
+    reason = row.refusal(stages, micro_batches, interleave)
+    if reason:
+        several = [other.name for other in SCHEDULES.values() if not other.refusal(stages, micro_batches, interleave)]
+        raise UsageError(reason + (f"; possible: {', '.join(several)}" if several else ""))
+    return row
+
+
+def step_seconds(name: str, times: Times, micro_batches: int, interleave: int = 1) -> float:
+    """Seconds of a step of the pipeline, without the optimizer; one stage is no pipeline and waits for nobody."""
+    stages = len(times.forward)
+    row = schedule_for(name, stages, micro_batches, interleave)
+    if stages == 1:
+        return float(micro_batches * (times.forward[0] + times.backward[0]))
+    return row.seconds(times, micro_batches, interleave)
+
+
+@functools.cache
+def in_flight(name: str, stage: int, stages: int, micro_batches: int, interleave: int = 1) -> float:
+    """The most micro-batches whose activations `stage` holds at once, in units of one micro-batch through all of its chunks.
+
+    >>> in_flight("1f1b", 0, 8, 64), in_flight("interleaved", 0, 8, 64, 2)
+    (8.0, 11.5)
+    """
+    row = schedule_for(name, stages, micro_batches, interleave)
+    if not 0 <= stage < stages:
+        raise UsageError(f"stage {stage} of {stages} stages; they are numbered from 0")
+    return row.alive(stage, stages, micro_batches, interleave) / interleave
+
+
+def thriftiest(stages: int, micro_batches: int) -> PipelineSchedule:
+    """Of the schedules with one chunk a stage, the one that keeps least in flight."""
+    single = (row for row in SCHEDULES.values() if not row.refusal(stages, micro_batches, 1) and not row.chunks)
+    return min(single, key=lambda row: (in_flight(row.name, 0, stages, micro_batches), row.preferred))

@@ -1,7 +1,8 @@
-"""Pipeline schedules: the published times and bubbles, closed forms against the simulation, and what stages hold."""
+"""Pipeline schedules: the published times and bubbles, closed forms against the simulated order, what stages hold, and the table."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,17 +10,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.costmodel.pipeline import BACKWARD, FORWARD, SCHEDULES, WEIGHT, Times, actions, in_flight, pipeline_seconds
+from autopar.costmodel.pipeline import pipeline_seconds
 from autopar.costmodel.pipeline_simulation import PipelineRun, simulate
 from autopar.errors import UsageError
+from autopar.order.actions import Word
+from autopar.order.pipeline import neighbours, pipeline_order
+from autopar.order.schedules import SCHEDULES, in_flight, tabled, thriftiest
+from autopar.order.times import Times
 
+FORWARD, BACKWARD, INPUT, WEIGHT = Word.FORWARD, Word.BACKWARD, Word.BACKWARD_INPUT, Word.BACKWARD_WEIGHT
+PASSES = (FORWARD, BACKWARD, INPUT, WEIGHT)
 EXACT = ("gpipe", "1f1b", "zero_bubble")
 NUMBERS = [(1, 3), (2, 2), (2, 7), (3, 2), (4, 4), (4, 9), (5, 20), (8, 8), (8, 32)]
 
 
+def run_of(name: str, times: Times, micro_batches: int, interleave: int = 1) -> PipelineRun:
+    """The simulated order of a model whose chunks hand on to the next ones."""
+    stages = len(times.forward)
+    edges = neighbours(stages * interleave)
+    return simulate(pipeline_order(name, stages, micro_batches, interleave, edges=edges), times, interleave)
+
+
 def both(name: str, times: Times, micro_batches: int, interleave: int = 1, *, overlap: bool = True) -> tuple[float, float]:
     """Seconds by the closed form and by the simulation."""
-    run = simulate(name, times, micro_batches, interleave, overlap_sends=overlap)
+    run = run_of(name, replace(times, overlap=overlap), micro_batches, interleave)
     form = pipeline_seconds(name, times.forward, times.backward, times.weight, times.send, micro_batches, interleave, overlap_sends=overlap)
     return form, run.seconds
 
@@ -111,52 +125,88 @@ def test_the_error_of_interleaving_with_unequal_stages_is_as_documented(overlap:
     assert max(errors) < most
 
 
-def _check_order(run: PipelineRun, name: str, times: Times, v: int) -> None:
-    """Every action once, no two at once on a stage, and none before its input."""
+def _check_times(run: PipelineRun, times: Times, v: int) -> None:
+    """Every pass once, no two at once on a stage, and none before its input."""
     p = len(times.forward)
-    ends: dict[tuple[str, int, int], float] = {}
-    for stage, timed in enumerate(run.stages):
+    ends: dict[tuple[Word, int | None, int], float] = {}
+    length = {FORWARD: times.forward, WEIGHT: times.weight, BACKWARD: times.backward, INPUT: times.backward - times.weight}
+    passes = [[t for t in done if t.action.word in PASSES] for done in run.stages]
+    for stage, timed in enumerate(passes):
         for before, after in pairwise(timed):
             assert after.start >= before.end - 1e-12
         for t in timed:
-            key = (t.action.kind, t.action.micro_batch, t.action.chunk * p + stage)
-            assert key not in ends
+            key = (BACKWARD if t.action.word is INPUT else t.action.word, t.action.micro_batch, t.action.chunk)
+            assert key not in ends and t.action.chunk % p == stage
             ends[key] = t.end
-            length = {FORWARD: times.forward, WEIGHT: times.weight, BACKWARD: times.backward}[t.action.kind][stage] / v
-            if SCHEDULES[name].splits and t.action.kind == BACKWARD:
-                length -= times.weight[stage]
-            assert t.end - t.start == pytest.approx(length)
-    for stage, timed in enumerate(run.stages):
-        for t in timed:
-            kind, k, place = t.action.kind, t.action.micro_batch, t.action.chunk * p + stage
-            if kind == FORWARD and place:
-                assert t.start >= ends[FORWARD, k, place - 1] + times.send[(place - 1) % p] - 1e-12
-            elif kind == BACKWARD and place < p * v - 1:
-                assert t.start >= ends[BACKWARD, k, place + 1] + times.send[place % p] - 1e-12
-            elif kind != FORWARD:
-                assert t.start >= ends[BACKWARD if kind == WEIGHT else FORWARD, k, place] - 1e-12
+            assert t.end - t.start == pytest.approx(length[t.action.word][stage] / v)
+    for t in (t for timed in passes for t in timed):
+        word, k, chunk = t.action.word, t.action.micro_batch, t.action.chunk
+        if word is FORWARD and chunk:
+            assert t.start >= ends[FORWARD, k, chunk - 1] + times.send[(chunk - 1) % p] - 1e-12
+        elif word in (BACKWARD, INPUT) and chunk < p * v - 1:
+            assert t.start >= ends[BACKWARD, k, chunk + 1] + times.send[chunk % p] - 1e-12
+        elif word is not FORWARD:
+            assert t.start >= ends[BACKWARD if word is WEIGHT else FORWARD, k, chunk] - 1e-12
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_simulated_step_runs_every_action_after_its_input(name: str) -> None:
-    v = 2 if name == "interleaved" else 1
-    times = Times.of([1.0, 1.5, 1.25, 1.0], [2.0, 2.5, 2.0, 3.0], 0.5 if name == "zero_bubble" else 0.0, [0.25, 0.5, 0.25, 0.125])
-    run = simulate(name, times, 8, v)
-    kinds = 3 if name == "zero_bubble" else 2
-    assert [len(stage) for stage in run.stages] == [8 * v * kinds] * 4
-    _check_order(run, name, times, v)
+def test_a_simulated_step_runs_every_pass_after_its_input(name: str) -> None:
+    row = SCHEDULES[name]
+    v = 2 if row.chunks else 1
+    times = Times.of([1.0, 1.5, 1.25, 1.0], [2.0, 2.5, 2.0, 3.0], 0.5 if row.splits else 0.0, [0.25, 0.5, 0.25, 0.125])
+    run = run_of(name, times, 8, v)
+    passes = [sum(t.action.word in PASSES for t in stage) for stage in run.stages]
+    assert passes == [8 * v * (3 if row.splits else 2)] * 4
+    _check_times(run, times, v)
     work = 8 * (times.forward + times.backward)
     assert run.idle == pytest.approx(run.seconds - work)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("weight", [0.0, 0.25, 0.5])
+def test_the_bubble_of_equal_stages_is_the_one_that_is_planned_with(name: str, weight: float) -> None:
+    """A step is m passes and the bubble; `weight`: seconds of three that make gradients of weights."""
+    row = SCHEDULES[name]
+    for p, v in ((2, 1), (4, 1), (4, 2), (6, 3)):
+        if v == 1 or row.chunks:
+            run = run_of(name, Times.of([1.0] * p, [2.0] * p, weight), 2 * p, v)
+            assert run.seconds == pytest.approx(3 * (2 * p + row.bubble(p, weight / 3, v)), rel=1e-12)
+
+
+FLYING = {
+    "gpipe": lambda s, p, m, v: m,
+    "1f1b": lambda s, p, m, v: min(m, p - s),
+    "interleaved": lambda s, p, m, v: min(2 * (p - 1 - s) + (v - 1) * p + 1, m * v),
+    "zero_bubble": lambda s, p, m, v: min(m, p),
+}
+"""Chunk passes in flight, as published."""
+
+
+@pytest.mark.parametrize("name", FLYING)
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 2), (3, 2), (4, 4), (4, 12), (8, 16), (5, 3)])
-def test_micro_batches_in_flight_are_those_of_the_simulation(name: str, p: int, m: int) -> None:
-    for v in (1, 2, 3) if name == "interleaved" else (1,):
-        m = -(-m // p) * p if name == "interleaved" else m
-        run = simulate(name, Times.of([1.0] * p, [2.0] * p, 0.75), m, v)
-        assert [in_flight(name, s, p, m, v) * v for s in range(p)] == list(run.in_flight)
-        assert all(max(chunks) <= total <= sum(chunks) for chunks, total in zip(run.in_flight_by_chunk, run.in_flight, strict=True))
+def test_micro_batches_in_flight_are_those_of_the_order(name: str, p: int, m: int) -> None:
+    row = SCHEDULES[name]
+    frees = WEIGHT if row.splits else BACKWARD
+    for v in (1, 2, 3) if row.chunks else (1,):
+        m = -(-m // p) * p if row.chunks else m
+        for s in range(p):
+            held = peak = 0
+            for action in row.order(s, p, m, v):
+                held += (action.word is FORWARD) - (action.word is frees)
+                peak = max(peak, held)
+            assert held == 0
+            assert in_flight(name, s, p, m, v) * v == peak == FLYING[name](s, p, m, v)
+
+
+@given(p=st.integers(1, 6), groups=st.integers(1, 3), v=st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_every_order_makes_each_pass_of_each_chunk_once(p: int, groups: int, v: int) -> None:
+    for row in SCHEDULES.values():
+        chunks, m = v if row.chunks else 1, groups * p
+        for s in range(p):
+            made = [(a.word, a.chunk, a.micro_batch) for a in row.order(s, p, m, chunks)]
+            words = (FORWARD, INPUT, WEIGHT) if row.splits else (FORWARD, BACKWARD)
+            assert sorted(made) == sorted((w, c * p + s, k) for w in words for c in range(chunks) for k in range(m))
 
 
 def test_micro_batches_in_flight_of_the_papers() -> None:
@@ -165,6 +215,10 @@ def test_micro_batches_in_flight_of_the_papers() -> None:
     assert [in_flight("zero_bubble", s, 4, 16) for s in range(4)] == [4] * 4
     for p, v in ((8, 2), (35, 3), (8, 3)):  # Megatron's p (1 + (p - 1) / (p v)) of the first stage
         assert in_flight("interleaved", 0, p, 8 * p, v) == pytest.approx(p * (1 + (p - 1) / (p * v)))
+
+
+def test_1f1b_keeps_least_in_flight() -> None:
+    assert {thriftiest(p, m).name for p in (1, 2, 8) for m in (1, 4, 32)} == {"1f1b"}
 
 
 def test_sends_that_are_not_hidden_cost_two_on_every_pass_of_a_middle_stage() -> None:
@@ -181,18 +235,16 @@ def test_one_stage_is_no_pipeline() -> None:
 
 
 def test_groups_of_an_interleaved_schedule_pass_through_chunk_after_chunk() -> None:
-    first = actions("interleaved", 2, 4, 2)[0]
-    forward = [(a.micro_batch, a.chunk) for a in first if a.kind == FORWARD]
-    backward = [(a.micro_batch, a.chunk) for a in first if a.kind == BACKWARD]
-    assert forward == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)]
-    assert backward == [(0, 1), (1, 1), (0, 0), (1, 0), (2, 1), (3, 1), (2, 0), (3, 0)]
+    first = SCHEDULES["interleaved"].order(0, 2, 4, 2)
+    assert " ".join(str(a) for a in first if a.word is FORWARD) == "0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3"
+    assert " ".join(str(a) for a in first if a.word is BACKWARD) == "2B0 2B1 0B0 0B1 2B2 2B3 0B2 0B3"
 
 
 @pytest.mark.parametrize(
     ("name", "p", "m", "v", "words"),
     [
         ("ib", 2, 4, 1, "1f1b"),
-        ("1f1b", 2, 4, 2, "one model chunk"),
+        ("1f1b", 2, 4, 2, "one model chunk a stage, not 2; possible: interleaved"),
         ("interleaved", 4, 6, 2, "no multiple of 4"),
         ("gpipe", 2, 0, 1, "at least 1"),
     ],
@@ -211,3 +263,13 @@ def test_times_that_no_pipeline_has_are_an_error(bad: tuple[list[float], list[fl
 def test_a_stage_outside_the_pipeline_is_an_error() -> None:
     with pytest.raises(UsageError, match="numbered from 0"):
         in_flight("1f1b", 4, 4, 8)
+
+
+def test_the_table_lists_the_oldest_first_and_holds_no_name_twice() -> None:
+    assert list(SCHEDULES) == ["gpipe", "1f1b", "interleaved", "zero_bubble"]
+    row = SCHEDULES["gpipe"]
+    assert list(tabled([replace(row, name="b"), row, replace(row, name="a", year=2030)])) == ["b", "gpipe", "a"]
+    with pytest.raises(ValueError, match="two pipeline schedules are called 'gpipe'"):
+        tabled([row, replace(row, year=2030)])
+    assert len({row.preferred for row in SCHEDULES.values()}) == len(SCHEDULES)
+    assert all(row.description and "arXiv" in row.source for row in SCHEDULES.values())

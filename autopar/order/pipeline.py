@@ -1,0 +1,113 @@
+"""The order of every stage of a pipeline: its passes, with what it sends and receives in between.
+
+A message is sent right behind the pass that makes it. It is received before the pass that needs it, and behind all that the same stage
+sent before: so both ends name the messages between them in one order, which channels without tags need. Nothing waits longer for that,
+since what was sent earlier has been sent when a later message arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from .actions import Action, Word
+from .playing import BACKWARD, SENDS, Edges, Hands, Message, OrderError, Orders, message_of, stage_of_peer
+from .schedules import schedule_for
+
+
+def pipeline_order(
+    schedule: str, stages: int, micro_batches: int, interleave: int = 1, *, edges: Edges, train: bool = True
+) -> list[list[Action]]:
+    """What every stage does in a step; without `train` forward passes only.
+
+    `edges`: the pairs of chunks of which the first hands values on to the second, and gets their gradients back.
+
+    >>> for actions in pipeline_order("1f1b", 2, 1, edges=neighbours(2)):
+    ...     print(*actions)
+    0F0 0SEND_F0>1 0RECV_B0>1 0B0
+    1RECV_F0>0 1F0 1B0 1SEND_B0>0
+    """
+    row = schedule_for(schedule, stages, micro_batches, interleave)
+    chunks = stages * interleave
+    wrong = [edge for edge in edges if not 0 <= edge[0] < edge[1] < chunks]
+    if wrong:
+        raise OrderError(f"no values pass from chunk {wrong[0][0]} to chunk {wrong[0][1]} of {chunks}")
+    passes = [row.order(stage, stages, micro_batches, interleave) for stage in range(stages)]
+    return with_messages(passes if train else [[a for a in order if a.word is Word.FORWARD] for order in passes], edges)
+
+
+def neighbours(chunks: int) -> list[tuple[int, int]]:
+    """The edges of a model in which every chunk hands on to the next one only."""
+    return [(chunk, chunk + 1) for chunk in range(chunks - 1)]
+
+
+def with_messages(passes: Orders, edges: Edges) -> list[list[Action]]:
+    """The passes of every stage with sends and receives."""
+    hands = Hands.of(passes, edges)
+    links: dict[tuple[int, int], _Link] = {}
+    for stage, order in enumerate(passes):
+        for send in (send for action in order for send in _sends(action, hands)):
+            links.setdefault((stage, stage_of_peer(send, hands.stages)), _Link()).add(send)
+    found = []
+    for stage, order in enumerate(passes):
+        actions: list[Action] = []
+        for action in order:
+            for receive in _receives(action, hands):
+                actions += links[stage_of_peer(receive, hands.stages), stage].upto(receive)
+            actions += [action, *_sends(action, hands)]
+        found.append(actions)
+    return found
+
+
+class _Link:
+    """The messages from one stage to another in the order in which they are sent, and how many of them have been received."""
+
+    def __init__(self) -> None:
+        self.receives: list[Action] = []
+        self.places: dict[Message, int] = {}
+        self.taken = 0
+
+    def add(self, send: Action) -> None:
+        """One more message is sent."""
+        assert send.peer is not None
+        self.places[message_of(send)] = len(self.receives)
+        self.receives.append(Action(word=SENDS[send.word], chunk=send.peer, micro_batch=send.micro_batch, peer=send.chunk))
+
+    def upto(self, receive: Action) -> list[Action]:
+        """The receives up to this one that are not there yet."""
+        start, stop = self.taken, self.places[message_of(receive)] + 1
+        self.taken = max(start, stop)
+        return self.receives[start:stop]
+
+
+def _sends(action: Action, hands: Hands) -> list[Action]:
+    """What a pass hands on to chunks on other stages."""
+    if action.word is Word.FORWARD:
+        return _messages(action, Word.SEND_FORWARD, hands.later, hands)
+    return _messages(action, Word.SEND_BACKWARD, hands.earlier, hands) if action.word in BACKWARD else []
+
+
+def _receives(action: Action, hands: Hands) -> list[Action]:
+    """What a pass needs of chunks on other stages."""
+    if action.word is Word.FORWARD:
+        return _messages(action, Word.RECEIVE_FORWARD, hands.earlier, hands)
+    return _messages(action, Word.RECEIVE_BACKWARD, hands.later, hands) if action.word in BACKWARD else []
+
+
+def _messages(action: Action, word: Word, others: Mapping[int, Sequence[int]], hands: Hands) -> list[Action]:
+    return [
+        Action(word=word, chunk=action.chunk, micro_batch=action.micro_batch, peer=other)
+        for other in others.get(action.chunk, ())
+        if not hands.near(action.chunk, other)
+    ]
+
+
+def as_csv(orders: Orders) -> str:
+    """Orders as torch's pipelining reads them (`compute_comms`): a line for each stage.
+
+    Torch hands values on to the next chunk and gradients to the one before; other messages have no text there.
+    """
+    far = [a for order in orders for a in order if a.peer is not None and abs(a.peer - a.chunk) != 1]
+    if far:
+        raise OrderError(f"torch's pipelining hands values on to the next chunk only, not as {far[0]}")
+    return "".join(",".join(str(replace(action, peer=None)) for action in order) + "\n" for order in orders)

@@ -1,0 +1,168 @@
+"""Plays the orders of all stages together: whether they can be run at all, and in which sequence their actions may follow each other.
+
+Sends never wait; a receive waits until its message is the next that has come from the stage of its peer, because what one stage sends
+another arrives in the order in which it was sent; everything else follows the stage's own list.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .actions import Action, Word
+
+Orders = Sequence[Sequence[Action]]
+Edges = Collection[tuple[int, int]]
+"""Pairs of chunks, the earlier one first, of which the one hands values on to the other."""
+Message = tuple[Word, int, int, int | None]
+"""The word of its send, the chunks of sender and receiver, and the micro-batch."""
+
+BACKWARD = (Word.BACKWARD, Word.BACKWARD_INPUT)
+SENDS = {Word.SEND_FORWARD: Word.RECEIVE_FORWARD, Word.SEND_BACKWARD: Word.RECEIVE_BACKWARD}
+RECEIVES = {receive: send for send, receive in SENDS.items()}
+
+
+class OrderError(ValueError):
+    """Orders of stages that cannot be run together: a mistake of what made them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hands:
+    """The stage of every chunk, and the chunks that a chunk hands values on to (`later`) and gets values from (`earlier`)."""
+
+    stages: Mapping[int, int]
+    later: Mapping[int, Sequence[int]]
+    earlier: Mapping[int, Sequence[int]]
+
+    @classmethod
+    def of(cls, orders: Orders, edges: Edges) -> Hands:
+        """Those of the chunks in the orders."""
+        later: dict[int, list[int]] = {}
+        earlier: dict[int, list[int]] = {}
+        for a, b in sorted(set(edges)):
+            later.setdefault(a, []).append(b)
+            earlier.setdefault(b, []).append(a)
+        return cls(stages=stages_of_chunks(orders), later=later, earlier=earlier)
+
+    def near(self, chunk: int, other: int) -> bool:
+        """Whether both chunks are on one stage."""
+        return self.stages.get(chunk) == self.stages.get(other)
+
+
+def check_order(orders: Orders, edges: Edges) -> None:
+    """Raise an `OrderError` unless the orders run to their end, each action behind what it needs, and all that is sent is received.
+
+    What one stage sends another, forward and backward, it must send in the order in which the other receives it.
+    """
+    _check_messages(orders)
+    hands, done = Hands.of(orders, edges), set[Action]()
+    for stage, action in play(orders):
+        for needed in _needs(action, hands):
+            if done.isdisjoint(needed):
+                raise OrderError(f"stage {stage} runs {action} before {' or '.join(map(str, needed))}")
+        done.add(replace(action, segment=None))
+
+
+def play(orders: Orders) -> Iterator[tuple[int, Action]]:
+    """Every action of every stage, with the stage, none before the message that it waits for; an `OrderError` where all stages wait."""
+    stages = stages_of_chunks(orders)
+    under_way: dict[tuple[int, int], deque[Message]] = {}
+    reached = [0] * len(orders)
+    while True:
+        before = sum(reached)
+        for stage, order in enumerate(orders):
+            while reached[stage] < len(order):
+                action = order[reached[stage]]
+                if action.word in RECEIVES:
+                    coming = under_way.get((stage_of_peer(action, stages), stage))
+                    if not coming or coming[0] != message_of(action):
+                        break
+                    coming.popleft()
+                elif action.word in SENDS:
+                    under_way.setdefault((stage, stage_of_peer(action, stages)), deque()).append(message_of(action))
+                reached[stage] += 1
+                yield stage, action
+        if sum(reached) == before:
+            break
+    waiting = [f"stage {s} at {order[at]}" for s, (order, at) in enumerate(zip(orders, reached, strict=True)) if at < len(order)]
+    if waiting:
+        raise OrderError(f"the order waits for itself: {', '.join(waiting)}")
+
+
+def stages_of_chunks(orders: Orders) -> dict[int, int]:
+    """The stage of every chunk that some action is of."""
+    found: dict[int, int] = {}
+    for stage, order in enumerate(orders):
+        for action in order:
+            if action.word is not Word.UPDATE and found.setdefault(action.chunk, stage) != stage:
+                raise OrderError(f"chunk {action.chunk} is on stage {found[action.chunk]} and on stage {stage}")
+    return found
+
+
+def message_of(action: Action) -> Message:
+    """The message that an action sends or receives."""
+    if action.word in RECEIVES:
+        return (RECEIVES[action.word], _peer(action), action.chunk, action.micro_batch)
+    return (action.word, action.chunk, _peer(action), action.micro_batch)
+
+
+def stage_of_peer(action: Action, stages: Mapping[int, int]) -> int:
+    """The stage that a send or receive leads to."""
+    other = _peer(action)
+    if other not in stages:
+        raise OrderError(f"{action} leads to chunk {other}, which no stage holds")
+    return stages[other]
+
+
+def _peer(action: Action) -> int:
+    if action.peer is None:
+        raise OrderError(f"{action} does not say with which chunk")
+    return action.peer
+
+
+def _check_messages(orders: Orders) -> None:
+    """What one stage sends another is what that receives, in the same order."""
+    stages = stages_of_chunks(orders)
+    sent: dict[tuple[int, int], list[Message]] = {}
+    received: dict[tuple[int, int], list[Message]] = {}
+    for stage, order in enumerate(orders):
+        for action in order:
+            if action.word in SENDS:
+                sent.setdefault((stage, stage_of_peer(action, stages)), []).append(message_of(action))
+            elif action.word in RECEIVES:
+                received.setdefault((stage_of_peer(action, stages), stage), []).append(message_of(action))
+    for pair in sorted({*sent, *received}):
+        ahead, behind = Counter(sent.get(pair, [])), Counter(received.get(pair, []))
+        between = f"from stage {pair[0]} to stage {pair[1]}"
+        for message in (ahead - behind) or (behind - ahead):
+            raise OrderError(f"{between} {_text(message)} is {'not received' if message in ahead - behind else 'not sent'}")
+        for first, second in zip(sent[pair], received[pair], strict=True):
+            if first != second:
+                raise OrderError(f"{between} {_text(first)} is sent where {_text(second)} is received")
+
+
+def _text(message: Message) -> str:
+    return str(Action(word=message[0], chunk=message[1], peer=message[2], micro_batch=message[3]))
+
+
+def _needs(action: Action, hands: Hands) -> Iterator[list[Action]]:
+    """What must have been done before an action, as lists of which one is enough."""
+
+    def of(word: Word, chunk: int = action.chunk, peer: int | None = None) -> Action:
+        return Action(word=word, chunk=chunk, micro_batch=action.micro_batch, peer=peer)
+
+    match action.word:
+        case Word.FORWARD:
+            for a in hands.earlier.get(action.chunk, ()):
+                yield [of(Word.FORWARD, a)] if hands.near(a, action.chunk) else [of(Word.RECEIVE_FORWARD, peer=a)]
+        case Word.BACKWARD | Word.BACKWARD_INPUT:
+            yield [of(Word.FORWARD)]
+            for b in hands.later.get(action.chunk, ()):
+                yield [of(word, b) for word in BACKWARD] if hands.near(b, action.chunk) else [of(Word.RECEIVE_BACKWARD, peer=b)]
+        case Word.BACKWARD_WEIGHT:
+            yield [of(Word.BACKWARD_INPUT)]
+        case Word.SEND_FORWARD:
+            yield [of(Word.FORWARD)]
+        case Word.SEND_BACKWARD:
+            yield [of(word) for word in BACKWARD]

@@ -1,0 +1,97 @@
+"""Interleaved 1F1B: chunk passes in groups of p micro-batches, of which 2 (p - 1 - s) + (v - 1) p come before the turns of 1F1B.
+
+(Narayanan et al., arXiv:2104.04473, 2.2.2.)
+Equal stages take m (f + b) + (p - 1) (f + b) / v. The first stage keeps p (1 + (p - 1) / (p v)) micro-batches in flight.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..times import Floats, Times
+from .row import PipelineSchedule, Visits, turns
+
+
+def _warm(stage: int, stages: int, micro_batches: int, interleave: int) -> int:
+    return min(2 * (stages - 1 - stage) + (interleave - 1) * stages, micro_batches * interleave)
+
+
+def _words(stage: int, stages: int, micro_batches: int, interleave: int) -> str:
+    return turns(_warm(stage, stages, micro_batches, interleave), micro_batches * interleave)
+
+
+def _visits(stages: int, micro_batches: int, interleave: int) -> Visits:
+    """Groups of p micro-batches pass through chunk 0, then chunk 1, ..."""
+    groups = range(0, micro_batches, stages)
+    return [(chunk, first + member) for first in groups for chunk in range(interleave) for member in range(stages)]
+
+
+def _refuses(stages: int, micro_batches: int, interleave: int) -> str:
+    uneven = f"{micro_batches} micro-batches are no multiple of {stages} stages, which the interleaved schedule needs"
+    return uneven if micro_batches % stages else ""
+
+
+def _seconds(times: Times, micro_batches: int, interleave: int) -> float:
+    """The longest path among those that work on one stage h all the time but for both ends; exact for equal stages with short sends.
+
+    With positions as in 1F1B a step down takes two of them, so that no path gains by one in the middle; what enters stage h, or leaves it,
+    is one of `_entries`.
+    """
+    p, m, v = len(times.forward), micro_batches, interleave
+    f, b, send = times.forward / v, times.backward / v, times.send
+    held = times.held(v)  # of a stage that works all the time
+    busy_f, busy_b = held.forward / v, held.backward / v
+    hold = busy_f + busy_b
+    warm = np.array([_warm(stage, p, m, v) for stage in range(p)])
+    alternating = m * v - warm
+    around = v > 1 and m >= 2 * p  # the last stage passes a later micro-batch on to the first one's next chunk
+    enter = _entries(f, b, send, warm, v, busy_f, hold, around)
+    leave = _entries(b, f, send, warm, v, busy_b, hold, around)
+    best = 0.0
+    for before, spent in enter:
+        for after, left in leave:
+            rest = alternating - spent - left
+            best = max(best, float(np.where(rest >= 0, before + rest * hold + after, 0.0).max()))
+    return best
+
+
+def _entries(
+    ahead: Floats, back: Floats, send: Floats, warm: NDArray[np.int64], chunks: int, busy: Floats, hold: Floats, around: bool
+) -> list[tuple[Floats, NDArray[np.int64]]]:
+    """The longest paths from the start to every stage, and how many of its turns they spend: the ends are the same in reverse.
+
+    - straight: in the warm-up a path goes down once and stays on the slowest stage on its way, or through up to all chunks, p passes each;
+    - by way of a stage below: it comes up with the first backward passes, in the first turn;
+    - around: it takes p turns on the last stage and goes on with the next chunk from the first stage down.
+    """
+    stages = len(ahead)
+    number = np.arange(stages)
+    above = np.concatenate(([0.0], np.cumsum(ahead[:-1] + send[:-1])))
+    straight: Floats = np.asarray(above + warm * np.maximum.accumulate(busy), dtype=np.float64)
+    for ring in {1, chunks - 1} - {0}:
+        rest = warm - ring * stages
+        through = above + ring * float(ahead.sum() + send.sum()) + rest * busy.max()
+        straight = np.where(rest >= 0, np.maximum(straight, through), straight)
+    climbed = np.cumsum(back) + np.concatenate(([0.0], np.cumsum(send[:-1])))
+    below = np.maximum.accumulate((straight + ahead + climbed)[::-1])[::-1] - climbed + back
+    found = [(straight, 0 * number), (below, 0 * number + 1)]
+    if around:
+        wrap = float(straight[-1] + stages * hold[-1] + ahead[-1] + send[-1])
+        found.append((wrap + above, 2 * number + 2))
+    return found
+
+
+SCHEDULE = PipelineSchedule(
+    name="interleaved",
+    description="as 1f1b with v chunks of the model a stage, in groups of p micro-batches",
+    source="Narayanan et al., arXiv:2104.04473",
+    year=2021,
+    words=_words,
+    visits=_visits,
+    seconds=_seconds,
+    bubble=lambda stages, weight, interleave: (stages - 1.0) / interleave,
+    preferred=2,
+    chunks=(2, 3, 4, 6, 8),
+    refuses=_refuses,
+)

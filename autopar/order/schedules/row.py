@@ -1,0 +1,93 @@
+"""A pipeline schedule as one row of data: the order in which a stage makes its passes, and what follows from that order.
+
+The order of a stage is a word of the letters F, B, I, W (`autopar.order.actions`) and a list of visits: the k-th forward pass is that of
+the k-th visit, a (chunk of the stage, micro-batch) pair. Backward passes visit the chunks from the last to the first, and weight gradients
+follow the backward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..actions import Action, Word
+from ..times import Times
+
+Visits = list[tuple[int, int]]
+
+
+def turns(warm: int, passes: int) -> str:
+    """`warm` forward passes, then one forward and one backward pass in turns, then the backward passes that are left.
+
+    >>> turns(2, 4)
+    'FFFBFBBB'
+    """
+    return "F" * warm + "FB" * (passes - warm) + "B" * warm
+
+
+def _one_by_one(stages: int, micro_batches: int, interleave: int) -> Visits:
+    return [(0, k) for k in range(micro_batches)]
+
+
+def _anything(stages: int, micro_batches: int, interleave: int) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSchedule:
+    """A schedule of p stages that run m micro-batches, each stage with v chunks of the model.
+
+    name, description, source, year: for people; schedules are listed by year and name
+    words(stage, p, m, v)   the passes of a stage in order; with B the backward pass is one, with I its weight gradients are a W each
+    visits(p, m, v)         (chunk of the stage, micro-batch) of each forward pass, in order
+    seconds(times, m, v)    a step of p > 1 stages in closed form
+    bubble(p, w, v)         passes (forward and backward of a micro-batch) that a stage waits in a step of equal stages without sends,
+                            where the share w of a pass makes gradients of weights
+    preferred               the schedule with the lowest is taken where several are equally fast
+    chunks                  numbers of chunks a stage that a search tries; none: a stage holds one chunk
+    refuses(p, m, v)        why the schedule cannot run these, or nothing
+    """
+
+    name: str
+    description: str
+    source: str
+    year: int
+    words: Callable[[int, int, int, int], str]
+    seconds: Callable[[Times, int, int], float]
+    bubble: Callable[[int, float, int], float]
+    preferred: int
+    visits: Callable[[int, int, int], Visits] = _one_by_one
+    chunks: tuple[int, ...] = ()
+    refuses: Callable[[int, int, int], str] = _anything
+
+    @property
+    def splits(self) -> bool:
+        """Whether weight gradients are passes of their own."""
+        return "W" in self.words(0, 1, 1, 1)
+
+    def refusal(self, stages: int, micro_batches: int, interleave: int) -> str:
+        """Why there is no such pipeline; empty where there is."""
+        if min(stages, micro_batches, interleave) < 1:
+            return f"{stages} stages, {micro_batches} micro-batches and {interleave} chunks a stage: each must be at least 1"
+        if interleave > 1 and not self.chunks:
+            return f"the pipeline schedule {self.name!r} has one model chunk a stage, not {interleave}"
+        return self.refuses(stages, micro_batches, interleave)
+
+    def order(self, stage: int, stages: int, micro_batches: int, interleave: int = 1) -> list[Action]:
+        """The passes of a stage."""
+        visits = self.visits(stages, micro_batches, interleave)
+        back = [(interleave - 1 - chunk, k) for chunk, k in visits]
+        coming = {"F": iter(visits), "B": iter(back), "I": iter(back), "W": iter(back)}
+        found = []
+        for letter in self.words(stage, stages, micro_batches, interleave):
+            chunk, k = next(coming[letter])
+            found.append(Action(word=Word(letter), chunk=chunk * stages + stage, micro_batch=k))
+        return found
+
+    def alive(self, stage: int, stages: int, micro_batches: int, interleave: int) -> int:
+        """The most chunk passes at once between their forward pass and what frees their activations: W where there is one, else B."""
+        words = np.frombuffer(self.words(stage, stages, micro_batches, interleave).encode("ascii"), dtype=np.uint8)
+        frees = ord("W" if self.splits else "B")
+        return int(np.cumsum((words == ord("F")).astype(np.int64) - (words == frees)).max())

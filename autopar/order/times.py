@@ -1,0 +1,64 @@
+"""Seconds of a micro-batch on every stage: what a schedule's closed form is a function of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import UsageError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Seconds of one micro-batch through all chunks of a stage, as arrays [stages].
+
+    `forward`; `backward`: all of the backward pass; `weight`: the part of it that makes gradients of weights. `send`: of a message
+    from each stage to the next one and back; that of the last stage leads to the first, for the next chunk. `overlap`: whether a
+    stage goes on computing while it sends; otherwise it stands still until its message has arrived.
+    """
+
+    forward: Floats
+    backward: Floats
+    weight: Floats
+    send: Floats
+    overlap: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        forward: Sequence[float] | Floats,
+        backward: Sequence[float] | Floats,
+        weight: Sequence[float] | Floats | float = 0.0,
+        send: Sequence[float] | Floats | float = 0.0,
+        *,
+        overlap: bool = True,
+    ) -> Times:
+        """Check the figures; one number for `weight` or `send` serves all stages."""
+        stages = len(forward)
+        found = [
+            np.broadcast_to(np.asarray(x, dtype=np.float64), (stages,))
+            for x in (forward, backward, weight, send)
+            if np.size(x) in (1, stages)
+        ]
+        if not stages or len(found) < 4 or min(float(x.min()) for x in found) < 0 or (found[2] > found[1]).any():
+            raise UsageError("a pipeline needs times of at least 0 for each stage, with a weight part no longer than the backward pass")
+        return cls(forward=found[0], backward=found[1], weight=found[2], send=found[3], overlap=overlap)
+
+    def held(self, interleave: int) -> Times:
+        """The same with the sends that a stage stands still for counted as its work."""
+        if self.overlap:
+            return self
+        # Every chunk sends forward but the model's last, and backward but the model's first.
+        often = np.full(len(self.send), interleave)
+        often[-1] -= 1
+        return Times(
+            forward=self.forward + self.send * often,
+            backward=self.backward + np.roll(self.send, 1) * often[::-1],
+            weight=self.weight,
+            send=np.zeros(len(self.send)),
+        )
