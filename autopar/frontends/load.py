@@ -22,6 +22,7 @@ class ModelOptions:
     """How to read a model: sizes of its symbolic dims, its batch, its floating-point type, and its loss.
 
     Which stored floats of an ONNX model are parameters: `frozen` ones are not, `trained` ones are; or exactly `parameters`.
+    `trust`: whether a `.pt2` file may execute code that it holds.
     """
 
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class ModelOptions:
     frozen: Sequence[str] = ()
     trained: Sequence[str] = ()
     parameters: Collection[str] | None = None
+    trust: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in FLOATS:
@@ -169,20 +171,11 @@ def _rebatch(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> tuple
 
 
 def _archive(text: str, options: ModelOptions) -> LoadedModel:
-    import torch
-
-    from .torch import read_exported
+    from .torch_archive import read_archive
 
     if options.batch is not None or options.dims or options.shapes:
         raise UsageError(f"{text}: an exported archive has fixed sizes; export it again with the batch you want")
     if options.frozen or options.trained:
         raise UsageError("--frozen and --trained apply to ONNX models; an exported archive tells its parameters from its buffers")
-    if not Path(text).is_file():
-        raise ModelError(f"{text}: no such file")
-    try:
-        exported = torch.export.load(text)
-    except Exception as error:
-        raise ModelError(f"{text}: not a torch.export archive: {type(error).__name__}: {error}") from error
-    module = exported.module()
-    found = read_exported(exported, module=None, name=Path(text).stem)
+    module, found = read_archive(text, trust=options.trust)
     return LoadedModel(graph=_finish(found.graph, options), source=found.graph, module=module, torch=found)
