@@ -145,13 +145,13 @@ def plan_loaded(
 ) -> Planned:
     """`plan` for a model that is loaded already, with notes."""
     chosen, sentence = choose_cluster(cluster, devices)
-    notes = [sentence]
+    notes = [sentence, *model.notes]
     if load is not None:
         old = load if isinstance(load, Plan) else Plan.load(load)
         model = bring_rules(model, old)
         _require_loaded(old, model, chosen, devices, cluster)
         used = cluster_of_plan(old, cluster)
-        return Planned(plan=old, model=model, cluster=used, notes=(f"the plan is loaded, for cluster {used.name}",))
+        return Planned(plan=old, model=model, cluster=used, notes=(f"the plan is loaded, for cluster {used.name}", *model.notes))
     train = _is_training(mode)
     model, said = provide_rules(model, discover=discover, replicate_unknown=replicate_unknown)
     notes += said

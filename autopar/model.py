@@ -35,7 +35,7 @@ class LoadedModel:
     An ONNX model has `weights`, which reads them one at a time (none when the file holds none); a PyTorch model has its
     `module` and the `torch` record of its import.
     `source` is the graph as imported, without an added loss; `inputs` the example inputs' tensors in the graph's order, and
-    `call` the arguments that hold them; `loss` the function that was given for it.
+    `call` the arguments that hold them; `loss` the function that was given for it; `notes` sentences worth telling the user.
     """
 
     graph: Graph
@@ -46,3 +46,4 @@ class LoadedModel:
     weights: Callable[[], Iterator[tuple[str, Any]]] | None = None
     module: Any = None
     torch: TorchModel | None = None
+    notes: tuple[str, ...] = ()

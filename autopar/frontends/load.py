@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from ..ir.dtype import FLOATS, cast_graph
 from ..model import LoadedModel
 
 ONNX_ENDINGS = (".onnx", ".onnxtxt", ".textproto")
+MAX_BYTES = 2**60
+"""Bytes of all tensors of a model together: sums of a few times as many are still whole numbers of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +72,34 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
     if options.loss is not None:
         raise UsageError("--loss applies to PyTorch models; an ONNX model's loss is its scalar output, or the mean square of its outputs")
     from .onnx_untrained import Roles
-    from .onnx_weights import has_weights, load_weights
+    from .onnx_weights import missing_weights
 
     roles = Roles(frozen=tuple(options.frozen), trained=tuple(options.trained), exactly=options.parameters)
-    graph = import_onnx(model, dims=options.dims, batch=options.batch, shapes=options.shapes, roles=roles)
+    lost: list[str] = []
+
+    def seen(proto: Any, folder: Path | None) -> None:
+        lost.append(missing_weights(proto, folder))
+
+    graph = import_onnx(model, dims=options.dims, batch=options.batch, shapes=options.shapes, roles=roles, seen=seen)
     graph = cast_graph(graph, options.dtype) if options.dtype else graph
-    return LoadedModel(graph=_finish(graph, options), source=graph, weights=lambda: load_weights(model) if has_weights(model) else iter(()))
+    notes = tuple(f"{text}; planning needs no weights, running does" for text in lost if text)
+    return LoadedModel(graph=_finish(graph, options), source=graph, weights=lambda: _onnx_weights(model), notes=notes)
+
+
+def _onnx_weights(model: Any) -> Iterator[tuple[str, Any]]:
+    """The stored tensors, one at a time; none where the file has no data. Files that it names must be there."""
+    from .onnx_model import read_model
+    from .onnx_weights import has_weights, load_weights, missing_weights
+
+    if lost := missing_weights(*read_model(model)):
+        raise ModelError(f"{lost}; put it beside the model")
+    return load_weights(model) if has_weights(model) else iter(())
 
 
 def _finish(graph: Graph, options: ModelOptions) -> Graph:
+    if (total := sum(tensor.bytes for tensor in graph.tensors.values())) >= MAX_BYTES:
+        largest = max(graph.tensors.values(), key=lambda tensor: tensor.bytes)
+        raise ModelError(f"the tensors of {graph.name} have {total} bytes, {largest.name!r} alone {largest.bytes}: too many to be counted")
     return with_loss(graph, _trained_outputs(graph)) if options.train else graph
 
 
