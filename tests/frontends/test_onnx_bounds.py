@@ -110,7 +110,7 @@ def test_missing_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
             run(["run", str(plan), "--model", str(path), *extra])
     (tmp_path / "lost.bin").write_bytes(bytes(256))
     run(planning)
-    assert "missing" not in capsys.readouterr().out
+    assert "is missing" not in capsys.readouterr().out
 
 
 def test_a_file_without_data_is_drawn_from_the_seed() -> None:
