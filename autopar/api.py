@@ -221,8 +221,10 @@ def model_of_plan(
     options = ModelOptions(train=plan.model.mode == "train", loss=loss, trust=trust)
     if isinstance(model, LoadedModel):
         loaded = model
-    elif hasattr(model, "named_parameters") and example_inputs is None:
-        loaded = load_model(model, options, _example_inputs(plan, model))
+    elif hasattr(model, "named_parameters"):
+        given = example_inputs if example_inputs is not None else _example_inputs(plan, model)
+        batch = None if example_inputs is None else _batch_of(plan)
+        loaded = load_model(model, replace(options, batch=batch, dtype=_cast_of(plan, model)), given)
     elif _is_onnx(model):
         loaded = _onnx_of_plan(model, plan, options)
     else:
@@ -276,6 +278,13 @@ def _dtype_of(plan: Plan) -> str | None:
     """The one floating-point type of the planned parameters."""
     found = {p.dtype for p in plan.parameters.values() if p.dtype.startswith(("float", "bfloat"))}
     return found.pop() if len(found) == 1 else None
+
+
+def _cast_of(plan: Plan, module: Any) -> str | None:
+    """The floating-point type that a module was planned in, where it has another: it is run in a copy of that type."""
+    own = {str(value.dtype).removeprefix("torch.") for value in module.parameters() if value.is_floating_point()}
+    wanted = _dtype_of(plan)
+    return wanted if len(own) == 1 and wanted not in own else None
 
 
 def parallelize(

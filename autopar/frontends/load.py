@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -144,15 +145,16 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
     import torch
 
     from .torch import import_torch
+    from .torch_cast import recast
 
     if options.dims or options.shapes:
         raise UsageError("--dim and --shape apply to ONNX models; a PyTorch model takes its sizes from the example inputs (and --batch)")
     if options.frozen or options.trained:
         raise UsageError("--frozen and --trained apply to ONNX models; a PyTorch parameter says it by requires_grad")
     args, kwargs = _arguments(example_inputs)
+    dtype = None
     if options.dtype:
         dtype = getattr(torch, options.dtype)
-        module = module.to(dtype)
 
         def cast(value: torch.Tensor) -> torch.Tensor:
             return value.to(dtype) if value.is_floating_point() else value
@@ -161,12 +163,12 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
     if options.batch is not None:
         args, kwargs = _rebatch(args, kwargs, options.batch)
     loss = _function(options.loss) if isinstance(options.loss, str) else options.loss
-    found = import_torch(module, args, kwargs, loss=loss if options.train else None)
+    found = import_torch(module, args, kwargs, loss=loss if options.train else None, dtype=dtype)
     inputs = tuple(leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
     return LoadedModel(
         graph=_finish(found.graph, options),
         source=found.graph,
-        module=module,
+        build=functools.cache(lambda: recast(module, dtype)),
         torch=found,
         inputs=inputs,
         call=(args, kwargs),
@@ -199,4 +201,4 @@ def _archive(text: str, options: ModelOptions) -> LoadedModel:
     if options.frozen or options.trained:
         raise UsageError("--frozen and --trained apply to ONNX models; an exported archive tells its parameters from its buffers")
     module, found = read_archive(text, trust=options.trust)
-    return LoadedModel(graph=_finish(found.graph, options), source=found.graph, module=module, torch=found)
+    return LoadedModel(graph=_finish(found.graph, options), source=found.graph, build=lambda: module, torch=found)
