@@ -85,6 +85,7 @@ def plan(
     loss: str | Callable[..., Any] | None = None,
     discover: bool = False,
     replicate_unknown: bool = False,
+    trust: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """Find the cheapest way to run `model` on `devices` devices of `cluster`.
@@ -96,12 +97,13 @@ def plan(
     "selective", "full"), `zero` (0 to 3), `offload` ("none"; "optimizer": its state in host memory), `schedule` of the pipeline and its
     `interleave` are searched unless they are given. `load`: a strategy checkpoint of this very model, used as it is; `reuse_from`: one of
     which the matching part is kept. Of operators without a rule, `discover` finds one by executing them on small shards, and
-    `replicate_unknown` has every device compute all of what is left.
+    `replicate_unknown` has every device compute all of what is left. `trust`: whether a `.pt2` file may execute code that it holds.
     Raises the errors of `autopar.errors`.
     """
     options = ModelOptions(
-        dims=dims or {}, shapes=shapes or {}, batch=batch, dtype=dtype, loss=loss, train=_is_training(mode), frozen=frozen, trained=trained
-    )
+        dims=dims or {}, shapes=shapes or {}, batch=batch, dtype=dtype, loss=loss, train=_is_training(mode), frozen=frozen,
+        trained=trained, trust=trust,
+    )  # fmt: skip
     loaded = load_model(model, options, example_inputs)
     return plan_loaded(
         loaded, devices=devices, cluster=cluster, mode=mode, optimizer=optimizer, search=search, memory=memory, pins=pins, scheme=scheme,
@@ -143,13 +145,13 @@ def plan_loaded(
 ) -> Planned:
     """`plan` for a model that is loaded already, with notes."""
     chosen, sentence = choose_cluster(cluster, devices)
-    notes = [sentence]
+    notes = [sentence, *model.notes]
     if load is not None:
         old = load if isinstance(load, Plan) else Plan.load(load)
         model = bring_rules(model, old)
         _require_loaded(old, model, chosen, devices, cluster)
         used = cluster_of_plan(old, cluster)
-        return Planned(plan=old, model=model, cluster=used, notes=(f"the plan is loaded, for cluster {used.name}",))
+        return Planned(plan=old, model=model, cluster=used, notes=(f"the plan is loaded, for cluster {used.name}", *model.notes))
     train = _is_training(mode)
     model, said = provide_rules(model, discover=discover, replicate_unknown=replicate_unknown)
     notes += said
@@ -212,13 +214,17 @@ def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> 
     return sized
 
 
-def model_of_plan(model: Any, plan: Plan, example_inputs: Any = None, *, loss: str | Callable[..., Any] | None = None) -> LoadedModel:
+def model_of_plan(
+    model: Any, plan: Plan, example_inputs: Any = None, *, loss: str | Callable[..., Any] | None = None, trust: bool = False
+) -> LoadedModel:
     """Load the model that a plan is for, with the plan's input sizes and dtype, and require that it matches."""
-    options = ModelOptions(train=plan.model.mode == "train", loss=loss)
+    options = ModelOptions(train=plan.model.mode == "train", loss=loss, trust=trust)
     if isinstance(model, LoadedModel):
         loaded = model
-    elif hasattr(model, "named_parameters") and example_inputs is None:
-        loaded = load_model(model, options, _example_inputs(plan, model))
+    elif hasattr(model, "named_parameters"):
+        given = example_inputs if example_inputs is not None else _example_inputs(plan, model)
+        batch = None if example_inputs is None else _batch_of(plan)
+        loaded = load_model(model, replace(options, batch=batch, dtype=_cast_of(plan, model)), given)
     elif _is_onnx(model):
         loaded = _onnx_of_plan(model, plan, options)
     else:
@@ -244,9 +250,9 @@ def _onnx_of_plan(model: Any, plan: Plan, options: ModelOptions, batch: int | No
         return load_model(model, replace(options, batch=batch or old))
 
 
-def model_of_batch(model: str | Path, plan: Plan, batch: int, *, loss: str | None = None) -> LoadedModel:
+def model_of_batch(model: str | Path, plan: Plan, batch: int, *, loss: str | None = None, trust: bool = False) -> LoadedModel:
     """The model of a plan with another global batch; a `UsageError` where it cannot have it."""
-    options = ModelOptions(train=plan.model.mode == "train", loss=loss, dtype=_dtype_of(plan))
+    options = ModelOptions(train=plan.model.mode == "train", loss=loss, dtype=_dtype_of(plan), trust=trust)
     loaded = _onnx_of_plan(model, plan, options, batch) if _is_onnx(model) else load_model(model, replace(options, batch=batch))
     return bring_rules(loaded, plan)
 
@@ -274,6 +280,13 @@ def _dtype_of(plan: Plan) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+def _cast_of(plan: Plan, module: Any) -> str | None:
+    """The floating-point type that a module was planned in, where it has another: it is run in a copy of that type."""
+    own = {str(value.dtype).removeprefix("torch.") for value in module.parameters() if value.is_floating_point()}
+    wanted = _dtype_of(plan)
+    return wanted if len(own) == 1 and wanted not in own else None
+
+
 def parallelize(
     model: Any,
     plan: Plan | str | Path,
@@ -282,19 +295,20 @@ def parallelize(
     loss: str | Callable[..., Any] | None = None,
     backend: str | None = None,
     outputs: Literal["whole", "split"] | None = None,
+    trust: bool = False,
 ) -> ParallelModule:
     """The model as an `nn.Module` that runs the plan on this rank; call it on every rank of an initialised process group.
 
     Without a process group, one is initialised from the environment of `torchrun`. Parameters are DTensors, the
     arithmetic is local. `example_inputs` and `loss`: as they were given to `plan`; example inputs may be left out where all
     arguments of the model are tensors. `outputs`: "whole" gives plain tensors, whole on every rank, "split" gives DTensors where the
-    plan leaves them split; by default they are whole, except beside a loss that the plan has of its own. A plan that does not
-    fit the model or the world is refused on every rank, with the reason.
+    plan leaves them split; by default they are whole, except beside a loss that the plan has of its own. `trust`: as for
+    `plan`. A plan that does not fit the model or the world is refused on every rank, with the reason.
     """
     from autopar.runtime.parallelize import parallelize as build
 
     found = plan if isinstance(plan, Plan) else Plan.load(plan)
-    return build(model_of_plan(model, found, example_inputs, loss=loss), found, backend=backend, outputs=outputs)
+    return build(model_of_plan(model, found, example_inputs, loss=loss, trust=trust), found, backend=backend, outputs=outputs)
 
 
 def host_states(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> torch.optim.Optimizer:

@@ -165,12 +165,12 @@ def _load(args: argparse.Namespace) -> LoadedModel:
         from .api import model_of_plan
         from .plan import Plan
 
-        return model_of_plan(args.model, Plan.load(args.strategy_load), loss=args.loss)
+        return model_of_plan(args.model, Plan.load(args.strategy_load), loss=args.loss, trust=args.trust)
     dims = {name: size_of(size, f"--dim {name}") for name, size in (pair_of(text, "--dim", "NAME=SIZE") for text in args.dim)}
     shapes = {name: sizes_of(size, f"--shape {name}") for name, size in (pair_of(text, "--shape", "INPUT=1x30") for text in args.shape)}
     options = ModelOptions(
         dims=dims, shapes=shapes, batch=args.batch, dtype=args.dtype, loss=args.loss, train=args.mode == "train",
-        frozen=args.frozen, trained=args.trained,
+        frozen=args.frozen, trained=args.trained, trust=args.trust,
     )  # fmt: skip
     return load_model(args.model, options)
 
@@ -205,7 +205,7 @@ def _run(args: argparse.Namespace) -> None:
 
         from .api import model_of_plan
 
-        model = model_of_plan(args.model, plan, loss=args.loss)
+        model = model_of_plan(args.model, plan, loss=args.loss, trust=args.trust)
         _warn_replicated(plan)
         report = run_plan(model, plan, steps=args.steps, check=args.check, backend=args.backend, seed=args.seed)
     from .report.fields import report_json, report_lines
@@ -247,7 +247,7 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
         return Explained.of_file(plan, args.operator)
     from .api import cluster_of_plan, model_of_batch, model_of_plan
 
-    model = model_of_plan(args.model, plan)
+    model = model_of_plan(args.model, plan, trust=args.trust)
     cluster = cluster_of_plan(plan, args.cluster)
     if args.trace:
         from .report.traces import write_trace
@@ -258,7 +258,7 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
         from .report.questions import answered
 
         def rebatched(batch: int) -> Graph:
-            return model_of_batch(args.model, plan, batch).graph
+            return model_of_batch(args.model, plan, batch, trust=args.trust).graph
 
         batches = rebatched if args.sensitivity else None
         found = answered(found, cluster, bar, alternatives=args.alternatives, memory=_memory(args), batches=batches)

@@ -33,9 +33,9 @@ class LoadedModel:
     """A graph ready to plan, and where its weights come from.
 
     An ONNX model has `weights`, which reads them one at a time (none when the file holds none); a PyTorch model has its
-    `module` and the `torch` record of its import.
+    `module`, which `build` gives when it is first asked for, and the `torch` record of its import.
     `source` is the graph as imported, without an added loss; `inputs` the example inputs' tensors in the graph's order, and
-    `call` the arguments that hold them; `loss` the function that was given for it.
+    `call` the arguments that hold them; `loss` the function that was given for it; `notes` sentences worth telling the user.
     """
 
     graph: Graph
@@ -44,5 +44,11 @@ class LoadedModel:
     call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     loss: Callable[..., Any] | None = None
     weights: Callable[[], Iterator[tuple[str, Any]]] | None = None
-    module: Any = None
+    build: Callable[[], Any] | None = None
     torch: TorchModel | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> Any:
+        """The module with its weights in the planned floating-point type; None for an ONNX model."""
+        return self.build() if self.build is not None else None

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import DiscoveryError, RuleError, UsageError, times, unknown
+from .errors import DiscoveryError, PlanError, RuleError, UsageError, times, unknown
 from .model import LoadedModel
 from .plan import Plan
 from .sharding.notation import parse_rule
 from .sharding.rules import RULES, Entry, without_rule
-from .sharding.rules.found import FoundRule, add_found, replicate, signature
+from .sharding.rules.found import FoundRule, add_found, is_open, replicate, signature
 from .sharding.rules.registry import Call, RuleText, register
 
 if TYPE_CHECKING:
@@ -182,8 +182,45 @@ def found_rule(found: Discovery, key: str) -> FoundRule:
 
 
 def bring_rules(model: LoadedModel, plan: Plan) -> LoadedModel:
-    """The model with what the plan says of operators without a rule."""
-    return replace(model, graph=plan.bring_rules(model.graph))
+    """The model with what the plan says of operators without a rule.
+
+    A plan file may say anything, and the table is for every model of this process: a rule is proven by executing the operator first.
+    """
+    calls: dict[tuple[str, str], list[Call]] = {}
+    for call in (Call.of(model.graph, op) for op in model.graph.operators if plan.rules):
+        calls.setdefault((call.operator.kind, signature(call)), []).append(call)
+    for given in plan.rules:
+        try:
+            rule = FoundRule(**given.model_dump())
+            held = calls.get((rule.kind, rule.signature), [])
+            if held and is_open(rule):
+                _prove(rule, held, model, plan)
+                add_found([rule])
+        except RuleError as error:
+            raise PlanError(f"the plan holds a bad rule for {given.kind}: {error}") from error
+    return replace(model, graph=replicate(model.graph, plan.replicated))
+
+
+def _prove(rule: FoundRule, calls: Sequence[Call], model: LoadedModel, plan: Plan) -> None:
+    """A `PlanError` unless the operator, executed on small shards, does what the rule says, on every factor that the plan splits."""
+    try:
+        from autopar.runtime.discovery import prove_call
+        from autopar.runtime.proof import Disproved
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        needs = "which is proven by executing the operator before it is used: this needs PyTorch (pip install 'autopar[torch]')"
+        raise PlanError(f"the plan holds a rule for {rule.kind}, {needs}") from error
+    remedy = "plan again with --discover, or give a rule of your own (autopar.register_rule, --rules MODULE)"
+    _check_columns(rule.rule, {"saves": rule.saves, "linear": rule.linear})
+    try:
+        untried = prove_call(rule.entry, calls[0], model.graph.constants)
+    except (Disproved, DiscoveryError) as error:
+        why = str(error).splitlines()[0]
+        raise PlanError(f"the plan's rule for {rule.kind}, {rule.rule!r}, is not what the operator computes: {why}; {remedy}") from error
+    used = {factor for call in calls if (held := plan.operators.get(call.operator.name)) for factor in held.strategy}
+    if missing := sorted(used & untried):
+        raise PlanError(f"the plan splits {', '.join(missing)} of {rule.kind}, which no execution has proven; {remedy}")
 
 
 def discover(target: str | Callable[..., Any], *inputs: Any, **arguments: Any) -> Discovery:

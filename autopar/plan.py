@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
-from .errors import PlanError, RuleError, UsageError
+from .errors import PlanError, UsageError
 from .ir import Graph
 from .order.execution import Execution, execution
 from .plan_parts import (
@@ -34,7 +34,6 @@ from .sharding.layout import Kind, Layout, R, format_layout, is_valid, parse_lay
 from .sharding.mesh import Mesh
 from .sharding.program import Assignment, Decision, Program, build_program
 from .sharding.rules import preamble
-from .sharding.rules.found import FoundRule, add_found, replicate
 
 SCHEMA = "autopar-plan"
 VERSION = 2
@@ -88,14 +87,6 @@ class Plan(Part):
     def mesh_(self) -> Mesh:
         """The mesh (of a stage)."""
         return mesh_of(self.mesh)
-
-    def bring_rules(self, graph: Graph) -> Graph:
-        """Put the plan's found rules into the table; the graph with the operators marked that are computed whole."""
-        try:
-            add_found(FoundRule(**rule.model_dump()) for rule in self.rules)
-        except RuleError as error:
-            raise PlanError(f"the plan holds a bad rule: {error}") from error
-        return replicate(graph, self.replicated)
 
     def to_json(self) -> str:
         """The plan as the text of its file; equal plans give equal text."""

@@ -40,14 +40,15 @@ class _Writer:
         return name
 
     def parameter(self, name: str, *shape: int, mean: float = 0.0, deviation: float = 0.02) -> str:
-        """Adds a weight whose data lies in the external file, written only where weights are wanted."""
+        """Adds a weight; where weights are wanted, its data lies in the external file, else nowhere."""
         length = 4 * math.prod(shape)
-        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
-        for key, value in (("location", self.data.name), ("offset", self.offset), ("length", length)):
-            tensor.external_data.add(key=key, value=str(value))
+        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape)
         self.initializers.append(tensor)
-        self.offset += length
         if self.weights:
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", self.data.name), ("offset", self.offset), ("length", length)):
+                tensor.external_data.add(key=key, value=str(value))
+            self.offset += length
             generator = np.random.default_rng((self.seed, zlib.crc32(name.encode())))
             values = mean + deviation * generator.standard_normal(shape, dtype=np.float32)
             with self.data.open("ab") as stream:

@@ -76,7 +76,10 @@ def model_values(model: LoadedModel, *, seed: int = ONNX_SEED) -> dict[str, Tens
     found.update((n, to_torch(array).to(wanted[n])) for n, array in stored if n in wanted and n not in found)
     missing = [name for name in wanted if name not in found]
     if missing:
-        found.update((n, value) for n, value in fresh_weights(graph, seed) if n in missing)
+        try:
+            found.update((n, value) for n, value in fresh_weights(graph, seed) if n in missing)
+        except (RuntimeError, MemoryError) as error:  # what torch says of memory that it cannot have
+            raise ModelError(f"the weights that the model file lacks cannot be drawn: {str(error).splitlines()[0]}") from error
     return found
 
 

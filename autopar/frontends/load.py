@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from ..ir.dtype import FLOATS, cast_graph
 from ..model import LoadedModel
 
 ONNX_ENDINGS = (".onnx", ".onnxtxt", ".textproto")
+MAX_BYTES = 2**60
+"""Bytes of all tensors of a model together: sums of a few times as many are still whole numbers of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,7 @@ class ModelOptions:
     """How to read a model: sizes of its symbolic dims, its batch, its floating-point type, and its loss.
 
     Which stored floats of an ONNX model are parameters: `frozen` ones are not, `trained` ones are; or exactly `parameters`.
+    `trust`: whether a `.pt2` file may execute code that it holds.
     """
 
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -33,6 +37,7 @@ class ModelOptions:
     frozen: Sequence[str] = ()
     trained: Sequence[str] = ()
     parameters: Collection[str] | None = None
+    trust: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in FLOATS:
@@ -68,15 +73,34 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
     if options.loss is not None:
         raise UsageError("--loss applies to PyTorch models; an ONNX model's loss is its scalar output, or the mean square of its outputs")
     from .onnx_untrained import Roles
-    from .onnx_weights import has_weights, load_weights
+    from .onnx_weights import missing_weights
 
     roles = Roles(frozen=tuple(options.frozen), trained=tuple(options.trained), exactly=options.parameters)
-    graph = import_onnx(model, dims=options.dims, batch=options.batch, shapes=options.shapes, roles=roles)
+    lost: list[str] = []
+
+    def seen(proto: Any, folder: Path | None) -> None:
+        lost.append(missing_weights(proto, folder))
+
+    graph = import_onnx(model, dims=options.dims, batch=options.batch, shapes=options.shapes, roles=roles, seen=seen)
     graph = cast_graph(graph, options.dtype) if options.dtype else graph
-    return LoadedModel(graph=_finish(graph, options), source=graph, weights=lambda: load_weights(model) if has_weights(model) else iter(()))
+    notes = tuple(f"{text}; planning needs no weights, running does" for text in lost if text)
+    return LoadedModel(graph=_finish(graph, options), source=graph, weights=lambda: _onnx_weights(model), notes=notes)
+
+
+def _onnx_weights(model: Any) -> Iterator[tuple[str, Any]]:
+    """The stored tensors, one at a time; none where the file has no data. Files that it names must be there."""
+    from .onnx_model import read_model
+    from .onnx_weights import has_weights, load_weights, missing_weights
+
+    if lost := missing_weights(*read_model(model)):
+        raise ModelError(f"{lost}; put it beside the model")
+    return load_weights(model) if has_weights(model) else iter(())
 
 
 def _finish(graph: Graph, options: ModelOptions) -> Graph:
+    if (total := sum(tensor.bytes for tensor in graph.tensors.values())) >= MAX_BYTES:
+        largest = max(graph.tensors.values(), key=lambda tensor: tensor.bytes)
+        raise ModelError(f"the tensors of {graph.name} have {total} bytes, {largest.name!r} alone {largest.bytes}: too many to be counted")
     return with_loss(graph, _trained_outputs(graph)) if options.train else graph
 
 
@@ -121,15 +145,16 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
     import torch
 
     from .torch import import_torch
+    from .torch_cast import recast
 
     if options.dims or options.shapes:
         raise UsageError("--dim and --shape apply to ONNX models; a PyTorch model takes its sizes from the example inputs (and --batch)")
     if options.frozen or options.trained:
         raise UsageError("--frozen and --trained apply to ONNX models; a PyTorch parameter says it by requires_grad")
     args, kwargs = _arguments(example_inputs)
+    dtype = None
     if options.dtype:
         dtype = getattr(torch, options.dtype)
-        module = module.to(dtype)
 
         def cast(value: torch.Tensor) -> torch.Tensor:
             return value.to(dtype) if value.is_floating_point() else value
@@ -138,12 +163,12 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
     if options.batch is not None:
         args, kwargs = _rebatch(args, kwargs, options.batch)
     loss = _function(options.loss) if isinstance(options.loss, str) else options.loss
-    found = import_torch(module, args, kwargs, loss=loss if options.train else None)
+    found = import_torch(module, args, kwargs, loss=loss if options.train else None, dtype=dtype)
     inputs = tuple(leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
     return LoadedModel(
         graph=_finish(found.graph, options),
         source=found.graph,
-        module=module,
+        build=functools.cache(lambda: recast(module, dtype)),
         torch=found,
         inputs=inputs,
         call=(args, kwargs),
@@ -169,20 +194,11 @@ def _rebatch(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> tuple
 
 
 def _archive(text: str, options: ModelOptions) -> LoadedModel:
-    import torch
-
-    from .torch import read_exported
+    from .torch_archive import read_archive
 
     if options.batch is not None or options.dims or options.shapes:
         raise UsageError(f"{text}: an exported archive has fixed sizes; export it again with the batch you want")
     if options.frozen or options.trained:
         raise UsageError("--frozen and --trained apply to ONNX models; an exported archive tells its parameters from its buffers")
-    if not Path(text).is_file():
-        raise ModelError(f"{text}: no such file")
-    try:
-        exported = torch.export.load(text)
-    except Exception as error:
-        raise ModelError(f"{text}: not a torch.export archive: {type(error).__name__}: {error}") from error
-    module = exported.module()
-    found = read_exported(exported, module=None, name=Path(text).stem)
-    return LoadedModel(graph=_finish(found.graph, options), source=found.graph, module=module, torch=found)
+    module, found = read_archive(text, trust=options.trust)
+    return LoadedModel(graph=_finish(found.graph, options), source=found.graph, build=lambda: module, torch=found)

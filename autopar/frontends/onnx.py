@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,15 +28,18 @@ def import_onnx(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     roles: Roles | None = None,
     name: str | None = None,
+    seen: Callable[[ModelProto, Path | None], None] | None = None,
 ) -> Graph:
     """The graph of an ONNX model: constants folded, every shape known, weights left in the file.
 
     `dims` gives sizes to symbolic dims, `shapes` whole shapes to inputs, `batch` a new size to the inputs' leading dims. `roles`:
-    which stored floats are parameters, where the rule of `onnx_untrained` is not wanted.
+    which stored floats are parameters, where the rule of `onnx_untrained` is not wanted. `seen` is handed the file's content and folder.
     """
     label = Path(model).name if isinstance(model, str | Path) else "in memory"
     try:
         proto, folder = read_model(model)
+        if seen is not None:
+            seen(proto, folder)
         versions = opset_versions(proto)
         proto = inline_functions(proto)
         refuse_unknown_operators(proto, versions)

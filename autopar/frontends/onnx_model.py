@@ -10,9 +10,11 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from google.protobuf.text_format import ParseError  # type: ignore[import-untyped]
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx.checker import ValidationError
 from onnx.defs import SchemaError
 
 from autopar.errors import ModelError, UnsupportedOperators
+from autopar.frontends.onnx_bounds import nodes_within, require_bounded, require_text
 
 OLDEST_OPSET = 7
 _BY_DEFINITION = frozenset({("ai.onnx.preview", "FlexAttention")})
@@ -33,6 +35,7 @@ def read_model(source: str | Path | ModelProto) -> tuple[ModelProto, Path | None
             raise ModelError(f"{label} is not an ONNX model, or is truncated: {error}") from error
     if not model.opset_import or not model.HasField("graph") or not model.graph.output:
         raise ModelError(f"{label} is not an ONNX model: it has no graph, no output or no opset")
+    require_text(model)
     for tensor in stored_tensors(model.graph):
         if tensor.data_location == TensorProto.EXTERNAL:
             external_path(folder, tensor)
@@ -90,29 +93,22 @@ def inline_functions(model: ModelProto) -> ModelProto:
     """The same model with its local functions, and the operators that hold arithmetic as subgraphs, replaced by their bodies."""
     import onnx.inliner
 
+    require_bounded(model)
     try:
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
-        if any((node.domain, node.op_type) in _BY_DEFINITION for node in _nodes(model.graph)):
+        if any((node.domain, node.op_type) in _BY_DEFINITION for node in nodes_within(model.graph.node)):
             model = onnx.inliner.inline_selected_functions(model, sorted(_BY_DEFINITION), inline_schema_functions=True)
         return model
-    except (RuntimeError, ValueError, DecodeError) as error:
+    except (RuntimeError, ValueError, DecodeError, ValidationError) as error:
         raise ModelError(f"the model's local functions cannot be inlined: {error}") from error
-
-
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                yield from _nodes(attribute.g)
 
 
 def refuse_unknown_operators(model: ModelProto, versions: dict[str, int]) -> None:
     """Raises one error that names every operator without a schema, subgraphs included."""
     counts: Counter[str] = Counter()
     checked: dict[tuple[str, str], bool] = {}
-    for node in _nodes(model.graph):
+    for node in nodes_within(model.graph.node):
         key = (domain_of(node), node.op_type)
         if key not in checked:
             checked[key] = has_schema(*key, versions)

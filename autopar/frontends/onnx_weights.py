@@ -10,7 +10,7 @@ import numpy as np
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
 from autopar.errors import ModelError
-from autopar.frontends.onnx_model import external_entries, external_path, inline_functions, read_model
+from autopar.frontends.onnx_model import external_entries, external_path, inline_functions, read_model, stored_tensors
 
 
 def load_weights(source: str | Path | ModelProto, names: Collection[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
@@ -27,6 +27,18 @@ def has_weights(source: str | Path | ModelProto) -> bool:
     """Whether the data of every stored tensor is at hand."""
     model, folder = read_model(source)
     return all(_present(tensor, folder) for tensor in model.graph.initializer)
+
+
+def missing_weights(model: ModelProto, folder: Path | None) -> str:
+    """Which external files are not there, and what they hold, in words; "" where none is missing. A model without data names none."""
+    lost: dict[Path, list[str]] = {}
+    for tensor in stored_tensors(model.graph):
+        if tensor.data_location == TensorProto.EXTERNAL and not (path := external_path(folder, tensor)).is_file():
+            lost.setdefault(path, []).append(tensor.name)
+    return "; ".join(
+        f"the weights file {path} is missing: it holds the tensor {names[0]!r}" + (f" and {len(names) - 1} more" if names[1:] else "")
+        for path, names in lost.items()
+    )
 
 
 def _stored(model: ModelProto) -> dict[str, TensorProto]:

@@ -36,19 +36,23 @@ def import_torch(
     *,
     loss: Callable[..., torch.Tensor] | None = None,
     name: str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> TorchModel:
     """Export `module` on (fake copies of) its example inputs and read the graph.
 
-    With `loss`, the graph also computes `loss(outputs, *args, **kwargs)`, a scalar, and names it as its loss.
+    With `loss`, the graph also computes `loss(outputs, *args, **kwargs)`, a scalar, and names it as its loss. With `dtype`, its floats are
+    of that type in the graph; the module itself stays as it is.
     """
-    forward = module.forward
+    forward, own = module.forward, vars(module).get("forward")
     if loss is not None:
         module.forward = lambda *a, **k: _with_loss(forward, loss, a, k)
     try:
-        exported = _export(module, tuple(args), dict(kwargs or {}))
+        exported = _export(module, tuple(args), dict(kwargs or {}), dtype)
     finally:
         if loss is not None:
             del module.forward
+            if own is not None:
+                module.forward = own
     found = read_exported(exported, module=module, name=name or type(module).__name__)
     if loss is None:
         return found
@@ -63,8 +67,10 @@ def _with_loss(forward: Callable[..., Any], loss: Callable[..., torch.Tensor], a
     return outputs, loss(outputs, *args, **kwargs)
 
 
-def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
-    """`torch.export` on fake tensors: real weights stay where they are, meta weights become fake cpu ones."""
+def _export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None
+) -> torch.export.ExportedProgram:
+    """`torch.export` on fake tensors: real weights stay where and what they are, meta weights become fake cpu ones."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
@@ -76,9 +82,17 @@ def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
                 return torch.nn.Parameter(empty, value.requires_grad) if isinstance(value, torch.nn.Parameter) else empty
         return mode.from_tensor(value, static_shapes=True)
 
+    def wanted(value: torch.Tensor) -> Any:
+        found = fake(value)
+        if dtype in (None, value.dtype) or not value.is_floating_point():
+            return found
+        with mode:
+            cast = found.detach().to(dtype)
+            return torch.nn.Parameter(cast, value.requires_grad) if isinstance(value, torch.nn.Parameter) else cast
+
     state = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
     originals = {id(value): value for value in state.values()}
-    replaced = {key: fake(value) for key, value in originals.items()}
+    replaced = {key: wanted(value) for key, value in originals.items()}
     leaves, spec = pytree.tree_flatten((args, kwargs))
     first = {id(leaf): i for i, leaf in reversed(list(enumerate(leaves)))}
     # A tensor given for two inputs stands for two tensors.

@@ -104,6 +104,7 @@ def _model_options(parser: Parser) -> None:
     add("--dim", action="append", default=[], metavar="NAME=SIZE", help="size of a named dim of an ONNX model; repeatable")
     add("--shape", action="append", default=[], metavar="INPUT=1x30", help="shape of an input of an ONNX model; repeatable")
     add("--dtype", choices=DTYPES, help="floating-point type of weights and activations (default: the model's)")
+    _trust_option(parser)
     add("--frozen", action="append", default=[], metavar="NAME", help="stored floats of an ONNX model that are constants; repeatable")
     add("--trained", action="append", default=[], metavar="NAME", help="stored floats that are parameters all the same; repeatable")
     add("--optimizer", choices=OPTIMIZERS, default="adamw", help="optimizer of the training step (default: adamw)")
@@ -130,6 +131,7 @@ def _run_options(parser: Parser) -> None:
     add = parser.add_argument
     add("plan", metavar="PLAN", help="a plan file")
     add("--model", required=True, metavar="MODEL", help="the model that it was made for")
+    _trust_option(parser)
     add("--nproc", type=int, metavar="N", help="number of ranks (default, and only choice: the plan's devices)")
     add("--loss", metavar="MODULE:FUNCTION", help="the loss that was given to plan")
     add("--steps", type=int, default=1, metavar="K", help="training steps to run (default: 1)")
@@ -145,6 +147,7 @@ def _explain_options(parser: Parser) -> None:
     add("plan", metavar="PLAN", help="a plan file")
     add("operator", metavar="OP", nargs="?", help="an operator, a module path or a pattern such as '*attn*' (default: all, folded)")
     add("--model", metavar="MODEL", help="the model of the plan: adds layouts, collectives, bytes and times to what the plan file holds")
+    _trust_option(parser)
     add("--cluster", metavar="NAME|FILE", help="price on this cluster (default: the plan's)")
     alternatives = (
         "with --model: the best plans with OP split otherwise; without OP, with other stages, micro-batches, recompute, ZeRO, offload"
@@ -199,6 +202,11 @@ def _ranks_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--nproc", type=int, metavar="N", help="number of forked ranks (default: one a core, at least 2); under torchrun, its ranks")
     add("--backend", choices=("gloo", "nccl"), help="communication library (default: what fits this machine)")
+
+
+def _trust_option(parser: Parser) -> None:
+    text = "read MODEL even where that executes code that the file holds (a .pt2 with pickled parts): only from a maker that you trust"
+    parser.add_argument("--trust", action="store_true", help=text)
 
 
 def _trace_option(parser: Parser, where: str = "") -> None:

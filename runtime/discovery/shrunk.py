@@ -12,12 +12,13 @@ from torch import Tensor
 from autopar.errors import AutoparError, DiscoveryError, RuleError
 from autopar.ir import Value
 from autopar.sharding.notation import bind, parse_rule
-from autopar.sharding.rules import Call
+from autopar.sharding.rules import Call, Entry
 
-from ..proof import Sample, sample
-from .calls import SEED, outputs_of, resolved, seeded
-from .discover import Discovery, discover
-from .sizes import integers_of
+from ..proof import Disproved, Sample, sample
+from .calls import SEED, outputs_of, require_function, resolved, seeded
+from .discover import MESHES, UNITS, Discovery, discover, factor_names, in_double, prove_all
+from .sizes import integers_of, spread
+from .smoothness import is_differentiable
 from .targets import random_values
 
 SMALL = 24
@@ -36,6 +37,20 @@ def discover_call(call: Call, constants: Mapping[str, np.ndarray]) -> Discovery:
     except RuleError as error:
         raise DiscoveryError(f"{kind}: the rule of small calls does not fit its sizes in the model: {error}") from error
     return found
+
+
+def prove_call(entry: Entry, call: Call, constants: Mapping[str, np.ndarray]) -> set[str]:
+    """Prove a rule that somebody says an operator of a model has, on small calls; the factors that no size let be split.
+
+    A `Disproved` says what the execution contradicts.
+    """
+    case = in_double(_small(call, constants))
+    require_function(case)
+    samples = [case, *(spread(case, unit=unit, seed=unit) for unit in UNITS)]
+    _, split = prove_all(case.kind, entry, samples, MESHES)
+    if entry.differentiable != is_differentiable(samples[1]):
+        raise Disproved(f"{case} is said to be {'' if entry.differentiable else 'not '}differentiable")
+    return set(factor_names(samples[1], case.kind, entry)) - split
 
 
 def _small(call: Call, constants: Mapping[str, np.ndarray]) -> Sample:

@@ -27,6 +27,13 @@ class FoundRule:
     def __post_init__(self) -> None:
         parse_rule(self.rule)
 
+    @property
+    def entry(self) -> Entry:
+        """The rule as a row of the table for all calls."""
+        return Entry(
+            rule=self.rule, linear=self.linear, products=self.products, differentiable=self.differentiable, saves=self.saves,
+        )  # fmt: skip
+
 
 def signature(call: Call) -> str:
     """What a found rule depends on: the attributes, and of every tensor its rank, which dims are 1, and whether it is of floats.
@@ -53,13 +60,22 @@ class _Rules:
 
 
 def add_found(found: Iterable[FoundRule]) -> None:
-    """Put found rules into the table, beside those found before; a kind that has a rule of the table or of the user keeps it."""
+    """Put proven rules into the table, beside those found before; a kind that has a rule of the table or of the user keeps it."""
     for rule in found:
-        entry = RULES.get(rule.kind)
-        if entry is not None and not entry.stand_in and not isinstance(entry.rule, _Rules):
-            continue
-        known = entry.rule.rules if entry is not None and isinstance(entry.rule, _Rules) else {}
-        RULES[rule.kind] = _entry({**known, rule.signature: rule})
+        if is_open(rule):
+            RULES[rule.kind] = _entry({**_found_before(rule.kind), rule.signature: rule})
+
+
+def is_open(rule: FoundRule) -> bool:
+    """Whether the table would take this rule: its kind has no rule but found ones, and not this one yet."""
+    entry = RULES.get(rule.kind)
+    settled = entry is not None and not entry.stand_in and not isinstance(entry.rule, _Rules)
+    return not settled and _found_before(rule.kind).get(rule.signature) != rule
+
+
+def _found_before(kind: str) -> Mapping[str, FoundRule]:
+    entry = RULES.get(kind)
+    return entry.rule.rules if entry is not None and isinstance(entry.rule, _Rules) else {}
 
 
 def _entry(rules: Mapping[str, FoundRule]) -> Entry:

@@ -1,0 +1,116 @@
+"""Refuses ONNX models that cannot be written out: names that are no text, and local functions that repeat, recur or grow without end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+
+from autopar.errors import ModelError
+
+MAX_NODES = 200_000
+"""Nodes of a model in which every call of a local function stands for its body."""
+MAX_BYTES = 2**31
+"""Bytes of that model: more cannot be serialized."""
+MAX_DEPTH = 200
+"""Local functions that call one another in a row."""
+Key: TypeAlias = tuple[str, str, str]
+
+
+def require_text(model: ModelProto) -> None:
+    """Protobuf hands on names that are not UTF-8 as bytes; what is read by name cannot have such a name."""
+    for name in _names(model):
+        if not isinstance(name, str):
+            raise ModelError(f"the model holds the name {name!r}, which is not UTF-8")
+
+
+def _names(model: ModelProto) -> Iterator[object]:
+    yield from _graph_names(model.graph)
+    for function in model.functions:
+        yield from (function.name, function.domain, *function.input, *function.output)
+        yield from _node_names(function.node)
+
+
+def _graph_names(graph: GraphProto) -> Iterator[object]:
+    yield graph.name
+    for item in (*graph.input, *graph.output, *graph.value_info):
+        yield item.name
+        yield from (dim.dim_param for dim in item.type.tensor_type.shape.dim)
+    for tensor in graph.initializer:
+        yield tensor.name
+        for entry in tensor.external_data:
+            yield from (entry.key, entry.value)
+    yield from _node_names(graph.node)
+
+
+def _node_names(nodes: Sequence[NodeProto]) -> Iterator[object]:
+    for node in nodes:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield attribute.name
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _graph_names(attribute.g)
+
+
+def nodes_within(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
+    """The nodes, and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from nodes_within(attribute.g.node)
+
+
+def require_bounded(model: ModelProto) -> None:
+    """Count what the model's local functions come to when every call stands for its body, before any of it is written out."""
+    functions: dict[Key, FunctionProto] = {}
+    for function in model.functions:
+        key = (function.domain, function.name, function.overload)
+        if key in functions:
+            raise ModelError(f"the model has two local functions called {function.domain}::{function.name}")
+        functions[key] = function
+    sizes: dict[Key, tuple[int, int]] = {}
+    for key in _callees_first(functions):
+        sizes[key] = _written_out(functions[key].node, functions[key].ByteSize(), sizes)
+    count, size = _written_out(model.graph.node, model.ByteSize(), sizes)
+    if count > MAX_NODES or size > MAX_BYTES:
+        most = f"at most {MAX_NODES} of {MAX_BYTES} are read"
+        raise ModelError(f"the model's local functions come to {count} operators of {size} bytes; {most}")
+
+
+def _written_out(nodes: Sequence[NodeProto], size: int, sizes: dict[Key, tuple[int, int]]) -> tuple[int, int]:
+    """Nodes and bytes, those of the called functions included."""
+    calls = [sizes.get(_called(node), (1, 0)) for node in nodes_within(nodes)]
+    return sum(count for count, _ in calls), size + sum(extra for _, extra in calls)
+
+
+def _called(node: NodeProto) -> Key:
+    return node.domain, node.op_type, node.overload
+
+
+def _callees_first(functions: dict[Key, FunctionProto]) -> list[Key]:
+    """The functions, each after those that it calls; a circle or a long row of calls is an error."""
+    depths: dict[Key, int] = {}
+    for first in functions:
+        open_calls = [(first, _calls(functions[first], functions))]
+        running = {first}
+        while open_calls:
+            key, left = open_calls[-1]
+            callee = next((other for other in left if other not in depths), None)
+            if callee is None:
+                open_calls.pop()
+                running.discard(key)
+                depths[key] = 1 + max((depths[other] for other in _calls(functions[key], functions)), default=0)
+            elif callee in running:
+                raise ModelError(f"the model's local function {callee[0]}::{callee[1]} calls itself")
+            else:
+                open_calls.append((callee, _calls(functions[callee], functions)))
+                running.add(callee)
+            if len(open_calls) > MAX_DEPTH or depths.get(key, 0) > MAX_DEPTH:
+                raise ModelError(f"the model's local functions call one another {MAX_DEPTH} times in a row; at most that many are read")
+    return list(depths)
+
+
+def _calls(function: FunctionProto, functions: dict[Key, FunctionProto]) -> Iterator[Key]:
+    return (key for node in nodes_within(function.node) if (key := _called(node)) in functions)
