@@ -19,7 +19,7 @@ from .collective_log import CollectiveLog
 from .collectives import DeviceGroups
 from .differences import LEARNING_RATES, Entry, Observation, Report, differences
 from .host_states import host_states
-from .launch import run_ranks
+from .launch import in_steps, run_ranks
 from .local_forms.own_functions import mean_square
 from .module import ParallelModule, Values
 
@@ -146,7 +146,7 @@ def _observe(
     smallest: dict[str, Tensor] = {}
     largest: dict[str, Tensor] = {}
     losses: list[float] = []
-    for number in range(max(steps, 1)):
+    for number in in_steps(max(steps, 1)):
         with torch.set_grad_enabled(trains):
             values, loss = forward()
         if number == 0 and keep:

@@ -23,7 +23,7 @@ from .check import CollectiveLog, Observation, Report, differences, observe, obs
 from .collectives import DeviceGroups
 from .host_states import host_states
 from .inputs import example_values
-from .launch import require_cuda, run_ranks
+from .launch import in_steps, require_cuda, run_ranks
 from .module import ParallelModule, Values
 from .onnx_module import OnnxModule
 from .parallelize import join_world, model_values
@@ -131,7 +131,7 @@ def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple
     stepper = optimizer_of(job.plan.model.optimizer, [p for p in module.parameters() if p.requires_grad])
     stepper = stepper and host_states(stepper, module)
     losses, times = [], []
-    for _ in range(job.steps):
+    for _ in in_steps(job.steps):
         start = time.perf_counter()
         if module.loss_index is None:
             with torch.no_grad():

@@ -22,16 +22,17 @@ LINKED = ("costmodel", "search", "runtime")
 # Room -> the rooms it may import beside itself.
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
+    "forking": set(),
     "ir": set(),
     "sharding": {"errors", "ir"},
-    "frontends": {"errors", "ir", "model"},
+    "frontends": {"errors", "forking", "ir", "model"},
     "order": {"errors", "ir", "sharding"},
     "costmodel": {"errors", "ir", "sharding", "order"},
     "search": set(),
     "plan": {"autopar", "errors", "ir", "order", "plan_parts", "sharding"},
     "plan_parts": {"errors", "order", "sharding"},
     "model": {"autopar", "errors", "ir"},
-    "runtime": {"errors", "ir", "model", "order", "sharding", "plan"},
+    "runtime": {"errors", "forking", "ir", "model", "order", "sharding", "plan"},
 }
 # What the user touches may import everything; every other file (the planner and what it is made of) all but these and the runtime.
 TOP = {"autopar", "api", "cli", "context", "operators", "report", "__main__"}

@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ..errors import ModelError
+from ..forking import keep_forkable
 from ..ir import Graph, Operator, Ref, Role, Tensor, Value
 from ..model import TorchModel
 from .torch_experts import join_experts
@@ -27,6 +28,8 @@ _DROPPED = frozenset(
 )
 _PLAIN_FORMS = {"aten.normal_.default": torch.ops.aten.normal_functional.default, "aten.bernoulli_.float": torch.ops.aten.bernoulli.p}
 _IN_PLACE = "it changes {name!r} in the forward pass, which is no buffer of its own; make a new tensor instead"
+
+keep_forkable()  # before the first fake tensor
 
 
 def import_torch(

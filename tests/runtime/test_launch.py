@@ -1,4 +1,4 @@
-"""Forked ranks: results in order, and every way to fail ends promptly with its reason."""
+"""Ranks forked from this process: results in order, and every way to fail ends promptly with its reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import RunError
-from autopar.runtime.launch import init_from_environment, run_ranks
+from autopar.runtime.launch import forked, in_steps, init_from_environment, rank, run_ranks
 
 
 def test_results_come_in_order() -> None:
@@ -79,6 +79,55 @@ def test_a_hung_rank_is_ended() -> None:
     with pytest.raises(RunError, match=r"rank 0, 1 did not finish within 1 s"):
         run_ranks(time.sleep, 2, 100, timeout=1)
     assert not multiprocessing.active_children()
+
+
+def _stops() -> None:
+    for number in in_steps(5):
+        dist.all_reduce(torch.ones(1))
+        if number == 3 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_stopped_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "BEAT", 0.1)
+    monkeypatch.setattr(forked, "SILENCE", 0.8)
+    with pytest.raises(RunError, match=r"^rank 1 has not been heard of for 0.8 s in step 3$"):
+        run_ranks(_stops, 3, timeout=60)
+    assert not multiprocessing.active_children()
+
+
+def _stays_away(whole: bool) -> None:
+    group = dist.group.WORLD if whole else dist.new_group([0, 1])
+    for number in in_steps(3):
+        if number == 1 and dist.get_rank() == 1:
+            time.sleep(100)
+        if whole or dist.get_rank() < 2:
+            dist.all_reduce(torch.ones(1), group=group)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_rank_that_keeps_others_waiting_is_named(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    monkeypatch.setattr(rank, "STEP_TIMEOUT", 0.5)
+    with pytest.raises(RunError, match=r"^rank 1 has not joined in what the others waited for in step 1: rank [02] failed in step 1"):
+        run_ranks(_stays_away, 3, whole, timeout=60)
+
+
+def _limits() -> list[float]:
+    found = []
+    for _ in in_steps(3):
+        found.append(_limit())
+    return [*found, _limit()]
+
+
+def _limit() -> float:
+    assert dist.group.WORLD is not None
+    limit: float = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    return limit
+
+
+def test_steps_shorten_the_timeout_and_give_it_back() -> None:
+    assert run_ranks(_limits, 2, timeout=200) == [[200.0, 60.0, 60.0, 200.0]] * 2
+    assert run_ranks(_limits, 2, timeout=30) == [[30.0] * 4] * 2
 
 
 def test_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

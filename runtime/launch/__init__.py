@@ -1,0 +1,11 @@
+"""Starting ranks: Gloo ranks on this machine, or a process group from the environment that `torchrun` sets."""
+
+from autopar.forking import keep_forkable
+
+from .environment import init_from_environment, require_cuda
+from .rank import begin_step, end_steps, in_steps
+from .ranks import run_ranks
+
+__all__ = ["begin_step", "end_steps", "in_steps", "init_from_environment", "require_cuda", "run_ranks"]
+
+keep_forkable()

@@ -1,0 +1,206 @@
+"""Ranks for a process that cannot fork them: a server that has imported the runtime and run nothing forks a launcher for each call.
+
+The server starts with the first call and ends with this process. Function and arguments reach a launcher pickled: by
+`cloudpickle` where it is installed, so that closures and what a notebook defines can go, else by `pickle`. What else this
+process holds (rules registered here, operators defined here) is not there, unless the function's module brings it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+
+from autopar.errors import RunError
+
+from .forked import fork_ranks
+from .rank import die_with
+
+START_UP = 120.0
+"""Seconds that a server may take to import torch on a busy machine, on top of the timeout of the first call."""
+_PRELOADED = ("autopar.runtime.run", "autopar.runtime.parallelize")
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from autopar.runtime.launch.clean import serve
+serve(int(sys.argv[1]))
+"""
+_REFUSED = "a backward pass has run in this process, so ranks start from another, to which {name} cannot be handed: {why}; {remedy}"
+_MOVE = "move what it needs to the top level of a module that can be imported, or install cloudpickle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Server:
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+    owner: int
+    """Whose server it is: a process forked from the owner starts its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scene:
+    """What of the calling process the ranks are to find as a fork would."""
+
+    directory: str
+    environment: dict[str, str]
+    path: list[str]
+    dtype: torch.dtype
+    random: torch.Tensor
+
+
+_servers: list[_Server] = []
+
+
+def run_clean(function: Callable[..., Any], nproc: int, args: tuple[Any, ...], timeout: float) -> list[Any]:
+    """The results of `function(*args)` on `nproc` ranks that fork from a process which has run nothing."""
+    payload = _pickled(function, args)
+    caller, launcher = socket.socketpair()
+    try:
+        _hand_over(launcher)
+    finally:
+        launcher.close()
+    with Connection(caller.detach()) as connection:
+        try:
+            connection.send_bytes(pickle.dumps((_scene(), nproc, timeout)))
+            connection.send_bytes(payload)
+            if not connection.poll(timeout + START_UP):
+                raise RunError(f"the ranks did not finish within {timeout:g} s")
+            done, answer = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            raise RunError("the process that starts the ranks was killed") from None
+    if not done:
+        raise RunError(answer)
+    return [pickle.loads(result) for result in answer]
+
+
+def _pickler() -> ModuleType:
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError:
+        return pickle
+
+
+def _pickled(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """What a launcher needs to call the function; refused in words where that cannot be had."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    pickler, here = _pickler(), getattr(function, "__module__", "") == "__main__" or "<" in name
+    if pickler is pickle and here:
+        raise RunError(_REFUSED.format(name=name, why="it is defined inside a function or in the main program", remedy=_MOVE))
+    try:
+        payload: bytes = pickler.dumps((function, args))
+    except Exception as error:
+        remedy = _MOVE if pickler is pickle else "start the ranks before the first backward pass"
+        raise RunError(_REFUSED.format(name=name, why=error, remedy=remedy)) from None
+    return payload
+
+
+def _scene() -> _Scene:
+    path = [os.path.abspath(entry) for entry in sys.path]
+    default, state = torch.get_default_dtype(), torch.get_rng_state()
+    return _Scene(directory=os.getcwd(), environment=dict(os.environ), path=path, dtype=default, random=state)
+
+
+def _hand_over(connection: socket.socket) -> None:
+    """Give the server a connection for a new launcher, and this process's output; a server that has died is replaced."""
+    for _ in range(2):
+        try:
+            socket.send_fds(_server().line, [b"+"], [connection.fileno(), 1, 2])
+            return
+        except (BrokenPipeError, ConnectionResetError):
+            _stop()
+    raise RunError("the process that starts the ranks cannot be started")
+
+
+def _server() -> _Server:
+    """The server of this process, started if there is none."""
+    mine = [server for server in _servers if server.owner == os.getpid()]
+    if not mine:
+        ours, theirs = socket.socketpair()
+        path = json.dumps([os.path.abspath(entry) for entry in sys.path])
+        command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), path]
+        with theirs:
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
+        mine = [_Server(process=process, line=ours, owner=os.getpid())]
+        _servers[:] = mine
+        atexit.register(_stop)
+    return mine[0]
+
+
+def _stop() -> None:
+    """Let the server of this process end: its line is closed."""
+    for server in _servers:
+        server.line.close()
+        if server.owner == os.getpid():
+            server.process.wait()
+    _servers.clear()
+
+
+def serve(line: int) -> None:
+    """The server: one launcher for each connection that comes over the line, until the line ends."""
+    with socket.socket(fileno=line) as requests:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for name in _PRELOADED:
+            importlib.import_module(name)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the launchers
+        server = os.getpid()
+        while True:
+            word, ends, _, _ = socket.recv_fds(requests, 1, 3)
+            if not word:
+                return
+            if os.fork() == 0:
+                requests.close()
+                _launch(server, *ends)
+            for end in ends:
+                os.close(end)
+
+
+def _launch(server: int, connection: int, output: int, errors: int) -> NoReturn:
+    """A launcher: forks the ranks of one call and sends back what they return."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    die_with(server)
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    with Connection(connection) as caller:
+        answer: tuple[bool, Any]
+        try:
+            answer = True, _call(caller)
+        except RunError as error:
+            answer = False, str(error)
+        except BaseException:
+            answer = False, f"the function cannot be called in the process that starts the ranks:\n{traceback.format_exc()}"
+        with contextlib.suppress(BrokenPipeError):
+            caller.send_bytes(pickle.dumps(answer))
+    os._exit(0)
+
+
+def _call(caller: Connection) -> list[bytes]:
+    scene, nproc, timeout = pickle.loads(caller.recv_bytes())
+    assert isinstance(scene, _Scene)
+    os.chdir(scene.directory)
+    os.environ.clear()
+    os.environ.update(scene.environment)
+    sys.path[:] = scene.path
+    torch.set_default_dtype(scene.dtype)
+    torch.set_rng_state(scene.random)
+    function, args = pickle.loads(caller.recv_bytes())
+
+    def pickled() -> bytes:
+        found: bytes = _pickler().dumps(function(*args))
+        return found
+
+    return fork_ranks(pickled, nproc, (), timeout, caller)

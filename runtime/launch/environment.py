@@ -1,0 +1,51 @@
+"""A process group from the environment that `torchrun` (or a like launcher) sets."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from autopar.errors import RunError
+
+
+def init_from_environment(backend: str, *, timeout: float = 600.0) -> torch.device:
+    """Join the process group that `torchrun` (or a like launcher) describes in the environment; this rank's device.
+
+    Restarted ranks meet under a fresh prefix of the store, so that they do not read the addresses of the dead.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise RunError(f"{', '.join(missing)} not set: start this program with torchrun, e.g. `torchrun --nproc-per-node 4 train.py`")
+    if backend not in ("gloo", "nccl"):
+        raise RunError(f"unknown backend {backend!r}: valid are gloo, nccl")
+    device = _cuda_device() if backend == "nccl" else torch.device("cpu")
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    limit = timedelta(seconds=timeout)
+    hosts_store = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    server = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, hosts_store, limit, multi_tenant=True)
+    store = PrefixStore(f"run_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server)
+    bound = device if backend == "nccl" else None
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit, device_id=bound)
+    return device
+
+
+def require_cuda() -> None:
+    """Refuse the backend nccl where there is no GPU."""
+    if not torch.cuda.is_available():
+        raise RunError("the backend nccl needs CUDA, which torch does not find here; use the backend gloo")
+
+
+def _cuda_device() -> torch.device:
+    """The GPU of this rank, made current."""
+    require_cuda()
+    local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    count = torch.cuda.device_count()
+    if local >= count:
+        raise RunError(f"local rank {local} has no GPU: this machine has {count}")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)

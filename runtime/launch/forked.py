@@ -1,0 +1,199 @@
+"""Ranks forked from this process, watched until the last is through or one has failed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+
+from autopar.errors import RunError
+
+from .rank import BEAT, LOOPBACK, Start, rank_main
+
+GRACE = 0.5
+"""Seconds that the other ranks are given to report after the first has failed, so that the cause is found."""
+SILENCE = 60.0
+"""Seconds without a sign of life after which a rank is given up."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A forked rank as its parent sees it."""
+
+    number: int
+    process: ForkProcess
+    pipe: Connection
+    result: Any = None
+    error: str | None = None
+    done: bool = False
+    step: int | None = None
+    silent: float = 0.0
+
+    def read(self) -> bool:
+        """Take what the rank sent, or note that it ended without a word; whether it is through."""
+        self.silent = 0.0
+        try:
+            kind, payload = pickle.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            self.process.join(GRACE)
+            code = self.process.exitcode
+            how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with exit code {code}"
+            self.error = f"rank {self.number} {how}{_in_step([self])} before it was done"
+            return True
+        match kind:
+            case "alive":
+                self.step = payload
+            case "done":
+                self.done, self.result = True, payload
+            case _:
+                self.error = f"rank {self.number} failed{_in_step([self])}:\n{payload}"
+        return self.done or self.error is not None
+
+
+def fork_ranks(
+    function: Callable[..., Any], nproc: int, args: tuple[Any, ...], timeout: float, caller: Connection | None = None
+) -> list[Any]:
+    """The results of `function(*args)` on `nproc` ranks; ended when `caller`, who never writes, goes away."""
+    context = multiprocessing.get_context("fork")
+    threads = max(1, (os.cpu_count() or 1) // nproc) if _release_threads() else 1
+    ranks: list[_Rank] = []
+    store: TCPStore | None = None
+    lifeline, alive = context.Pipe(duplex=False)
+    listener = socket.create_server((LOOPBACK, 0), backlog=max(128, nproc))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        for number in range(nproc):
+            reader, writer = context.Pipe(duplex=False)
+            start = Start(
+                number=number,
+                world=nproc,
+                threads=threads,
+                timeout=timeout,
+                parent=os.getpid(),
+                pipe=writer,
+                lifeline=lifeline,
+                foreign=[*(rank.pipe for rank in ranks), reader, alive, listener],
+                port=listener.getsockname()[1],
+            )
+            process = context.Process(target=rank_main, args=(start, function, args), daemon=True, name=f"rank {number}")
+            with quiet_fork():
+                process.start()
+            writer.close()
+            ranks.append(_Rank(number=number, process=process, pipe=reader))
+        # Served from here, the store outlives every rank; only now, since its thread would not survive a fork.
+        store = TCPStore(LOOPBACK, listener.getsockname()[1], None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        return _collect(ranks, timeout, caller)
+    finally:
+        _end(ranks)
+        del store
+        listener.close()
+        alive.close()
+        lifeline.close()
+
+
+@contextlib.contextmanager
+def quiet_fork() -> Iterator[None]:
+    """Without Python's warning about threads: those of libraries, which `_release_threads` ends or no rank needs."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+        yield
+
+
+def _collect(ranks: list[_Rank], timeout: float, caller: Connection | None) -> list[Any]:
+    """Wait for all ranks, or for the first failure and what explains it."""
+    deadline = time.monotonic() + timeout
+    pending = {rank.pipe: rank for rank in ranks}
+    failed: list[_Rank] = []
+    while pending and time.monotonic() < deadline:
+        asleep = time.monotonic()
+        ready = wait([*pending, *([caller] if caller else [])], timeout=max(0.0, min(BEAT, deadline - asleep)))
+        if caller in ready:
+            raise RunError("the process that started the ranks has ended")
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            rank = pending[pipe]
+            if rank.read():
+                del pending[pipe]
+            if rank.error is not None:
+                if not failed:
+                    deadline = min(deadline, time.monotonic() + GRACE)
+                failed.append(rank)
+        # While this process was stopped, so were its ranks: however long that was, it counts as little.
+        _miss(pending.values(), min(time.monotonic() - asleep, 2 * BEAT), failed)
+    if failed:
+        raise RunError(_cause(failed, list(pending.values())))
+    if pending:
+        late = ", ".join(str(rank.number) for rank in pending.values())
+        raise RunError(f"rank {late} did not finish within {timeout:g} s")
+    return [rank.result for rank in ranks]
+
+
+def _miss(pending: Iterable[_Rank], seconds: float, failed: list[_Rank]) -> None:
+    """Give up the ranks that have not been heard of for too long."""
+    for rank in pending:
+        rank.silent += seconds
+    silent = [rank for rank in pending if rank.silent > SILENCE]
+    if silent and not failed:
+        raise RunError(f"{_named(silent)} not been heard of for {SILENCE:g} s{_in_step(silent)}")
+
+
+def _cause(failed: list[_Rank], pending: list[_Rank]) -> str:
+    """The failure that explains the others."""
+    # A rank that died without a word explains the broken connections that its peers report.
+    first = min(failed, key=lambda rank: not str(rank.error).endswith("before it was done"))
+    assert first.error is not None
+    if "timed out" in first.error.lower() and pending:
+        return f"{_named(pending)} not joined in what the others waited for{_in_step(pending)}: {first.error}"
+    return first.error
+
+
+def _named(ranks: Sequence[_Rank]) -> str:
+    numbers = ", ".join(str(rank.number) for rank in ranks)
+    return f"ranks {numbers} have" if len(ranks) > 1 else f"rank {numbers} has"
+
+
+def _in_step(ranks: Sequence[_Rank]) -> str:
+    """The step in which the first of the ranks last was, as far as it told."""
+    return "" if ranks[0].step is None else f" in step {ranks[0].step}"
+
+
+def _end(ranks: list[_Rank]) -> None:
+    """Leave no process behind: those that are done exit by themselves, the others are killed."""
+    for rank in ranks:
+        if rank.done:
+            rank.process.join(GRACE)
+        if rank.process.is_alive():
+            rank.process.kill()
+        rank.process.join()
+        rank.process.close()
+        rank.pipe.close()
+
+
+def _release_threads() -> bool:
+    """Let OpenMP's worker threads go: a forked child hangs in its first parallel region if its parent had a pool.
+
+    False where the library does not offer it; the ranks then run on one thread each.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        names = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "omp" in line and ".so" in line}
+        libraries = [name for name in names if Path(name).name.startswith(("libgomp", "libiomp", "libomp"))]
+        return bool(libraries) and all(ctypes.CDLL(name).omp_pause_resource_all(1) == 0 for name in libraries)
+    except (OSError, AttributeError, IndexError):
+        return False

@@ -1,0 +1,168 @@
+"""The life of a forked rank: it joins the others, calls its function, tells its parent how it goes, and does not outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d
+
+BEAT = 1.0
+"""Seconds between two signs of life of a rank."""
+STEP_TIMEOUT = 60.0
+"""Seconds that a collective may wait once the first step is through."""
+SLOW = 10.0
+"""A collective may wait this many times the first step, where that is longer than `STEP_TIMEOUT`."""
+LOOPBACK = "127.0.0.1"
+_PR_SET_PDEATHSIG = 1
+
+Kind = Literal["alive", "done", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a rank is given at its start."""
+
+    number: int
+    world: int
+    threads: int
+    timeout: float
+    parent: int
+    """The parent's process id."""
+    pipe: Connection
+    """To the parent: `(kind, payload)`; the payload of `alive` is the step."""
+    lifeline: Connection
+    """From the parent, who never writes: it ends when the parent does."""
+    foreign: Sequence[Connection | socket.socket]
+    """Ends that this rank inherits and does not need; open here they would hide that their owner is gone."""
+    port: int
+    """Where the parent serves the store in which the ranks find each other."""
+
+
+class _Steps:
+    """The steps of this process: the one that runs, when it began, and the timeouts as they were before."""
+
+    def __init__(self) -> None:
+        self.current: int | None = None
+        self.began = 0.0
+        self.before: dict[dist.ProcessGroup, timedelta] = {}
+        self.tell: Callable[[], None] = lambda: None
+
+
+_steps = _Steps()
+
+
+def in_steps(count: int) -> Iterator[int]:
+    """The numbers of the steps, from 0: `for number in in_steps(100)` around the steps of a rank."""
+    for number in range(count):
+        begin_step(number)
+        yield number
+    end_steps()
+
+
+def begin_step(number: int) -> None:
+    """A rank calls this as step `number`, counted from 0, begins: the step is named where a rank goes missing.
+
+    When the first step is through, the timeout of every process group falls to a minute, or to ten times that step.
+    """
+    now = time.monotonic()
+    if number == 1 and _steps.current == 0:
+        limit = timedelta(seconds=max(STEP_TIMEOUT, SLOW * (now - _steps.began)))
+        for group in list(distributed_c10d._world.pg_map):
+            _steps.before.setdefault(group, _timeout_of(group))
+            distributed_c10d._set_pg_timeout(min(limit, _steps.before[group]), group)
+    _steps.current, _steps.began = number, now
+    _steps.tell()
+
+
+def end_steps() -> None:
+    """The last step is through: timeouts are what they were, since ranks may now do different things for long."""
+    for group, limit in _steps.before.items():
+        if group in distributed_c10d._world.pg_map:
+            distributed_c10d._set_pg_timeout(limit, group)
+    _steps.before.clear()
+    _steps.current = None
+    _steps.tell()
+
+
+def _timeout_of(group: dist.ProcessGroup) -> timedelta:
+    limit: timedelta = group._get_backend(group._device_types[0]).options._timeout
+    return limit
+
+
+def rank_main(start: Start, function: Callable[..., Any], args: tuple[Any, ...]) -> NoReturn:
+    """Run as rank `start.number`; ends by `os._exit`, without the parent's exit handlers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches parent and ranks alike; the parent ends the ranks
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with(start.parent)
+    for end in start.foreign:
+        end.close()
+    send = _attach(start)
+    status = 1
+    try:
+        _join(start)
+        payload = pickle.dumps(("done", function(*args)))
+        dist.barrier()
+        status = 0
+    except BaseException:
+        payload = pickle.dumps(("failed", traceback.format_exc()))
+    send(payload)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends (on Linux; elsewhere the lifeline tells)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before it was asked for
+        os._exit(1)
+
+
+def _attach(start: Start) -> Callable[[bytes], None]:
+    """Begin to give signs of life; the function that sends a message to the parent."""
+    lock = threading.Lock()
+
+    def send(message: bytes) -> None:
+        with lock, contextlib.suppress(BrokenPipeError):
+            start.pipe.send_bytes(message)
+
+    def tell() -> None:
+        send(pickle.dumps(("alive", _steps.current)))
+
+    def watch() -> None:
+        while not wait([start.lifeline], timeout=BEAT):
+            tell()
+        os._exit(1)
+
+    _steps.current, _steps.tell = None, tell
+    threading.Thread(target=watch, name="autopar-lifeline", daemon=True).start()
+    return send
+
+
+def _join(start: Start) -> None:
+    """Make the process group."""
+    torch.set_num_threads(start.threads)
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.set_debug_level_from_env()  # type: ignore[attr-defined]
+    limit = timedelta(seconds=start.timeout)
+    store = TCPStore(LOOPBACK, start.port, None, False, limit, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=start.number, world_size=start.world, timeout=limit)

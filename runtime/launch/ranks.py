@@ -1,0 +1,45 @@
+"""`run_ranks`: a function on Gloo ranks of this machine, from any process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autopar.errors import RunError
+
+from .clean import run_clean
+from .forked import fork_ranks, quiet_fork
+
+
+def run_ranks(function: Callable[..., Any], nproc: int, *args: Any, timeout: float = 300.0) -> list[Any]:
+    """Call `function(*args)` on `nproc` ranks of this machine joined by Gloo; the results in the order of the ranks.
+
+    A rank that raises, dies or falls silent ends the others; its traceback is in the `RunError`. `timeout` in seconds
+    bounds the whole call and every collective in it; a rank that calls `begin_step` bounds the collectives closer.
+
+    Ranks are forked from this process, so that nothing is copied, unless autograd has started threads for devices here,
+    which no fork survives: then function and arguments are pickled for a process that has run nothing (`clean`).
+    """
+    if nproc < 1:
+        raise RunError(f"cannot run {nproc} ranks")
+    if not can_fork():
+        return run_clean(function, nproc, args, timeout)
+    return fork_ranks(function, nproc, args, timeout)
+
+
+def can_fork() -> bool:
+    """Whether a backward pass runs in a process forked from this one; tried, since torch does not tell."""
+    with quiet_fork():
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                torch.ones(1, device="cpu", requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
