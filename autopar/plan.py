@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 from .errors import PlanError, UsageError
 from .ir import Graph
 from .order.execution import Execution, execution
+from .order.stages import Decided, Pipelined, staged_execution
 from .plan_parts import (
     AxisSpec,
     CollectivePlan,
@@ -144,6 +145,22 @@ class Plan(Part):
                 decisions[op.name] = Decision(options=(), rule=None, inputs=(whole,) * len(op.inputs), outputs=(whole,) * len(op.outputs))
             else:
                 decisions[op.name] = self._decision(op.name, analysis, mesh)
+        found = self._decided(analysis)
+        for name, layout in (*found.storage.items(), *found.outputs.items()):
+            if not is_valid(layout, analysis.graph.tensors[name].shape, mesh.shape):
+                raise PlanError(f"the plan stores {name!r} as [{format_layout(layout)}], which does not fit its shape")
+            self._require_storable(name, layout, mesh)
+        return Assignment(
+            mesh=mesh, decisions=decisions, storage=found.storage, outputs=found.outputs, chains=found.chains,
+            gradients=analysis.gradients, host=found.host,
+        )  # fmt: skip
+
+    def _require_storable(self, name: str, layout: Layout, mesh: Mesh) -> None:
+        if any(p != R and p.kind is not Kind.SPLIT for p in layout) or not is_storable(layout, mesh.shape):
+            raise PlanError(f"the plan stores {name!r} as [{format_layout(layout)}]; what is stored is whole or split on each axis")
+
+    def _decided(self, analysis: Analysis) -> Decided:
+        """What the file says, in our words."""
         try:
             storage = {name: parse_layout(parameter.storage) for name, parameter in self.parameters.items()}
             outputs = {name: parse_layout(text) for name, text in self.outputs.items()}
@@ -153,17 +170,15 @@ class Plan(Part):
         missing = [name for name in (*analysis.outputs, *(t.name for t in analysis.graph.parameters)) if name not in {**outputs, **storage}]
         if missing:
             raise PlanError(f"the plan gives no layout for {', '.join(map(repr, missing[:10]))}")
-        for name, layout in (*storage.items(), *outputs.items()):
-            if name not in analysis.graph.tensors or not is_valid(layout, analysis.graph.tensors[name].shape, mesh.shape):
-                raise PlanError(f"the plan stores {name!r} as [{format_layout(layout)}], which does not fit its shape")
-            if any(p != R and p.kind is not Kind.SPLIT for p in layout) or not is_storable(layout, mesh.shape):
-                raise PlanError(f"the plan stores {name!r} as [{format_layout(layout)}]; what is stored is whole or split on each axis")
+        unknown = [name for name in (*storage, *outputs) if name not in analysis.graph.tensors]
+        if unknown:
+            raise PlanError(f"the plan stores {unknown[0]!r}, which is not in the model")
         host = frozenset(name for name, parameter in self.parameters.items() if parameter.state == "host")
         untrained = [name for name in sorted(host) if not (analysis.train and analysis.graph.tensors[name].trainable)]
         if untrained:
             raise PlanError(f"the plan has optimizer state in host memory of what is not trained: {', '.join(map(repr, untrained[:10]))}")
-        return Assignment(
-            mesh=mesh, decisions=decisions, storage=storage, outputs=outputs, chains=chains, gradients=analysis.gradients, host=host
+        return Decided(
+            decide=lambda name, mesh: self._decision(name, analysis, mesh), storage=storage, outputs=outputs, chains=chains, host=host
         )
 
     def _decision(self, name: str, analysis: Analysis, mesh: Mesh) -> Decision:
@@ -188,9 +203,18 @@ class Plan(Part):
 
     def execution(self, analysis: Analysis) -> Execution:
         """How a step of the plan is executed; a `PlanError` says what of it cannot be."""
-        if self.stages:
-            raise PlanError("executing pipeline stages is not built yet; plan with --stages 1")
-        return execution(self.assignment(analysis), analysis, self.schedule.in_stage)
+        if not self.stages:
+            return execution(self.assignment(analysis), analysis, self.schedule.in_stage)
+        meshes = tuple(mesh_of(stage.mesh) for stage in self.stages)
+        cut = Pipelined(
+            firsts=tuple(stage.first for stage in self.stages), meshes=meshes, pipeline=self.schedule.pipeline,
+            interleave=self.schedule.interleave, schedule=self.schedule.in_stage,
+        )  # fmt: skip
+        found = staged_execution(analysis, self._decided(analysis), cut)
+        for chunk in found.chunks:
+            for name, layout in chunk.whole.program.assignment.storage.items():
+                self._require_storable(name, layout, chunk.mesh)
+        return found
 
 
 def write_whole(path: Path, text: str) -> None:

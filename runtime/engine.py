@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.ir import Role
 from autopar.order.actions import Action
 from autopar.order.execution import Chunk, Execution
-from autopar.order.passes import expand, one_stage
+from autopar.order.ranks import rank_order, tied_parameters
 from autopar.order.scheduled import scheduled
-from autopar.sharding.layout import Kind, Layout
+from autopar.sharding.layout import Kind, Layout, local_shape
 from autopar.sharding.program import Program
 
 from .collectives import DeviceGroups, gather_full
@@ -23,6 +24,8 @@ from .draws import Draws
 from .parameters import Storage, device_mesh
 from .runner import Call, before_backward
 from .stage import Stage
+from .tied import sum_tied
+from .transfers import edges_of
 from .units import Gradients, Stored
 from .world import World
 
@@ -34,7 +37,7 @@ class Engine:
         if isinstance(plan, Program):
             alone = scheduled(plan)
             plan = Execution(chunks=(Chunk(whole=alone, micro=alone, split=None),))
-        self.execution, self.device = plan, device
+        self.execution, self.device, self.stored = plan, device, stored
         self.world = World.around(groups) if isinstance(groups, DeviceGroups) else groups
         self.graph = plan.chunks[0].whole.program.graph
         self.trains = plan.chunks[0].whole.trains
@@ -42,15 +45,22 @@ class Engine:
         own = range(self.world.stage, len(plan.chunks), plan.stages) if self.world.stage is not None else ()
         self.stages = {number: self._stage(number, stored) for number in own}
         self.step = 0
+        self.loss_gradient = 1.0
+
+        self.edges = edges_of(plan, self.world, device)
+        self.tied = tied_parameters(plan)
 
     def _stage(self, number: int, stored: Stored) -> Stage:
-        chunk = self.execution.chunks[number]
+        chunk, edges = self.execution.chunks[number], self.execution.edges
         assert self.world.groups is not None
-        return Stage(chunk.whole, chunk.split, self.world.groups, stored, self.device)
+        arrivals = [(value.name, value.taken) for (_, target), values in edges.items() if target == number for value in values]
+        handed = {(value.name, value.made): None for (source, _), values in edges.items() if source == number for value in values}
+        return Stage(chunk.whole, chunk.split, self.world.groups, stored, self.device, arrivals=arrivals, handed=tuple(handed))
 
     def copied(self, stored: Stored) -> Engine:
         """The same on other parameters."""
         other = copy.copy(self)
+        other.stored = stored
         other.stages = {number: stage.on(stored) for number, stage in self.stages.items()}
         return other
 
@@ -68,8 +78,12 @@ class Engine:
 
     @cached_property
     def outputs(self) -> tuple[tuple[str, Layout], ...]:
-        """Every output with its layout, the loss last where it is none of them."""
-        return self.stages[0].first.outputs
+        """Every output with its layout, the loss last where it is none of them; with stages they are whole on every rank."""
+        if not self.world.staged:
+            return self.stages[0].first.outputs
+        given = {name for chunk in self.execution.chunks for name in chunk.whole.program.assignment.outputs}
+        names = dict.fromkeys((*self.graph.outputs, *((self.graph.loss,) if self.graph.loss else ())))
+        return tuple((name, ()) for name in names if name in given)
 
     @property
     def loss(self) -> int | None:
@@ -113,7 +127,18 @@ class Engine:
 
     def whole_parameter(self, name: str, shard: Tensor) -> Tensor:
         """The whole tensor on every rank from this rank's shard."""
-        return gather_full(shard, self.storage_of(name)[1], self.groups)
+        if not self.world.staged:
+            return gather_full(shard, self.storage_of(name)[1], self.groups)
+        holder = next(n for n, chunk in enumerate(self.execution.chunks) if name in chunk.whole.program.assignment.storage)
+        stage = holder % self.execution.stages
+        tensor = self.graph.tensors[name]
+        if stage == self.world.stage:
+            layout = self.execution.chunks[holder].whole.program.assignment.storage[name]
+            whole = gather_full(shard, layout, self.groups).contiguous()
+        else:
+            whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.device)
+        dist.broadcast(whole, src=self.world.firsts[stage])
+        return whole
 
     # --- running ---
 
@@ -139,9 +164,7 @@ class Engine:
         return self._order(train=False)
 
     def _order(self, *, train: bool) -> tuple[Action, ...]:
-        schedule = self.execution.schedule
-        chunks = {number: self.execution.chunks[number].whole for number in self.stages}
-        return expand(chunks, one_stage(schedule.micro_batches, train=train and self.trains), prefetch=schedule.prefetch)
+        return () if self.world.stage is None else rank_order(self.execution, self.world.stage, train=train)
 
     @cached_property
     def backward_begins(self) -> int:
@@ -150,11 +173,44 @@ class Engine:
 
     def begin(self, whole: Mapping[str, Tensor], *, keep: bool, draws: Draws) -> Call:
         """A call on whole inputs and constants."""
-        return Call(self.stages, whole, keep=keep, draws=draws)
+        return Call(self.stages, self.edges, whole, keep=keep, draws=draws)
 
     def output(self, call: Call, place: int) -> Tensor:
-        """One output of a call."""
-        return self.stages[0].joined(call.passings[0], place)
+        """One output of a call; with stages the stage that makes it tells all ranks."""
+        if not self.world.staged:
+            return self.stages[0].joined(call.passings[0], place)
+        name = self.outputs[place][0]
+        number = next(n for n, chunk in enumerate(self.execution.chunks) if name in chunk.whole.program.assignment.outputs)
+        stage, tensor = number % self.execution.stages, self.graph.tensors[name]
+        if stage == self.world.stage:
+            own = self.stages[number].first.outputs
+            at = [output for output, _ in own].index(name)
+            whole = gather_full(self.stages[number].joined(call.passings[number], at), own[at][1], self.groups).contiguous()
+        else:
+            whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.device)
+        dist.broadcast(whole, src=self.world.firsts[stage])
+        return whole
+
+    def begin_backward(self, call: Call, gradient: float) -> None:
+        """Let every micro-batch's loss have this gradient."""
+        for number, passing in call.passings.items():
+            names = [name for name, _ in self.stages[number].first.outputs]
+            for index in range(self.execution.schedule.micro_batches) if self.graph.loss in names else ():
+                place = self.stages[number].program(index).output_places[names.index(self.graph.loss)]
+                shape = local_shape(place[1], self.graph.tensors[place[0]].shape, self._mesh_in_time)
+                dtype = getattr(torch, self.graph.tensors[place[0]].dtype)
+                passing.returned(index, [place], [torch.full(shape, gradient, dtype=dtype, device=self.device)])
+
+    @property
+    def _mesh_in_time(self) -> tuple[int, ...]:
+        count = self.execution.schedule.micro_batches
+        return (count, *self.groups.mesh.shape) if count > 1 else self.groups.mesh.shape
+
+    @cached_property
+    def is_half(self) -> bool:
+        """Whether some gradient is in float16, where a scale decides what is lost."""
+        gradients = self.execution.chunks[0].whole.program.assignment.gradients
+        return any(self.graph.tensors[name].dtype == "float16" for name in gradients)
 
     def updates(self, call: Call) -> dict[str, Tensor]:
         """New values of the constants that a call has changed."""
@@ -169,4 +225,8 @@ class Engine:
 
     def home(self, gradients: Mapping[int, Gradients]) -> dict[str, Tensor]:
         """The summed gradients of this rank's shards."""
-        return {name: value for number, stage in self.stages.items() for name, value in stage.units.home(gradients[number]).items()}
+        found: dict[str, Tensor] = {}
+        for number, stage in self.stages.items():
+            for name, value in stage.units.home(gradients[number]).items():
+                found[name] = found[name] + value if name in found else value
+        return sum_tied(self, found) if self.tied else found

@@ -19,6 +19,7 @@ from autopar.sharding.time_split import TimeSplit
 
 from .collectives import Cut, DeviceGroups, join, shard_of
 from .draws import Draws, drawing
+from .postponing import Late, postponed
 from .streams import Streams
 from .lowering import Arrival, LocalProgram, LocalSegment, Time, lower_preamble, lower_scheduled, same_operators
 from .lowering.program import Place
@@ -51,8 +52,16 @@ class Passing:
     values: dict[int, dict[Place, Tensor]] = field(default_factory=dict)
     behind: dict[int, dict[Place, Tensor]] = field(default_factory=dict)
     tapes: dict[tuple[int, int], _Tape] = field(default_factory=dict)
+    late: dict[tuple[int, int], list[Late]] = field(default_factory=dict)
     outputs: dict[int, list[Tensor]] = field(default_factory=dict)
     updates: dict[str, Tensor] = field(default_factory=dict)
+
+    def returned(self, index: int, places: Sequence[Place], gradients: Sequence[Tensor]) -> None:
+        """Gradients of values that this stage has given, from where they were read."""
+        behind = self.behind.setdefault(index, {})
+        for place, gradient in zip(places, gradients, strict=True):
+            before = behind.get(place)
+            behind[place] = gradient if before is None else before + gradient
 
 
 class Stage:
@@ -161,8 +170,11 @@ class Stage:
 
     # --- backward ---
 
-    def backward(self, passing: Passing, index: int, number: int, *, keep: bool = False) -> None:
-        """The backward pass of a segment, from the gradients of what it gave; with `keep` it may run once more."""
+    def backward(self, passing: Passing, index: int, number: int, *, keep: bool = False, later: bool = False) -> None:
+        """The backward pass of a segment, from the gradients of what it gave; with `keep` it may run once more.
+
+        `later`: the gradients of weights of matrix products are left for `weights`.
+        """
         segment = self.program(index).segments[number]
         tape = passing.tapes[index, number] if keep else passing.tapes.pop((index, number))
         arrived = passing.behind.setdefault(index, {})
@@ -177,18 +189,21 @@ class Stage:
         wanted = [(place, leaf) for place, leaf in leaves if leaf.requires_grad]
         if not pairs or not wanted:
             return
-        found = torch.autograd.grad(
-            [o for o, _ in pairs], [leaf for _, leaf in wanted], [g for _, g in pairs], allow_unused=True, retain_graph=keep
-        )
+        with postponed(passing.late.setdefault((index, number), []) if later else None):
+            found = torch.autograd.grad(
+                [o for o, _ in pairs], [leaf for _, leaf in wanted], [g for _, g in pairs], allow_unused=True, retain_graph=keep
+            )
         own = set(segment.parameters)
         for (place, _), gradient in zip(wanted, found, strict=True):
-            if gradient is None:
-                continue
-            if place in own:
+            if gradient is not None and place in own:
                 passing.gradients.add(place, gradient)
-            else:
-                before = arrived.get(place)
-                arrived[place] = gradient if before is None else before + gradient
+            elif gradient is not None:
+                passing.returned(index, [place], [gradient])
+
+    def weights(self, passing: Passing, index: int, number: int) -> None:
+        """The gradients of weights that the backward pass of a segment has left."""
+        for place, make in passing.late.pop((index, number), ()):
+            passing.gradients.add(place, make())
 
     def _again(self, passing: Passing, segment: LocalSegment, tape: _Tape) -> None:
         """Run the forward pass once more, with autograd and the same random numbers."""

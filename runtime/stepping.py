@@ -67,13 +67,15 @@ class _Record:
     def __init__(self, module: ParallelModule, engine: Engine, call: Call, wanted: Sequence[int], trained: Sequence[str]) -> None:
         self.module, self.engine, self.call, self.wanted, self.trained = module, engine, call, wanted, trained
         self.outputs = [engine.output(call, place) for place in wanted]
-        self.versions = {name: module._stored(name)._version for name in trained}
+        at_once = engine.gives_gradients_at_once
+        self.flows = [v.is_floating_point() and (not at_once or p == engine.loss) for v, p in zip(self.outputs, wanted, strict=True)]
+        self.versions = {name: engine.stored(name)._version for name in trained}
         self.held = {number: set(stage.units.held) for number, stage in engine.stages.items()}
 
     def gradients(self, upstream: Sequence[Tensor | None], *, keep: bool) -> list[Tensor | None]:
         """The gradients of the trained parameters, from those of the outputs."""
         module, engine = self.module, self.engine
-        changed = [name for name, version in self.versions.items() if module._stored(name)._version != version]
+        changed = [name for name, version in self.versions.items() if engine.stored(name)._version != version]
         if changed:
             raise RuntimeError(f"parameter {changed[0]!r} has been changed between the forward and the backward pass that needs it")
         shares = self._shares(upstream, keep=keep)
@@ -92,7 +94,7 @@ class _Record:
         reached = set().union(*(one.reached for one in shares.values()))
         module._pending.keep(shares)
         torch.autograd.Variable._execution_engine.queue_callback(lambda: module._pending.mark(module.graph_parameters()))
-        zeros = {name: torch.zeros_like(module._stored(name)) for name in self.trained if name in reached}
+        zeros = {name: torch.zeros_like(engine.stored(name)) for name in self.trained if name in reached}
         return self._reset(keep=keep, found=[self._given(name, zeros) for name in self.trained])
 
     def _shares(self, upstream: Sequence[Tensor | None], *, keep: bool) -> Shares | None:
@@ -108,8 +110,7 @@ class _Record:
         """Make ready for another backward pass, if one may come."""
         for passing in self.call.passings.values():
             passing.gradients = Gradients()
-            if keep:
-                passing.behind.clear()
+            passing.behind.clear()
         return found
 
 
@@ -132,6 +133,50 @@ class _Later(_Record):
         return None if summed else {number: one.gradients for number, one in call.passings.items()}
 
 
+class _AtOnce(_Record):
+    """A call whose order has run to its end, with a guess of the gradient that the loss will be given: that of the call before.
+
+    Another gradient multiplies what was found. Where gradients are float16, of which a scale may have lost some, the order runs again.
+    """
+
+    def __init__(
+        self,
+        module: ParallelModule,
+        engine: Engine,
+        whole: Mapping[str, Tensor],
+        wanted: Sequence[int],
+        trained: Sequence[str],
+        draws: Draws,
+    ) -> None:
+        self.whole, self.draws, self.guess = whole if engine.is_half else None, draws, engine.loss_gradient
+        self.summed = module._synchronize and not module._pending.shares
+        super().__init__(module, engine, self._run(engine, whole), wanted, trained)
+
+    def _run(self, engine: Engine, whole: Mapping[str, Tensor]) -> Call:
+        call = engine.begin(whole, keep=True, draws=self.draws)
+        engine.begin_backward(call, self.guess)
+        call.run(engine.training_order, summed=self.summed)
+        for passing in call.passings.values():
+            passing.values.clear()
+            passing.behind.clear()
+        return call
+
+    def _shares(self, upstream: Sequence[Tensor | None], *, keep: bool) -> Shares | None:
+        (given,) = (g for place, g in zip(self.wanted, upstream, strict=True) if place == self.engine.loss) if upstream else (None,)
+        gradient = 0.0 if given is None else float(given)
+        if gradient != self.guess:
+            self.engine.loss_gradient = gradient if gradient else 1.0
+            if self.whole is not None and gradient:
+                self.guess = gradient
+                self.call = self._run(self.engine, self.whole)
+            else:
+                for passing in self.call.passings.values():
+                    passing.gradients.scale(gradient / self.guess)
+                self.guess = gradient if gradient else self.guess
+        shares = {number: passing.gradients for number, passing in self.call.passings.items()}
+        return None if self.summed else shares
+
+
 class _Node(torch.autograd.Function):
     """The outputs of a call, whose gradients go to the trained parameters by way of the order's backward passes."""
 
@@ -139,7 +184,7 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, record: _Record, anchor: Tensor, *trained: Tensor) -> tuple[Tensor, ...]:
         ctx.record = record
         outputs = tuple(value.view_as(value) for value in record.outputs)
-        ctx.mark_non_differentiable(*(value for value in outputs if not (value.is_floating_point() or value.is_complex())))
+        ctx.mark_non_differentiable(*(value for value, flows in zip(outputs, record.flows, strict=True) if not flows))
         ctx.set_materialize_grads(False)
         return outputs
 
@@ -165,17 +210,20 @@ def differentiable_call(
     parameters = {name: p for name, p in module.graph_parameters().items() if p.requires_grad}
     keep = torch.is_grad_enabled() and engine.trains and bool(parameters)
     draws = Draws(step=engine.step)
-    call = engine.begin(whole, keep=keep, draws=draws)
     if not keep:
+        call = engine.begin(whole, keep=False, draws=draws)
         with torch.no_grad():
             call.run(engine.forward_order)
         return {place: engine.output(call, place) for place in wanted}, engine.updates(call)
     engine.step += 1
     if not engine.gives_gradients_at_once:
+        call = engine.begin(whole, keep=True, draws=draws)
         with torch.no_grad():
             call.run(engine.training_order[: engine.backward_begins])
         record: _Record = _Later(module, engine, call, wanted, list(parameters))
     else:
-        raise NotImplementedError
+        places = list(dict.fromkeys((*wanted, *(() if engine.loss is None else (engine.loss,)))))
+        record = _AtOnce(module, engine, whole, places, list(parameters), draws)
+        wanted, call = places, record.call
     found: tuple[Tensor, ...] = _Node.apply(record, module._anchor, *parameters.values())  # type: ignore[no-untyped-call]
     return dict(zip(wanted, found, strict=True)), engine.updates(call)

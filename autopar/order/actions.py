@@ -9,6 +9,7 @@
     REDUCE_GRAD    bring the unit's gradients home and sum them                    chunk, unit
     SEND_F, RECV_F hand values on to a later chunk                                 chunk, micro-batch, peer chunk
     SEND_B, RECV_B hand gradients back to an earlier chunk                         chunk, micro-batch, peer chunk
+    SUM_TIED       sum the gradients of parameters that several stages hold        -
     UPDATE         the optimizer's step                                            -
 
 A *chunk* is a stretch of the model that lies on one stage, counted from the model's start (torch calls it a stage). A *segment* is a
@@ -35,6 +36,7 @@ class Word(StrEnum):
     RECEIVE_FORWARD = "RECV_F"
     SEND_BACKWARD = "SEND_B"
     RECEIVE_BACKWARD = "RECV_B"
+    SUM_TIED = "SUM_TIED"
     UPDATE = "UPDATE"
 
 

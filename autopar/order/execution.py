@@ -14,8 +14,15 @@ from ..sharding.schedule import PLAIN, Schedule
 from ..sharding.time_split import TimeSplit, micro_batch_options
 from .scheduled import Scheduled, scheduled
 
-Handed = tuple[str, Layout, Layout]
-"""A value that one chunk hands to another: its name, how it lies where it is made, and how the reader takes it."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """A value that one chunk hands to another: how it lies where it is `made`, and how it is `taken`; whether its gradient comes back."""
+
+    name: str
+    made: Layout
+    taken: Layout
+    differentiable: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ which of its collectives are issued follows from the order of the step (`autopar
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -144,10 +144,22 @@ def chain_collectives(graph: Graph, step: Redistribute, mesh: Sequence[int]) -> 
     return forward, backward
 
 
-def build_program(graph: Graph, assignment: Assignment) -> Program:
-    """Order the redistributions before their first readers; an error names any that the assignment lacks."""
+def build_program(
+    graph: Graph,
+    assignment: Assignment,
+    *,
+    operators: Sequence[Operator] | None = None,
+    arrivals: Mapping[str, Layout] | None = None,
+    ends: Collection[str] | None = None,
+) -> Program:
+    """Order the redistributions before their first readers; an error names any that the assignment lacks.
+
+    Of a part of the model `operators` are run, `arrivals` come from elsewhere, and at the values `ends` the backward pass begins (by
+    default at the loss).
+    """
     builder = _Builder(graph, assignment)
-    for operator in graph.operators:
+    builder.available.update((name, {layout}) for name, layout in (arrivals or {}).items())
+    for operator in graph.operators if operators is None else operators:
         decision = assignment.decisions[operator.name]
         for name, layout in zip(operator.inputs, decision.inputs, strict=True):
             builder.bring(name, layout)
@@ -156,7 +168,11 @@ def build_program(graph: Graph, assignment: Assignment) -> Program:
             builder.available[name] = {layout}
     for name, layout in assignment.outputs.items():
         builder.bring(name, layout)
-    steps = _mark_bucketed(graph, assignment, _mark_gradients(graph, assignment, builder.steps))
+    made = {name: layout for step in builder.steps if isinstance(step, Compute) for name, layout in _given(step)}
+    needed = {(name, made[name]) for name in ends or () if name in made}
+    if graph.loss is not None and graph.loss in assignment.outputs:
+        needed.add((graph.loss, assignment.outputs[graph.loss]))
+    steps = _mark_bucketed(graph, assignment, _mark_gradients(assignment, builder.steps, needed))
     return Program(graph=graph, assignment=assignment, steps=steps)
 
 
@@ -193,11 +209,13 @@ class _Builder:
         self.steps.append(Redistribute(tensor=name, chain=chain, gradient=False, differentiable=name in self.assignment.gradients))
 
 
-def _mark_gradients(graph: Graph, assignment: Assignment, steps: Sequence[Step]) -> list[Step]:
-    """Mark the redistributions whose result reaches an operator on the way to the loss, from the last step backwards."""
-    needed: set[tuple[str, Layout]] = set()
-    if graph.loss is not None and graph.loss in assignment.outputs:
-        needed.add((graph.loss, assignment.outputs[graph.loss]))
+def _given(step: Compute) -> Iterator[tuple[str, Layout]]:
+    """What an operator makes, and how it lies."""
+    return zip(step.operator.outputs, step.decision.outputs, strict=True)
+
+
+def _mark_gradients(assignment: Assignment, steps: Sequence[Step], needed: set[tuple[str, Layout]]) -> list[Step]:
+    """Mark the redistributions whose result reaches an operator on the way to what is `needed`, from the last step backwards."""
     marked: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, Compute):

@@ -1,0 +1,32 @@
+"""The order of a rank: the passes of its stage, with messages, and with the units of its parameters."""
+
+from __future__ import annotations
+
+from .actions import Action, Word
+from .execution import Execution
+from .passes import expand, one_stage
+from .pipeline import pipeline_order
+
+
+def rank_order(execution: Execution, stage: int, *, train: bool) -> tuple[Action, ...]:
+    """All actions of the ranks of a stage in one step; without `train` in the forward passes alone."""
+    schedule = execution.schedule
+    trains = train and execution.chunks[0].whole.trains
+    if execution.stages == 1:
+        return expand({0: execution.chunks[0].whole}, one_stage(schedule.micro_batches, train=trains), prefetch=schedule.prefetch)
+    orders = pipeline_order(
+        execution.pipeline, execution.stages, schedule.micro_batches, execution.interleave, edges=tuple(execution.edges), train=trains
+    )
+    own = range(stage, len(execution.chunks), execution.stages)
+    found = expand({number: execution.chunks[number].whole for number in own}, orders[stage], prefetch=schedule.prefetch)
+    return (*found, Action(word=Word.SUM_TIED, chunk=stage)) if trains and tied_parameters(execution) else found
+
+
+def tied_parameters(execution: Execution) -> dict[str, tuple[int, ...]]:
+    """The trained parameters that several stages hold, and these stages."""
+    holders: dict[str, dict[int, None]] = {}
+    for number, chunk in enumerate(execution.chunks):
+        for name in chunk.whole.program.assignment.storage:
+            holders.setdefault(name, {})[number % execution.stages] = None
+    gradients = execution.chunks[0].whole.program.assignment.gradients
+    return {name: tuple(stages) for name, stages in holders.items() if len(stages) > 1 and name in gradients}

@@ -1,0 +1,241 @@
+"""From a plan with pipeline stages to the programs of its chunks, and what they hand to one another.
+
+A chunk holds the operators from its first to that of the next one. What no parameter leads to (masks, tables of positions), each chunk
+makes for itself where its mesh is the same. Every other value comes from the chunk that makes it: between equal meshes as it lies there,
+rank by rank; between unequal ones whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import PlanError
+from ..ir import Operator, Role
+from ..sharding.analysis import Analysis
+from ..sharding.layout import Layout, R, is_valid, replicated
+from ..sharding.mesh import Mesh
+from ..sharding.micro_batches import of_micro_batch, split_batch
+from ..sharding.program import Assignment, Decision, build_program
+from ..sharding.redistribution import cheapest_chain, without_gradient
+from ..sharding.rules import without_parameters
+from ..sharding.schedule import Schedule
+from ..sharding.time_split import TimeSplit, micro_batch_options
+from .execution import Chunk, Execution, Handed
+from .scheduled import Scheduled, scheduled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What a plan says: `decide` gives the decision for an operator on a mesh; layouts of what is stored, of outputs, chains of both."""
+
+    decide: Callable[[str, Mesh], Decision]
+    storage: Mapping[str, Layout]
+    outputs: Mapping[str, Layout]
+    chains: Mapping[str, tuple[tuple[Layout, ...], ...]]
+    host: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipelined:
+    """How a plan is cut: `firsts`, the first operator of each chunk, and their `meshes`; the schedule of the pipeline."""
+
+    firsts: Sequence[str]
+    meshes: Sequence[Mesh]
+    pipeline: str
+    interleave: int
+    schedule: Schedule
+
+
+def staged_execution(analysis: Analysis, decided: Decided, cut: Pipelined) -> Execution:
+    """The execution of a plan with stages; a `PlanError` where its cuts do not follow one another."""
+    return _Cutting(analysis, decided, cut).run()
+
+
+class _Cutting:
+    """Deals the operators out to the chunks."""
+
+    def __init__(self, analysis: Analysis, decided: Decided, cut: Pipelined) -> None:
+        self.analysis, self.decided, self.cut, self.graph = analysis, decided, cut, analysis.graph
+        place = {op.name: number for number, op in enumerate(self.graph.operators)}
+        missing = [name for name in cut.firsts if name not in place]
+        if missing:
+            raise PlanError(f"the plan cuts the model at {missing[0]!r}, which is no operator of it")
+        starts = [0, *(place[name] for name in cut.firsts[1:]), len(place)]
+        if sorted(starts) != starts:
+            raise PlanError("the plan's stages do not follow one another in the model")
+        if len(cut.firsts) % cut.interleave:
+            raise PlanError(f"the plan has {len(cut.firsts)} chunks of the model, no multiple of the {cut.interleave} that each stage holds")
+        self.stages = len(cut.firsts) // cut.interleave
+        self.chunk_of: dict[str, int] = {}
+        for chunk, (start, stop) in enumerate(zip(starts, starts[1:], strict=False)):
+            self.chunk_of.update((op.name, chunk) for op in self.graph.operators[start:stop])
+        self.maker = {name: op for op in self.graph.operators for name in op.outputs}
+        self.own = {op.name for op in without_parameters(self.graph)}
+        self.read = {name for op in self.graph.operators for name in op.inputs}
+        self.on_the_way = self._on_the_way()
+
+    def run(self) -> Execution:
+        operators = [self._operators(chunk) for chunk in range(len(self.cut.firsts))]
+        arrivals = [dict(self._arrivals(chunk, ops)) for chunk, ops in enumerate(operators)]
+        edges: dict[tuple[int, int], list[Handed]] = {}
+        for chunk, arrived in enumerate(arrivals):
+            for name, layout in arrived.items():
+                source = self.chunk_of[self.maker[name].name]
+                flows = name in self.on_the_way
+                edges.setdefault((source, chunk), []).append(Handed(name=name, made=self._made(name), taken=layout, differentiable=flows))
+        handed = [{value.name for (a, _), values in edges.items() if a == chunk for value in values} for chunk in range(len(operators))]
+        firsts = [sum(mesh.devices for mesh in self.cut.meshes[:stage]) for stage in range(self.stages)]
+        chunks = tuple(
+            self._chunk(chunk, ops, arrivals[chunk], handed[chunk] & self.on_the_way, firsts[chunk % self.stages])
+            for chunk, ops in enumerate(operators)
+        )
+        return Execution(
+            chunks=chunks, stages=self.stages, pipeline=self.cut.pipeline, interleave=self.cut.interleave,
+            edges={edge: tuple(values) for edge, values in sorted(edges.items())},
+        )  # fmt: skip
+
+    def _on_the_way(self) -> set[str]:
+        """The values through which the loss's gradient passes."""
+        found = {self.graph.loss} if self.graph.loss else set()
+        for op in reversed(self.graph.operators):
+            if not found.isdisjoint(op.outputs):
+                found.update(name for name in op.inputs if name in self.analysis.gradients)
+        return {name for name in found if name is not None}
+
+    # --- what a chunk holds ---
+
+    def _mesh(self, operator: str) -> Mesh:
+        return self.cut.meshes[self.chunk_of[operator]]
+
+    def _remade(self, operator: Operator, chunk: int) -> bool:
+        """Whether a chunk makes what an operator of another one gives for itself."""
+        if operator.name in self.analysis.cold:
+            return True
+        return operator.name in self.own and self._mesh(operator.name).shape == self.cut.meshes[chunk].shape
+
+    def _operators(self, chunk: int) -> list[Operator]:
+        """The operators that a chunk runs, in the order of the model."""
+        leaving = {*self.analysis.outputs}
+        wanted: set[str] = set()
+        for op in reversed(self.graph.operators):
+            here = self.chunk_of[op.name] == chunk
+            if here and (op.name not in self.own or not leaving.isdisjoint(op.outputs) or self._handed_on(op)):
+                needed = True
+            else:
+                needed = not wanted.isdisjoint(op.outputs) and (here or self._remade(op, chunk))
+            if needed:
+                wanted.update(op.inputs)
+                wanted.add(f"operator {op.name}")
+        return [op for op in self.graph.operators if f"operator {op.name}" in wanted]
+
+    def _handed_on(self, operator: Operator) -> bool:
+        """Whether some other chunk has to be given what an operator makes from no parameter."""
+        others = {self.chunk_of[op.name] for op in self.graph.operators if not set(op.inputs).isdisjoint(operator.outputs)}
+        return any(not self._remade(operator, other) for other in others - {self.chunk_of[operator.name]})
+
+    def _arrivals(self, chunk: int, operators: Sequence[Operator]) -> Iterator[tuple[str, Layout]]:
+        """What comes from other chunks, and how."""
+        made = {name for op in operators for name in op.outputs}
+        for name in dict.fromkeys(name for op in operators for name in op.inputs):
+            if name not in made and self.graph.tensors[name].role is Role.ACTIVATION:
+                same = self._mesh(self.maker[name].name).shape == self.cut.meshes[chunk].shape
+                yield name, self._made(name) if same else replicated(len(self.cut.meshes[chunk].axes))
+
+    def _made(self, name: str) -> Layout:
+        """How a value lies where it is made."""
+        op = self.maker[name]
+        if op.name in self.analysis.cold:
+            return replicated(len(self._mesh(op.name).axes))
+        return self.decided.decide(op.name, self._mesh(op.name)).outputs[op.outputs.index(name)]
+
+    # --- its program ---
+
+    def _chunk(self, chunk: int, operators: list[Operator], arrivals: dict[str, Layout], ends: set[str], first: int) -> Chunk:
+        assignment = self._assignment(chunk, operators, arrivals)
+        schedule = replace(self.cut.schedule, recompute=self._recompute(operators))
+        whole = scheduled(build_program(self.graph, assignment, operators=operators, arrivals=arrivals, ends=ends), schedule)
+        micro, split = self._micro(whole, operators, arrivals, ends)
+        return Chunk(whole=whole, micro=micro, split=split, first=first)
+
+    def _recompute(self, operators: Sequence[Operator]) -> tuple[tuple[str, ...], ...]:
+        """Of what is made again, that which a chunk holds."""
+        here = {op.name for op in operators}
+        stretches = (tuple(name for name in stretch if name in here) for stretch in self.cut.schedule.recompute)
+        return tuple(stretch for stretch in stretches if stretch)
+
+    def _micro(
+        self, whole: Scheduled, operators: list[Operator], arrivals: dict[str, Layout], ends: set[str]
+    ) -> tuple[Scheduled, TimeSplit | None]:
+        """The program of one micro-batch."""
+        count = self.cut.schedule.micro_batches
+        if count == 1:
+            return whole, None
+        part = split_batch(self.analysis, count)
+        come = replace(whole.program.assignment, outputs={**whole.program.assignment.outputs, **arrivals})
+        local = of_micro_batch(come, self.analysis, part, count)
+        here = {name: local.outputs[name] for name in arrivals}
+        kept = replace(local, outputs={name: layout for name, layout in local.outputs.items() if name not in arrivals})
+        own = [op for op in part.graph.operators if op.name in {op.name for op in operators}]
+        program = build_program(part.graph, kept, operators=own, arrivals=here, ends=ends)
+        return scheduled(program, whole.schedule), micro_batch_options(self.analysis)
+
+    def _assignment(self, chunk: int, operators: Sequence[Operator], arrivals: Mapping[str, Layout]) -> Assignment:
+        mesh, graph = self.cut.meshes[chunk], self.graph
+        whole = replicated(len(mesh.axes))
+        decisions = {
+            op.name: Decision(options=(), rule=None, inputs=(whole,) * len(op.inputs), outputs=(whole,) * len(op.outputs))
+            for op in graph.operators
+            if op.name in self.analysis.cold
+        }
+        decisions |= {op.name: self.decided.decide(op.name, mesh) for op in operators if op.name not in decisions}
+        read = {name for op in operators for name in op.inputs}
+        outputs = {name: self._fitting(name, layout, mesh) for name, layout in self.decided.outputs.items() if self._leaves(name, chunk)}
+        storage = {
+            tensor.name: self._fitting(tensor.name, self.decided.storage[tensor.name], mesh)
+            for tensor in graph.parameters
+            if tensor.name in read or tensor.name in outputs or (chunk == 0 and tensor.name not in self.read)
+        }
+        available = dict.fromkeys(graph.tensors, whole) | storage | dict(arrivals)
+        for op in operators:
+            available.update(zip(op.outputs, decisions[op.name].outputs, strict=True))
+        needed = [pair for op in operators for pair in zip(op.inputs, decisions[op.name].inputs, strict=True)]
+        return Assignment(
+            mesh=mesh, decisions=decisions, storage=storage, outputs=outputs, chains=self._chains(mesh, available, [*needed, *outputs.items()]),
+            gradients=self.analysis.gradients, host=frozenset(name for name in self.decided.host if name in storage),
+        )  # fmt: skip
+
+    def _leaves(self, name: str, chunk: int) -> bool:
+        """Whether an output of the model leaves it here: behind its maker, or at the end."""
+        last = len(self.cut.firsts) - 1
+        return (self.chunk_of[self.maker[name].name] if name in self.maker else last) == chunk
+
+    def _fitting(self, name: str, layout: Layout, mesh: Mesh) -> Layout:
+        """A layout that is for this mesh; one that was meant for another stage's gives way to a whole copy."""
+        fits = len(layout) == len(mesh.axes) and is_valid(layout, self.graph.tensors[name].shape, mesh.shape)
+        return layout if fits else (R,) * len(mesh.axes)
+
+    def _chains(
+        self, mesh: Mesh, available: Mapping[str, Layout], needed: Sequence[tuple[str, Layout]]
+    ) -> dict[str, tuple[tuple[Layout, ...], ...]]:
+        """The plan's chains as far as they lead from what there is, and new ones of fewest bytes to what none leads to."""
+        found: dict[str, list[tuple[Layout, ...]]] = {}
+        reached: dict[str, set[Layout]] = {}
+        for name, layout in dict.fromkeys(needed):
+            if name not in reached:
+                reached[name] = {available[name]}
+                for chain in self.decided.chains.get(name, ()):
+                    if all(len(step) == len(mesh.axes) for step in chain) and chain[0] in reached[name]:
+                        found.setdefault(name, []).append(chain)
+                        reached[name].add(chain[-1])
+            if layout not in reached[name]:
+                found.setdefault(name, []).append(self._shortest(name, available[name], layout, mesh))
+                reached[name].add(layout)
+        return {name: tuple(chains) for name, chains in found.items()}
+
+    def _shortest(self, name: str, source: Layout, target: Layout, mesh: Mesh) -> tuple[Layout, ...]:
+        tensor = self.graph.tensors[name]
+        gradient = name in self.analysis.gradients
+        itemsize = tensor.bytes // max(tensor.size, 1)
+        end = target if gradient else without_gradient(target)
+        return cheapest_chain(source, end, tensor.shape, itemsize, mesh.shape, lambda kind, axis, nbytes: 1.0 + nbytes, gradient=gradient)
