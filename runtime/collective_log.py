@@ -1,9 +1,10 @@
-"""`CollectiveLog`: the collectives that a rank issues, to be held against those that its program prices."""
+"""`CollectiveLog`: the actions and collectives that a rank issues, to be held against the order of its step and what that is priced as."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,11 +12,14 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.order.execution import Execution
-from autopar.order.scheduled import Scheduled
+from autopar.order.actions import Action
+from autopar.order.execution import Chunk, Execution
+from autopar.order.messages import issued_by
+from autopar.order.ranks import rank_order
+from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.program import Program
 
-from .collectives import PRICE
+from .present import PRESENT
 
 Priced = Program | Scheduled | Execution
 """What lists collectives: a program by itself, under a schedule, or a whole step."""
@@ -23,15 +27,18 @@ Priced = Program | Scheduled | Execution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """One collective that a rank has issued; `nbytes` by the convention of its kind, as in the program's list."""
+    """One collective of an action; `nbytes` by the convention of its kind, as measured, or as priced.
 
-    phase: str
+    `most`: the number of rows that travel depends on data, and the price is that of all rows.
+    """
+
     kind: str
     ranks: tuple[int, ...]
     nbytes: int
+    most: bool = False
 
     def __str__(self) -> str:
-        return f"{self.phase} {self.kind} of {self.nbytes} B among ranks {', '.join(map(str, self.ranks))}"
+        return f"{self.kind} of {self.nbytes} B among ranks {', '.join(map(str, self.ranks))}"
 
 
 _KINDS = {
@@ -44,60 +51,135 @@ _KINDS = {
 
 
 class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the functional collectives issued inside it, in the forward and in the backward pass.
+    """Records the actions that run inside it and the collectives and messages that they issue, each measured by its tensors.
 
-    with CollectiveLog() as log: module(*inputs)[module.loss_index].backward()
+    with CollectiveLog() as log: module.loss(*inputs).backward()
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.issued: list[Issued] = []
+        self.actions: list[Action] = []
+        self.issued: list[tuple[Action | None, Issued]] = []
+
+    def __enter__(self) -> CollectiveLog:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        PRESENT.log = self.actions
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        PRESENT.log = None
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
         if namespace == "_c10d_functional" and name in _KINDS:
-            size = out if name == "all_gather_into_tensor" else args[0]
-            phase = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
-            ranks = self.members(args[-1])
-            kind, nbytes = PRICE.stated or (_KINDS[name], size.numel() * size.element_size())
-            self.issued.append(Issued(phase=phase, kind=kind, ranks=ranks, nbytes=nbytes))
+            ranks = tuple(dist.get_process_group_ranks(_resolve_process_group(args[-1])))
+            self._note(_KINDS[name], ranks, args[0], out)
+        elif namespace == "c10d" and name == "send":
+            other = dist.get_global_rank(_group(args[1]), args[2])
+            self.issued.append((PRESENT.action, Issued(kind="send", ranks=(dist.get_rank(), other), nbytes=_bytes(args[0][0]))))
         return out
 
-    def members(self, name: Any) -> tuple[int, ...]:
-        """The ranks of a group."""
-        return tuple(dist.get_process_group_ranks(_resolve_process_group(name)))
+    def _note(self, kind: str, ranks: tuple[int, ...], given: torch.Tensor, out: torch.Tensor) -> None:
+        size = _bytes(out) if kind == "all_gather" else _bytes(given)
+        if PRESENT.exchange == "send":
+            kind = "send"
+        rows = PRESENT.exchange == "rows"
+        if rows:  # of what goes out and what comes back, the side that is this rank's own
+            size = min(_bytes(given), _bytes(out))
+        self.issued.append((PRESENT.action, Issued(kind=kind, ranks=ranks, nbytes=size, most=rows)))
 
-    def against(self, program: Priced, rank: int) -> tuple[Counter[Issued], Counter[Issued]]:
-        """What the program prices but was not issued, and what was issued but is not priced (axes of size 1 are silent)."""
-        priced, issued = Counter(priced_on(program, rank)), Counter(self.issued)
-        return priced - issued, issued - priced
+    def mismatch(self, program: Priced, rank: int, *, train: bool | None = None) -> str:
+        """How what was done differs from the order and its prices, in words; empty where it is the same.
 
-    def mismatch(self, program: Priced, rank: int) -> str:
-        """How the issued collectives differ from the priced ones, in words; empty where they are the same.
-
-        Those of the forward pass must also come in the priced order. In the backward pass autograd decides the order, the
-        same one on every rank.
+        All actions must come in the order; those of one action must be the priced collectives, in whatever sequence autograd asks for them.
         """
-        missing, extra = self.against(program, rank)
-        if missing or extra:
-            return f"priced but not issued: {_count(missing)}; issued but not priced: {_count(extra)}"
-        priced = [c for c in priced_on(program, rank) if c.phase == "forward"]
-        issued = [c for c in self.issued if c.phase == "forward"]
-        for number, (wanted, found) in enumerate(zip(priced, issued, strict=True)):
+        execution = execution_of(program)
+        stage = stage_of(execution, rank)
+        trains = any(action.word in ("B", "I") for action in self.actions) if train is None else train
+        order = rank_order(execution, stage, train=trains) if stage is not None else ()
+        for number, (wanted, found) in enumerate(zip(order, self.actions, strict=False)):
             if wanted != found:
-                return f"collective {number} of the forward pass is priced as {wanted}, issued as {found}"
-        return ""
+                return f"action {number} of the order is {wanted}, done was {found}"
+        if len(order) != len(self.actions):
+            return f"the order has {len(order)} actions, done were {len(self.actions)}"
+        return _unequal(priced_on(execution, rank, order), self.issued)
 
 
-def priced_on(program: Priced, rank: int) -> tuple[Issued, ...]:
-    """What the program (under its schedule) prices for this rank, in its order, without axes of size 1."""
-    program = program.micro if isinstance(program, Execution) else program
-    mesh = (program.program if isinstance(program, Scheduled) else program).assignment.mesh
-    own = {axis: next(g for g in mesh.groups(axis) if rank in g) for axis in range(len(mesh.axes))}
-    return tuple(
-        Issued(phase=c.phase, kind=c.kind, ranks=own[c.axis], nbytes=c.nbytes) for c in program.collectives() if mesh.shape[c.axis] > 1
-    )
+def execution_of(program: Priced) -> Execution:
+    """A program as a step of one chunk."""
+    if isinstance(program, Execution):
+        return program
+    alone = scheduled(program) if isinstance(program, Program) else program
+    return Execution(chunks=(Chunk(whole=alone, micro=alone, split=None),))
+
+
+def stage_of(execution: Execution, rank: int) -> int | None:
+    """The stage of a rank; None of one that is idle."""
+    for stage, chunk in enumerate(execution.chunks[: execution.stages]):
+        if rank < chunk.mesh.devices:
+            return stage
+        rank -= chunk.mesh.devices
+    return None
+
+
+def priced_on(execution: Execution, rank: int, order: Iterable[Action]) -> Iterator[tuple[Action, Issued]]:
+    """What the order of a rank is priced as, without what axes of size 1 would have."""
+    known: dict[Action, tuple[Issued, ...]] = {}
+    last = execution.schedule.micro_batches - 1
+    for action in order:
+        alike = replace(action, micro_batch=None if action.micro_batch is None else int(action.micro_batch == last) * last)
+        if alike not in known:
+            known[alike] = tuple(_on_rank(execution, rank, alike))
+        yield from ((action, issued) for issued in known[alike])
+
+
+def _on_rank(execution: Execution, rank: int, action: Action) -> Iterator[Issued]:
+    stage = action.chunk % execution.stages
+    mesh, first = execution.chunks[action.chunk].mesh, sum(chunk.mesh.devices for chunk in execution.chunks[:stage])
+    for c in issued_by(execution, action, rank - first):
+        if c.axis is None:
+            yield Issued(kind=c.kind, ranks=c.ranks, nbytes=c.nbytes)
+        elif mesh.shape[c.axis] > 1:
+            own = next(g for g in mesh.groups(c.axis) if rank - first in g)
+            yield Issued(kind=c.kind, ranks=tuple(first + r for r in own), nbytes=c.nbytes)
+
+
+def _unequal(priced: Iterable[tuple[Action, Issued]], issued: Sequence[tuple[Action | None, Issued]]) -> str:
+    """The first action whose collectives are not those that are priced, in words."""
+    wanted: dict[Action | None, list[Issued]] = {}
+    found: dict[Action | None, list[Issued]] = {}
+    for action, one in priced:
+        wanted.setdefault(action, []).append(one)
+    for place, one in issued:
+        found.setdefault(place, []).append(one)
+    for at in dict.fromkeys((*wanted, *found)):
+        here, there = _without_rows(wanted.get(at, []), found.get(at, []))
+        if here != there:
+            return f"{at}: priced but not issued: {_count(here - there)}; issued but not priced: {_count(there - here)}"
+    return ""
+
+
+def _without_rows(wanted: Sequence[Issued], found: Sequence[Issued]) -> tuple[Counter[Issued], Counter[Issued]]:
+    """Both as counters, without exchanges of rows that are within what is priced for them."""
+    left, rest = list(wanted), []
+    for one in sorted(found, key=lambda one: -one.nbytes):
+        fits = [w for w in left if (w.kind, w.ranks) == (one.kind, one.ranks) and w.nbytes >= one.nbytes] if one.most else []
+        if fits:
+            left.remove(min(fits, key=lambda w: w.nbytes))
+        else:
+            rest.append(one)
+    return Counter(left), Counter(rest)
+
+
+def _group(handle: Any) -> dist.ProcessGroup:
+    """The process group behind an operator's argument."""
+    return handle if isinstance(handle, dist.ProcessGroup) else dist.ProcessGroup.unbox(handle)
+
+
+def _bytes(value: torch.Tensor) -> int:
+    return value.numel() * value.element_size()
 
 
 def _count(found: Counter[Issued]) -> str:

@@ -14,7 +14,6 @@ A step between two kinds is a pair of actions, one on the value and one on the g
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,6 +26,8 @@ from autopar.errors import PlanError
 from autopar.sharding.layout import Kind, Layout, Placement, R, local_parts
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.redistribution import changed_axis
+
+from .present import exchanging
 
 _C10D = torch.ops._c10d_functional
 
@@ -219,22 +220,10 @@ def all_to_all(value: Tensor, dim: int, parts: int, into_dim: int, into_parts: i
     return join(out.view(pieces_shape), dim, parts)
 
 
-class Price(threading.local):
-    """What the collective being issued is priced as, where its own sizes do not say so: (kind, bytes)."""
-
-    stated: tuple[str, int] | None = None
-
-
-PRICE = Price()
-
-
-def _uneven(value: Tensor, outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup, price: tuple[str, int]) -> Tensor:
+def _uneven(value: Tensor, outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup, kind: str) -> Tensor:
     """Rows of `value`, as many to (from) each rank as the lists say; to be waited for."""
-    before, PRICE.stated = PRICE.stated, price
-    try:
+    with exchanging(kind):
         out: Tensor = _C10D.all_to_all_single(value.contiguous(), list(incoming), list(outgoing), group.name)
-    finally:
-        PRICE.stated = before
     return out
 
 
@@ -243,7 +232,7 @@ def set_off(value: Tensor, group: AxisGroup, *, by: int = 1) -> Tensor:
     flat = value.contiguous().view(-1)
     outgoing, incoming = [0] * group.size, [0] * group.size
     outgoing[(group.coordinate + by) % group.size] = incoming[(group.coordinate - by) % group.size] = flat.numel()
-    return _uneven(flat, outgoing, incoming, group, ("send", flat.numel() * flat.element_size()))
+    return _uneven(flat, outgoing, incoming, group, "send")
 
 
 def arrived(coming: Tensor) -> Tensor:
@@ -263,19 +252,19 @@ class _Rows(torch.autograd.Function):
     """Rows to their owners, their gradients back."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, outgoing: list[int], incoming: list[int], group: AxisGroup, nbytes: int) -> Tensor:
-        ctx.outgoing, ctx.incoming, ctx.group, ctx.nbytes = outgoing, incoming, group, nbytes
-        return arrived(_uneven(value, outgoing, incoming, group, ("all_to_all", nbytes)))
+    def forward(ctx: Any, value: Tensor, outgoing: list[int], incoming: list[int], group: AxisGroup) -> Tensor:
+        ctx.outgoing, ctx.incoming, ctx.group = outgoing, incoming, group
+        return arrived(_uneven(value, outgoing, incoming, group, "rows"))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        back = arrived(_uneven(gradients[0], ctx.incoming, ctx.outgoing, ctx.group, ("all_to_all", ctx.nbytes)))
-        return back, None, None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        back = arrived(_uneven(gradients[0], ctx.incoming, ctx.outgoing, ctx.group, "rows"))
+        return back, None, None, None
 
 
-def exchange_rows(value: Tensor, outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup, nbytes: int) -> Tensor:
-    """An all-to-all of whole rows whose numbers depend on data; `nbytes`: of each rank's input where all are served alike."""
-    out: Tensor = _Rows.apply(value, list(outgoing), list(incoming), group, nbytes)  # type: ignore[no-untyped-call]
+def exchange_rows(value: Tensor, outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup) -> Tensor:
+    """An all-to-all of whole rows whose numbers depend on data."""
+    out: Tensor = _Rows.apply(value, list(outgoing), list(incoming), group)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from autopar.ir import Role
 from autopar.order.actions import Action
 from autopar.order.execution import Chunk, Execution
-from autopar.order.ranks import rank_order, tied_parameters
+from autopar.order.ranks import rank_order
 from autopar.order.scheduled import scheduled
 from autopar.sharding.layout import Kind, Layout, local_shape
 from autopar.sharding.program import Program
@@ -24,7 +24,7 @@ from .draws import Draws
 from .parameters import Storage, device_mesh
 from .runner import Call, before_backward
 from .stage import Stage
-from .tied import sum_tied
+from .tied import TiedSums
 from .transfers import edges_of
 from .units import Gradients, Stored
 from .world import World
@@ -48,7 +48,7 @@ class Engine:
         self.loss_gradient = 1.0
 
         self.edges = edges_of(plan, self.world, device)
-        self.tied = tied_parameters(plan)
+        self.tied = TiedSums(plan, self.world, stored)
 
     def _stage(self, number: int, stored: Stored) -> Stage:
         chunk, edges = self.execution.chunks[number], self.execution.edges
@@ -61,6 +61,7 @@ class Engine:
         """The same on other parameters."""
         other = copy.copy(self)
         other.stored = stored
+        other.tied = TiedSums(self.execution, self.world, stored)
         other.stages = {number: stage.on(stored) for number, stage in self.stages.items()}
         return other
 
@@ -173,7 +174,7 @@ class Engine:
 
     def begin(self, whole: Mapping[str, Tensor], *, keep: bool, draws: Draws) -> Call:
         """A call on whole inputs and constants."""
-        return Call(self.stages, self.edges, whole, keep=keep, draws=draws)
+        return Call(self.stages, self.edges, self.tied, whole, keep=keep, draws=draws)
 
     def output(self, call: Call, place: int) -> Tensor:
         """One output of a call; with stages the stage that makes it tells all ranks."""
@@ -222,6 +223,7 @@ class Engine:
             for unit in reversed(range(len(stage.units.units))):
                 stage.units.reduce(unit, gradients[number], last=True, only_present=True)
             stage.units.settle()
+        self.tied.sum(gradients)
 
     def home(self, gradients: Mapping[int, Gradients]) -> dict[str, Tensor]:
         """The summed gradients of this rank's shards."""
@@ -229,4 +231,4 @@ class Engine:
         for number, stage in self.stages.items():
             for name, value in stage.units.home(gradients[number]).items():
                 found[name] = found[name] + value if name in found else value
-        return sum_tied(self, found) if self.tied else found
+        return found

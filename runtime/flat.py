@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .collectives import MOVABLE, ON_ONE_DEVICE, Action, AxisGroup, act, deal, join, write_joined
+from .present import PRESENT, at
 
 _C10D = torch.ops._c10d_functional
 
@@ -50,11 +51,12 @@ class Moving:
     def __init__(self, carried: Generator[Tensor, Tensor, object], collectives: int) -> None:
         self._carried, self.left = carried, collectives
         self._begun: Tensor | None = None
+        self._action = PRESENT.action
         self._send(None)
 
     def _send(self, arrived: Tensor | None) -> None:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), at(self._action):
                 self._begun = next(self._carried) if arrived is None else self._carried.send(arrived)
             self.left -= 1
         except StopIteration:

@@ -7,7 +7,6 @@ gradients wait until the loss's own backward pass asks for them.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,29 +17,28 @@ from autopar.order.actions import Action, Word
 from autopar.order.scheduled import Mode
 
 from .draws import Draws
+from .present import PRESENT, at
 from .stage import Passing, Stage
+from .tied import TiedSums
 from .transfers import Edge
 
 BACKWARD = (Word.BACKWARD, Word.BACKWARD_INPUT, Word.BACKWARD_WEIGHT)
-
-
-class Present(threading.local):
-    """What the runner of this thread is doing, for those who watch: the action, and the log of actions where one is kept."""
-
-    action: Action | None = None
-    log: list[Action] | None = None
-
-
-PRESENT = Present()
 
 
 class Call:
     """One call of the module on this rank's stages."""
 
     def __init__(
-        self, stages: Mapping[int, Stage], edges: Mapping[tuple[int, int], Edge], whole: Mapping[str, Tensor], *, keep: bool, draws: Draws
+        self,
+        stages: Mapping[int, Stage],
+        edges: Mapping[tuple[int, int], Edge],
+        tied: TiedSums,
+        whole: Mapping[str, Tensor],
+        *,
+        keep: bool,
+        draws: Draws,
     ) -> None:
-        self.stages, self.edges = stages, edges
+        self.stages, self.edges, self._tied = stages, edges, tied
         self.passings: dict[int, Passing] = {number: stage.begin(whole, keep=keep, draws=draws) for number, stage in stages.items()}
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
 
@@ -51,17 +49,15 @@ class Call:
         """
         try:
             for action in actions:
-                PRESENT.action = action
                 if PRESENT.log is not None:
                     PRESENT.log.append(action)
-                self._do(action, keep=keep, summed=summed)
+                with at(action):
+                    self._do(action, keep=keep, summed=summed)
             self._settle()
         except BaseException:
             for stage in self.stages.values():
                 stage.units.forget()
             raise
-        finally:
-            PRESENT.action = None
 
     def _settle(self) -> None:
         """Wait for all that is under way but gathers."""
@@ -71,6 +67,11 @@ class Call:
             self._sent.popleft()[0].wait()
 
     def _do(self, action: Action, *, keep: bool, summed: bool) -> None:
+        if action.word is Word.SUM_TIED:
+            if summed:
+                self._settle()
+                self._tied.sum({number: one.gradients for number, one in self.passings.items()})
+            return
         stage, passing = self.stages[action.chunk], self.passings[action.chunk]
         index, segment = action.micro_batch or 0, action.segment or 0
         match action.word:

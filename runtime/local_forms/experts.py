@@ -121,11 +121,10 @@ def travelling(
     incoming = [sum(counts[rank][me]) for rank in range(group.size)]
     order = order[: sum(outgoing)]
     per_token = numbers.shape[0] // max(rows.shape[0], 1)
-    nbytes = numbers.shape[0] * rows.element_size()
-    arrived = exchange_rows(rows[order // per_token], outgoing, incoming, group, nbytes * rows.shape[1])
+    arrived = exchange_rows(rows[order // per_token], outgoing, incoming, group)
     kinds = torch.arange(held, device=rows.device).repeat(group.size).repeat_interleave(table[:, me].flatten(), output_size=sum(incoming))
     made = grouped(arrived, kinds, operands, network, all_held=True)
-    back = exchange_rows(made, incoming, outgoing, group, nbytes // rows.element_size() * made.element_size() * made.shape[1])
+    back = exchange_rows(made, incoming, outgoing, group)
     return _placed(back, order, numbers.shape[0])
 
 

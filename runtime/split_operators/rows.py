@@ -85,8 +85,7 @@ def travelling_look_up(self: Tensor, indices: Sequence[Tensor | None], group: Ax
     outgoing = (holder == group.coordinate).sum(1).tolist()
     incoming = torch.bincount(holder[group.coordinate], minlength=group.size).tolist()
     wanted = asked[holder == group.coordinate] - group.coordinate * own
-    nbytes = mine.numel() * math.prod(self.shape[1:]) * self.element_size()
-    received = exchange_rows(self[wanted], outgoing, incoming, group, nbytes)
+    received = exchange_rows(self[wanted], outgoing, incoming, group)
     return received[torch.argsort(torch.argsort(holder[group.coordinate], stable=True))]
 
 
@@ -105,11 +104,10 @@ def travelling_rows(rows: int, group: AxisGroup, kind: str, **arguments: Any) ->
     outgoing = [common(me, rank) for rank in range(group.size)]
     incoming = [common(rank, me) for rank in range(group.size)]
     placed = sum(outgoing)
-    nbytes = own * value.element_size()
-    received = exchange_rows(value[:placed], outgoing, incoming, group, nbytes * value.shape[1])
+    received = exchange_rows(value[:placed], outgoing, incoming, group)
     sizes = [ends[me * experts + e + 1] - bounds[me] for e in range(experts)]
     made = grouped_product(received, weights, sizes, kind)
-    back = exchange_rows(made, incoming, outgoing, group, nbytes * weights.shape[2])
+    back = exchange_rows(made, incoming, outgoing, group)
     return torch.cat([back, value.new_zeros(own - placed, weights.shape[2])]) if placed < own else back
 
 

@@ -1,0 +1,137 @@
+"""What each action of a step issues: collectives on the axes of its stage, messages to other stages, sums over stages.
+
+Between stages of equal meshes every device sends its shard to the device of its coordinates. Between unequal ones a value is made whole
+first, and each device that reads it gets it from one that holds it; its gradient comes back whole in the same way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..ir import DTYPE_BYTES
+from ..sharding.layout import Kind, Layout, Placement, R, local_shape
+from ..sharding.redistribution import changed_axis, local_bytes, transfers
+from .actions import Action, Word
+from .execution import Execution, Handed
+from .ranks import tied_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One collective on a mesh axis, or among `ranks` where `axis` is None; of a send these are sender and receiver."""
+
+    kind: str
+    axis: int | None
+    nbytes: int
+    ranks: tuple[int, ...] = ()
+
+
+def issued_by(execution: Execution, action: Action, device: int) -> Iterator[Message]:
+    """What the `device` (counted within its stage) issues for an action."""
+    chunk = execution.chunks[action.chunk]
+    match action.word:
+        case Word.SEND_FORWARD:
+            yield from _sent(execution, (action.chunk, _peer(action)), device, forward=True)
+        case Word.SEND_BACKWARD:
+            yield from _sent(execution, (_peer(action), action.chunk), device, forward=False)
+        case Word.SUM_TIED:
+            yield from _tied(execution, action.chunk, device)
+        case _:  # a whole gradient is brought to the layout of its value without a collective
+            for c in chunk.micro.issued(action):
+                yield Message(kind=c.kind, axis=c.axis, nbytes=c.nbytes)
+
+
+def _peer(action: Action) -> int:
+    assert action.peer is not None
+    return action.peer
+
+
+def first_rank(execution: Execution, chunk: int) -> int:
+    """The first rank of the stage that holds a chunk."""
+    return sum(c.mesh.devices for c in execution.chunks[: chunk % execution.stages])
+
+
+def _in_time(execution: Execution, value: Handed, layout: Layout) -> tuple[int, ...]:
+    """The shape of a device's part of a micro-batch's value."""
+    chunk = execution.chunks[0]
+    shape = chunk.whole.program.graph.tensors[value.name].shape
+    time: tuple[Placement, ...] = () if chunk.split is None else (chunk.split.placements[value.name],)
+    sizes = () if chunk.split is None else (chunk.whole.schedule.micro_batches,)
+    return local_shape((*time, *layout), shape, (*sizes, *_mesh_of(execution, layout)))
+
+
+def _mesh_of(execution: Execution, layout: Layout) -> tuple[int, ...]:
+    return next(chunk.mesh.shape for chunk in execution.chunks if len(chunk.mesh.shape) == len(layout))
+
+
+def _sent(execution: Execution, edge: tuple[int, int], device: int, *, forward: bool) -> Iterator[Message]:
+    first, second = (execution.chunks[number] for number in edge)
+    here, there = edge if forward else edge[::-1]
+    direct = first.mesh.shape == second.mesh.shape
+    values = [value for value in execution.edges[edge] if forward or value.differentiable]
+    sizes: dict[str, int] = {}
+    for value in values:
+        layout = value.made if forward else value.taken
+        tensor = first.whole.program.graph.tensors[value.name]
+        if not direct and forward:
+            yield from _gathered(execution, value, tensor.bytes)
+        elements = 1
+        for size in _in_time(execution, value, layout if direct else (R,) * len(layout)):
+            elements *= size
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + elements * DTYPE_BYTES[tensor.dtype]
+    own, other = first_rank(execution, here), first_rank(execution, there)
+    counts = execution.chunks[here].mesh.devices, execution.chunks[there].mesh.devices
+    to = [device] if direct else [number for number in range(counts[1]) if number % counts[0] == device]
+    for nbytes in sizes.values():
+        for number in to:
+            yield Message(kind="send", axis=None, nbytes=nbytes, ranks=(own + device, other + number))
+
+
+def _gathered(execution: Execution, value: Handed, nbytes: int) -> Iterator[Message]:
+    """The collectives that make a value whole before it is sent."""
+    mesh = _mesh_of(execution, value.made)
+    share = execution.schedule.micro_batches if _is_cut(execution, value) else 1
+    for before, after in itertools.pairwise(_home(value.made)):
+        axis = changed_axis(before, after)
+        ahead, _ = transfers(before[axis], after[axis], mesh[axis])
+        if ahead is not None:
+            yield Message(kind=ahead.collective, axis=axis, nbytes=ahead.scale * local_bytes(before, nbytes // share, mesh))
+
+
+def _is_cut(execution: Execution, value: Handed) -> bool:
+    split = execution.chunks[0].split
+    return split is not None and split.placements[value.name].kind is Kind.SPLIT
+
+
+def _home(layout: Layout) -> Sequence[Layout]:
+    chain = [layout]
+    for axis in reversed(range(len(layout))):
+        if layout[axis].kind is not Kind.REPLICATED:
+            chain.append((*chain[-1][:axis], R, *chain[-1][axis + 1 :]))
+    return chain
+
+
+def _tied(execution: Execution, stage: int, device: int) -> Iterator[Message]:
+    for name, stages in tied_parameters(execution).items():
+        if stage not in stages:
+            continue
+        tensor = execution.chunks[0].whole.program.graph.tensors[name]
+        chunks = [next(c for c in execution.chunks[s :: execution.stages] if name in c.whole.program.assignment.storage) for s in stages]
+        layouts = [chunk.whole.program.assignment.storage[name] for chunk in chunks]
+        firsts = [first_rank(execution, number) for number in stages]
+        own = chunks[stages.index(stage)]
+        if len(set(layouts)) == 1 and len({chunk.mesh.shape for chunk in chunks}) == 1:
+            nbytes = local_bytes(layouts[0], tensor.bytes, own.mesh.shape)
+            yield Message(kind="all_reduce", axis=None, nbytes=nbytes, ranks=tuple(first + device for first in firsts))
+            continue
+        layout = layouts[stages.index(stage)]
+        for before, after in itertools.pairwise(_home(layout)):
+            axis = changed_axis(before, after)
+            ahead, _ = transfers(before[axis], after[axis], own.mesh.shape[axis])
+            if ahead is not None:
+                nbytes = ahead.scale * local_bytes(before, tensor.bytes, own.mesh.shape)
+                yield Message(kind=ahead.collective, axis=axis, nbytes=nbytes)
+        members = sorted(first + i for first, chunk in zip(firsts, chunks, strict=True) for i in range(chunk.mesh.devices))
+        yield Message(kind="all_reduce", axis=None, nbytes=tensor.bytes, ranks=tuple(members))

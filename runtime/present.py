@@ -1,0 +1,40 @@
+"""What this thread is doing, for those who watch: the action of the order, and the kind of an exchange that its sizes do not tell."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autopar.order.actions import Action
+
+
+class Present(threading.local):
+    """`action`: the one at hand; `log`: where actions are written down, if anywhere; `exchange`: "send" or "rows"."""
+
+    action: Action | None = None
+    log: list[Action] | None = None
+    exchange: str = ""
+
+
+PRESENT = Present()
+
+
+@contextmanager
+def at(action: Action | None) -> Iterator[None]:
+    """Inside, what is issued belongs to `action`."""
+    before, PRESENT.action = PRESENT.action, action
+    try:
+        yield
+    finally:
+        PRESENT.action = before
+
+
+@contextmanager
+def exchanging(kind: str) -> Iterator[None]:
+    """Inside, an all-to-all of unequal parts is a "send" to one rank, or "rows" whose number depends on data."""
+    before, PRESENT.exchange = PRESENT.exchange, kind
+    try:
+        yield
+    finally:
+        PRESENT.exchange = before
