@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import keyword
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .archive import Doubts, Malformed
+from .archive_values import SIMPLE, integer, listed, one, open_size, shown, tensor_meta
 
 REGIONS = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
 """The operators of `torch.ops.higher_order` that stand for a part of the model rather than for control flow."""
@@ -22,9 +22,6 @@ _VERIFIERS = frozenset({"", "ATEN", "TRAINING"})
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?", re.ASCII)
 _CONTAINERS = {"builtins.tuple": "tuple", "builtins.list": "list", "builtins.dict": "dict", "collections.OrderedDict": "dict"}
-_UNREAL = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
-_INT64 = 2**63
-_LINE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +36,12 @@ class Program:
         try:
             module = data["graph_module"]
             version = data["schema_version"]
-            verifiers = [self._known(text, _VERIFIERS, "verifier") for text in _list(data.get("verifiers", []))]
+            verifiers = [self._known(text, _VERIFIERS, "verifier") for text in listed(data.get("verifiers", []))]
             return {
                 "graph_module": {
                     "graph": self._graph(module["graph"]),
                     "signature": self._signature(module["signature"]),
-                    "module_call_graph": [self._call(_list(module["module_call_graph"])[0])],
+                    "module_call_graph": [self._call(listed(module["module_call_graph"])[0])],
                 },
                 "opset_version": {},
                 "range_constraints": {},
@@ -61,22 +58,22 @@ class Program:
     def name(self, text: Any) -> str:
         """A name that stands in generated source code."""
         if not isinstance(text, str):
-            raise Malformed(f"a name is {_short(text)}")
+            raise Malformed(f"a name is {shown(text)}")
         if not _IDENTIFIER.fullmatch(text) or keyword.iskeyword(text) or text.startswith("__"):
-            self.doubts.add(f"it names a value {_short(text)}, which is no identifier")
+            self.doubts.add(f"it names a value {shown(text)}, which is no identifier")
         return text
 
     def path(self, text: Any) -> str:
         """The dotted path of a parameter, buffer or constant."""
         if not isinstance(text, str):
-            raise Malformed(f"the path of a parameter is {_short(text)}")
+            raise Malformed(f"the path of a parameter is {shown(text)}")
         if not text.isprintable() or set("\"'\\{}()") & set(text) or any(not part or part.startswith("__") for part in text.split(".")):
-            self.doubts.add(f"it names a parameter {_short(text)}")
+            self.doubts.add(f"it names a parameter {shown(text)}")
         return text
 
     def _known(self, text: Any, valid: frozenset[str], what: str) -> str:
         if text not in valid:
-            raise Malformed(f"its {what} {_short(text)} is unknown")
+            raise Malformed(f"its {what} {shown(text)} is unknown")
         return str(text)
 
     # --- the graph ---
@@ -84,13 +81,13 @@ class Program:
     def _graph(self, graph: Mapping[str, Any]) -> dict[str, Any]:
         for kind in ("sym_int_values", "sym_bool_values", "sym_float_values"):
             if graph.get(kind):
-                raise Malformed(_open_size(next(iter(graph[kind]))))
+                raise Malformed(open_size(next(iter(graph[kind]))))
         if graph.get("custom_obj_values"):
-            self.doubts.add(f"it holds the script object {_short(next(iter(graph['custom_obj_values'])))}")
+            self.doubts.add(f"it holds the script object {shown(next(iter(graph['custom_obj_values'])))}")
         return {
-            "inputs": [self.argument(value) for value in _list(graph["inputs"])],
-            "outputs": [self.argument(value) for value in _list(graph["outputs"])],
-            "nodes": [self._node(node) for node in _list(graph["nodes"])],
+            "inputs": [self.argument(value) for value in listed(graph["inputs"])],
+            "outputs": [self.argument(value) for value in listed(graph["outputs"])],
+            "nodes": [self._node(node) for node in listed(graph["nodes"])],
             "tensor_values": {self.name(name): tensor_meta(meta, name) for name, meta in graph["tensor_values"].items()},
             "sym_int_values": {},
             "sym_bool_values": {},
@@ -101,8 +98,8 @@ class Program:
         name, single = node.get("name"), node.get("is_hop_single_tensor_return")
         return {
             "target": self._target(node["target"]),
-            "inputs": [self._named(given) for given in _list(node["inputs"])],
-            "outputs": [self.argument(value) for value in _list(node["outputs"])],
+            "inputs": [self._named(given) for given in listed(node["inputs"])],
+            "outputs": [self.argument(value) for value in listed(node["outputs"])],
             "metadata": _stack(node.get("metadata") or {}),
             "is_hop_single_tensor_return": single if isinstance(single, bool) else None,
             "name": self.name(name) if name else None,
@@ -123,51 +120,51 @@ class Program:
     def _target(self, text: Any) -> str:
         found = _OPERATOR.fullmatch(text) if isinstance(text, str) else None
         if found is None:
-            self.doubts.add(f"it calls {_short(text)}, which is no operator of torch.ops")
+            self.doubts.add(f"it calls {shown(text)}, which is no operator of torch.ops")
             return ""
         space, name, overload = found.groups()
         if space == "higher_order":
             if name not in REGIONS or overload is not None:
                 raise Malformed(f"it holds a {name} region; control flow inside a model cannot be split")
         elif why := self.operator(space, name, overload or ""):
-            self.doubts.add(f"it calls {_short(text)}, {why}")
+            self.doubts.add(f"it calls {shown(text)}, {why}")
         return str(text)
 
     def argument(self, value: Any) -> dict[str, Any]:
         """One argument: a union of one kind and its value."""
-        kind, inner = _one(value)
+        kind, inner = one(value)
         if kind in ("as_custom_obj", "as_operator"):
-            self.doubts.add(f"an argument of an operator is {_short(inner)}, a script object or a function")
+            self.doubts.add(f"an argument of an operator is {shown(inner)}, a script object or a function")
             return {"as_none": True}
-        read = _SIMPLE.get(kind)
+        read = SIMPLE.get(kind)
         if read is not None:
             return {kind: read(inner)}
         if kind == "as_graph":
             return {kind: {"name": self.name(inner["name"]), "graph": self._graph(inner["graph"])}}
         if kind in ("as_tensor", "as_optional_tensor", "as_tensors", "as_optional_tensors", "as_nested_tensors"):
             return {kind: self._tensors(inner)}
-        raise Malformed(_open_size(_short(inner)) if kind.startswith("as_sym") else f"an argument is of the unknown kind {_short(kind)}")
+        raise Malformed(open_size(shown(inner)) if kind.startswith("as_sym") else f"an argument is of the unknown kind {shown(kind)}")
 
     def _tensors(self, value: Any) -> Any:
         """Tensors by name, in lists, or as an optional one's union."""
         if isinstance(value, list):
             return [self._tensors(item) for item in value]
-        kind, inner = _one(value)
+        kind, inner = one(value)
         if kind == "as_none":
             return {"as_none": True}
-        return {"as_tensor": self._tensors(inner)} if kind == "as_tensor" else {"name": self.name(_one(value, "name")[1])}
+        return {"as_tensor": self._tensors(inner)} if kind == "as_tensor" else {"name": self.name(one(value, "name")[1])}
 
     # --- how it is called ---
 
     def _signature(self, signature: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "input_specs": [self._spec(spec) for spec in _list(signature["input_specs"])],
-            "output_specs": [self._spec(spec) for spec in _list(signature["output_specs"])],
+            "input_specs": [self._spec(spec) for spec in listed(signature["input_specs"])],
+            "output_specs": [self._spec(spec) for spec in listed(signature["output_specs"])],
         }
 
     def _spec(self, spec: Any) -> dict[str, Any]:
         """What one input or output is: the argument, and what it stands for."""
-        kind, inner = _one(spec)
+        kind, inner = one(spec)
         if kind in ("custom_obj", "token"):
             self.doubts.add(f"an input or output is a {kind}")
             return {}
@@ -198,7 +195,7 @@ class Program:
                 "outputs": [],
                 "in_spec": json.dumps([1, into]),
                 "out_spec": json.dumps([1, self._structure(signature["out_spec"])]),
-                "forward_arg_names": [self.name(name) for name in _list(names)] if names else None,
+                "forward_arg_names": [self.name(name) for name in listed(names)] if names else None,
             },
         }
 
@@ -207,86 +204,23 @@ class Program:
         try:
             protocol, spec = json.loads(text)
         except (ValueError, TypeError, RecursionError) as error:
-            raise Malformed(f"the structure of its arguments is {_short(text)}") from error
+            raise Malformed(f"the structure of its arguments is {shown(text)}") from error
         if protocol != 1:
-            raise Malformed(f"the structure of its arguments is of protocol {_short(protocol)}")
+            raise Malformed(f"the structure of its arguments is of protocol {shown(protocol)}")
         return self._nested(spec)
 
     def _nested(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        kind, children = spec["type"], [self._nested(child) for child in _list(spec["children_spec"])]
+        kind, children = spec["type"], [self._nested(child) for child in listed(spec["children_spec"])]
         if kind is None:
             return {"type": None, "context": None, "children_spec": []}
         if kind not in _CONTAINERS:
-            self.doubts.add(f"its arguments or outputs are in a {_short(kind)}, which is no tuple, list or dict")
+            self.doubts.add(f"its arguments or outputs are in a {shown(kind)}, which is no tuple, list or dict")
             return {"type": None, "context": None, "children_spec": []}
         keys = json.loads(spec["context"]) if isinstance(spec["context"], str) else None
         plain = isinstance(keys, list) and all(isinstance(key, (str, int)) for key in keys) and len(keys) == len(children)
         if plain is not (_CONTAINERS[kind] == "dict") or (keys is not None and not plain):
-            raise Malformed(f"the keys of its arguments are {_short(spec['context'])}")
+            raise Malformed(f"the keys of its arguments are {shown(spec['context'])}")
         return {"type": kind, "context": json.dumps(keys), "children_spec": children}
-
-
-def tensor_meta(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The type, sizes and place of a tensor, all of them numbers."""
-    return {
-        "dtype": integer(meta["dtype"]),
-        "sizes": [size(value, name) for value in _list(meta["sizes"])],
-        "requires_grad": meta["requires_grad"] is True,
-        "device": device(meta["device"]),
-        "strides": [size(value, name) for value in _list(meta["strides"])],
-        "storage_offset": size(meta["storage_offset"], name),
-        "layout": integer(meta["layout"]),
-    }
-
-
-def size(value: Any, name: str = "") -> dict[str, int]:
-    """A size that is a number, not an expression."""
-    kind, inner = _one(value)
-    if kind != "as_int":
-        raise Malformed(_open_size(name))
-    if integer(inner) < 0:
-        raise Malformed(f"a size of {_short(name)} is {inner}")
-    return {kind: inner}
-
-
-def device(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A device; which of them this machine has is for the caller to see."""
-    if value["type"] not in ("cpu", "cuda", "meta"):
-        raise Malformed(f"a tensor lies on the device {_short(value['type'])}")
-    return {"type": value["type"], "index": None if value.get("index") is None else integer(value["index"])}
-
-
-def integer(value: Any) -> int:
-    """A whole number of 64 bits."""
-    if type(value) is not int or not -_INT64 <= value < _INT64:
-        raise Malformed(f"{_short(value)} stands where a whole number of 64 bits must")
-    return value
-
-
-def _float(value: Any) -> float:
-    found = _UNREAL.get(value) if isinstance(value, str) else value if type(value) in (int, float) else None
-    if found is None:
-        raise Malformed(f"{_short(value)} stands where a number must")
-    return float(found)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise Malformed(f"{_short(value)} stands where a text must")
-    return value
-
-
-def _many(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    return lambda values: [read(value) for value in _list(values)]
-
-
-_SIMPLE: dict[str, Callable[[Any], Any]] = {
-    "as_none": lambda value: True, "as_bool": lambda value: value is True, "as_bools": _many(lambda value: value is True),
-    "as_int": integer, "as_ints": _many(integer), "as_float": _float, "as_floats": _many(_float),
-    "as_string": _text, "as_strings": _many(_text), "as_device": device,
-    "as_scalar_type": integer, "as_memory_format": integer, "as_layout": integer,
-    "as_complex": lambda value: {"real": _float(value["real"]), "imag": _float(value["imag"])},
-}  # fmt: skip
 
 
 def _keywords(spec: Mapping[str, Any]) -> list[str]:
@@ -301,28 +235,7 @@ def _stack(metadata: Mapping[str, Any]) -> dict[str, str]:
     return {"nn_module_stack": text} if isinstance(text, str) and text.isprintable() else {}
 
 
-def _one(value: Any, wanted: str = "") -> tuple[str, Any]:
-    if not isinstance(value, dict) or len(value) != 1 or (wanted and wanted not in value):
-        raise Malformed(f"{_short(value)} stands where a union of one kind must")
-    return next(iter(value.items()))
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise Malformed(f"{_short(value)} stands where a list must")
-    return value
-
-
 def _plain(text: str) -> str:
     if not _IDENTIFIER.fullmatch(text):
-        raise Malformed(f"{_short(text)} stands where a kind must")
+        raise Malformed(f"{shown(text)} stands where a kind must")
     return text
-
-
-def _open_size(name: str) -> str:
-    return f"the size of {name!r} is an expression; export the model again with fixed sizes, without dynamic_shapes"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LINE else text[:_LINE] + "..."

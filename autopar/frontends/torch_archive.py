@@ -16,7 +16,8 @@ from torch.export.pt2_archive import PT2ArchiveWriter
 from ..errors import AutoparError, ModelError
 from ..model import TorchModel
 from .archive import MODEL, Archive, Doubts, Malformed, opened, size_of_file
-from .archive_program import Program, device, tensor_meta
+from .archive_program import Program
+from .archive_values import device, tensor_meta
 from .torch import read_exported
 
 _LOGGERS = ("torch.export", "torch.export.pt2_archive._package", "torch._export.serde.serialize")

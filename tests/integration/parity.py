@@ -53,7 +53,8 @@ def subject(name: str, folder: Path, *, train: bool, dtype: str = "float64") -> 
     """Load a model and run it on one device: three steps in training, its outputs in inference."""
     model = load(name, folder, train=train, dtype=dtype)
     inputs = tuple(model.inputs) if model.inputs is not None else example_values(model.graph)
-    alone = replace(model, module=copy.deepcopy(model.module))
+    twin = copy.deepcopy(model.module)
+    alone = replace(model, build=lambda: twin)
     found = reference_observation(alone, _any_plan(model, train), inputs, steps=STEPS if train else 1, seed=0)
     tolerance = TOLERANCE["float32" if name in FLOAT32_INSIDE else dtype]
     return Subject(model=model, train=train, inputs=inputs, values=model_values(model), reference=found, tolerance=tolerance)
