@@ -1,6 +1,6 @@
 """Agreement: before the first collective of a model all ranks learn whether they run the same thing, and fail together where not.
 
-Every rank says what it has in a message of fixed size, with its own error if it has one; one all-gather, and all ranks raise the same error.
+Every rank says what it has in a message of fixed size, with its own error if it has one. After one all-gather all raise the same error.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ _C10D = torch.ops._c10d_functional
 Carried = Generator[Tensor, Tensor, list[Tensor]]
 """Gives collectives that are under way, takes what they gave once it is there, returns the tensors at the end of the chain."""
 
-Finish = Callable[[Tensor], list[Tensor]]
+Begun = tuple[Tensor, Callable[[Tensor], list[Tensor]]]
+"""A collective under way, and what makes the tensors of what it gives."""
+Into = Sequence[Tensor] | None
 
 
 def carry(values: Sequence[Tensor], steps: Sequence[tuple[Sequence[Action], AxisGroup]], into: Sequence[Tensor] | None = None) -> Carried:
@@ -75,7 +77,8 @@ class Moving:
 
 def _rows(values: Sequence[Tensor]) -> Tensor:
     """[degree, elements] of all tensors of [degree, ...], joined."""
-    return torch.cat([value.reshape(value.shape[0], -1) for value in values], 1) if len(values) > 1 else values[0].reshape(len(values[0]), -1)
+    rows = [value.reshape(value.shape[0], -1) for value in values]
+    return torch.cat(rows, 1) if len(rows) > 1 else rows[0]
 
 
 def _moved(flat: Tensor, move: Callable[[Tensor], Tensor]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -85,7 +88,7 @@ def _moved(flat: Tensor, move: Callable[[Tensor], Tensor]) -> tuple[Tensor, Call
     return move(flat.contiguous().view(torch.uint8)), lambda out: out.view(flat.dtype)
 
 
-def _all_gather(values: Sequence[Tensor], actions: Sequence[Action], group: AxisGroup, into: Sequence[Tensor] | None) -> tuple[Tensor, Finish]:
+def _all_gather(values: Sequence[Tensor], actions: Sequence[Action], group: AxisGroup, into: Into) -> Begun:
     shapes = [value.shape for value in values]
     flat = torch.cat([value.reshape(-1) for value in values]).unsqueeze(0)
     begun, seen = _moved(flat, lambda x: _C10D.all_gather_into_tensor(x, group.size, group.name))
@@ -102,20 +105,20 @@ def _all_gather(values: Sequence[Tensor], actions: Sequence[Action], group: Axis
     return begun, finish
 
 
-def _reduce_scatter(values: Sequence[Tensor], actions: Sequence[Action], group: AxisGroup, _: Sequence[Tensor] | None) -> tuple[Tensor, Finish]:
+def _reduce_scatter(values: Sequence[Tensor], actions: Sequence[Action], group: AxisGroup, _: Into) -> Begun:
     dealt = [deal(value, action.dim, action.parts, group.size) for value, action in zip(values, actions, strict=True)]
     begun = _C10D.reduce_scatter_tensor(_rows(dealt), "sum", group.size, group.name)
     shapes = [pieces.shape[1:] for pieces in dealt]
     return begun, lambda out: _cut(out.view(-1), shapes)
 
 
-def _all_reduce(values: Sequence[Tensor], actions: Sequence[Action], group: AxisGroup, _: Sequence[Tensor] | None) -> tuple[Tensor, Finish]:
+def _all_reduce(values: Sequence[Tensor], actions: Sequence[Action], group: AxisGroup, _: Into) -> Begun:
     shapes = [value.shape for value in values]
     flat = torch.cat([value.reshape(-1) for value in values])
     return _C10D.all_reduce_(flat, actions[0].reduction, group.name), lambda out: _cut(out, shapes)
 
 
-def _all_to_all(values: Sequence[Tensor], actions: Sequence[Action], group: AxisGroup, _: Sequence[Tensor] | None) -> tuple[Tensor, Finish]:
+def _all_to_all(values: Sequence[Tensor], actions: Sequence[Action], group: AxisGroup, _: Into) -> Begun:
     dealt = [deal(value, action.into_dim, action.into_parts, group.size) for value, action in zip(values, actions, strict=True)]
     shapes, each = [pieces.shape for pieces in dealt], [1] * group.size
     begun, seen = _moved(_rows(dealt), lambda x: _C10D.all_to_all_single(x, each, each, group.name))

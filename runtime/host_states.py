@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from autopar.errors import RunError
 from autopar.sharding.streams import chunks
 
-from .parameters import local_of
 from .module import ParallelModule
+from .parameters import local_of
 
 Values = list[Tensor]
 

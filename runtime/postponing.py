@@ -1,7 +1,7 @@
 """Gradients of weights that are made later than those of inputs, so that other stages need not wait for them (zero-bubble pipelines).
 
-A matrix product with a parameter leaves its weight's gradient undone while `postponed` is on: the two factors are kept instead, and multiplied
-when the weights' turn comes. All other gradients are made at once.
+A matrix product with a parameter leaves its weight's gradient undone while `postponed` is on: the two factors are kept instead, and
+multiplied when the weights' turn comes. All other gradients are made at once.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from autopar.sharding.time_split import TimeSplit
 
 from .collectives import Cut, DeviceGroups, join, shard_of
 from .draws import Draws, drawing
-from .postponing import Late, postponed
-from .streams import Streams
 from .lowering import Arrival, LocalProgram, LocalSegment, Time, lower_preamble, lower_scheduled, same_operators
 from .lowering.program import Place
+from .postponing import Late, postponed
+from .streams import Streams
 from .units import Gradients, ParameterUnits, Stored
 
 
@@ -107,7 +107,8 @@ class Stage:
         return None if self.split is None else Time(split=self.split, count=self.count, index=index)
 
     def _lower(self, index: int) -> LocalProgram:
-        return lower_scheduled(self.plan, self.groups, device=self.device, time=self._time(index), arrivals=self.arrivals, handed=self.handed)
+        time = self._time(index)
+        return lower_scheduled(self.plan, self.groups, device=self.device, time=time, arrivals=self.arrivals, handed=self.handed)
 
     def program(self, index: int) -> LocalProgram:
         """The program of a micro-batch."""

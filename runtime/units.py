@@ -140,7 +140,7 @@ class ParameterUnits:
         for group in self.members[number]:
             if not group.moves:
                 continue
-            starts = [self.values[place] if place in self.values else self.stored(place[0]) for place in group.starts]
+            starts = [self._start(place) for place in group.starts]
             if not again:
                 made = yield from carry(starts, group.ahead)
                 self.values.update(zip(group.ends, made, strict=True))
@@ -150,6 +150,12 @@ class ParameterUnits:
             with torch.autograd._unsafe_preserve_version_counter(tuple(kept)):
                 yield from carry(starts, group.ahead, kept)
             self.values.update(zip(group.ends, kept, strict=True))
+
+    def _start(self, place: Place) -> Tensor:
+        """What a chain starts from: a shard, or a value that another chain gives."""
+        if place not in self.values and place in self.unit_of and place not in self.free:
+            self.wait([self.unit_of[place]])
+        return self.values[place] if place in self.values else self.stored(place[0])
 
     def _room(self, place: Place, shape: tuple[int, ...]) -> Tensor:
         """The tensor of a gathered value, with memory behind it."""
@@ -226,5 +232,5 @@ class ParameterUnits:
 
     def home(self, gradients: Gradients) -> Mapping[str, Tensor]:
         """The gradients of this rank's shards, of those parameters that the loss has reached."""
-        storage = self.plan.program.assignment.storage
-        return {name: gradients.at[name, storage[name]] for name in storage if name in gradients.reached and (name, storage[name]) in gradients.at}
+        places = self.plan.program.assignment.storage.items()
+        return {name: gradients.at[name, layout] for name, layout in places if name in gradients.reached and (name, layout) in gradients.at}

@@ -7,6 +7,7 @@ rank by rank; between unequal ones whole.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -65,10 +66,10 @@ class _Cutting:
         if sorted(starts) != starts:
             raise PlanError("the plan's stages do not follow one another in the model")
         if len(cut.firsts) % cut.interleave:
-            raise PlanError(f"the plan has {len(cut.firsts)} chunks of the model, no multiple of the {cut.interleave} that each stage holds")
+            raise PlanError(f"the plan has {len(cut.firsts)} chunks of the model, which do not make stages of {cut.interleave} each")
         self.stages = len(cut.firsts) // cut.interleave
         self.chunk_of: dict[str, int] = {}
-        for chunk, (start, stop) in enumerate(zip(starts, starts[1:], strict=False)):
+        for chunk, (start, stop) in enumerate(itertools.pairwise(starts)):
             self.chunk_of.update((op.name, chunk) for op in self.graph.operators[start:stop])
         self.maker = {name: op for op in self.graph.operators for name in op.outputs}
         self.own = {op.name for op in without_parameters(self.graph)}
@@ -200,8 +201,9 @@ class _Cutting:
         for op in operators:
             available.update(zip(op.outputs, decisions[op.name].outputs, strict=True))
         needed = [pair for op in operators for pair in zip(op.inputs, decisions[op.name].inputs, strict=True)]
+        chains = self._chains(mesh, available, [*needed, *outputs.items()])
         return Assignment(
-            mesh=mesh, decisions=decisions, storage=storage, outputs=outputs, chains=self._chains(mesh, available, [*needed, *outputs.items()]),
+            mesh=mesh, decisions=decisions, storage=storage, outputs=outputs, chains=chains,
             gradients=self.analysis.gradients, host=frozenset(name for name in self.decided.host if name in storage),
         )  # fmt: skip
 

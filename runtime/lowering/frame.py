@@ -82,7 +82,7 @@ class Frame:
         )
 
     def inputs(self, item: Compute) -> list[Place]:
-        """Where the inputs of an operator are found: of a parameter under its layout alone, whatever the operator reads on the axis of time."""
+        """Where the inputs of an operator are found: a parameter under its layout alone."""
         tensors = self.model.tensors
         plain = zip(item.operator.inputs, item.decision.inputs, self.decision(item).inputs, strict=True)
         return [(name, layout if tensors[name].role is Role.PARAMETER else whole) for name, layout, whole in plain]

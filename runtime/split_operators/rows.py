@@ -5,7 +5,6 @@ Row i belongs to expert e where ends[e-1] <= i < ends[e]; rows at and beyond end
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -81,7 +80,6 @@ def travelling_look_up(self: Tensor, indices: Sequence[Tensor | None], group: Ax
     asked = all_gather(index, 0, 1, group)
     asked = torch.where(asked < 0, asked + own * group.size, asked).view(group.size, -1)
     holder = asked // own
-    mine = asked[group.coordinate]
     outgoing = (holder == group.coordinate).sum(1).tolist()
     incoming = torch.bincount(holder[group.coordinate], minlength=group.size).tolist()
     wanted = asked[holder == group.coordinate] - group.coordinate * own
