@@ -14,8 +14,8 @@ from autopar.costmodel.estimate import step_seconds
 from autopar.costmodel.host import state_bytes, streamed_update
 from autopar.costmodel.kept import facts_of
 from autopar.costmodel.liveness import Recompute, live_bytes
+from autopar.costmodel.player import Seconds
 from autopar.costmodel.pricing import MeshPrices, optimizer_named, update_seconds
-from autopar.costmodel.timeline import Seconds
 
 from ..ir import Role, Tensor
 from ..sharding.analysis import Analysis
