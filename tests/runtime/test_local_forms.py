@@ -48,7 +48,7 @@ def test_dropout_is_that_of_torch() -> None:
     torch.manual_seed(5)
     expected = torch.nn.functional.dropout(x, 0.3, training=True)
     torch.manual_seed(5)
-    assert torch.equal(dropout(x, 0.3, True, x.shape, ()), expected)
+    assert torch.equal(dropout(x, 0.3, True, x.shape, (), 1), expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -58,7 +58,7 @@ def test_attention_without_dropping_is_that_of_torch(causal: bool, grouped: bool
     mask = None if causal else torch.rand(5, 5) > 0.3
     if mask is not None:
         mask[:, 0] = True
-    got = attention(query, key, value, (2, 4, 5, 5), (), 0.0, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+    got = attention(query, key, value, (2, 4, 5, 5), (), 1, 0.0, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
     sdpa = torch.nn.functional.scaled_dot_product_attention
     torch.testing.assert_close(got, sdpa(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=grouped))
 
