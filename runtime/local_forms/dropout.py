@@ -18,6 +18,7 @@ from ..local_call import Cuts, LocalCall
 from ..random_bits import Region
 from ..random_numbers import Source
 from .registry import Knowledge, register
+from .seeded import seeded
 
 _SELU_FLOOR = 1.0507009873554804934193349852946 * 1.6732632423543772848170429916717
 """What SELU tends to far below zero, with the sign changed: what alpha dropout puts in the place of what it drops."""
@@ -47,9 +48,13 @@ def dropout(input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cu
     return torch.where(_stays(draws, operator, p, shape, cuts, input.device), input, 0.0).mul_(1 / (1 - p))
 
 
-def native_dropout(input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cuts, operator: int) -> tuple[Tensor, Tensor]:
-    """`native_dropout`: the values, and the mask of what stays."""
-    assert train
+def native_dropout(
+    input: Tensor, p: float, train: bool | None, shape: Sequence[int], cuts: Cuts, operator: int
+) -> tuple[Tensor, Tensor]:
+    """`native_dropout`: the values, and the mask of what stays. Untold about training it drops, with a gradient of its own."""
+    if train is None:
+        out: tuple[Tensor, Tensor] = seeded("aten.native_dropout.default", operator, input.device, input=input, p=p, train=None)
+        return out
     draws = current()
     if draws.exact:
         _, whole = torch.ops.aten.native_dropout.default(input.new_ones(tuple(shape)), p, True)
@@ -87,11 +92,13 @@ def alpha_dropout(kind: str, input: Tensor, p: float, train: bool, shape: Sequen
     return input * (mask * scale) + ((mask.to(input.dtype) - 1 + p) * (_SELU_FLOOR * scale))
 
 
-def _dropping(training: str, rate: str, *, channels: bool = False) -> Knowledge:
-    """In training: the shape of the whole mask, or of that of whole channels, and where this rank's part lies."""
+def _dropping(training: str, rate: str, *, channels: bool = False, untold: bool = False) -> Knowledge:
+    """In training, which `untold` says of no word too: the shape of the whole mask, or that of whole channels, and where the shard lies."""
 
     def knows(call: LocalCall) -> Mapping[str, Value] | None:
-        if not call.operator.attributes.get(training) or not call.operator.attributes.get(rate):
+        attributes = call.operator.attributes
+        trains = attributes.get(training)
+        if not (trains or (untold and trains is None)) or not attributes.get(rate):
             return None
         shape, cuts = call.inputs[0].shape, call.cuts(call.decision.inputs[0])
         if channels:
@@ -108,7 +115,7 @@ def _alpha(kind: str) -> Callable[..., Tensor]:
 _CHANNELS = _dropping("train", "p", channels=True)
 register("aten.dropout.default", knows=_dropping("train", "p"), local=dropout)
 register("aten.feature_dropout.default", knows=_CHANNELS, local=dropout)
-register("aten.native_dropout.default", knows=_dropping("train", "p"), local=native_dropout)
+register("aten.native_dropout.default", knows=_dropping("train", "p", untold=True), local=native_dropout)
 register("onnx.Dropout", knows=_dropping("training_mode", "ratio"), local=onnx_dropout)
 register("aten.alpha_dropout.default", knows=_dropping("train", "p"), local=_alpha("aten.alpha_dropout.default"))
 register("aten.feature_alpha_dropout.default", knows=_CHANNELS, local=_alpha("aten.feature_alpha_dropout.default"))

@@ -22,9 +22,10 @@ from torch.autograd.function import once_differentiable
 from ..random_numbers import Source
 from ..split_operators.blocks import finite
 
-SCORES_AT_ONCE = 2**20
+SCORES_AT_ONCE = 2**19
 """Scores that are in memory at once on a CPU (but always those of one row of queries of a group), for each of the three or four needed."""
 _AT_ONCE_ELSEWHERE = 2**26
+_ROWS_OF_CAUSAL = 256  # few enough that most of what is not seen is not computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Block(NamedTuple):
 def _blocks(query: Tensor, keys: int, dropping: Dropping) -> Iterator[Block]:
     batch, groups, heads, rows, _ = query.shape
     most = SCORES_AT_ONCE if query.device.type == "cpu" else _AT_ONCE_ELSEWHERE
-    high = min(rows, max(1, most // (heads * keys)))
+    high = min(rows, _ROWS_OF_CAUSAL if dropping.causal else rows, max(1, most // (heads * keys)))
     wide = min(groups, max(1, most // (heads * keys * rows))) if high == rows else 1
     deep = min(batch, max(1, most // (heads * keys * rows * groups))) if wide == groups and not dropping.one_batch else 1
     starts = itertools.product(range(0, batch, deep), range(0, groups, wide), range(0, rows, high))
