@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from autopar.errors import PlanError
 from autopar.ir import Ref
 from autopar.runtime.draws import Draws, drawing
 from autopar.runtime.functions import arguments_of, function_of
 from autopar.runtime.local_call import LocalCall
 from autopar.runtime.localise import localise
 from autopar.runtime.proof import Sample, execution, prove
+from autopar.sharding.layout import S
 from autopar.sharding.program import Decision
 
 from . import samples, samples_of_layers, samples_of_numbers
@@ -114,6 +117,13 @@ def test_every_split_equals_the_whole(case: Sample, mesh: tuple[int, ...], monke
     monkeypatch.setattr(execution, "function_of", alone)
     with drawing(Draws(seed=3, step=1)):
         assert prove(case, mesh) > 0
+
+
+def test_what_draws_inside_itself_is_not_split() -> None:
+    case = next(case for case in CASES if case.kind == "aten.poisson.default")
+    split = Decision(options=(), rule=None, inputs=((S(0),),), outputs=((S(0),),))
+    with pytest.raises(PlanError, match="cannot be drawn in parts"):
+        localise(replace(_whole(case), decision=split, mesh=(2,), coordinate=(0,)))
 
 
 MOMENTS = (
