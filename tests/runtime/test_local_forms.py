@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from autopar.ir import Graph
 from autopar.runtime.check import differences, observe, one_device
 from autopar.runtime.collectives import DeviceGroups, cuts_of
+from autopar.runtime.draws import Draws, drawing
 from autopar.runtime.functions import function_of
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.local_forms.attention_dropout import attention
@@ -48,7 +50,7 @@ def test_dropout_is_that_of_torch() -> None:
     torch.manual_seed(5)
     expected = torch.nn.functional.dropout(x, 0.3, training=True)
     torch.manual_seed(5)
-    assert torch.equal(dropout(x, 0.3, True, x.shape, ()), expected)
+    assert torch.equal(dropout(x, 0.3, True, x.shape, (), 1), expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -58,7 +60,7 @@ def test_attention_without_dropping_is_that_of_torch(causal: bool, grouped: bool
     mask = None if causal else torch.rand(5, 5) > 0.3
     if mask is not None:
         mask[:, 0] = True
-    got = attention(query, key, value, (2, 4, 5, 5), (), 0.0, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+    got = attention(query, key, value, (2, 4, 5, 5), (), 1, 0.0, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
     sdpa = torch.nn.functional.scaled_dot_product_attention
     torch.testing.assert_close(got, sdpa(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=grouped))
 
@@ -94,22 +96,26 @@ def _gather() -> Graph:
     return g.finish("gather", [a])
 
 
-def _observe_all(programs: list[Program], values: dict[str, torch.Tensor], inputs: list[torch.Tensor]) -> list[object]:
+def _observe_all(programs: list[Program], values: dict[str, torch.Tensor], inputs: list[torch.Tensor], draws: Draws) -> list[object]:
     groups = DeviceGroups.create(programs[0].assignment.mesh)
-    return [observe(ParallelModule(program, groups, values), inputs, optimizer="sgd", steps=2, seed=4) for program in programs]
+    seed = 4 if draws.exact else groups.rank
+    with drawing(draws):
+        return [observe(ParallelModule(program, groups, values), inputs, optimizer="sgd", steps=2, seed=seed) for program in programs]
 
 
-@pytest.mark.parametrize("build", [_dropping, _gather])
-def test_random_plans(build: object) -> None:
-    assert callable(build)
+@pytest.mark.parametrize(("build", "exact"), [(_dropping, True), (_dropping, False), (_gather, True)])
+def test_random_plans(build: Callable[[], Graph], exact: bool) -> None:
+    """On ranks as on one device; drawn by counter also where the ranks' generators differ."""
+    draws = Draws(seed=2, step=7, exact=exact)
     graph = build()
     values, inputs = random_values(graph), random_inputs(graph)
     if graph.name == "gather":
         inputs[0] = torch.randint(-16, 16, (4, 8), generator=torch.Generator().manual_seed(2))
     programs = [random_program(graph, mesh_of((2, 2)), seed) for seed in range(12)]
     alone = ParallelModule(one_device(graph), DeviceGroups.single(), values)
-    reference = observe(alone, inputs, optimizer="sgd", steps=2, seed=4)
-    for observed in run_ranks(_observe_all, 4, programs, values, inputs)[0]:
+    with drawing(draws):
+        reference = observe(alone, inputs, optimizer="sgd", steps=2, seed=4)
+    for observed in run_ranks(_observe_all, 4, programs, values, inputs, draws)[0]:
         differences(reference, observed, optimizer="sgd").raise_for_failure()
 
 
