@@ -33,7 +33,9 @@ from .world import World
 class Engine:
     """What runs a plan on this rank."""
 
-    def __init__(self, plan: Program | Execution, groups: DeviceGroups | World, device: torch.device, stored: Stored) -> None:
+    def __init__(
+        self, plan: Program | Execution, groups: DeviceGroups | World, device: torch.device, stored: Stored, *, exact: bool = False
+    ) -> None:
         if isinstance(plan, Program):
             alone = scheduled(plan)
             plan = Execution(chunks=(Chunk(whole=alone, micro=alone, split=None),))
@@ -44,7 +46,7 @@ class Engine:
         self.constants = tuple(tensor.name for tensor in self.graph.tensors.values() if tensor.role is Role.CONSTANT)
         own = range(self.world.stage, len(plan.chunks), plan.stages) if self.world.stage is not None else ()
         self.stages = {number: self._stage(number, stored) for number in own}
-        self.step = 0
+        self.step, self.seed, self.exact = 0, 0, exact
         self.loss_gradient = 1.0
 
         self.edges = edges_of(plan, self.world, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from autopar.order.execution import Execution
 from autopar.sharding.layout import Layout, R
 from autopar.sharding.program import Program
 
+from .agreement import DIGEST, update_digest
 from .arguments import Arguments
 from .checkpoint import describe_pieces
 from .collectives import DeviceGroups, apply_chain, gather_full, whole_chain
@@ -57,10 +59,13 @@ class ParallelModule(nn.Module):
         device: torch.device | str = "cpu",
         aliases: Mapping[str, str] | None = None,
         whole: bool = True,
+        exact_random: bool = False,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self._device = torch.device(device)
-        self._engine = Engine(execution, groups, self._device, self._stored)
+        self._engine = Engine(execution, groups, self._device, self._stored, exact=exact_random)
+        self._engine.seed = seed
         engine = self._engine
         self._graph = engine.graph
         self._record = model.torch if model is not None else None
@@ -68,6 +73,7 @@ class ParallelModule(nn.Module):
         self._whole_outputs, self._structured = whole, model is not None
         self._has_loss_function = model is not None and model.loss is not None
         self._loss_is_output = model is not None and self._graph.loss in model.source.outputs
+        self._checksum = hashlib.sha256()
         names = [*(t.name for t in self._graph.parameters), *engine.constants]
         missing = [name for name in names if name not in values]
         if missing:
@@ -84,6 +90,8 @@ class ParallelModule(nn.Module):
         self._buffer_places: dict[str, tuple[nn.Module, str]] = {}
         for paths, buffer in _saved_buffers(model.module) if model is not None and model.torch is not None else ():
             self.attach_buffer(paths, buffer)
+        self.weights_digest = self._checksum.digest()[:DIGEST]
+        del self._checksum
         self._anchor = torch.zeros((), requires_grad=True)
         self._pending = Pending()
         self._synchronize = True
@@ -104,6 +112,7 @@ class ParallelModule(nn.Module):
         value = given.detach() if isinstance(given, Tensor) else given().detach()
         if tuple(value.shape) != wanted.shape or value.dtype != getattr(torch, wanted.dtype):
             raise PlanError(f"{name!r} is {value.dtype} {list(value.shape)}, the plan's model has {wanted.dtype} {list(wanted.shape)}")
+        update_digest(self._checksum, value)
         return value.to(self._device) if wanted.role is Role.CONSTANT else value
 
     def _parameter(self, name: str, values: Values) -> nn.Parameter:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Callable
 
 import torch
@@ -12,25 +14,68 @@ from torch import Tensor, nn
 from autopar.errors import ModelError, PlanError, UsageError, unknown
 from autopar.ir import Role
 from autopar.model import LoadedModel
+from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
 
-from .collectives import DeviceGroups
+from .agreement import agree, digest, first_rank_says
 from .launch import init_from_environment, require_cuda
 from .module import ParallelModule
 from .onnx_module import fresh_weights, to_torch
+from .world import World
 
 ONNX_SEED = 0
 """Seed of fresh weights for an ONNX file that holds none."""
 
 
-def parallelize(model: LoadedModel, plan: Plan, *, backend: str | None = None, outputs: str | None = None) -> ParallelModule:
-    """This rank's module of a plan, in the present process group or in one made from the environment of `torchrun`."""
-    whole = wants_whole(outputs, plan, model)
-    program = plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
-    device = join_world(plan, backend)
-    groups = DeviceGroups.create(plan.mesh_)
-    return ParallelModule(program, groups, model_values(model), model=model, device=device, whole=whole)
+Prepared = Callable[[], tuple[LoadedModel, Plan]]
+
+
+def parallelize(
+    prepare: Prepared, *, backend: str | None = None, outputs: str | None = None, exact_random: bool = False
+) -> ParallelModule:
+    """This rank's module of what `prepare` loads, in the present process group or in one made from the environment of `torchrun`.
+
+    Whatever keeps one rank from taking part, every rank raises; as does every rank where plans, models or weights differ.
+    """
+    found: tuple[LoadedModel, Plan, Execution] | None = None
+    failure: Exception | None = None
+    try:
+        model, plan = prepare()
+        whole = wants_whole(outputs, plan, model)
+        execution = plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
+        device = join_world(plan, backend)
+        values = model_values(model)
+        found = model, plan, execution
+    except Exception as error:
+        failure = error
+    agree_on_model(found, failure)
+    assert found is not None
+    seed = first_rank_says(torch.initial_seed() % 2**63, device=device)
+    world = World.of(execution)
+    module = ParallelModule(execution, world, values, model=model, device=device, whole=whole, exact_random=exact_random, seed=seed)
+    agree({"the weights": module.weights_digest}, device=device)
+    if world.stage is None:
+        print(f"rank {world.rank} is left idle by the plan, which is for {execution.devices} of {world.size} ranks", file=sys.stderr)
+    return module
+
+
+def agree_on_model(found: tuple[LoadedModel, Plan, Execution] | None, failure: Exception | None) -> None:
+    """All ranks have the same plan and the same model, or none goes on."""
+    if "RANK" in os.environ and not dist.is_initialized() and failure is not None:
+        with contextlib.suppress(Exception):  # the others wait for this rank: it joins them to say why it cannot take part
+            init_from_environment("nccl" if torch.cuda.is_available() else "gloo")
+    device = _device_of_group()
+    if found is None:
+        agree({"the plan": bytes(16), "the model": bytes(16)}, failure=failure, device=device)
+        raise AssertionError("a rank that has failed does not go on")
+    model, plan, _ = found
+    agree({"the plan": digest(plan.to_json()), "the model": digest(model.graph.fingerprint())}, device=device)
+
+
+def _device_of_group() -> torch.device:
+    nccl = dist.is_initialized() and "nccl" in dist.get_backend()
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
 def wants_whole(outputs: str | None, plan: Plan, model: LoadedModel) -> bool:
@@ -46,14 +91,14 @@ def wants_whole(outputs: str | None, plan: Plan, model: LoadedModel) -> bool:
 
 
 def join_world(plan: Plan, backend: str | None) -> torch.device:
-    """Make sure that this process is one of as many ranks as the plan has devices; the device it works on."""
+    """Make sure that this process is one of at least as many ranks as the plan has devices; the device it works on."""
     if backend == "nccl":
         require_cuda()
     if not dist.is_initialized():
         if plan.devices == 1 and "RANK" not in os.environ:
             return torch.device("cuda" if backend == "nccl" else "cpu")
         init_from_environment(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
-    if dist.get_world_size() != plan.devices:
+    if dist.get_world_size() < plan.devices:
         raise PlanError(
             f"the plan is for {plan.devices} ranks, but {dist.get_world_size()} run; start as many, or plan again with --devices"
         )

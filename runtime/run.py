@@ -20,13 +20,13 @@ from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
 
 from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, optimizer_of
-from .collectives import DeviceGroups
 from .host_states import host_states
 from .inputs import example_values
 from .launch import in_steps, require_cuda, run_ranks
 from .module import ParallelModule, Values
 from .onnx_module import OnnxModule
 from .parallelize import join_world, model_values
+from .world import World
 
 TIMEOUT = 1800.0
 """Seconds that a run on forked ranks may take."""
@@ -109,10 +109,8 @@ def _on_launched_ranks(job: _Job, backend: str | None) -> RunReport:
 
 def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
     """One rank: with a check the observed steps, else timed ones."""
-    if dist.get_world_size() != job.plan.devices:
-        raise PlanError(f"the plan is for {job.plan.devices} ranks, but {dist.get_world_size()} run")
     program = job.plan.execution(analyse(job.model.graph, train=job.plan.model.mode == "train"))
-    module = ParallelModule(program, DeviceGroups.create(job.plan.mesh_), values, device=device)
+    module = ParallelModule(program, World.of(program), values, device=device, exact_random=job.check)
     inputs = [value.to(device) for value in job.inputs]
     if not job.check:
         losses, seconds = _timed(module, inputs, job)

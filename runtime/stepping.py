@@ -209,7 +209,7 @@ def differentiable_call(
     """
     parameters = {name: p for name, p in module.graph_parameters().items() if p.requires_grad}
     keep = torch.is_grad_enabled() and engine.trains and bool(parameters)
-    draws = Draws(step=engine.step)
+    draws = Draws(seed=engine.seed, step=engine.step, exact=engine.exact)
     if not keep:
         call = engine.begin(whole, keep=False, draws=draws)
         with torch.no_grad():

@@ -107,19 +107,20 @@ class ParameterUnits:
         self.coming: dict[int, Moving] = {}
         self.going: list[tuple[int, Moving]] = []
         self.unit_of = {place: number for number, groups_ in enumerate(self.members) for group in groups_ for place in group.ends}
-        self.free = {p for groups_ in self.members for group in groups_ if not group.moves for p in group.ends}
+        still = [group for groups_ in self.members for group in groups_ if not group.moves]
+        self.alias = {end: start for group in still for start, end in zip(group.starts, group.ends, strict=True)}
 
     # --- values ---
 
     def value(self, place: Place) -> Tensor:
         """A parameter as it is used: a gathered value, which is waited for, or the shard itself."""
-        number = self.unit_of.get(place)
-        self.wait(() if number is None else (number,))
-        found = self.values.get(place)
-        if found is None:
-            found = self.stored(place[0])
-            assert number is None or place in self.free, f"{place[0]} is read before it is gathered"
-        return found
+        while place in self.alias:
+            place = self.alias[place]
+        if place not in self.unit_of:
+            return self.stored(place[0])
+        if place not in self.values:
+            self.wait([self.unit_of[place]])
+        return self.values[place]
 
     def gather(self, number: int) -> None:
         """Begin to make the values of a unit."""
@@ -140,7 +141,7 @@ class ParameterUnits:
         for group in self.members[number]:
             if not group.moves:
                 continue
-            starts = [self._start(place) for place in group.starts]
+            starts = [self.value(place) for place in group.starts]
             if not again:
                 made = yield from carry(starts, group.ahead)
                 self.values.update(zip(group.ends, made, strict=True))
@@ -150,12 +151,6 @@ class ParameterUnits:
             with torch.autograd._unsafe_preserve_version_counter(tuple(kept)):
                 yield from carry(starts, group.ahead, kept)
             self.values.update(zip(group.ends, kept, strict=True))
-
-    def _start(self, place: Place) -> Tensor:
-        """What a chain starts from: a shard, or a value that another chain gives."""
-        if place not in self.values and place in self.unit_of and place not in self.free:
-            self.wait([self.unit_of[place]])
-        return self.values[place] if place in self.values else self.stored(place[0])
 
     def _room(self, place: Place, shape: tuple[int, ...]) -> Tensor:
         """The tensor of a gathered value, with memory behind it."""
