@@ -146,6 +146,7 @@ def _observe(
     smallest: dict[str, Tensor] = {}
     largest: dict[str, Tensor] = {}
     losses: list[float] = []
+    _clear(parameters)  # of what an earlier backward pass of the caller left
     for number in in_steps(max(steps, 1)):
         with torch.set_grad_enabled(trains):
             values, loss = forward()
@@ -161,10 +162,14 @@ def _observe(
         largest = {name: torch.maximum(largest[name], g.abs()) if name in largest else g.abs() for name, g in found.items()}
         if stepper is not None:
             stepper.step()
-        for parameter in parameters.values():
-            parameter.grad = None
+        _clear(parameters)
     weights = copies(parameters) if losses and keep and stepper is not None else {}
     return Observation(outputs=outputs, losses=tuple(losses), gradients=gradients, smallest=smallest, largest=largest, weights=weights)
+
+
+def _clear(parameters: Mapping[str, nn.Parameter]) -> None:
+    for parameter in parameters.values():
+        parameter.grad = None
 
 
 def optimizer_of(name: str, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer | None:
