@@ -305,7 +305,8 @@ def parallelize(
     arguments of the model are tensors. `outputs`: "whole" gives plain tensors, whole on every rank, "split" gives DTensors where the
     plan leaves them split; by default they are whole, except beside a loss that the plan has of its own. `trust`: as for
     `plan`. Random numbers are counted: dropout draws the same on any plan and any number of ranks; with `exact_random` it draws from
-    torch's own generator what one device would draw. A plan that does not fit the model or the world is refused on every rank, with the reason.
+    torch's own generator what one device would draw. A plan that does not fit the model or the world is refused on every rank, with
+    the reason.
     """
     from autopar.runtime.parallelize import parallelize as build
 

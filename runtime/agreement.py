@@ -14,6 +14,8 @@ from torch import Tensor
 
 from autopar.errors import PlanError
 
+_C10D = torch.ops._c10d_functional
+
 MESSAGE = 1024
 """Bytes of a rank's message: digests of 16 bytes, then text."""
 DIGEST = 16
@@ -55,8 +57,9 @@ def agree(facts: Mapping[str, bytes], *, failure: Exception | None = None, devic
     text = b"" if failure is None else (str(failure) or type(failure).__name__).encode()[: MESSAGE - 1 - DIGEST * len(facts)]
     message = bytes([failure is not None]) + b"".join(facts.values()) + text
     own = torch.frombuffer(bytearray(message.ljust(MESSAGE, b"\0")), dtype=torch.uint8).to(device)
-    everyone = torch.empty(dist.get_world_size() * MESSAGE, dtype=torch.uint8, device=device)
-    dist.all_gather_into_tensor(everyone, own)
+    world = dist.group.WORLD
+    assert world is not None
+    everyone = _C10D.wait_tensor(_C10D.all_gather_into_tensor(own, dist.get_world_size(), world.group_name))
     _compare([row.numpy().tobytes() for row in everyone.cpu().view(-1, MESSAGE)], list(facts), failure)
 
 

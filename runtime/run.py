@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autopar.errors import PlanError, RunError
+from autopar.errors import RunError
 from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.plan import Plan

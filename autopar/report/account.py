@@ -14,8 +14,8 @@ from autopar.costmodel import Cluster
 from autopar.costmodel.pricing import MeshPrices
 
 from ..ir import Graph, Operator
-from ..order.execution import execution
 from ..order.actions import Word
+from ..order.execution import execution
 from ..order.scheduled import Mode, Scheduled
 from ..plan import Plan
 from ..schemes.meanings import Meanings, read_meanings

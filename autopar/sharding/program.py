@@ -23,6 +23,7 @@ from .notation import Rule
 from .redistribution import changed_axis, is_step, local_bytes, transfers
 from .rules import Call
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
     """One collective of a step: `phase` is forward, backward or update; `nbytes` by the collective's convention."""
