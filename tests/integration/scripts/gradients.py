@@ -268,12 +268,3 @@ CLIPS: dict[str, Callable[[nn.Module], Tensor | None]] = {
 }
 for _name, _clip in CLIPS.items():
     SCRIPTS.add(_name, _clipped(_clip))
-
-
-@SCRIPTS.script()
-def norm_by_hand(make: Make) -> Values:
-    """The norm that many scripts log: a sum over `p.grad.norm()`."""
-    module = make()
-    module(*batch()).backward()
-    squares = [p.grad.norm().item() ** 2 for p in module.parameters() if p.grad is not None]
-    return {"norm": sum(squares) ** 0.5}
