@@ -5,6 +5,7 @@ Every rank leaves a file for each script, and goes on when all ranks have left t
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import tempfile
 import time
@@ -64,6 +65,8 @@ def run_planned(scripts: Sequence[Script], scheme: str) -> Outcomes:
 
 
 def _run(scripts: Sequence[Script], make: Make, nproc: int) -> Outcomes:
+    # What optimizers import on first use takes seconds: once here, not in all ranks.
+    importlib.import_module("torch._dynamo")
     found: Outcomes = {}
     pending = [script for script in scripts if not script.apart]
     while pending:
