@@ -87,7 +87,7 @@ def planned(scheme: str) -> Make:
             return _from_file(module, plan)
         if change is not None:
             return autopar.parallelize(module, plan)
-        return autopar.parallelize(replace(loaded(kind.partition(",")[0]), module=module), plan)
+        return autopar.parallelize(replace(loaded(kind.partition(",")[0]), build=lambda: module), plan)
 
     return make
 
