@@ -12,7 +12,7 @@ from .models import batch
 from .steps import adamw, rank, step, steps, trained
 from .table import Make, Scripts, Values
 
-SCRIPTS = Scripts()
+SCRIPTS = Scripts("agreement")
 
 
 @SCRIPTS.script(expected="refused", apart=True)

@@ -28,12 +28,13 @@ class Make(Protocol):
 class Script:
     """A training script, and what it is held against.
 
-    `micro_batches`: what is expected where a step is several micro-batches (None: the same). `reference`: the original model, or the model
-    planned for one rank, whose random numbers are those of any plan. `tolerance`: of values, relative to the largest of a tensor. `apart`:
-    in a process group of its own. `slow`: too slow for the fast tests.
+    `family`: the file that it stands in. `micro_batches`: what is expected where a step is several micro-batches (None: the same).
+    `reference`: the original model, or the model planned for one rank, whose random numbers are those of any plan. `tolerance`: of values,
+    relative to the largest of a tensor. `apart`: in a process group of its own. `slow`: too slow for the fast tests.
     """
 
     name: str
+    family: str
     run: Callable[[Make], Values]
     expected: Expected = "equal"
     micro_batches: Expected | None = None
@@ -50,12 +51,13 @@ class Script:
 class Scripts:
     """The scripts of one file, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, family: str) -> None:
+        self.family = family
         self.found: list[Script] = []
 
     def add(self, name: str, run: Callable[[Make], Values], **fields: object) -> None:
         """A script made of a function and its name."""
-        self.found.append(Script(name=name, run=run, **fields))  # type: ignore[arg-type]
+        self.found.append(Script(name=name, family=self.family, run=run, **fields))  # type: ignore[arg-type]
 
     def script(self, **fields: object) -> Callable[[Callable[[Make], Values]], Callable[[Make], Values]]:
         """Adds the decorated function under its own name."""
