@@ -30,7 +30,7 @@ class Script:
 
     `family`: the file that it stands in. `micro_batches`: what is expected where a step is several micro-batches (None: the same).
     `reference`: the original model, or the model planned for one rank, whose random numbers are those of any plan. `tolerance`: of values,
-    relative to the largest of a tensor. `apart`: in a process group of its own. `slow`: too slow for the fast tests.
+    relative to the largest of a tensor. `slow`: too slow for the fast tests.
     """
 
     name: str
@@ -40,7 +40,6 @@ class Script:
     micro_batches: Expected | None = None
     reference: Literal["original", "one rank"] = "original"
     tolerance: float = 1e-9
-    apart: bool = False
     slow: bool = False
 
     def expected_of(self, scheme: str) -> Expected:
@@ -74,7 +73,8 @@ def scripts() -> dict[str, Script]:
     """All scripts by name."""
     from . import agreement, gradients, loops, modes, moving, optimizers, surface, weights
 
-    files = (moving, weights, gradients, modes, agreement, loops, optimizers, surface)
+    # Those that may break the ranks come last.
+    files = (moving, weights, gradients, modes, loops, optimizers, surface, agreement)
     found = [script for file in files for script in file.SCRIPTS.found]
     named = {script.name: script for script in found}
     assert len(named) == len(found), "two scripts of one name"
