@@ -1,7 +1,4 @@
-"""Scripts in which the ranks do not agree: all of them raise one and the same error, before or instead of the first step.
-
-Every script runs in a process group of its own: a rank that does not notice leaves the group broken.
-"""
+"""Scripts in which the ranks do not agree: all of them raise one and the same error, before or instead of the first step."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ from .models import batch
 from .steps import adamw, rank, step, steps, trained
 from .table import Make, Scripts, Values
 
-SCRIPTS = Scripts()
+SCRIPTS = Scripts("agreement")
 
 
-@SCRIPTS.script(expected="refused", apart=True)
+@SCRIPTS.script(expected="refused")
 def weights_that_differ(make: Make) -> Values:
     """Every rank has drawn its own."""
     return trained(make(seed=rank()))
 
 
-@SCRIPTS.script(expected="refused", apart=True)
+@SCRIPTS.script(expected="refused")
 def one_weight_that_differs(make: Make) -> Values:
     """One element of one parameter."""
 
@@ -32,7 +29,7 @@ def one_weight_that_differs(make: Make) -> Values:
     return trained(make(change=change))
 
 
-@SCRIPTS.script(expected="refused", apart=True, micro_batches="left out")
+@SCRIPTS.script(expected="refused", micro_batches="left out")
 def buffers_that_differ(make: Make) -> Values:
     """The running mean of one batch norm."""
     from .models import pictures
@@ -43,14 +40,14 @@ def buffers_that_differ(make: Make) -> Values:
     return trained(make("norms", change=change), inputs=pictures)
 
 
-@SCRIPTS.script(expected="refused", apart=True)
+@SCRIPTS.script(expected="refused")
 def batches_that_differ(make: Make) -> Values:
     """A sampler of every rank for itself, as data parallelism elsewhere wants it."""
     module = make()
     return {"loss": step(module, adamw(module.parameters()), batch(rank()))}
 
 
-@SCRIPTS.script(expected="refused", apart=True)
+@SCRIPTS.script(expected="refused")
 def a_later_batch_that_differs(make: Make) -> Values:
     """From the second step on."""
     module = make()
@@ -59,14 +56,14 @@ def a_later_batch_that_differs(make: Make) -> Values:
     return losses | {"later": step(module, optimizer, batch(2 + rank()))}
 
 
-@SCRIPTS.script(expected="refused", apart=True)
+@SCRIPTS.script(expected="refused")
 def batches_of_sizes_that_differ(make: Make) -> Values:
     """One rank has the rest of the data."""
     module = make()
     return {"loss": step(module, adamw(module.parameters()), batch(0, size=8 - 2 * rank()))}
 
 
-@SCRIPTS.script(expected="refused", apart=True)
+@SCRIPTS.script(expected="refused")
 def models_that_differ(make: Make) -> Values:
     """One rank has a wider head."""
 
@@ -78,7 +75,7 @@ def models_that_differ(make: Make) -> Values:
     return trained(make(change=change))
 
 
-@SCRIPTS.script(expected="refused", apart=True)
+@SCRIPTS.script(expected="refused")
 def plans_that_differ(make: Make) -> Values:
     """Rank 1 has read another file."""
     return trained(make("language, another plan on rank 1"))

@@ -12,7 +12,7 @@ from .models import batch, pictures
 from .steps import adamw, gradients, sgd, step, steps, trained, unsummed, weights
 from .table import Make, Scripts, Values
 
-SCRIPTS = Scripts()
+SCRIPTS = Scripts("gradients")
 
 
 @SCRIPTS.script(micro_batches="either")

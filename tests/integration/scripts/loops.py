@@ -14,7 +14,7 @@ from .models import KINDS, batch
 from .steps import adamw, is_original, sgd, step, steps, weights
 from .table import Make, Scripts, Values
 
-SCRIPTS = Scripts()
+SCRIPTS = Scripts("loops")
 
 
 def _trainer(set_to_none: bool) -> Callable[[Make], Values]:

@@ -13,7 +13,7 @@ from .models import batch, pictures
 from .steps import adamw, buffers, rank, steps, trained, weights
 from .table import Make, Scripts, Values
 
-SCRIPTS = Scripts()
+SCRIPTS = Scripts("modes")
 
 
 @SCRIPTS.script()

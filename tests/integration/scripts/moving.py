@@ -10,7 +10,7 @@ from torch import nn
 from .steps import adamw, sgd, steps, trained, weights
 from .table import Make, Scripts, Values
 
-SCRIPTS = Scripts()
+SCRIPTS = Scripts("moving")
 
 
 def _before(change: Callable[[nn.Module], object], kind: str) -> Callable[[Make], Values]:

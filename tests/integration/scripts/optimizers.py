@@ -13,7 +13,7 @@ from .models import batch
 from .steps import adamw, sgd, steps, trained, weights
 from .table import Make, Scripts, Values
 
-SCRIPTS = Scripts()
+SCRIPTS = Scripts("optimizers")
 
 
 class Lamb(Optimizer):

@@ -25,8 +25,6 @@ from .table import Make, Script, Values
 
 TIMEOUT = 60.0
 """Seconds that the ranks have for the scripts of a scheme, and for a collective; no script may hang."""
-APART = 20.0
-"""The same for a script in a process group of its own."""
 PATIENCE = 10.0
 """Seconds that a rank waits for the others at the end of a script."""
 
@@ -68,24 +66,21 @@ def _run(scripts: Sequence[Script], make: Make, nproc: int) -> Outcomes:
     # What optimizers import on first use takes seconds: once here, not in all ranks.
     importlib.import_module("torch._dynamo")
     found: Outcomes = {}
-    pending = [script for script in scripts if not script.apart]
+    pending = list(scripts)
     while pending:
-        some = _try(pending, make, nproc, TIMEOUT)
+        some = _try(pending, make, nproc)
         found |= some
         # A script that failed in another way than by an error of autopar may have left anything behind.
         pending = pending[len(some) :]
-    for script in scripts:
-        if script.apart:
-            found |= _try([script], make, nproc, APART)
     return found
 
 
-def _try(scripts: Sequence[Script], make: Make, nproc: int, timeout: float) -> Outcomes:
+def _try(scripts: Sequence[Script], make: Make, nproc: int) -> Outcomes:
     """The outcomes of the first scripts, down to the first that broke the ranks; at least one."""
     with tempfile.TemporaryDirectory() as folder:
         broken = "the ranks stopped before it"
         try:
-            run_ranks(_on_rank, nproc, scripts, make, nproc, Path(folder), timeout=timeout)
+            run_ranks(_on_rank, nproc, scripts, make, nproc, Path(folder), timeout=TIMEOUT)
         except RunError as error:
             broken = str(error)
         found: Outcomes = {}

@@ -12,7 +12,7 @@ from .models import batch, mask
 from .steps import adamw, gradients, sgd, step, steps, trained, weights
 from .table import Make, Scripts, Values
 
-SCRIPTS = Scripts()
+SCRIPTS = Scripts("surface")
 
 
 @SCRIPTS.script(micro_batches="refused")

@@ -28,18 +28,18 @@ class Make(Protocol):
 class Script:
     """A training script, and what it is held against.
 
-    `micro_batches`: what is expected where a step is several micro-batches (None: the same). `reference`: the original model, or the model
-    planned for one rank, whose random numbers are those of any plan. `tolerance`: of values, relative to the largest of a tensor. `apart`:
-    in a process group of its own. `slow`: too slow for the fast tests.
+    `family`: the file that it stands in. `micro_batches`: what is expected where a step is several micro-batches (None: the same).
+    `reference`: the original model, or the model planned for one rank, whose random numbers are those of any plan. `tolerance`: of values,
+    relative to the largest of a tensor. `slow`: too slow for the fast tests.
     """
 
     name: str
+    family: str
     run: Callable[[Make], Values]
     expected: Expected = "equal"
     micro_batches: Expected | None = None
     reference: Literal["original", "one rank"] = "original"
     tolerance: float = 1e-9
-    apart: bool = False
     slow: bool = False
 
     def expected_of(self, scheme: str) -> Expected:
@@ -50,12 +50,13 @@ class Script:
 class Scripts:
     """The scripts of one file, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, family: str) -> None:
+        self.family = family
         self.found: list[Script] = []
 
     def add(self, name: str, run: Callable[[Make], Values], **fields: object) -> None:
         """A script made of a function and its name."""
-        self.found.append(Script(name=name, run=run, **fields))  # type: ignore[arg-type]
+        self.found.append(Script(name=name, family=self.family, run=run, **fields))  # type: ignore[arg-type]
 
     def script(self, **fields: object) -> Callable[[Callable[[Make], Values]], Callable[[Make], Values]]:
         """Adds the decorated function under its own name."""
@@ -72,7 +73,8 @@ def scripts() -> dict[str, Script]:
     """All scripts by name."""
     from . import agreement, gradients, loops, modes, moving, optimizers, surface, weights
 
-    files = (moving, weights, gradients, modes, agreement, loops, optimizers, surface)
+    # Those that may break the ranks come last.
+    files = (moving, weights, gradients, modes, loops, optimizers, surface, agreement)
     found = [script for file in files for script in file.SCRIPTS.found]
     named = {script.name: script for script in found}
     assert len(named) == len(found), "two scripts of one name"

@@ -14,7 +14,7 @@ from .models import KINDS, batch, pictures
 from .steps import WEIGHT, adamw, buffers, sgd, step, steps, trained, weights
 from .table import Make, Scripts, Values
 
-SCRIPTS = Scripts()
+SCRIPTS = Scripts("weights")
 
 
 def _given(kind: str = "language") -> dict[str, Tensor]:
