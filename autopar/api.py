@@ -297,6 +297,7 @@ def parallelize(
     outputs: Literal["whole", "split"] | None = None,
     trust: bool = False,
     exact_random: bool = False,
+    debug: bool = False,
 ) -> ParallelModule:
     """The model as an `nn.Module` that runs the plan on this rank; call it on every rank of an initialised process group.
 
@@ -305,8 +306,8 @@ def parallelize(
     arguments of the model are tensors. `outputs`: "whole" gives plain tensors, whole on every rank, "split" gives DTensors where the
     plan leaves them split; by default they are whole, except beside a loss that the plan has of its own. `trust`: as for
     `plan`. Random numbers are counted: dropout draws the same on any plan and any number of ranks; with `exact_random` it draws from
-    torch's own generator what one device would draw. A plan that does not fit the model or the world is refused on every rank, with
-    the reason.
+    torch's own generator what one device would draw. The ranks' batches are compared in the first steps, with `debug` in all.
+    A plan that does not fit the model or the world is refused on every rank, with the reason.
     """
     from autopar.runtime.parallelize import parallelize as build
 
@@ -314,7 +315,7 @@ def parallelize(
         found = plan if isinstance(plan, Plan) else Plan.load(plan)
         return model_of_plan(model, found, example_inputs, loss=loss, trust=trust), found
 
-    return build(prepare, backend=backend, outputs=outputs, exact_random=exact_random)
+    return build(prepare, backend=backend, outputs=outputs, exact_random=exact_random, debug=debug)
 
 
 def host_states(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> torch.optim.Optimizer:

@@ -39,7 +39,9 @@ def _unequal(ranks: Sequence[Values], wanted: Values, tolerance: float) -> str:
         lacking = [name for name in wanted if name not in values and not name.startswith(WEIGHT)]
         found += [f"rank {number} {'has also' if name in extra else 'lacks'} {name!r}" for name in extra + lacking]
     for name, value in wanted.items():
-        theirs = [(number, values[name]) for number, values in enumerate(ranks) if name in values]
+        held = [(number, values[name]) for number, values in enumerate(ranks) if name in values]
+        # Of a parameter of another stage a rank has nothing.
+        theirs = [(number, own) for number, own in held if not (name.startswith(WEIGHT) and torch.as_tensor(own).numel() == 0)]
         if not theirs:
             found.append(f"no rank has {name!r}")
         found += [f"rank {number}: {name}: {words}" for number, own in theirs if (words := _difference(own, value, tolerance))]

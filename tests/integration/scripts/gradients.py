@@ -266,5 +266,13 @@ CLIPS: dict[str, Callable[[nn.Module], Tensor | None]] = {
     "clip_value": lambda module: nn.utils.clip_grad_value_(module.parameters(), 1e-3),
     "total_norm": lambda module: nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None]),
 }
+def _by_the_module(module: nn.Module) -> Tensor:
+    """Clipping that knows stages."""
+    clip: Callable[..., Tensor] = getattr(module, "clip_grad_norm_", lambda norm: nn.utils.clip_grad_norm_(module.parameters(), norm))
+    return clip(0.1)
+
+
 for _name, _clip in CLIPS.items():
-    SCRIPTS.add(_name, _clipped(_clip))
+    # torch has no norm over parameters of several stages.
+    SCRIPTS.add(_name, _clipped(_clip), micro_batches=None if _name == "clip_value" else "either")
+SCRIPTS.add("clip_by_the_module", _clipped(_by_the_module))

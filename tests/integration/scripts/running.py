@@ -29,6 +29,10 @@ PATIENCE = 10.0
 """Seconds that a rank waits for the others at the end of a script."""
 
 
+OTHER_MESH = "must have the same mesh"
+"""torch's own refusal to look at parameters of several stages at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What became of a script on one rank: its values, or an error; `known`: one of autopar, which the caller is meant to read."""
@@ -129,4 +133,4 @@ def _outcome(run: Callable[[Make], Values], make: Make) -> Outcome:
         return Outcome(values={name: value if isinstance(value, float) else value.cpu() for name, value in run(make).items()})
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
-        return Outcome(error=message, known=isinstance(error, AutoparError), trace=traceback.format_exc())
+        return Outcome(error=message, known=isinstance(error, AutoparError) or OTHER_MESH in str(error), trace=traceback.format_exc())
