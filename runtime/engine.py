@@ -16,7 +16,7 @@ from autopar.order.actions import Action
 from autopar.order.execution import Chunk, Execution
 from autopar.order.ranks import rank_order
 from autopar.order.scheduled import scheduled
-from autopar.sharding.layout import Kind, Layout, local_shape
+from autopar.sharding.layout import Kind, Layout, R, local_shape
 from autopar.sharding.program import Program
 
 from .agreement import first_rank_says
@@ -105,17 +105,13 @@ class Engine:
     @cached_property
     def _storages(self) -> tuple[Storage, ...]:
         """How the parameters of each chunk lie, seen from here."""
-        whole = not self.world.staged and all(
-            placement.kind is not Kind.SPLIT
-            for chunk in self.execution.chunks
-            for layout in chunk.whole.program.assignment.storage.values()
-            for placement in layout
-        )
         found = []
         for number, chunk in enumerate(self.execution.chunks):
             stage = number % self.execution.stages
+            own = [c.whole.program.assignment.storage.values() for c in self.execution.chunks[stage :: self.execution.stages]]
+            plain = all(placement.kind is not Kind.SPLIT for layouts in own for layout in layouts for placement in layout)
             groups = self.world.groups if stage == self.world.stage else None
-            found.append(Storage(chunk.mesh, groups, self.world.firsts[stage], self.device, plain=whole))
+            found.append(Storage(chunk.mesh, groups, self.world.firsts[stage], self.device, plain=plain))
         return tuple(found)
 
     def storage_of(self, name: str) -> tuple[Storage, Layout]:
@@ -124,31 +120,30 @@ class Engine:
         own = next((number for number in holders if number in self.stages), holders[0])
         return self._storages[own], self.execution.chunks[own].whole.program.assignment.storage[name]
 
-    @cached_property
-    def elsewhere(self) -> frozenset[str]:
-        """The parameters that the loss reaches and of which this rank holds nothing."""
-        held = {n for number in self.stages for n in self.execution.chunks[number].whole.program.assignment.storage}
-        reached = {self.graph.loss}
-        for operator in reversed(self.graph.operators if self.world.staged else ()):
-            if not reached.isdisjoint(operator.outputs):
-                reached.update(operator.inputs)
-        return frozenset(t.name for t in self.graph.parameters if t.name in reached and t.name not in held)
+    def holds(self, name: str) -> bool:
+        """Whether this rank has a part of a parameter."""
+        return not self.world.staged or any(name in self.execution.chunks[n].whole.program.assignment.storage for n in self.stages)
 
-    def described(self, name: str, shard: Tensor | None) -> Tensor:
-        """A gradient of this rank's shard (None: of a parameter that it holds nothing of) as the parameter lies."""
+    def replicated(self, value: Tensor) -> Tensor:
+        """A value that all ranks of the stage have, as a DTensor on its mesh."""
+        storage = self._storages[next(iter(self.stages))]
+        return storage.described_as(value, (R,) * len(storage.mesh.axes), value.shape)
+
+    def described(self, name: str, shard: Tensor) -> Tensor:
+        """A gradient of this rank's shard as the parameter lies."""
         storage, layout = self.storage_of(name)
-        tensor = self.graph.tensors[name]
-        local = torch.empty(0, dtype=getattr(torch, tensor.dtype), device=self.device) if shard is None else shard
-        return storage.described_as(local, layout, torch.Size(tensor.shape))
+        return storage.described_as(shard, layout, torch.Size(self.graph.tensors[name].shape))
 
-    def whole_parameter(self, name: str, shard: Tensor) -> Tensor:
-        """The whole tensor on every rank from this rank's shard."""
+    def whole_parameter(self, name: str, shard: Tensor | None) -> Tensor:
+        """The whole tensor on every rank from this rank's shard (None: it has none)."""
         if not self.world.staged:
+            assert shard is not None
             return gather_full(shard, self.storage_of(name)[1], self.groups)
         holder = next(n for n, chunk in enumerate(self.execution.chunks) if name in chunk.whole.program.assignment.storage)
         stage = holder % self.execution.stages
         tensor = self.graph.tensors[name]
         if stage == self.world.stage:
+            assert shard is not None
             layout = self.execution.chunks[holder].whole.program.assignment.storage[name]
             whole = gather_full(shard, layout, self.groups).contiguous()
         else:

@@ -63,7 +63,9 @@ class Pending:
 
 
 class _Record:
-    """A call whose backward pass is still to come; `scale`: by what the loss's gradient was multiplied where it has run already."""
+    """A call whose backward pass autograd has not asked for yet; `call_is_over`: its order has run to the end all the same."""
+
+    call_is_over: bool
 
     def __init__(self, module: ParallelModule, engine: Engine, call: Call, wanted: Sequence[int], trained: Sequence[str]) -> None:
         self.module, self.engine, self.call, self.wanted, self.trained = module, engine, call, wanted, trained
@@ -105,11 +107,12 @@ class _Record:
     def _given(self, name: str, found: Mapping[str, Tensor]) -> Tensor | None:
         if name in found:
             return self.engine.described(name, found[name])
-        # So that whoever looks at all gradients at once is not given those of one stage for all.
-        return self.engine.described(name, None) if name in self.engine.elsewhere else None
+        return None
 
     def _reset(self, *, keep: bool, found: list[Tensor | None]) -> list[Tensor | None]:
         """Make ready for another backward pass, if one may come."""
+        if keep and self.call_is_over:
+            return [gradient if gradient is None else gradient.clone() for gradient in found]
         for passing in self.call.passings.values():
             passing.gradients = Gradients()
             passing.behind.clear()
@@ -118,6 +121,8 @@ class _Record:
 
 class _Later(_Record):
     """A call whose order stands before its first backward pass."""
+
+    call_is_over = False
 
     def _shares(self, upstream: Sequence[Tensor | None], *, keep: bool) -> Shares | None:
         engine, call = self.engine, self.call
@@ -140,6 +145,8 @@ class _AtOnce(_Record):
 
     Another gradient multiplies what was found. Where gradients are float16, of which a scale may have lost some, the order runs again.
     """
+
+    call_is_over = True
 
     def __init__(
         self,
@@ -195,6 +202,9 @@ class _Node(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise PlanError("a plan has first derivatives only: gradients cannot be differentiated again (create_graph=True)")
         record: _Record = ctx.record
+        if record is not None and record.module.other_stages is not None:
+            look, module = record.module.other_stages.look, record.module
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: look(module))
         keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
         if not keep:
             ctx.record = None
@@ -211,7 +221,8 @@ def differentiable_call(
     Where autograd is on and the plan is for training, the outputs lead to the gradients of the parameters.
     """
     parameters = {name: p for name, p in module.graph_parameters().items() if p.requires_grad}
-    keep = torch.is_grad_enabled() and engine.trains and bool(parameters)
+    # With stages all ranks run one order, whatever each of them has to train.
+    keep = torch.is_grad_enabled() and engine.trains and (engine.world.staged or bool(parameters))
     draws = engine.draws()
     if not keep:
         call = engine.begin(whole, keep=False, draws=draws)
