@@ -22,7 +22,6 @@ from autopar.sharding.program import Program
 
 from .agreement import DIGEST, update_digest
 from .arguments import Arguments
-from .checkpoint import describe_pieces
 from .collectives import DeviceGroups, apply_chain, gather_full, whole_chain
 from .engine import Engine
 from .parameters import attach, local_of, placements_of
@@ -30,8 +29,6 @@ from .stepping import Pending, differentiable_call
 from .world import World
 
 Values = Mapping[str, Tensor | Callable[[], Tensor]]
-
-describe_pieces()
 
 
 class ParallelModule(nn.Module):

@@ -13,6 +13,7 @@ from autopar.sharding.candidates import is_storable
 from autopar.sharding.layout import Kind, Layout, R, format_layout, local_parts, local_shape
 from autopar.sharding.mesh import Mesh
 
+from .checkpoint import in_pieces
 from .collectives import DeviceGroups, cuts_of, shard_of
 
 
@@ -90,7 +91,7 @@ class Storage:
             return shard
         stride = torch.empty(shape, device="meta").stride()
         placements = placements_of(layout, self.mesh.shape) or (Replicate(),)
-        return DTensor.from_local(shard, self.described, placements, run_check=False, shape=shape, stride=stride)
+        return in_pieces(DTensor.from_local(shard, self.described, placements, run_check=False, shape=shape, stride=stride))
 
 
 def attach(root: nn.Module, path: str, value: Tensor) -> tuple[nn.Module, str]:
