@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from autopar.errors import PlanError
-from autopar.ir import Role
 from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.sharding.layout import Layout, R
@@ -26,6 +25,8 @@ from .collectives import DeviceGroups, apply_chain, gather_full, whole_chain
 from .engine import Engine
 from .parameters import attach, local_of, placements_of
 from .stepping import Pending, differentiable_call
+from .weight_files import FileTensor
+from .weights import saved_buffers
 from .world import World
 
 Values = Mapping[str, Tensor | Callable[[], Tensor]]
@@ -85,8 +86,9 @@ class ParallelModule(nn.Module):
         changed = set(self._graph.updates)
         self._constants = {n: self._whole(n, values).clone() if n in changed else self._whole(n, values) for n in engine.constants}
         self._buffer_places: dict[str, tuple[nn.Module, str]] = {}
-        for paths, buffer in _saved_buffers(model.module) if model is not None and model.torch is not None else ():
-            self.attach_buffer(paths, buffer)
+        for paths, buffer in saved_buffers(model.module) if model is not None and model.torch is not None else ():
+            given = values.get(paths[0], buffer)
+            self.attach_buffer(paths, given if isinstance(given, Tensor) else given())
         self.weights_digest = self._checksum.digest()[:DIGEST]
         del self._checksum
         self._anchor = torch.zeros((), requires_grad=True)
@@ -103,19 +105,27 @@ class ParallelModule(nn.Module):
             if path in self._constants:
                 self._buffer_places[path] = place
 
-    def _whole(self, name: str, values: Values) -> Tensor:
-        """A given value, checked against the graph."""
+    def _given(self, name: str, values: Values) -> Tensor | FileTensor:
+        """A given value, checked against the graph; what lies in a file is not read yet."""
         given, wanted = values[name], self._graph.tensors[name]
-        value = given.detach() if isinstance(given, Tensor) else given().detach()
+        value = given if isinstance(given, FileTensor) else (given if isinstance(given, Tensor) else given()).detach()
         if tuple(value.shape) != wanted.shape or value.dtype != getattr(torch, wanted.dtype):
             raise PlanError(f"{name!r} is {value.dtype} {list(value.shape)}, the plan's model has {wanted.dtype} {list(wanted.shape)}")
-        update_digest(self._checksum, value)
-        return value.to(self._device) if wanted.role is Role.CONSTANT else value
+        if isinstance(value, FileTensor):
+            self._checksum.update(value.fact)
+        else:
+            update_digest(self._checksum, value)
+        return value
+
+    def _whole(self, name: str, values: Values) -> Tensor:
+        """The given value of a constant."""
+        value = self._given(name, values)
+        return (value() if isinstance(value, FileTensor) else value).to(self._device)
 
     def _parameter(self, name: str, values: Values) -> nn.Parameter:
         """This rank's shard of a given value."""
         storage, layout = self._engine.storage_of(name)
-        return nn.Parameter(storage.placed(self._whole(name, values), layout), requires_grad=self._graph.tensors[name].trainable)
+        return nn.Parameter(storage.placed(self._given(name, values), layout), requires_grad=self._graph.tensors[name].trainable)
 
     def _stored(self, name: str) -> Tensor:
         """This rank's shard of a parameter, wherever the user's changes have put it."""
@@ -307,13 +317,3 @@ class ParallelModule(nn.Module):
         stride = torch.empty(tensor.shape, device="meta").stride()
         places = placements_of(layout, groups.mesh.shape)
         return DTensor.from_local(value, self._engine.device_mesh(), places, run_check=False, shape=torch.Size(tensor.shape), stride=stride)
-
-
-def _saved_buffers(module: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """The buffers that stand in the state dict, each with all its names."""
-    found: dict[int, tuple[list[str], Tensor]] = {}
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
-            if name not in part._non_persistent_buffers_set:
-                found.setdefault(id(buffer), ([], buffer))[0].append(f"{prefix}.{name}" if prefix else name)
-    return list(found.values())
