@@ -20,7 +20,7 @@ from autopar.sharding.layout import Layout, R
 from autopar.sharding.program import Program
 
 from .agreement import DIGEST, update_digest
-from .arguments import Arguments
+from .arguments import Arguments, other_input
 from .collectives import DeviceGroups, apply_chain, gather_full, whole_chain
 from .engine import Engine
 from .parameters import attach, local_of, placements_of
@@ -264,8 +264,7 @@ class ParallelModule(nn.Module):
         for name in names:
             tensor, wanted = given[name], self._graph.tensors[name]
             if tuple(tensor.shape) != wanted.shape or tensor.dtype != getattr(torch, wanted.dtype):
-                planned = f"{wanted.dtype} {list(wanted.shape)}"
-                raise PlanError(f"input {name!r} is {tensor.dtype} {list(tensor.shape)}, the plan is for {planned}")
+                raise PlanError(other_input(name, tensor, wanted))
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise PlanError(f"input {name!r} requires a gradient, which a plan has for parameters only; give it detached")
         # To another device goes what the program reads of them, inside the program.
