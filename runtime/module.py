@@ -23,6 +23,7 @@ from .agreement import DIGEST, update_digest
 from .arguments import Arguments, other_input
 from .collectives import DeviceGroups, apply_chain, gather_full, whole_chain
 from .engine import Engine
+from .original import Recalling, recall
 from .parameters import attach, local_of, placements_of
 from .stepping import Pending, differentiable_call
 from .weight_files import FileTensor
@@ -32,7 +33,7 @@ from .world import World
 Values = Mapping[str, Tensor | Callable[[], Tensor]]
 
 
-class ParallelModule(nn.Module):
+class ParallelModule(Recalling):
     """A model under a plan. Parameters keep the original names; the arithmetic is this rank's local program.
 
     `values` gives every parameter and constant whole, as a tensor or as a function that makes it (called one at a time). `aliases` gives
@@ -76,6 +77,8 @@ class ParallelModule(nn.Module):
         missing = [name for name in names if name not in values]
         if missing:
             raise PlanError(f"no values are given for {', '.join(missing[:10])}" + (" and more" if len(missing) > 10 else ""))
+        if model is not None and model.torch is not None:
+            recall(self, model.module)
         self._places: dict[str, tuple[nn.Module, str]] = {}
         owned = {tensor.name: self._parameter(tensor.name, values) for tensor in self._graph.parameters}
         for name, parameter in owned.items():

@@ -15,6 +15,7 @@ from autopar.sharding.mesh import Mesh
 
 from .checkpoint import in_pieces
 from .collectives import DeviceGroups, cuts_of, shard_of
+from .original import is_free
 from .weight_files import FileTensor
 
 
@@ -106,12 +107,12 @@ def attach(root: nn.Module, path: str, value: Tensor) -> tuple[nn.Module, str]:
     for part in parents:
         child = module._modules.get(part)
         if child is None:
-            if not part or hasattr(module, part):
+            if not is_free(module, part):
                 return attach(root, path.replace(".", "_"), value)
             child = nn.Module()
             module.add_module(part, child)
         module = child
-    if not leaf or hasattr(module, leaf):
+    if not is_free(module, leaf):
         return attach(root, (path.replace(".", "_") if parents else path) + "_", value)
     if isinstance(value, nn.Parameter):
         module.register_parameter(leaf, value)
