@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -298,6 +299,7 @@ def parallelize(
     trust: bool = False,
     exact_random: bool = False,
     debug: bool = False,
+    weights: str | Path | None = None,
 ) -> ParallelModule:
     """The model as an `nn.Module` that runs the plan on this rank; call it on every rank of an initialised process group.
 
@@ -307,6 +309,10 @@ def parallelize(
     plan leaves them split; by default they are whole, except beside a loss that the plan has of its own. `trust`: as for
     `plan`. Random numbers are counted: dropout draws the same on any plan and any number of ranks; with `exact_random` it draws from
     torch's own generator what one device would draw. The ranks' batches are compared in the first steps, with `debug` in all.
+
+    `weights`: a `.safetensors` file or a Hugging Face folder of such files. Each rank reads the slices that its shards need, in the
+    planned types; the model may then be on the meta device.
+
     A plan that does not fit the model or the world is refused on every rank, with the reason.
     """
     from autopar.runtime.parallelize import parallelize as build
@@ -315,7 +321,7 @@ def parallelize(
         found = plan if isinstance(plan, Plan) else Plan.load(plan)
         return model_of_plan(model, found, example_inputs, loss=loss, trust=trust), found
 
-    return build(prepare, backend=backend, outputs=outputs, exact_random=exact_random, debug=debug)
+    return build(prepare, backend=backend, outputs=outputs, exact_random=exact_random, debug=debug, weights=weights)
 
 
 def host_states(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> torch.optim.Optimizer:
@@ -326,3 +332,13 @@ def host_states(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> to
     from autopar.runtime.host_states import host_states as place
 
     return place(optimizer, module)
+
+
+def parameters_on_meta() -> AbstractContextManager[None]:
+    """Inside, PyTorch modules are made with their parameters on the meta device, whatever their size, and with buffers as ever.
+
+    Such a module can be planned; to run it, give `parallelize` its `weights`.
+    """
+    from autopar.runtime.weights import parameters_on_meta as context
+
+    return context()

@@ -207,7 +207,7 @@ def _run(args: argparse.Namespace) -> None:
 
         model = model_of_plan(args.model, plan, loss=args.loss, trust=args.trust)
         _warn_replicated(plan)
-        report = run_plan(model, plan, steps=args.steps, check=args.check, backend=args.backend, seed=args.seed)
+        report = run_plan(model, plan, steps=args.steps, check=args.check, backend=args.backend, seed=args.seed, weights=args.weights)
     from .report.fields import report_json, report_lines
 
     if args.json:

@@ -15,31 +15,30 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from autopar.errors import PlanError
-from autopar.ir import Role
 from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.sharding.layout import Layout, R
 from autopar.sharding.program import Program
 
 from .agreement import DIGEST, update_digest
-from .arguments import Arguments
+from .arguments import Arguments, other_input
 from .batches import Batches
-from .checkpoint import describe_pieces
 from .clipping import clip_grad_norm
 from .collectives import DeviceGroups, apply_chain, gather_full, whole_chain
 from .engine import Engine
 from .modes import Modes
+from .original import Recalling, recall
 from .other_stages import OtherStages
 from .parameters import attach, local_of, placements_of
 from .stepping import Pending, differentiable_call
+from .weight_files import FileTensor
+from .weights import saved_buffers
 from .world import World
 
 Values = Mapping[str, Tensor | Callable[[], Tensor]]
 
-describe_pieces()
 
-
-class ParallelModule(nn.Module):
+class ParallelModule(Recalling):
     """A model under a plan. Parameters keep the original names; the arithmetic is this rank's local program.
 
     `values` gives every parameter and constant whole, as a tensor or as a function that makes it (called one at a time). `aliases` gives
@@ -85,10 +84,12 @@ class ParallelModule(nn.Module):
         missing = [name for name in names if name not in values]
         if missing:
             raise PlanError(f"no values are given for {', '.join(missing[:10])}" + (" and more" if len(missing) > 10 else ""))
+        if model is not None and model.torch is not None:
+            recall(self, model.module)
         self._places: dict[str, tuple[nn.Module, str]] = {}
         owned = {}
         for tensor in self._graph.parameters:  # weights of other stages are looked at all the same: all ranks are to have equal ones
-            given = self._whole(tensor.name, values)
+            given = self._given(tensor.name, values)
             if engine.holds(tensor.name):
                 owned[tensor.name] = self._parameter(tensor.name, given)
         for name, parameter in owned.items():
@@ -102,8 +103,9 @@ class ParallelModule(nn.Module):
         changed = set(self._graph.updates)
         self._constants = {n: self._whole(n, values).clone() if n in changed else self._whole(n, values) for n in engine.constants}
         self._buffer_places: dict[str, tuple[nn.Module, str]] = {}
-        for paths, buffer in _saved_buffers(model.module) if model is not None and model.torch is not None else ():
-            self.attach_buffer(paths, buffer)
+        for paths, buffer in saved_buffers(model.module) if model is not None and model.torch is not None else ():
+            given = values.get(paths[0], buffer)
+            self.attach_buffer(paths, given if isinstance(given, Tensor) else given())
         self.weights_digest = self._checksum.digest()[:DIGEST]
         del self._checksum
         self._anchor = torch.zeros((), requires_grad=True)
@@ -132,16 +134,24 @@ class ParallelModule(nn.Module):
             if path in self._constants:
                 self._buffer_places[path] = place
 
-    def _whole(self, name: str, values: Values) -> Tensor:
-        """A given value, checked against the graph."""
+    def _given(self, name: str, values: Values) -> Tensor | FileTensor:
+        """A given value, checked against the graph; what lies in a file is not read yet."""
         given, wanted = values[name], self._graph.tensors[name]
-        value = given.detach() if isinstance(given, Tensor) else given().detach()
+        value = given if isinstance(given, FileTensor) else (given if isinstance(given, Tensor) else given()).detach()
         if tuple(value.shape) != wanted.shape or value.dtype != getattr(torch, wanted.dtype):
             raise PlanError(f"{name!r} is {value.dtype} {list(value.shape)}, the plan's model has {wanted.dtype} {list(wanted.shape)}")
-        update_digest(self._checksum, value)
-        return value.to(self._device) if wanted.role is Role.CONSTANT else value
+        if isinstance(value, FileTensor):
+            self._checksum.update(value.fact)
+        else:
+            update_digest(self._checksum, value)
+        return value
 
-    def _parameter(self, name: str, given: Tensor) -> nn.Parameter:
+    def _whole(self, name: str, values: Values) -> Tensor:
+        """The given value of a constant."""
+        value = self._given(name, values)
+        return (value() if isinstance(value, FileTensor) else value).to(self._device)
+
+    def _parameter(self, name: str, given: Tensor | FileTensor) -> nn.Parameter:
         """This rank's shard of a given value."""
         storage, layout = self._engine.storage_of(name)
         return nn.Parameter(storage.placed(given, layout), requires_grad=self._graph.tensors[name].trainable)
@@ -315,8 +325,7 @@ class ParallelModule(nn.Module):
         for name in names:
             tensor, wanted = given[name], self._graph.tensors[name]
             if tuple(tensor.shape) != wanted.shape or tensor.dtype != getattr(torch, wanted.dtype):
-                planned = f"{wanted.dtype} {list(wanted.shape)}"
-                raise PlanError(f"input {name!r} is {tensor.dtype} {list(tensor.shape)}, the plan is for {planned}")
+                raise PlanError(other_input(name, tensor, wanted))
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise PlanError(f"input {name!r} requires a gradient, which a plan has for parameters only; give it detached")
         # To another device goes what the program reads of them, inside the program.
@@ -383,13 +392,3 @@ def _has_modes(part: nn.Module) -> bool:
     """Whether a module does other things in training than in evaluation."""
     drops = isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
     return drops or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats)
-
-
-def _saved_buffers(module: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """The buffers that stand in the state dict, each with all its names."""
-    found: dict[int, tuple[list[str], Tensor]] = {}
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
-            if name not in part._non_persistent_buffers_set:
-                found.setdefault(id(buffer), ([], buffer))[0].append(f"{prefix}.{name}" if prefix else name)
-    return list(found.values())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,8 @@ from .agreement import agree, digest
 from .launch import init_from_environment, require_cuda
 from .module import ParallelModule
 from .onnx_module import fresh_weights, to_torch
+from .weight_files import FileTensor
+from .weights import saved_buffers, values_from_files
 from .world import World
 
 ONNX_SEED = 0
@@ -33,9 +36,17 @@ Prepared = Callable[[], tuple[LoadedModel, Plan]]
 
 
 def parallelize(
-    prepare: Prepared, *, backend: str | None = None, outputs: str | None = None, exact_random: bool = False, debug: bool = False
+    prepare: Prepared,
+    *,
+    backend: str | None = None,
+    outputs: str | None = None,
+    exact_random: bool = False,
+    debug: bool = False,
+    weights: str | Path | None = None,
 ) -> ParallelModule:
     """This rank's module of what `prepare` loads, in the present process group or in one made from the environment of `torchrun`.
+
+    `weights`: files to read instead of the model's own weights.
 
     Whatever keeps one rank from taking part, every rank raises; as does every rank where plans, models or weights differ.
     """
@@ -46,7 +57,7 @@ def parallelize(
         whole = wants_whole(outputs, plan, model)
         execution = plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
         device = join_world(plan, backend)
-        values = model_values(model)
+        values = model_values(model, weights=weights)
         found = model, plan, execution
     except Exception as error:
         failure = error
@@ -113,10 +124,16 @@ def join_world(plan: Plan, backend: str | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if "nccl" in name else torch.device("cpu")
 
 
-def model_values(model: LoadedModel, *, seed: int = ONNX_SEED) -> dict[str, Tensor | Callable[[], Tensor]]:
-    """Whole values of every parameter and constant, by graph name; ONNX weights are read one at a time, when asked for."""
+def model_values(
+    model: LoadedModel, *, seed: int = ONNX_SEED, weights: str | Path | None = None
+) -> dict[str, Tensor | Callable[[], Tensor]]:
+    """Values of every parameter and constant, by graph name; those in files are read one at a time, when asked for.
+
+    `weights`: safetensors files of a PyTorch model.
+    """
+    given = values_from_files(model, weights) if weights is not None else {}
     if model.torch is not None:
-        return _module_values(model)
+        return _module_values(model, given)
     graph = model.graph
     wanted = {t.name: getattr(torch, t.dtype) for t in graph.tensors.values() if t.role in (Role.PARAMETER, Role.CONSTANT)}
     found: dict[str, Tensor | Callable[[], Tensor]] = {
@@ -133,13 +150,25 @@ def model_values(model: LoadedModel, *, seed: int = ONNX_SEED) -> dict[str, Tens
     return found
 
 
-def _module_values(model: LoadedModel) -> dict[str, Tensor | Callable[[], Tensor]]:
+def _module_values(model: LoadedModel, given: Mapping[str, Tensor | FileTensor]) -> dict[str, Tensor | Callable[[], Tensor]]:
     assert model.torch is not None
     module: nn.Module = model.module
     found: dict[str, Tensor | Callable[[], Tensor]] = dict(model.torch.constants)
     found.update(module.named_buffers())
     found.update(module.named_parameters())
+    found.update(given)
     on_meta = [name for name, value in found.items() if isinstance(value, Tensor) and value.is_meta]
+    if given:
+        read = {name for paths, _ in saved_buffers(module) for name in paths} | set(model.graph.tensors)
+        on_meta = [name for name in on_meta if name in read]
+    if on_meta and given:
+        raise ModelError(
+            f"no file holds {', '.join(on_meta[:5])}, computed when the module is made, which was on the meta device: "
+            "make it under autopar.parameters_on_meta(), which leaves buffers where they are"
+        )
     if on_meta:
-        raise ModelError(f"the module has no weights: {', '.join(on_meta[:5])} lie on the meta device; materialise it before running")
+        raise ModelError(
+            f"the module has no weights: {', '.join(on_meta[:5])} lie on the meta device; "
+            "give their files as weights=FOLDER (--weights FOLDER), or materialise it before running"
+        )
     return found

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from .launch import in_steps, require_cuda, run_ranks
 from .module import ParallelModule, Values
 from .onnx_module import OnnxModule
 from .parallelize import join_world, model_values
+from .weights import fill_module
 from .world import World
 
 TIMEOUT = 1800.0
@@ -71,12 +73,19 @@ class _Result:
 
 
 def run_plan(
-    model: LoadedModel, plan: Plan, *, steps: int = 1, check: bool = False, backend: str | None = None, seed: int = 0
+    model: LoadedModel,
+    plan: Plan,
+    *,
+    steps: int = 1,
+    check: bool = False,
+    backend: str | None = None,
+    seed: int = 0,
+    weights: str | Path | None = None,
 ) -> RunReport:
     """Run a plan on ranks: those of `torchrun` where this process is one, else forked Gloo ranks on this machine.
 
     With `check`, outputs, gradients and updated weights are compared with one device, and the collectives that every
-    rank issues with those that the plan prices.
+    rank issues with those that the plan prices. `weights`: files to read instead of a PyTorch model's own weights.
     """
     if steps < 1:
         raise RunError(f"a run has at least 1 step, not {steps}")
@@ -84,21 +93,29 @@ def run_plan(
     inputs = tuple(model.inputs) if model.inputs is not None else example_values(model.graph, seed)
     job = _Job(model=model, plan=plan, inputs=inputs, steps=steps, check=check, seed=seed)
     if "RANK" in os.environ:
-        return _on_launched_ranks(job, backend)
+        return _on_launched_ranks(job, backend, weights)
     if backend == "nccl":
         require_cuda()
         raise RunError(
             f"nccl ranks are started by torchrun: torchrun --nproc-per-node {plan.devices} -m autopar run PLAN --model MODEL --backend nccl"
         )
-    values = model_values(model)
+    values = _values(job, weights)
     results = run_ranks(_run_rank, plan.devices, job, torch.device("cpu"), values, timeout=TIMEOUT)
     return _report(job, results, "gloo", _compare(job, results[0]))
 
 
-def _on_launched_ranks(job: _Job, backend: str | None) -> RunReport:
+def _values(job: _Job, weights: str | Path | None) -> Values:
+    """What to run with; a check needs the model's own weights to be the same."""
+    values = model_values(job.model, weights=weights)
+    if weights is not None and job.check:
+        fill_module(job.model.module, values)
+    return values
+
+
+def _on_launched_ranks(job: _Job, backend: str | None, weights: str | Path | None) -> RunReport:
     """This process is one rank: take part, and learn the outcome that rank 0 finds."""
     device = join_world(job.plan, backend)
-    mine = _run_rank(job, device, model_values(job.model))
+    mine = _run_rank(job, device, _values(job, weights))
     results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(results, replace(mine, observed=None))
     outcome = [_report(job, results, dist.get_backend(), _compare(job, mine)) if dist.get_rank() == 0 else None]

@@ -18,7 +18,8 @@ from autopar.ir import Graph
 from autopar.runtime.check import CollectiveLog, compare, one_device
 from autopar.runtime.collectives import DeviceGroups, cuts_of, shard_of
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.module import ParallelModule, device_mesh, placements_of
+from autopar.runtime.module import ParallelModule
+from autopar.runtime.parameters import device_mesh, placements_of
 from autopar.sharding.candidates import storage_layouts
 from autopar.sharding.layout import format_layout
 from autopar.sharding.program import Program
