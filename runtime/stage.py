@@ -149,6 +149,7 @@ class Stage:
         for place in segment.values:
             if self._last_read[place] == number:
                 values.pop(place, None)
+        # The last segment gives all that leaves the program, also what it has only read.
         values.update((place, value.detach()) for place, value in zip(segment.outputs, found, strict=True))
         if number == len(program.segments) - 1:
             self._finish(passing, index, program)
