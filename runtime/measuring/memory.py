@@ -25,7 +25,9 @@ from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
 
 from ..collectives import DeviceGroups
+from ..lowering import LocalSegment
 from ..module import ParallelModule
+from ..stage import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +42,32 @@ def _total(tracker: MemTracker, kind: str) -> int:
     return sum(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot(kind).values())
 
 
-def track_step(loss: Callable[..., Tensor], module: nn.Module, inputs: Sequence[Tensor], *, foreach: bool = False) -> Tracked:
-    """The second step of training with AdamW: by then its state exists. `foreach`: all parameters updated together."""
+def track_step(
+    loss: Callable[..., Tensor],
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    *,
+    foreach: bool = False,
+    rooms: Callable[[], Sequence[Tensor]] = tuple,
+) -> Tracked:
+    """The second step of training with AdamW: by then its state exists. `foreach`: all parameters updated together.
+
+    `rooms`: tensors whose memory comes and goes, once there are any.
+    """
     optimizer = torch.optim.AdamW(module.parameters(), foreach=foreach)
 
     def step(forward_done: Callable[[], None]) -> None:
         value = loss(*inputs)
         forward_done()
-        value.backward()  # type: ignore[no-untyped-call]
+        # One gradient that is known even where nothing is computed.
+        torch.autograd.backward(value, torch.tensor(1.0, dtype=value.dtype))
         del value
         optimizer.step()
         optimizer.zero_grad()
 
     step(lambda: None)
     tracker = MemTracker()
-    tracker.track_external(module, optimizer, *inputs)
+    tracker.track_external(module, optimizer, *inputs, *rooms())
     between: list[int] = []
     with tracker:
         step(lambda: between.append(_total(tracker, "current")))
@@ -106,13 +119,31 @@ def track_program(program: Program | Execution, *, foreach: bool = False, fake: 
 
     held = [tensor for tensor in graph.tensors.values() if tensor.role in (Role.PARAMETER, Role.CONSTANT)]
     module = ParallelModule(program, DeviceGroups.create(run.assignment.mesh), {tensor.name: zeros(tensor) for tensor in held})
-    # Called as a module, the tracker would hook its inputs, among them the parameters, and keep all of their gradients.
-    bare: Any = module._local.module.forward
-    module._local = replace(module._local, module=bare)
+    for stage in module.engine.stages.values():
+        _unhook(stage)
     with mode:
         inputs = [zeros(graph.tensors[name]) for name in graph.inputs]
-        found = track_step(module.planned_loss, module, inputs, foreach=foreach)
+        found = track_step(module.loss, module, inputs, foreach=foreach, rooms=lambda: list(_rooms(module)))
     return replace(found, peak=found.peak - sum(value.nbytes for value in inputs) + _views(program))
+
+
+def _unhook(stage: Stage) -> None:
+    """Let the stage run the code of its segments: of a module the tracker would hook the inputs, and keep all of their gradients."""
+    programs = {index: stage.program(index) for index in range(stage.count)}
+    bare = {id(program): replace(program, segments=tuple(map(_bare, program.segments))) for program in programs.values()}
+    stage._programs = {index: bare[id(program)] for index, program in programs.items()}
+    stage.first = stage._programs[0]
+
+
+def _bare(segment: LocalSegment) -> LocalSegment:
+    code: Any = segment.module.forward
+    return replace(segment, module=code)
+
+
+def _rooms(module: ParallelModule) -> Iterator[Tensor]:
+    """The tensors of gathered values, which give up the memory behind them and get it again."""
+    for stage in module.engine.stages.values():
+        yield from stage.units.kept.values()
 
 
 def _views(program: Program | Execution) -> int:
