@@ -224,7 +224,10 @@ class ParallelModule(Recalling):
         """A module with parameters and buffers of its own, on the same process groups."""
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        shared = ("_engine", "_modes", "_batches", "other_stages", "_graph", "_record", "_arguments", "_pending", "_places", "_buffer_places", "_anchor")
+        shared = (
+            "_engine", "_modes", "_batches", "other_stages", "_graph", "_record", "_arguments", "_pending", "_places", "_buffer_places",
+            "_anchor",
+        )  # fmt: skip
         for parameter in self.parameters():
             memo[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
         own = {name: value for name, value in self.__dict__.items() if name not in shared}

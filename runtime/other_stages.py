@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .module import ParallelModule
 
 PLACES = 1 << 16
-"""Elements of the parameter: its gradient has the largest of the others' elements and their Euclidean norm. The norm of infinity is right as
-long as the largest element is not below the norm divided by the root of this."""
+"""Elements of the parameter: its gradient has the largest of the others' elements and their Euclidean norm. The norm of infinity is right
+as long as the largest element is not below the norm divided by the root of this."""
 
 
 class OtherStages:
