@@ -214,7 +214,7 @@ class Engine:
         for number, passing in call.passings.items():
             names = [name for name, _ in self.stages[number].first.outputs]
             for index in range(self.execution.schedule.micro_batches) if self.graph.loss in names else ():
-                place = self.stages[number].program(index).output_places[names.index(self.graph.loss)]
+                place = self.stages[number].program(index).output_places[names.index(str(self.graph.loss))]
                 shape = local_shape(place[1], self.graph.tensors[place[0]].shape, self._mesh_in_time)
                 dtype = getattr(torch, self.graph.tensors[place[0]].dtype)
                 passing.returned(index, [place], [torch.full(shape, gradient, dtype=dtype, device=self.device)])

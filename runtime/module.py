@@ -89,9 +89,9 @@ class ParallelModule(Recalling):
         self._places: dict[str, tuple[nn.Module, str]] = {}
         owned = {}
         for tensor in self._graph.parameters:  # weights of other stages are looked at all the same: all ranks are to have equal ones
-            given = self._given(tensor.name, values)
+            own = self._given(tensor.name, values)
             if engine.holds(tensor.name):
-                owned[tensor.name] = self._parameter(tensor.name, given)
+                owned[tensor.name] = self._parameter(tensor.name, own)
         for name, parameter in owned.items():
             self._places[name] = attach(self, name, parameter)
         found = aliases or (model.torch.aliases if model is not None and model.torch is not None else {})
@@ -177,9 +177,9 @@ class ParallelModule(Recalling):
             mine = own.get(path)
             if mine is None or not isinstance(value, Tensor) or value.shape != mine.shape:
                 continue
-            same = isinstance(value, DTensor) and isinstance(mine, DTensor)
-            if same and value.placements == mine.placements and value.device_mesh == mine.device_mesh:
-                continue
+            if isinstance(value, DTensor) and isinstance(mine, DTensor):
+                if value.placements == mine.placements and value.device_mesh == mine.device_mesh:
+                    continue
             storage, layout = self._engine.storage_of(names[id(mine)])
             whole = value.full_tensor() if isinstance(value, DTensor) else value
             if type(whole) in (Tensor, nn.Parameter):

@@ -205,7 +205,7 @@ class _Node(torch.autograd.Function):
         if record is not None and record.module.other_stages is not None:
             look, module = record.module.other_stages.look, record.module
             torch.autograd.Variable._execution_engine.queue_callback(lambda: look(module))
-        keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
+        keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()
         if not keep:
             ctx.record = None
         if record is None:

@@ -148,7 +148,7 @@ class ParameterUnits:
                 continue
             kept = [self._room(place, shape) for place, shape in zip(group.ends, group.shapes, strict=True)]
             # The values are those that autograd has saved, if it has: nothing has changed for it.
-            with torch.autograd._unsafe_preserve_version_counter(tuple(kept)):
+            with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(kept)):
                 yield from carry(starts, group.ahead, kept)
             self.values.update(zip(group.ends, kept, strict=True))
 

@@ -21,11 +21,12 @@ from autopar.order.times import Floats, Times
 
 from ..errors import PlanError
 from ..ir import Graph
+from ..order.execution import execution
 from ..plan import Plan, write_whole
 from ..planning.figures import Figures, figures_of
 from ..planning.pipelines import Place, message_seconds
 from ..sharding.analysis import Analysis, analyse
-from ..sharding.micro_batches import execution, split_batch
+from ..sharding.micro_batches import split_batch
 from .account import has_account
 
 
