@@ -16,6 +16,7 @@ from autopar.order.actions import Action
 from autopar.order.execution import Chunk, Execution
 from autopar.order.ranks import rank_order
 from autopar.order.scheduled import scheduled
+from autopar.order.schedules import schedule_named
 from autopar.sharding.layout import Kind, Layout, R, local_shape
 from autopar.sharding.program import Program
 
@@ -59,8 +60,9 @@ class Engine:
         chunk, edges = self.execution.chunks[number], self.execution.edges
         assert self.world.groups is not None
         arrivals = [(value.name, value.taken) for (_, target), values in edges.items() if target == number for value in values]
+        late = self.execution.stages > 1 and schedule_named(self.execution.pipeline).splits
         handed = {(value.name, value.made): None for (source, _), values in edges.items() if source == number for value in values}
-        return Stage(chunk.whole, chunk.split, self.world.groups, stored, self.device, arrivals=arrivals, handed=tuple(handed))
+        return Stage(chunk.whole, chunk.split, self.world.groups, stored, self.device, arrivals=arrivals, handed=tuple(handed), late=late)
 
     def copied(self, stored: Stored) -> Engine:
         """The same on other parameters."""

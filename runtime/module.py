@@ -177,9 +177,8 @@ class ParallelModule(Recalling):
             mine = own.get(path)
             if mine is None or not isinstance(value, Tensor) or value.shape != mine.shape:
                 continue
-            if isinstance(value, DTensor) and isinstance(mine, DTensor):
-                if value.placements == mine.placements and value.device_mesh == mine.device_mesh:
-                    continue
+            if isinstance(value, DTensor) and isinstance(mine, DTensor) and value._spec == mine._spec:
+                continue
             storage, layout = self._engine.storage_of(names[id(mine)])
             whole = value.full_tensor() if isinstance(value, DTensor) else value
             if type(whole) in (Tensor, nn.Parameter):
