@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from autopar.errors import PlanError
 from autopar.ir import Role
 from autopar.order.actions import Action
 from autopar.order.execution import Chunk, Execution
@@ -51,6 +52,8 @@ class Engine:
         self.stages = {number: self._stage(number, stored) for number in own}
         self.exact = exact
         self.random = is_random(self.graph)
+        if exact and self.random and plan.stages > 1:
+            raise PlanError("exact_random=True draws one device's random numbers in its order, which stages do not have; leave it out")
         self.loss_gradient = 1.0
 
         self.edges = edges_of(plan, self.world, device)

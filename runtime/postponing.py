@@ -58,7 +58,8 @@ class _Product(torch.autograd.Function):
         ctx.leaves = [value.detach().requires_grad_(value.requires_grad) for value in tensors]
         with torch.enable_grad():
             ctx.out = run(*ctx.leaves)
-        return ctx.out.detach()
+        out: Tensor = ctx.out.detach()
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -81,13 +82,14 @@ class _Product(torch.autograd.Function):
         return (None, None, *(given.get(i) for i in range(len(leaves))))
 
 
-def product(function: Callable[..., Tensor], places: Mapping[str, Place]) -> Callable[..., Tensor]:
+def product(function: Callable[..., Any], places: Mapping[str, Place]) -> Callable[..., Tensor]:
     """The operator with the gradients of its parameters, which are the arguments `places`, apart from those of its values."""
 
     def call(**arguments: Any) -> Tensor:
         names = [name for name, value in arguments.items() if isinstance(value, Tensor)]
         if not torch.is_grad_enabled() or not any(arguments[name].requires_grad for name in names):
-            return function(**arguments)
+            plain: Tensor = function(**arguments)
+            return plain
         rest = {name: value for name, value in arguments.items() if name not in names}
         out: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
             lambda *tensors: function(**rest, **dict(zip(names, tensors, strict=True))),
