@@ -41,7 +41,7 @@ class Engine:
             plan = Execution(chunks=(Chunk(whole=alone, micro=alone, split=None),))
         self.execution, self.device, self.stored = plan, device, stored
         self.world = World.around(groups) if isinstance(groups, DeviceGroups) else groups
-        self.graph = plan.chunks[0].whole.program.graph
+        self.graph, self.types = plan.graph, plan.schedule.types
         self.trains = plan.chunks[0].whole.trains
         self.constants = tuple(tensor.name for tensor in self.graph.tensors.values() if tensor.role is Role.CONSTANT)
         own = range(self.world.stage, len(plan.chunks), plan.stages) if self.world.stage is not None else ()
@@ -121,11 +121,16 @@ class Engine:
         own = next((number for number in holders if number in self.stages), holders[0])
         return self._storages[own], self.execution.chunks[own].whole.program.assignment.storage[name]
 
+    def master(self, name: str) -> torch.dtype:
+        """The type in which a parameter is stored and its gradient given."""
+        found: torch.dtype = getattr(torch, self.types.stored(self.graph.tensors[name]))
+        return found
+
     def described(self, name: str, shard: Tensor | None) -> Tensor:
         """A gradient of this rank's shard (None: of a parameter that it holds nothing of) as the parameter lies."""
         storage, layout = self.storage_of(name)
         tensor = self.graph.tensors[name]
-        local = torch.empty(0, dtype=getattr(torch, tensor.dtype), device=self.device) if shard is None else shard
+        local = torch.empty(0, dtype=self.master(name), device=self.device) if shard is None else shard
         return storage.described_as(local, layout, torch.Size(tensor.shape))
 
     def whole_parameter(self, name: str, shard: Tensor) -> Tensor:
@@ -134,12 +139,11 @@ class Engine:
             return gather_full(shard, self.storage_of(name)[1], self.groups)
         holder = next(n for n, chunk in enumerate(self.execution.chunks) if name in chunk.whole.program.assignment.storage)
         stage = holder % self.execution.stages
-        tensor = self.graph.tensors[name]
         if stage == self.world.stage:
             layout = self.execution.chunks[holder].whole.program.assignment.storage[name]
             whole = gather_full(shard, layout, self.groups).contiguous()
         else:
-            whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.device)
+            whole = torch.empty(self.graph.tensors[name].shape, dtype=shard.dtype, device=self.device)
         dist.broadcast(whole, src=self.world.firsts[stage])
         return whole
 

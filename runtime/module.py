@@ -110,8 +110,10 @@ class ParallelModule(nn.Module):
         """A given value, checked against the graph."""
         given, wanted = values[name], self._graph.tensors[name]
         value = given.detach() if isinstance(given, Tensor) else given().detach()
-        if tuple(value.shape) != wanted.shape or value.dtype != getattr(torch, wanted.dtype):
+        master = self._engine.master(name)
+        if tuple(value.shape) != wanted.shape or value.dtype not in (getattr(torch, wanted.dtype), master):
             raise PlanError(f"{name!r} is {value.dtype} {list(value.shape)}, the plan's model has {wanted.dtype} {list(wanted.shape)}")
+        value = value.to(master)
         update_digest(self._checksum, value)
         return value.to(self._device) if wanted.role is Role.CONSTANT else value
 
@@ -238,10 +240,11 @@ class ParallelModule(nn.Module):
     def _require_as_planned(self) -> None:
         """Refuse parameters of another type or on another device than planned."""
         for name, parameter in self.graph_parameters().items():
-            planned = getattr(torch, self._graph.tensors[name].dtype)
+            planned = self._engine.master(name)
             if parameter.dtype != planned:
                 raise PlanError(
-                    f"parameter {name!r} has become {parameter.dtype}, the plan is for {planned}: plan again with the dtype that you want"
+                    f"parameter {name!r} has become {parameter.dtype}, the plan is for {planned}: plan again with the dtype that you want "
+                    "(or master, the type of stored parameters)"
                 )
             if parameter.device.type != self._device.type:
                 raise PlanError(f"parameter {name!r} has been moved to {parameter.device}, its ranks work on {self._device.type}")

@@ -6,6 +6,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
+from autopar.sharding.schedule import PLAIN, Types
 
 from .agreement import agree, digest, first_rank_says
 from .launch import init_from_environment, require_cuda
@@ -45,7 +48,7 @@ def parallelize(
         whole = wants_whole(outputs, plan, model)
         execution = plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
         device = join_world(plan, backend)
-        values = model_values(model)
+        values = model_values(model, plan.schedule.types)
         found = model, plan, execution
     except Exception as error:
         failure = error
@@ -108,11 +111,13 @@ def join_world(plan: Plan, backend: str | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if "nccl" in name else torch.device("cpu")
 
 
-def model_values(model: LoadedModel, *, seed: int = ONNX_SEED) -> dict[str, Tensor | Callable[[], Tensor]]:
-    """Whole values of every parameter and constant, by graph name; ONNX weights are read one at a time, when asked for."""
+def model_values(
+    model: LoadedModel, types: Types = PLAIN.types, *, seed: int = ONNX_SEED
+) -> dict[str, Tensor | Callable[[], Tensor]]:  # fmt: skip
+    """Whole values of parameters, in the types in which they are stored, and of constants; ONNX weights are read when asked for."""
     if model.torch is not None:
-        return _module_values(model)
-    graph = model.graph
+        return _module_values(model, types)
+    graph = replace(model.graph, tensors={name: replace(t, dtype=types.stored(t)) for name, t in model.graph.tensors.items()})
     wanted = {t.name: getattr(torch, t.dtype) for t in graph.tensors.values() if t.role in (Role.PARAMETER, Role.CONSTANT)}
     found: dict[str, Tensor | Callable[[], Tensor]] = {
         n: to_torch(array).to(wanted[n]) for n, array in graph.constants.items() if n in wanted
@@ -128,13 +133,23 @@ def model_values(model: LoadedModel, *, seed: int = ONNX_SEED) -> dict[str, Tens
     return found
 
 
-def _module_values(model: LoadedModel) -> dict[str, Tensor | Callable[[], Tensor]]:
+def _module_values(model: LoadedModel, types: Types) -> dict[str, Tensor | Callable[[], Tensor]]:
+    """Those of a module; of parameters that are stored in another type than they are used in, the values before they were cast."""
     assert model.torch is not None
     module: nn.Module = model.module
     found: dict[str, Tensor | Callable[[], Tensor]] = dict(model.torch.constants)
     found.update(module.named_buffers())
     found.update(module.named_parameters())
+    given = dict(module.named_parameters() if model.given is None else model.given.named_parameters())
+    for tensor in model.graph.parameters:
+        if types.casts(tensor):
+            found[tensor.name] = _cast(given[tensor.name].detach(), getattr(torch, types.stored(tensor)))
     on_meta = [name for name, value in found.items() if isinstance(value, Tensor) and value.is_meta]
     if on_meta:
         raise ModelError(f"the module has no weights: {', '.join(on_meta[:5])} lie on the meta device; materialise it before running")
     return found
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor | Callable[[], Tensor]:
+    """A value in that type, cast when it is asked for."""
+    return value if value.dtype == dtype or value.is_meta else partial(value.to, dtype)
