@@ -23,6 +23,7 @@ from .check import CollectiveLog, Observation, Report, differences, observe, obs
 from .host_states import host_states
 from .inputs import example_values
 from .launch import in_steps, require_cuda, run_ranks
+from .masters import mastered
 from .module import ParallelModule, Values
 from .onnx_module import OnnxModule
 from .parallelize import join_world, model_values
@@ -90,7 +91,7 @@ def run_plan(
         raise RunError(
             f"nccl ranks are started by torchrun: torchrun --nproc-per-node {plan.devices} -m autopar run PLAN --model MODEL --backend nccl"
         )
-    values = model_values(model)
+    values = model_values(model, plan.schedule.types)
     results = run_ranks(_run_rank, plan.devices, job, torch.device("cpu"), values, timeout=TIMEOUT)
     return _report(job, results, "gloo", _compare(job, results[0]))
 
@@ -98,7 +99,7 @@ def run_plan(
 def _on_launched_ranks(job: _Job, backend: str | None) -> RunReport:
     """This process is one rank: take part, and learn the outcome that rank 0 finds."""
     device = join_world(job.plan, backend)
-    mine = _run_rank(job, device, model_values(job.model))
+    mine = _run_rank(job, device, model_values(job.model, job.plan.schedule.types))
     results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(results, replace(mine, observed=None))
     outcome = [_report(job, results, dist.get_backend(), _compare(job, mine)) if dist.get_rank() == 0 else None]
@@ -164,7 +165,10 @@ def _compare(job: _Job, result: _Result) -> Report | None:
 
 
 def reference_observation(model: LoadedModel, plan: Plan, inputs: Sequence[Tensor], *, steps: int, seed: int) -> Observation:
-    """Outputs, gradients and weights of the original module (an ONNX model: the converted one) on one device."""
+    """Outputs, gradients and weights of the original module (an ONNX model: the converted one) on one device.
+
+    Where the plan stores parameters in another type, they are in that type here, too, and cast for every call.
+    """
     if model.torch is not None:
         alone: nn.Module = _Original(model)
         names = dict(model.module.named_parameters())
@@ -172,6 +176,11 @@ def reference_observation(model: LoadedModel, plan: Plan, inputs: Sequence[Tenso
         values = model_values(model)
         alone = OnnxModule(model.source, ((n, v if isinstance(v, Tensor) else v()) for n, v in values.items()))
         names = {name: value for name, value in alone.named_tensors().items() if isinstance(value, nn.Parameter)}
+    types = plan.schedule.types
+    stored = model_values(model, types) if types.master else {}
+    cast = [tensor.name for tensor in model.graph.parameters if types.casts(tensor)]
+    masters = {name: value if isinstance(value, Tensor) else value() for name in cast for value in (stored[name],)}
+    alone, names = mastered(alone, names, masters)
     return observe_model(alone, model.graph, inputs, parameters=names, optimizer=plan.model.optimizer, steps=steps, seed=seed)
 
 
