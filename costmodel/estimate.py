@@ -14,7 +14,7 @@ from autopar.sharding.analysis import Analysis
 from autopar.sharding.candidates import Strategies
 from autopar.sharding.program import Collective, Compute, Program
 from autopar.sharding.redistribution import local_bytes
-from autopar.sharding.schedule import PLAIN, Schedule
+from autopar.sharding.schedule import PLAIN, Schedule, Types
 
 from .host import state_bytes, stream_seconds
 from .memory import Memory, predicted_memory
@@ -60,7 +60,7 @@ def estimate(program: Program, analysis: Analysis, prices: MeshPrices, *, optimi
         communication=found.communication,
         overlapped=found.hidden,
         memory=predicted_memory(program, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo", schedule=schedule),
-        streamed=found.update - _update(program, prices, optimizer, streams=False) if program.assignment.host else 0.0,
+        streamed=found.update - _update(program, prices, optimizer, schedule.types, streams=False) if program.assignment.host else 0.0,
     )
 
 
@@ -79,11 +79,11 @@ def timeline(
         return known[key]
 
     habits = overlap or Overlap(slowdown=SLOWDOWN[prices.cluster.backend])
-    update = _update(program, prices, optimizer) if analysis.train else 0.0
+    update = _update(program, prices, optimizer, schedule.types) if analysis.train else 0.0
     return step_timeline(program, prices, seconds, gradients=program.assignment.gradients, update=update, overlap=habits, schedule=schedule)
 
 
-def _update(program: Program, prices: MeshPrices, optimizer: str, *, streams: bool = True) -> float:
+def _update(program: Program, prices: MeshPrices, optimizer: str, types: Types, *, streams: bool = True) -> float:
     """Seconds of the optimizer over all stored shards; where state `streams` from host memory, its parameters follow one another."""
     known: dict[tuple[int, int, str, bool], tuple[float, float]] = {}
     total = 0.0
@@ -93,7 +93,7 @@ def _update(program: Program, prices: MeshPrices, optimizer: str, *, streams: bo
         key = (tensor.bytes, stored, tensor.dtype, tensor.trainable)
         if key not in known:
             shards = np.array([max(tensor.bytes // stored, 1)])
-            own, size = update_seconds(tensor, shards, optimizer, prices.cluster), state_bytes(tensor, shards, optimizer)
+            own, size = update_seconds(tensor, shards, optimizer, prices.cluster, types), state_bytes(tensor, shards, optimizer, types)
             known[key] = float(own[0]), float(size[0])
         if streams and tensor.name in program.assignment.host:
             streamed.append(known[key])

@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.ir import Role
+from autopar.order.places import only_casts
 from autopar.order.scheduled import Mode, Scheduled, kept_steps, scheduled
 from autopar.sharding.candidates import splits_plainly
 from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.redistribution import changed_axis
 from autopar.sharding.rules.saved import Made
+from autopar.sharding.schedule import PLAIN, Types
 
 from .kept import Facts
 from .memories import BUFFER, GRADIENT, STORED, Live, Memories
@@ -36,16 +38,16 @@ class Recompute:
 
 def live_bytes(
     program: Program, facts: Mapping[str, Facts], *, train: bool, recompute: Recompute, accumulating: bool, regather: bool = False,
-    plan: Scheduled | None = None,
+    plan: Scheduled | None = None, types: Types = PLAIN.types,
 ) -> Live:  # fmt: skip
     """Walk a program once.
 
     `accumulating`: gradients are added to buffers that exist all the time. `regather`: what was gathered is not kept but its shard
     is, and gathered again in the backward pass (parameters: ZeRO-3; activations: sequence parallelism as Megatron has it). With a `plan`
     of the program both follow from that (`recompute` and `regather` are not read), and parameters that are kept from one micro-batch to
-    the next are counted apart.
+    the next are counted apart. `types`: of stored parameters and gradients.
     """
-    walk = _Walk(program, facts, recompute, accumulating, regather, plan)
+    walk = _Walk(program, facts, recompute, accumulating, regather, plan, types)
     walk.forward(train)
     if train:
         walk.backward()
@@ -56,10 +58,11 @@ class _Walk(Memories):
     """Where the values and gradients of a program lie while it runs."""
 
     def __init__(
-        self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool, regather: bool, plan: Scheduled | None
-    ) -> None:
+        self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool, regather: bool,
+        plan: Scheduled | None, types: Types,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.program, self.facts, self.accumulating, self.regather = program, facts, accumulating, regather
+        self.program, self.facts, self.accumulating, self.regather, self.types = program, facts, accumulating, regather, types
         self.tensors = program.graph.tensors
         self.mesh = program.assignment.mesh.shape
         self.shards: dict[Layout, int] = {}
@@ -87,6 +90,11 @@ class _Walk(Memories):
         if shards is None:
             shards = self.shards[layout] = math.prod(self.mesh[a] for a, p in enumerate(layout) if p.kind is Kind.SPLIT)
         return self.tensors[name].bytes / shards
+
+    def gradient_bytes(self, name: str, layout: Layout) -> float:
+        """The bytes of a gradient, which of a parameter may be of another type than the value."""
+        tensor = self.tensors[name]
+        return self.bytes_of(name, layout) * (self.types.reduced_bytes(tensor) / tensor.bytes if tensor.bytes else 1.0)
 
     def value(self, place: Place, values: dict[Place, int]) -> int:
         """The memory of a value; inputs, constants and parameters as they are stored are counted apart."""
@@ -173,6 +181,8 @@ class _Walk(Memories):
             values[step.tensor, step.chain[-1]] = STORED
             return
         memory = self.value((step.tensor, step.chain[0]), values)
+        if only_casts(step) and self.planned:  # without a plan, what is cast is counted apart
+            memory = self.new(self.bytes_of(step.tensor, step.chain[0]))
         for index, (before, after) in enumerate(itertools.pairwise(step.chain)):
             self.read(memory)
             if index >= step.bucketed:
@@ -263,7 +273,10 @@ class _Walk(Memories):
             self.scratch.append((self.now, self.made_bytes(step, facts.scratch)))
         for position, same in facts.flows:
             place = operator.inputs[position], decision.inputs[position]
-            self.add(place, arrived[0] if same else self.new(self.bytes_of(*place)))
+            cast = self.types.reduced(self.tensors[place[0]]) != self.tensors[place[0]].dtype
+            if cast:
+                self.scratch.append((self.now, self.bytes_of(*place)))
+            self.add(place, arrived[0] if same and not cast else self.new(self.gradient_bytes(*place)))
 
     def redistribute_back(self, step: Redistribute) -> None:
         gradient = self.gradients.pop((step.tensor, step.chain[-1]), None)
@@ -277,7 +290,7 @@ class _Walk(Memories):
                 _, back = self.actions(step.tensor, before, after)
                 if back.made:
                     self.scratch.append((self.now, back.scratch))
-                    gradient = self.new(self.bytes_of(step.tensor, before))
+                    gradient = self.new(self.gradient_bytes(step.tensor, before))
         self.add((step.tensor, step.chain[0]), gradient)
 
     def reduce_buckets(self) -> None:

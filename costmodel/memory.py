@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from autopar.errors import UsageError, unknown
-from autopar.ir import DTYPE_BYTES, Role
+from autopar.ir import DTYPE_BYTES, Role, Tensor
 from autopar.order.scheduled import Mode, Scheduled, kept_steps, scheduled
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.program import Program, Redistribute, inputs_read
 from autopar.sharding.redistribution import local_bytes
-from autopar.sharding.schedule import PLAIN, Schedule
+from autopar.sharding.schedule import PLAIN, Schedule, Types
 from autopar.sharding.time_split import micro_batch_options
 
 from .host import streamed_bytes
@@ -67,16 +67,29 @@ class Precision:
     """Bytes for each element of a parameter, None: as many as the parameter has itself.
 
     `gradient`, `master` (a copy in higher precision; 0: none), `state` (of each tensor of the optimizer's). `main`: gradients are added
-    into buffers of that size that exist all the time.
+    into buffers of that size that exist all the time. `types` of a plan: what is stored is the master alone, gradients arrive in its type,
+    and what the operators use is cast unit by unit.
     """
 
     gradient: float | None = None
     master: float = 0.0
     state: float | None = None
     main: bool = False
+    types: Types | None = None
+
+    def casts(self, tensor: Tensor) -> bool:
+        """Whether the master alone of a parameter is stored."""
+        return self.types is not None and self.types.casts(tensor)
+
+    def of(self, tensor: Tensor) -> tuple[float, float, float]:
+        """Bytes of (gradient, master, one state) for each element of a trained parameter."""
+        if self.types is None or not self.types.casts(tensor):
+            return self.sizes(tensor.dtype)
+        stored = float(DTYPE_BYTES[self.types.stored(tensor)])
+        return stored, stored, stored
 
     def sizes(self, dtype: str) -> tuple[float, float, float]:
-        """Bytes of (gradient, master, one state) for each element of a parameter of `dtype`."""
+        """The same of a parameter of `dtype` that is stored in it."""
         own = float(DTYPE_BYTES[dtype])
         return own if self.gradient is None else self.gradient, self.master, own if self.state is None else self.state
 
@@ -145,13 +158,14 @@ def states_of(
     streamed: list[float] = []
     for tensor in filter(lambda t: of(t.name), graph.parameters):
         size = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
-        stored += size
-        if analysis.train and tensor.trainable:
+        trained = analysis.train and tensor.trainable
+        stored += 0.0 if trained and precision.casts(tensor) else size
+        if trained:
             elements = size / DTYPE_BYTES[tensor.dtype]
-            of_gradient, of_master, of_state = precision.sizes(tensor.dtype)
+            of_gradient, of_master, of_state = precision.of(tensor)
             gradients += elements * of_gradient / gradient_shards
             master += elements * of_master / optimizer_shards
-            largest = max(largest, size)
+            largest = max(largest, elements * of_master if precision.casts(tensor) else size)
             if tensor.name in program.assignment.host:
                 streamed.append(elements * of_state * count / optimizer_shards)
                 apart += elements * of_gradient / gradient_shards
@@ -170,7 +184,7 @@ def predicted_memory(
     analysis: Analysis,
     *,
     optimizer: str,
-    precision: str | Precision = "same",
+    precision: str | Precision | None = None,
     recompute: Recompute = NO_RECOMPUTE,
     in_flight: float = 1.0,
     optimizer_shards: int = 1,
@@ -181,41 +195,43 @@ def predicted_memory(
 ) -> Memory:
     """Bytes of one device at the peak of a step.
 
-    `schedule`: with micro-batches, the program is that of one, and gradients and kept parameters stay from one to the next.
+    `schedule`: with micro-batches, the program is that of one, and gradients and kept parameters stay from one to the next; without a
+    `precision`, its types hold.
 
     `regather`: what is gathered is gathered again in the backward pass rather than kept. `composite`: with a CPU's kernels
     (see `rules.saved`), where the optimizer takes one parameter after another.
     """
-    chosen = precision_named(precision) if isinstance(precision, str) else precision
+    chosen = precision_named(precision) if isinstance(precision, str) else precision or Precision(types=schedule.types)
     states = states_of(
         program, analysis, optimizer=optimizer, precision=chosen, optimizer_shards=optimizer_shards, gradient_shards=gradient_shards
     )
     plan = scheduled(program, schedule) if schedule != PLAIN else None
     main = analysis.train and (chosen.main or in_flight > 1 or schedule.micro_batches > 1)
     live = live_bytes(
-        program, facts_of(analysis, composite=composite), train=analysis.train, recompute=recompute, accumulating=main, regather=regather,
-        plan=plan,
+        program if plan is None else plan.program, facts_of(analysis, composite=composite), train=analysis.train, recompute=recompute,
+        accumulating=main, regather=regather, plan=plan, types=schedule.types,
     )  # fmt: skip
     if plan is not None:
-        states = _with_kept(states, plan, chosen, train=analysis.train)
+        states = _with_kept(states, plan, train=analysis.train)
     at_once = states.update(optimizer_named(optimizer), one_by_one=composite)
     return _at_peak(states, live, main=main, in_flight=in_flight, temporaries=states.streamed if chosen.master else at_once)
 
 
-def _with_kept(states: States, plan: Scheduled, precision: Precision, *, train: bool) -> States:
+def _with_kept(states: States, plan: Scheduled, *, train: bool) -> States:
     """With the parameters that stay as they are used from one micro-batch to the next, and their gradients where these are added up."""
-    program, mesh = plan.program, plan.program.assignment.mesh.shape
-    values = added = 0.0
+    program, mesh, types = plan.program, plan.program.assignment.mesh.shape, plan.schedule.types
+    trained = (tensor for tensor in program.graph.parameters if train and tensor.trainable)
+    added = sum(local_bytes(program.assignment.storage[t.name], types.reduced_bytes(t), mesh) for t in trained)
+    values = 0.0
     for index in kept_steps(plan):
         step = program.steps[index]
         assert isinstance(step, Redistribute)
         tensor = program.graph.tensors[step.tensor]
-        size = local_bytes(step.chain[-1], tensor.bytes, mesh)
-        values += size
+        values += local_bytes(step.chain[-1], tensor.bytes, mesh)
         if train and plan.modes[index] is Mode.ONCE and tensor.trainable:
-            stored = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
-            added += (size - stored) / DTYPE_BYTES[tensor.dtype] * precision.sizes(tensor.dtype)[0]
-    return replace(states, parameters=states.parameters + values, accumulated=states.gradients + added)
+            both = (local_bytes(at, types.reduced_bytes(tensor), mesh) for at in (step.chain[-1], program.assignment.storage[tensor.name]))
+            added += next(both) - next(both)
+    return replace(states, parameters=states.parameters + values, accumulated=added)
 
 
 def _at_peak(states: States, live: Live, *, main: bool, in_flight: float, temporaries: float) -> Memory:

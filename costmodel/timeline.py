@@ -27,6 +27,7 @@ from autopar.sharding.program import Collective, Compute, Program, Redistribute,
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import PLAIN, Schedule
 
+from .casts import gradient_seconds, unit_seconds
 from .compute import memory_seconds, with_launch
 from .pricing import MeshPrices
 from .streams import Clock, Event
@@ -120,16 +121,20 @@ class _Player:
             for index, step in enumerate(plan.program.steps)
             if isinstance(step, Redistribute) and index not in plan.modes
         }
+        self.casts = unit_seconds(plan, prices.cluster)
         self.arrived: dict[int, float] = {}  # units on their way, and when they are there
         self.summed: list[float] = []
 
     def play(self, update: float) -> Timeline:
         clock = self.clock
         accumulation = self._accumulation() if self.count > 1 and self.gradients else 0.0
+        cast, home = gradient_seconds(self.plan, self.gradients, self.prices.cluster)
         for number, actions in enumerate(self._micro_batches()):
             start, spent, sent = clock.now, dict(clock.spent), len(clock.sent)
             for action in actions:
                 self._do(action)
+            if cast:
+                clock.compute("gradients", "cast", cast)
             if number:
                 clock.compute("gradients", "accumulation", accumulation)
             if number == PLAYED - 2 and self.count > PLAYED:
@@ -141,7 +146,7 @@ class _Player:
             clock.wait(end)
         clock.wait(max(clock.free.values(), default=0.0))
         clock.phase = "update"
-        clock.compute("optimizer", "update", update)
+        clock.compute("optimizer", "update", update + home)
         spent = clock.spent
         return Timeline(
             forward=spent["forward"],
@@ -193,13 +198,16 @@ class _Player:
         }
         storage, device = self.program.assignment.storage, self.prices.cluster.device
         trained = [tensor for tensor in self.graph.parameters if tensor.name in self.gradients]
-        sizes = [local_bytes(once.get(t.name, storage[t.name]), t.bytes, self.mesh) for t in trained]
+        types = self.plan.schedule.types
+        sizes = [local_bytes(once.get(t.name, storage[t.name]), types.reduced_bytes(t), self.mesh) for t in trained]
         return float(with_launch(0.0, memory_seconds(3 * np.array(sizes), device), device).sum()) if sizes else 0.0
 
     # --- units ---
 
     def _gather(self, unit: int, collectives: Sequence[Collective]) -> None:
-        """The unit's values are on their way; each is read and written once more when it is there."""
+        """The unit's values are cast, and on their way; each is read and written once more when it is there."""
+        if unit in self.casts:
+            self.clock.compute(f"unit {unit}", "cast parameters", self.casts[unit])
         end = self.clock.now
         for collective in collectives:
             end = self._issue(collective, end)

@@ -45,7 +45,7 @@ class Engine:
             plan = Execution(chunks=(Chunk(whole=alone, micro=alone, split=None),))
         self.execution, self.device, self.stored = plan, device, stored
         self.world = World.around(groups) if isinstance(groups, DeviceGroups) else groups
-        self.graph = plan.chunks[0].whole.program.graph
+        self.graph, self.types = plan.graph, plan.schedule.types
         self.trains = plan.chunks[0].whole.trains
         self.constants = tuple(tensor.name for tensor in self.graph.tensors.values() if tensor.role is Role.CONSTANT)
         own = range(self.world.stage, len(plan.chunks), plan.stages) if self.world.stage is not None else ()
@@ -129,6 +129,11 @@ class Engine:
         """Whether this rank has a part of a parameter."""
         return not self.world.staged or any(name in self.execution.chunks[n].whole.program.assignment.storage for n in self.stages)
 
+    def master(self, name: str) -> torch.dtype:
+        """The type in which a parameter is stored and its gradient given."""
+        found: torch.dtype = getattr(torch, self.types.stored(self.graph.tensors[name]))
+        return found
+
     def replicated(self, value: Tensor) -> Tensor:
         """A value that all ranks of the stage have, as a DTensor on its mesh."""
         storage = self._storages[next(iter(self.stages))]
@@ -146,13 +151,12 @@ class Engine:
             return gather_full(shard, self.storage_of(name)[1], self.groups)
         holder = next(n for n, chunk in enumerate(self.execution.chunks) if name in chunk.whole.program.assignment.storage)
         stage = holder % self.execution.stages
-        tensor = self.graph.tensors[name]
         if stage == self.world.stage:
             assert shard is not None
             layout = self.execution.chunks[holder].whole.program.assignment.storage[name]
             whole = gather_full(shard, layout, self.groups).contiguous()
         else:
-            whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.device)
+            whole = torch.empty(self.graph.tensors[name].shape, dtype=shard.dtype, device=self.device)
         dist.broadcast(whole, src=self.world.firsts[stage])
         return whole
 

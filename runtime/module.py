@@ -138,12 +138,14 @@ class ParallelModule(Recalling):
         """A given value, checked against the graph; what lies in a file is not read yet."""
         given, wanted = values[name], self._graph.tensors[name]
         value = given if isinstance(given, FileTensor) else (given if isinstance(given, Tensor) else given()).detach()
-        if tuple(value.shape) != wanted.shape or value.dtype != getattr(torch, wanted.dtype):
+        master = self._engine.master(name)
+        if tuple(value.shape) != wanted.shape or value.dtype not in (getattr(torch, wanted.dtype), master):
             raise PlanError(f"{name!r} is {value.dtype} {list(value.shape)}, the plan's model has {wanted.dtype} {list(wanted.shape)}")
         if isinstance(value, FileTensor):
             self._checksum.update(value.fact)
-        else:
-            update_digest(self._checksum, value)
+            return value
+        value = value.to(master)
+        update_digest(self._checksum, value)
         return value
 
     def _whole(self, name: str, values: Values) -> Tensor:
@@ -304,10 +306,11 @@ class ParallelModule(Recalling):
     def _require_as_planned(self) -> None:
         """Refuse parameters of another type or on another device than planned."""
         for name, parameter in self.graph_parameters().items():
-            planned = getattr(torch, self._graph.tensors[name].dtype)
+            planned = self._engine.master(name)
             if parameter.dtype != planned:
                 raise PlanError(
-                    f"parameters have become {parameter.dtype}, which the plan has as {planned}: plan again with the dtype that you want"
+                    f"parameters have become {parameter.dtype}, which the plan has as {planned}: plan again with the dtype that you want "
+                    "(or master, the type of stored parameters)"
                 )
             if parameter.device.type != self._device.type:
                 raise PlanError(f"parameters have been moved to {parameter.device.type}, the ranks work on {self._device.type}")

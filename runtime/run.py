@@ -26,6 +26,7 @@ from .host_states import host_states
 from .inputs import example_values
 from .launch import in_steps, require_cuda, run_ranks
 from .local_forms.randomness import is_random
+from .masters import mastered
 from .module import ParallelModule, Values
 from .onnx_module import OnnxModule
 from .parallelize import join_world, model_values
@@ -108,7 +109,7 @@ def run_plan(
 
 def _values(job: _Job, weights: str | Path | None) -> Values:
     """What to run with; a check needs the model's own weights to be the same."""
-    values = model_values(job.model, weights=weights)
+    values = model_values(job.model, job.plan.schedule.types, weights=weights)
     if weights is not None and job.check:
         fill_module(job.model.module, values)
     return values
@@ -188,7 +189,10 @@ def _compare(job: _Job, result: _Result) -> Report | None:
 
 
 def reference_observation(model: LoadedModel, plan: Plan, inputs: Sequence[Tensor], *, steps: int, seed: int) -> Observation:
-    """Outputs, gradients and weights of the original module (an ONNX model: the converted one) on one device."""
+    """Outputs, gradients and weights of the original module (an ONNX model: the converted one) on one device.
+
+    Where the plan stores parameters in another type, they are in that type here, too, and cast for every call.
+    """
     if not exact(model, plan):
         program = one_device(model.graph, analyse(model.graph, train=plan.model.mode == "train").gradients)
         counting = ParallelModule(program, DeviceGroups.single(), model_values(model))
@@ -200,6 +204,11 @@ def reference_observation(model: LoadedModel, plan: Plan, inputs: Sequence[Tenso
         values = model_values(model)
         alone = OnnxModule(model.source, ((n, v if isinstance(v, Tensor) else v()) for n, v in values.items()))
         names = {name: value for name, value in alone.named_tensors().items() if isinstance(value, nn.Parameter)}
+    types = plan.schedule.types
+    stored = model_values(model, types) if types.master else {}
+    cast = [tensor.name for tensor in model.graph.parameters if types.casts(tensor)]
+    masters = {name: value if isinstance(value, Tensor) else value() for name in cast for value in (stored[name],)}
+    alone, names = mastered(alone, names, masters)
     return observe_model(alone, model.graph, inputs, parameters=names, optimizer=plan.model.optimizer, steps=steps, seed=seed)
 
 

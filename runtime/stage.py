@@ -203,14 +203,14 @@ class Stage:
         own = set(segment.parameters)
         for (place, _), gradient in zip(wanted, found, strict=True):
             if gradient is not None and place in own:
-                passing.gradients.add(place, gradient)
+                passing.gradients.add(place, self.units.travelling(place[0], gradient))
             elif gradient is not None:
                 passing.returned(index, [place], [gradient])
 
     def weights(self, passing: Passing, index: int, number: int) -> None:
         """The gradients of weights that the backward pass of a segment has left."""
         for place, gradient in passing.late.pop((index, number)).make():
-            passing.gradients.add(place, gradient)
+            passing.gradients.add(place, self.units.travelling(place[0], gradient))
 
     def _again(self, passing: Passing, segment: LocalSegment, tape: _Tape) -> None:
         """Run the forward pass once more, with autograd and the same random numbers."""
