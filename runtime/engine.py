@@ -156,7 +156,7 @@ class Engine:
             layout = self.execution.chunks[holder].whole.program.assignment.storage[name]
             whole = gather_full(shard, layout, self.groups).contiguous()
         else:
-            whole = torch.empty(self.graph.tensors[name].shape, dtype=shard.dtype, device=self.device)
+            whole = torch.empty(self.graph.tensors[name].shape, dtype=self.master(name), device=self.device)
         dist.broadcast(whole, src=self.world.firsts[stage])
         return whole
 
