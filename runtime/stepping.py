@@ -130,6 +130,8 @@ class _Later(_Record):
         for number, stage in engine.stages.items():
             for unit in sorted(self.held[number] - stage.units.held):
                 stage.units.gather(unit)  # another call has let it go
+        if not engine.stages:
+            return None  # an idle rank
         (stage,), (passing,) = engine.stages.values(), call.passings.values()
         arrived = passing.behind.setdefault(0, {})
         for place, gradient in zip(self.wanted, upstream, strict=True):
