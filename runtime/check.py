@@ -65,6 +65,17 @@ def observe(
         gathered = module.full_value(name, value)
         return gathered if hold else None
 
+    def gradients() -> dict[str, Tensor]:
+        """Those that some rank has: a stage has none of the parameters that other stages hold."""
+        parameters = module.graph_parameters()
+        own = [p.grad for p in parameters.values()]
+        if not module.engine.world.staged:
+            return {name: grad for name, grad in zip(parameters, own, strict=True) if grad is not None}
+        there = torch.tensor([grad is not None for grad in own], dtype=torch.uint8, device=module.engine.device)
+        dist.all_reduce(there, dist.ReduceOp.MAX)
+        pairs = zip(parameters.items(), own, there.tolist(), strict=True)
+        return {name: p.detach() if grad is None else grad for (name, p), grad, reached in pairs if reached}
+
     return _observe(
         forward,
         whole,
@@ -75,6 +86,7 @@ def observe(
         seed=seed,
         keep=keep,
         trains=index is not None,
+        gradients_of=gradients,
         place=lambda optimizer: host_states(optimizer, module),
     )
 
@@ -116,8 +128,9 @@ def observe_model(
     found = dict(model.named_parameters()) if parameters is None else parameters
     named = {name: value for name, value in found.items() if name in known}
     return _observe(
-        forward, whole, named, lambda _, value: value, optimizer=optimizer, steps=steps, seed=seed, keep=True, trains=graph.loss is not None
-    )
+        forward, whole, named, lambda _, value: value, optimizer=optimizer, steps=steps, seed=seed, keep=True, trains=graph.loss is not None,
+        gradients_of=lambda: {name: p.grad for name, p in named.items() if p.grad is not None},
+    )  # fmt: skip
 
 
 def _observe(
@@ -131,6 +144,7 @@ def _observe(
     seed: int,
     keep: bool,
     trains: bool,
+    gradients_of: Callable[[], dict[str, Tensor]],
     place: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] | None = None,
 ) -> Observation:
     def copies(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -156,7 +170,7 @@ def _observe(
             continue
         losses.append(float(loss.detach()))
         loss.backward()  # type: ignore[no-untyped-call]
-        found = copies({name: p.grad for name, p in parameters.items() if p.grad is not None and keep})
+        found = copies(gradients_of()) if keep else {}
         gradients = gradients or found
         smallest = {name: torch.minimum(smallest[name], g.abs()) if name in smallest else g.abs() for name, g in found.items()}
         largest = {name: torch.maximum(largest[name], g.abs()) if name in largest else g.abs() for name, g in found.items()}
