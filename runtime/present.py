@@ -1,4 +1,4 @@
-"""What this thread is doing, for those who watch: the action of the order, and the kind of an exchange that its sizes do not tell."""
+"""What this thread is doing, for those who watch: the action of the order, and of an exchange what its sizes do not tell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autopar.order.actions import Action
 
 
 class Present(threading.local):
-    """`action`: the one at hand; `log`: where actions are written down, if anywhere; `exchange`: "send" or "rows"."""
+    """`action`: the one at hand; `log`: where actions are written down, if anywhere; `exchange`: "send", "rows" or "aside"."""
 
     action: Action | None = None
     log: list[Action] | None = None
@@ -32,7 +32,10 @@ def at(action: Action | None) -> Iterator[None]:
 
 @contextmanager
 def exchanging(kind: str) -> Iterator[None]:
-    """Inside, an all-to-all of unequal parts is a "send" to one rank, or "rows" whose number depends on data."""
+    """Inside, an all-to-all of unequal parts is a "send" to one rank, or "rows" whose number depends on data.
+
+    What goes on "aside" is no part of the step: outputs are made whole for the caller.
+    """
     before, PRESENT.exchange = PRESENT.exchange, kind
     try:
         yield
