@@ -26,6 +26,7 @@ from .collectives import DeviceGroups, gather_full
 from .draws import Draws
 from .local_forms.randomness import is_random
 from .parameters import Storage, device_mesh
+from .present import exchanging
 from .runner import Call, before_backward
 from .stage import Stage
 from .tied import TiedSums
@@ -212,7 +213,8 @@ class Engine:
         if stage == self.world.stage:
             own = self.stages[number].first.outputs
             at = [output for output, _ in own].index(name)
-            whole = gather_full(self.stages[number].joined(call.passings[number], at), own[at][1], self.groups).contiguous()
+            with aside():
+                whole = gather_full(self.stages[number].joined(call.passings[number], at), own[at][1], self.groups).contiguous()
         else:
             whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.device)
         dist.broadcast(whole, src=self.world.firsts[stage])

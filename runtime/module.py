@@ -365,7 +365,7 @@ class ParallelModule(Recalling):
     def full_outputs(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The whole outputs on every rank, from what `local_outputs` returned; not part of the planned program."""
         pairs = zip(outputs, self._engine.outputs, strict=True)
-        return tuple(gather_full(value, layout, self._engine.groups) for value, (_, layout) in pairs)
+        return tuple(gather_full(value, layout, self._engine.groups) if layout else value for value, (_, layout) in pairs)
 
     def full_value(self, name: str, local: Tensor) -> Tensor:
         """The whole tensor on every rank from this rank's shard of parameter `name` (or of its gradient)."""
