@@ -80,6 +80,7 @@ operators: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py --quick
 	$(BIN)/python benchmarks/search.py --quick
+	$(BIN)/python benchmarks/runtime.py --quick
 	$(if $(DATA),$(BIN)/python benchmarks/validation.py --data $(DATA) --quick)
 
 clean:

@@ -298,6 +298,7 @@ def parallelize(
     outputs: Literal["whole", "split"] | None = None,
     trust: bool = False,
     exact_random: bool = False,
+    debug: bool = False,
     weights: str | Path | None = None,
 ) -> ParallelModule:
     """The model as an `nn.Module` that runs the plan on this rank; call it on every rank of an initialised process group.
@@ -307,7 +308,7 @@ def parallelize(
     arguments of the model are tensors. `outputs`: "whole" gives plain tensors, whole on every rank, "split" gives DTensors where the
     plan leaves them split; by default they are whole, except beside a loss that the plan has of its own. `trust`: as for
     `plan`. Random numbers are counted: dropout draws the same on any plan and any number of ranks; with `exact_random` it draws from
-    torch's own generator what one device would draw.
+    torch's own generator what one device would draw. The ranks' batches are compared in the first steps, with `debug` in all.
 
     `weights`: a `.safetensors` file or a Hugging Face folder of such files. Each rank reads the slices that its shards need, in the
     planned types; the model may then be on the meta device.
@@ -320,7 +321,7 @@ def parallelize(
         found = plan if isinstance(plan, Plan) else Plan.load(plan)
         return model_of_plan(model, found, example_inputs, loss=loss, trust=trust), found
 
-    return build(prepare, backend=backend, outputs=outputs, exact_random=exact_random, weights=weights)
+    return build(prepare, backend=backend, outputs=outputs, exact_random=exact_random, debug=debug, weights=weights)
 
 
 def host_states(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> torch.optim.Optimizer:

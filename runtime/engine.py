@@ -19,8 +19,10 @@ from autopar.order.scheduled import scheduled
 from autopar.sharding.layout import Kind, Layout, local_shape
 from autopar.sharding.program import Program
 
+from .agreement import first_rank_says
 from .collectives import DeviceGroups, gather_full
 from .draws import Draws
+from .local_forms.randomness import is_random
 from .parameters import Storage, device_mesh
 from .runner import Call, before_backward
 from .stage import Stage
@@ -46,7 +48,8 @@ class Engine:
         self.constants = tuple(tensor.name for tensor in self.graph.tensors.values() if tensor.role is Role.CONSTANT)
         own = range(self.world.stage, len(plan.chunks), plan.stages) if self.world.stage is not None else ()
         self.stages = {number: self._stage(number, stored) for number in own}
-        self.step, self.seed, self.exact = 0, 0, exact
+        self.exact = exact
+        self.random = is_random(self.graph)
         self.loss_gradient = 1.0
 
         self.edges = edges_of(plan, self.world, device)
@@ -121,6 +124,16 @@ class Engine:
         own = next((number for number in holders if number in self.stages), holders[0])
         return self._storages[own], self.execution.chunks[own].whole.program.assignment.storage[name]
 
+    @cached_property
+    def elsewhere(self) -> frozenset[str]:
+        """The parameters that the loss reaches and of which this rank holds nothing."""
+        held = {n for number in self.stages for n in self.execution.chunks[number].whole.program.assignment.storage}
+        reached = {self.graph.loss}
+        for operator in reversed(self.graph.operators if self.world.staged else ()):
+            if not reached.isdisjoint(operator.outputs):
+                reached.update(operator.inputs)
+        return frozenset(t.name for t in self.graph.parameters if t.name in reached and t.name not in held)
+
     def described(self, name: str, shard: Tensor | None) -> Tensor:
         """A gradient of this rank's shard (None: of a parameter that it holds nothing of) as the parameter lies."""
         storage, layout = self.storage_of(name)
@@ -173,6 +186,13 @@ class Engine:
     def backward_begins(self) -> int:
         """Where the backward pass begins in the order of a step."""
         return before_backward(self.training_order)
+
+    def draws(self) -> Draws:
+        """What the next call's random numbers are made of: a number of torch's generator, that of rank 0 on every rank."""
+        if not self.random or self.exact:
+            return Draws(exact=self.exact)
+        number = int(torch.randint(2**62, ()))
+        return Draws(seed=first_rank_says(number, device=self.device))
 
     def begin(self, whole: Mapping[str, Tensor], *, keep: bool, draws: Draws) -> Call:
         """A call on whole inputs and constants."""

@@ -21,8 +21,11 @@ from autopar.sharding.program import Program
 
 from .agreement import DIGEST, update_digest
 from .arguments import Arguments, other_input
+from .batches import Batches
+from .clipping import clip_grad_norm
 from .collectives import DeviceGroups, apply_chain, gather_full, whole_chain
 from .engine import Engine
+from .modes import Modes
 from .original import Recalling, recall
 from .parameters import attach, local_of, placements_of
 from .stepping import Pending, differentiable_call
@@ -59,12 +62,14 @@ class ParallelModule(Recalling):
         aliases: Mapping[str, str] | None = None,
         whole: bool = True,
         exact_random: bool = False,
-        seed: int = 0,
+        debug: bool = False,
+        evaluation: Callable[[], Execution] | None = None,
     ) -> None:
         super().__init__()
         self._device = torch.device(device)
         self._engine = Engine(execution, groups, self._device, self._stored, exact=exact_random)
-        self._engine.seed = seed
+        self._modes = Modes(self._engine, evaluation)
+        self._batches = Batches(debug=debug)
         engine = self._engine
         self._graph = engine.graph
         self._record = model.torch if model is not None else None
@@ -97,6 +102,17 @@ class ParallelModule(Recalling):
         self._anchor = torch.zeros((), requires_grad=True)
         self._pending = Pending()
         self._synchronize = True
+
+    def planned_in(self, original: nn.Module) -> None:
+        """Be in the mode in which the original was planned, and know whether there is another."""
+        self.train(original.training)
+        self._modes.planned = original.training
+        other = [name for name, part in original.named_modules() if _has_modes(part)]
+        if not original.training and other:
+            self._modes.only = (
+                f"the model was in evaluation when it was planned, and its {other[0]!r} does something else in training: "
+                "call train() before autopar.plan"
+            )
 
     # --- parameters and buffers ---
 
@@ -178,13 +194,16 @@ class ParallelModule(Recalling):
         """A module with parameters and buffers of its own, on the same process groups."""
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        shared = ("_engine", "_graph", "_record", "_arguments", "_pending", "_places", "_buffer_places", "_anchor")
+        shared = ("_engine", "_modes", "_batches", "_graph", "_record", "_arguments", "_pending", "_places", "_buffer_places", "_anchor")
+        for parameter in self.parameters():
+            memo[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
         own = {name: value for name, value in self.__dict__.items() if name not in shared}
         other.__dict__.update({name: getattr(self, name) for name in shared} | copy.deepcopy(own, memo))
         other._places = {name: (memo[id(module)], leaf) for name, (module, leaf) in self._places.items()}
         other._buffer_places = {name: (memo[id(module)], leaf) for name, (module, leaf) in self._buffer_places.items()}
         other._pending = Pending()
         other._engine = self._engine.copied(other._stored)
+        other._modes = self._modes.on(other._engine)
         return other
 
     # --- calls ---
@@ -213,14 +232,14 @@ class ParallelModule(Recalling):
     def local_outputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """This rank's outputs in their planned layouts, the loss last where it is not among them."""
         places = range(len(self._engine.outputs))
-        found = self._run(self._inputs(args, kwargs), places)
+        found = self._run(self._agreed(args, kwargs), places)
         return tuple(found[place] for place in places)
 
     def loss(self, *args: Any, **kwargs: Any) -> Tensor:
         """The planned loss, whole on every rank; `loss(...).backward()` gives every parameter its gradient."""
         if self.loss_index is None:
             raise PlanError("the plan is for inference and has no loss; plan with mode='train'")
-        return self._run(self._inputs(args, kwargs), [self.loss_index])[self.loss_index]
+        return self._run(self._agreed(args, kwargs), [self.loss_index])[self.loss_index]
 
     def train_step(self, batch: Any, optimizer: torch.optim.Optimizer) -> Tensor:
         """One step: the loss of a batch (a tensor, a tuple of arguments or a dict of them), its gradients, the update; the loss."""
@@ -231,6 +250,10 @@ class ParallelModule(Recalling):
         optimizer.step()
         return loss.detach()
 
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """As `torch.nn.utils.clip_grad_norm_` of all parameters, also where stages hold them; the norm before, whole on every rank."""
+        return clip_grad_norm(self, max_norm, norm_type)
+
     def _run(self, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> dict[int, Tensor]:
         """The outputs at the places `wanted`, from the inputs of the graph by name."""
         self._require_as_planned()
@@ -239,7 +262,7 @@ class ParallelModule(Recalling):
             # Autograd may keep what a constant was: it gets a copy of those that change.
             value = self._constant(name)
             whole[name] = value.clone() if name in self._graph.updates else value
-        found, fresh = differentiable_call(self, self._engine, whole, wanted)
+        found, fresh = differentiable_call(self, self._modes.engine(training=self.training), whole, wanted)
         with torch.no_grad():
             for name, value in fresh.items():
                 self._constant(name).copy_(value)
@@ -255,6 +278,10 @@ class ParallelModule(Recalling):
                 )
             if parameter.device.type != self._device.type:
                 raise PlanError(f"parameter {name!r} has been moved to {parameter.device}, its ranks work on {self._device.type}")
+
+    def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The inputs of a call, the same on every rank."""
+        return self._batches.agreed(lambda: self._inputs(args, kwargs), self._device)
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         inputs = args if self._arguments is None else tuple(self._arguments.tensors(args, kwargs))
@@ -319,3 +346,9 @@ class ParallelModule(Recalling):
         stride = torch.empty(tensor.shape, device="meta").stride()
         places = placements_of(layout, groups.mesh.shape)
         return DTensor.from_local(value, self._engine.device_mesh(), places, run_check=False, shape=torch.Size(tensor.shape), stride=stride)
+
+
+def _has_modes(part: nn.Module) -> bool:
+    """Whether a module does other things in training than in evaluation."""
+    drops = isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
+    return drops or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats)

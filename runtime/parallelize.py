@@ -18,8 +18,9 @@ from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
+from autopar.sharding.rules.modes import evaluated
 
-from .agreement import agree, digest, first_rank_says
+from .agreement import agree, digest
 from .launch import init_from_environment, require_cuda
 from .module import ParallelModule
 from .onnx_module import fresh_weights, to_torch
@@ -40,6 +41,7 @@ def parallelize(
     backend: str | None = None,
     outputs: str | None = None,
     exact_random: bool = False,
+    debug: bool = False,
     weights: str | Path | None = None,
 ) -> ParallelModule:
     """This rank's module of what `prepare` loads, in the present process group or in one made from the environment of `torchrun`.
@@ -61,9 +63,13 @@ def parallelize(
         failure = error
     agree_on_model(found, failure)
     assert found is not None
-    seed = first_rank_says(torch.initial_seed() % 2**63, device=device)
-    world = World.of(execution)
-    module = ParallelModule(execution, world, values, model=model, device=device, whole=whole, exact_random=exact_random, seed=seed)
+    world, graph = World.of(execution), model.graph  # what is kept for later must not hold the original module
+    module = ParallelModule(
+        execution, world, values, model=model, device=device, whole=whole, exact_random=exact_random, debug=debug,
+        evaluation=lambda: plan.execution(analyse(evaluated(graph), train=plan.model.mode == "train")),
+    )  # fmt: skip
+    if model.torch is not None:
+        module.planned_in(model.module)
     agree({"the weights": module.weights_digest}, device=device)
     if world.stage is None:
         print(f"rank {world.rank} is left idle by the plan, which is for {execution.devices} of {world.size} ranks", file=sys.stderr)

@@ -143,13 +143,13 @@ class Stage:
         with drawing(passing.draws), torch.set_grad_enabled(passing.keep and not segment.again):
             found: tuple[Tensor, ...] = segment.module(*leaves, *parameters, *sources)
         passing.streams.leave(index)
-        values.update((place, value.detach()) for place, value in zip(segment.outputs, found, strict=True))
         if passing.keep:
             outputs = [] if segment.again else list(found)
             passing.tapes[index, number] = _Tape(leaves, [] if segment.again else parameters, outputs, sources, state)
         for place in segment.values:
             if self._last_read[place] == number:
                 values.pop(place, None)
+        values.update((place, value.detach()) for place, value in zip(segment.outputs, found, strict=True))
         if number == len(program.segments) - 1:
             self._finish(passing, index, program)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from autopar.errors import PlanError
 
 from .draws import Draws
 from .engine import Engine
@@ -104,7 +105,8 @@ class _Record:
     def _given(self, name: str, found: Mapping[str, Tensor]) -> Tensor | None:
         if name in found:
             return self.engine.described(name, found[name])
-        return None
+        # So that whoever looks at all gradients at once is not given those of one stage for all.
+        return self.engine.described(name, None) if name in self.engine.elsewhere else None
 
     def _reset(self, *, keep: bool, found: list[Tensor | None]) -> list[Tensor | None]:
         """Make ready for another backward pass, if one may come."""
@@ -189,8 +191,9 @@ class _Node(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise PlanError("a plan has first derivatives only: gradients cannot be differentiated again (create_graph=True)")
         record: _Record = ctx.record
         keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
         if not keep:
@@ -209,13 +212,12 @@ def differentiable_call(
     """
     parameters = {name: p for name, p in module.graph_parameters().items() if p.requires_grad}
     keep = torch.is_grad_enabled() and engine.trains and bool(parameters)
-    draws = Draws(seed=engine.seed, step=engine.step, exact=engine.exact)
+    draws = engine.draws()
     if not keep:
         call = engine.begin(whole, keep=False, draws=draws)
         with torch.no_grad():
             call.run(engine.forward_order)
         return {place: engine.output(call, place) for place in wanted}, engine.updates(call)
-    engine.step += 1
     if not engine.gives_gradients_at_once:
         call = engine.begin(whole, keep=True, draws=draws)
         with torch.no_grad():

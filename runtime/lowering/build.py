@@ -77,7 +77,8 @@ class _Builder:
         self.whole_sources = set(self.model.inputs)
         if time is not None:
             decided = self.program.assignment.decisions
-            self.whole_sources |= {n for op in self.model.operators if op.name in decided and decided[op.name].rule is None for n in op.outputs}
+            once = (op for op in self.model.operators if op.name in decided and decided[op.name].rule is None)
+            self.whole_sources |= {name for op in once for name in op.outputs}
             self.whole_sources |= {t.name for t in self.model.tensors.values() if t.role is Role.CONSTANT}
 
     def run(self, handed: Sequence[Arrival]) -> LocalProgram:
