@@ -26,7 +26,7 @@ from .collectives import DeviceGroups, gather_full
 from .draws import Draws
 from .local_forms.randomness import is_random
 from .parameters import Storage, device_mesh
-from .present import exchanging
+from .present import aside
 from .runner import Call, before_backward
 from .stage import Stage
 from .tied import TiedSums

@@ -66,10 +66,10 @@ def parallelize(
         failure = error
     agree_on_model(found, failure)
     assert found is not None
-    world = World.of(execution)
+    world, graph = World.of(execution), model.graph  # what is kept for later must not hold the original module
     module = ParallelModule(
         execution, world, values, model=model, device=device, whole=whole, exact_random=exact_random, debug=debug,
-        evaluation=lambda: plan.execution(analyse(evaluated(model.graph), train=plan.model.mode == "train")),
+        evaluation=lambda: plan.execution(analyse(evaluated(graph), train=plan.model.mode == "train")),
     )  # fmt: skip
     if model.torch is not None:
         module.planned_in(model.module)

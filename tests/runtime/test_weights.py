@@ -282,7 +282,7 @@ def test_run(tmp_path: Path) -> None:
     folder = write(tmp_path / "weights", saved(build()))
     plan = _plan("megatron", 2)
     report = run_plan(load_model(on_meta(), ModelOptions(), (TOKENS,)), plan, steps=2, check=True, weights=folder)
-    assert report.ok, report.check
+    assert report.check.startswith("equal to one device"), report.check
     with pytest.raises(UsageError, match="ONNX"):
         model = load_model(on_meta(), ModelOptions(), (TOKENS,))
         object.__setattr__(model, "torch", None)
@@ -298,7 +298,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     folder, file = write(tmp_path / "weights", saved(build())), str(tmp_path / "plan.json")
     model = f"{__name__}:run_model"
     run(["plan", model, "--devices", "2", "--cluster", "local-cpu", "--scheme", "zero3", "-o", file, "--quiet"])
-    assert run(["run", file, "--model", model, "--weights", str(folder), "--check"]) == 0
+    assert run(["run", file, "--model", model, "--weights", str(folder), "--steps", "2"]) == 0
 
 
 def _llama(**sizes: Any) -> Any:
