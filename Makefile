@@ -1,7 +1,7 @@
-# Everything runs in .venv, which the first target that needs it makes. Nothing but Python 3.11 or later, pip and make is assumed.
+# Everything runs in .venv, which the first target that needs it makes. Nothing but Python 3.11 or 3.12, pip and make is assumed.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
+PYTHON ?= $(shell for name in python3.11 python3.12; do $$name -c '' 2>/dev/null && echo $$name && exit; done; echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -9,12 +9,13 @@ WORKERS ?= 2
 # One thread a process: the tests and the demo start several processes on few cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow ci-slow check prove bench clean
+.PHONY: help demo test slow ci-slow check versions version prove operators bench clean
 
 help:
 	@echo "make demo    plan GPT-2 for 8 ranks, run it on this machine, compare with one device"
 	@echo "make test    the tests that take seconds      make slow    the others"
 	@echo "make check   ruff, mypy --strict, doctests"
+	@echo "make versions  the tests that use torch, on every Python that the project allows and this machine has"
 	@echo "make prove   every sharding rule, executed"
 	@echo "make bench   the benchmarks, quick (DATA=DIR: the cost model on published measurements, too)"
 	@echo "make clean   remove .venv and build"
@@ -51,6 +52,21 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --doctest-modules -q autopar
 
+# The Python versions of pyproject.toml, each with a venv of its own and the torch of constraints.txt, the only one that is allowed.
+VERSIONS := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
+TORCH_TESTS ?= tests/frontends tests/integration tests/runtime
+
+versions:
+	@failed=; for version in $(VERSIONS); do \
+		found=; for python in python$$version $$HOME/.pyenv/versions/$$version.*/bin/python; do \
+			$$python -c '' 2>/dev/null && found=$$python && break; done; \
+		echo "== Python $$version: $${found:-not on this machine, left out}"; \
+		[ -z "$$found" ] || $(MAKE) --no-print-directory version PYTHON=$$found VENV=build/python-$$version || failed="$$failed $$version"; \
+	done; [ -z "$$failed" ] || { echo "failed on Python$$failed"; exit 1; }
+
+version: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) -q $(TORCH_TESTS)
+
 # Executes every sharding rule on torch's own samples, on onnx's node tests and on ours, and writes down what came out.
 prove: $(VENV)/.dev
 	$(BIN)/python -m tests.sharding.proof -o docs/proof-aten.json
@@ -64,6 +80,7 @@ operators: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py --quick
 	$(BIN)/python benchmarks/search.py --quick
+	$(BIN)/python benchmarks/runtime.py --quick
 	$(if $(DATA),$(BIN)/python benchmarks/validation.py --data $(DATA) --quick)
 
 clean:

@@ -146,12 +146,13 @@ class Plan(Part):
             else:
                 decisions[op.name] = self._decision(op.name, analysis, mesh)
         found = self._decided(analysis)
-        for name, layout in (*found.storage.items(), *found.outputs.items()):
+        leaving = {name: layout for name, layout in found.outputs.items() if name in analysis.outputs}
+        for name, layout in (*found.storage.items(), *leaving.items()):
             if not is_valid(layout, analysis.graph.tensors[name].shape, mesh.shape):
                 raise PlanError(f"the plan stores {name!r} as [{format_layout(layout)}], which does not fit its shape")
             self._require_storable(name, layout, mesh)
         return Assignment(
-            mesh=mesh, decisions=decisions, storage=found.storage, outputs=found.outputs, chains=found.chains,
+            mesh=mesh, decisions=decisions, storage=found.storage, outputs=leaving, chains=found.chains,
             gradients=analysis.gradients, host=found.host,
         )  # fmt: skip
 
@@ -170,7 +171,7 @@ class Plan(Part):
         missing = [name for name in (*analysis.outputs, *(t.name for t in analysis.graph.parameters)) if name not in {**outputs, **storage}]
         if missing:
             raise PlanError(f"the plan gives no layout for {', '.join(map(repr, missing[:10]))}")
-        unknown = [name for name in (*storage, *outputs) if name not in analysis.graph.tensors]
+        unknown = [name for name in storage if name not in analysis.graph.tensors]
         if unknown:
             raise PlanError(f"the plan stores {unknown[0]!r}, which is not in the model")
         host = frozenset(name for name, parameter in self.parameters.items() if parameter.state == "host")

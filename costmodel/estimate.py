@@ -65,7 +65,7 @@ def estimate(
         communication=found.communication,
         overlapped=found.hidden,
         memory=predicted_memory(plan, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"),
-        streamed=found.update - _update(plan.program, prices, optimizer, streams=False) if plan.program.assignment.host else 0.0,
+        streamed=_streamed(plan, prices, optimizer),
     )
 
 
@@ -91,12 +91,19 @@ def timeline(
         return known[key]
 
     habits = overlap or Overlap(slowdown=SLOWDOWN[prices.cluster.backend])
-    update = _update(plan.program, prices, optimizer) if analysis.train else 0.0
+    update = _update(plan, prices, optimizer) if analysis.train else 0.0
     return step_timeline(plan, prices, seconds, update=update, overlap=habits)
 
 
-def _update(program: Program, prices: MeshPrices, optimizer: str, *, streams: bool = True) -> float:
+def _streamed(plan: Scheduled, prices: MeshPrices, optimizer: str) -> float:
+    """By how many seconds optimizer state in host memory makes the update longer."""
+    host = plan.program.assignment.host
+    return _update(plan, prices, optimizer) - _update(plan, prices, optimizer, streams=False) if host else 0.0
+
+
+def _update(plan: Scheduled, prices: MeshPrices, optimizer: str, *, streams: bool = True) -> float:
     """Seconds of the optimizer over all stored shards; where state `streams` from host memory, its parameters follow one another."""
+    program, types = plan.program, plan.schedule.types
     known: dict[tuple[int, int, str, bool], tuple[float, float]] = {}
     total = 0.0
     streamed: list[tuple[float, float]] = []
@@ -105,7 +112,7 @@ def _update(program: Program, prices: MeshPrices, optimizer: str, *, streams: bo
         key = (tensor.bytes, stored, tensor.dtype, tensor.trainable)
         if key not in known:
             shards = np.array([max(tensor.bytes // stored, 1)])
-            own, size = update_seconds(tensor, shards, optimizer, prices.cluster), state_bytes(tensor, shards, optimizer)
+            own, size = update_seconds(tensor, shards, optimizer, prices.cluster, types), state_bytes(tensor, shards, optimizer, types)
             known[key] = float(own[0]), float(size[0])
         if streams and tensor.name in program.assignment.host:
             streamed.append(known[key])

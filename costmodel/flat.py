@@ -11,7 +11,8 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from autopar.sharding.program import Program, Redistribute
+from autopar.order.scheduled import Scheduled
+from autopar.sharding.program import Redistribute
 from autopar.sharding.redistribution import changed_axis, local_bytes, transfers
 
 from .memories import BUFFER, Memories
@@ -47,8 +48,9 @@ class FlatStep:
         return self.after
 
 
-def flat_steps(program: Program, members: Sequence[int], *, back: bool) -> list[FlatStep]:
+def flat_steps(plan: Scheduled, members: Sequence[int], *, back: bool) -> list[FlatStep]:
     """The steps of a group of redistributions (by their steps of the program), or, `back`, of their gradients."""
+    program, types = plan.program, plan.schedule.types
     mesh, tensors = program.assignment.mesh.shape, program.graph.tensors
     moves = [step for index in members if isinstance(step := program.steps[index], Redistribute)]
     chains = list(zip(*(itertools.pairwise(move.chain[move.bucketed :]) for move in moves), strict=True))
@@ -57,11 +59,12 @@ def flat_steps(program: Program, members: Sequence[int], *, back: bool) -> list[
         axis = changed_axis(*pairs[0])
         degree, each = mesh[axis], []
         for move, (first, second) in zip(moves, pairs, strict=True):
-            sizes = tuple(local_bytes(layout, tensors[move.tensor].bytes, mesh) for layout in (first, second))
+            tensor = tensors[move.tensor]
+            nbytes = types.reduced_bytes(tensor) if back else tensor.bytes
+            sizes = tuple(local_bytes(layout, nbytes, mesh) for layout in (first, second))
             act = actions(first[axis], second[axis], sizes[0], degree)[back]
             sent = transfers(first[axis], second[axis], degree)[back]
-            nbytes = 0 if sent is None else sent.scale * sizes[0]
-            each.append((sizes[back], sizes[not back], act, nbytes))
+            each.append((sizes[back], sizes[not back], act, 0 if sent is None else sent.scale * sizes[0]))
         before, after, acts, moved = zip(*each, strict=True)
         found.append(
             FlatStep(

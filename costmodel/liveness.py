@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from autopar.ir import Role
 from autopar.order.scheduled import scheduled
 from autopar.sharding.program import Compute, Program, Redistribute
+from autopar.sharding.schedule import PLAIN, Types
 
 from .kept import Facts
 from .memories import BUFFER, GRADIENT, STORED, Live
@@ -28,14 +29,16 @@ class Recompute:
 
 
 def live_bytes(
-    program: Program, facts: Mapping[str, Facts], *, train: bool, recompute: Recompute, accumulating: bool, regather: bool = False
-) -> Live:
+    program: Program, facts: Mapping[str, Facts], *, train: bool, recompute: Recompute, accumulating: bool, regather: bool = False,
+    types: Types = PLAIN.types,
+) -> Live:  # fmt: skip
     """Walk a program once, as a training loop of plain autograd has it (`order_liveness` is that of the runtime).
 
     `accumulating`: gradients are added to buffers that exist all the time. `regather`: what was gathered is not kept but its shard
     is, and gathered again in the backward pass (parameters: ZeRO-3; activations: sequence parallelism as Megatron has it).
+    `types`: of stored parameters, whose casts are counted apart, and of gradients.
     """
-    walk = _Walk(program, facts, recompute, accumulating, regather)
+    walk = _Walk(program, facts, recompute, accumulating, regather, types)
     walk.forward(train)
     if train:
         walk.backward()
@@ -45,8 +48,10 @@ def live_bytes(
 class _Walk(Steps):
     """A whole pass forward, then one backward."""
 
-    def __init__(self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool, regather: bool) -> None:
-        super().__init__(program, facts)
+    def __init__(
+        self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool, regather: bool, types: Types
+    ) -> None:
+        super().__init__(program, facts, types)
         self.accumulating, self.regather = accumulating, regather
         self.shard: dict[int, int] = {}  # what was gathered → what it was gathered from
         self.ready: dict[str, int] = {}  # parameter → the moment at which its gradient is complete
@@ -136,6 +141,13 @@ class _Walk(Steps):
         super().add(place, gradient)
         if place in self.stored:
             self.ready[place[0]] = self.now
+
+    def flow(self, place: Place, same: int | None) -> None:
+        if not self.is_cast(place[0]):
+            super().flow(place, same)
+            return
+        self.scratch.append((self.now, self.bytes_of(*place)))
+        self.add(place, self.new(self.gradient_bytes(*place)))
 
     def read_saved(self, index: int) -> None:
         for memory in self.saved.get(index, ()):

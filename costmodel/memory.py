@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from autopar.errors import UsageError, unknown
-from autopar.ir import DTYPE_BYTES, Role
+from autopar.ir import DTYPE_BYTES, Role, Tensor
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
-from autopar.sharding.schedule import PLAIN, Schedule
+from autopar.sharding.schedule import PLAIN, Schedule, Types
 from autopar.sharding.time_split import micro_batch_options
 
 from .host import streamed_bytes
@@ -69,16 +69,29 @@ class Precision:
     """Bytes for each element of a parameter, None: as many as the parameter has itself.
 
     `gradient`, `master` (a copy in higher precision; 0: none), `state` (of each tensor of the optimizer's). `main`: gradients are added
-    into buffers of that size that exist all the time.
+    into buffers of that size that exist all the time. `types` of a plan: what is stored is the master alone, gradients arrive in its type,
+    and what the operators use is cast unit by unit.
     """
 
     gradient: float | None = None
     master: float = 0.0
     state: float | None = None
     main: bool = False
+    types: Types | None = None
+
+    def casts(self, tensor: Tensor) -> bool:
+        """Whether the master alone of a parameter is stored."""
+        return self.types is not None and self.types.casts(tensor)
+
+    def of(self, tensor: Tensor) -> tuple[float, float, float]:
+        """Bytes of (gradient, master, one state) for each element of a trained parameter."""
+        if self.types is None or not self.types.casts(tensor):
+            return self.sizes(tensor.dtype)
+        stored = float(DTYPE_BYTES[self.types.stored(tensor)])
+        return stored, stored, stored
 
     def sizes(self, dtype: str) -> tuple[float, float, float]:
-        """Bytes of (gradient, master, one state) for each element of a parameter of `dtype`."""
+        """The same of a parameter of `dtype` that is stored in it."""
         own = float(DTYPE_BYTES[dtype])
         return own if self.gradient is None else self.gradient, self.master, own if self.state is None else self.state
 
@@ -149,13 +162,14 @@ def states_of(
     streamed: list[float] = []
     for tensor in filter(lambda t: of(t.name), graph.parameters):
         size = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
-        stored += size
-        if analysis.train and tensor.trainable:
+        trained = analysis.train and tensor.trainable
+        stored += 0.0 if trained and precision.casts(tensor) else size
+        if trained:
             elements = size / DTYPE_BYTES[tensor.dtype]
-            of_gradient, of_master, of_state = precision.sizes(tensor.dtype)
+            of_gradient, of_master, of_state = precision.of(tensor)
             gradients += elements * of_gradient / gradient_shards
             master += elements * of_master / optimizer_shards
-            largest = max(largest, size)
+            largest = max(largest, elements * of_master if precision.casts(tensor) else size)
             if tensor.name in program.assignment.host:
                 streamed.append(elements * of_state * count / optimizer_shards)
                 apart += elements * of_gradient / gradient_shards
@@ -174,7 +188,6 @@ def predicted_memory(
     analysis: Analysis,
     *,
     optimizer: str,
-    precision: str | Precision = "same",
     composite: bool = False,
     schedule: Schedule = PLAIN,
 ) -> Memory:
@@ -183,8 +196,8 @@ def predicted_memory(
     With micro-batches the program is that of one of them. `composite`: with a CPU's kernels (see `rules.saved`), where the optimizer takes
     one parameter after another.
     """
-    chosen = precision_named(precision) if isinstance(precision, str) else precision
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
+    chosen = Precision(types=plan.schedule.types)
     states = states_of(plan.program, analysis, optimizer=optimizer, precision=chosen)
     live = step_bytes(plan, facts_of(analysis, composite=composite), train=analysis.train)
     return _at_peak(states, live, main=False, in_flight=1.0, temporaries=states.temporaries(optimizer, chosen, one_by_one=composite))

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 from autopar.ir import Role
 from autopar.order.actions import Action, Word
-from autopar.order.scheduled import Mode, Scheduled, makes, reads
-from autopar.order.units import Unit, moves_value, reduce_collectives
+from autopar.order.places import makes, moves_value, only_casts, reads_from_outside
+from autopar.order.scheduled import Mode, Scheduled
+from autopar.order.units import Unit, reduce_collectives
 from autopar.sharding.program import Redistribute
 
 from .flat import FlatStep, carried, flat_steps
@@ -47,11 +48,11 @@ class _Played(Steps):
     """The step while it is played; `values` holds gathered parameters, `here` what else the micro-batch has made."""
 
     def __init__(self, plan: Scheduled, facts: Mapping[str, Facts], train: bool) -> None:
-        super().__init__(plan.program, facts)
+        super().__init__(plan.program, facts, plan.schedule.types)
         count = plan.schedule.micro_batches
         self.count, self.train = count, train
         self.plan = replace(plan, schedule=replace(plan.schedule, micro_batches=min(count, PLAYED)))
-        self.outer = [self._outer(segment.steps) for segment in plan.segments]
+        self.outer = [reads_from_outside([plan.program.steps[index] for index in segment.steps]) for segment in plan.segments]
         self.given = self._given()
         self.here: dict[Place, int] = {}
         self.prepared: dict[Place, int] = {}
@@ -68,12 +69,6 @@ class _Played(Steps):
             self._do(action)
         self._end()
 
-    def _outer(self, steps: Sequence[int]) -> list[Place]:
-        """What a segment reads and does not make."""
-        made = {place for index in steps for place in makes(self.program.steps[index])}
-        read = (place for index in steps for place in reads(self.program.steps[index]))
-        return [place for place in dict.fromkeys(read) if place not in made]
-
     def _given(self) -> list[list[Place]]:
         """What each segment gives to others, or out of the program."""
         read = {place for places in self.outer for place in places} | set(self.program.assignment.outputs.items())
@@ -81,20 +76,17 @@ class _Played(Steps):
         return [[place for place in places if place in read] for places in each]
 
     def _do(self, action: Action) -> None:
-        number, unit = action.segment or 0, self.plan.units[action.unit] if action.unit is not None else None
-        match action.word:
-            case Word.FORWARD:
-                self._forward(number, first=action.micro_batch == 0)
-            case Word.BACKWARD:
-                self._backward(number)
-            case Word.GATHER:
-                assert unit is not None
+        if action.word is Word.FORWARD:
+            self._forward(action.segment or 0, first=action.micro_batch == 0)
+        elif action.word is Word.BACKWARD:
+            self._backward(action.segment or 0)
+        elif action.unit is not None:
+            unit = self.plan.units[action.unit]
+            if action.word is Word.GATHER:
                 self._gather(unit)
-            case Word.RELEASE:
-                assert unit is not None
+            elif action.word is Word.RELEASE:
                 self._release(unit)
-            case Word.REDUCE:
-                assert unit is not None
+            else:
                 self._reduce(unit, last=action.micro_batch == self.plan.schedule.micro_batches - 1)
 
     def read(self, memory: int) -> None:
@@ -160,15 +152,22 @@ class _Played(Steps):
             elif self.facts[step.operator.name].backward:
                 self.compute_back(index, step)
         found = [(place, self.gradients[place]) for place in self.outer[number] if place in self.gradients]
-        self._bring(found)
+        self._bring(found, made=True)
         for memory in (*(gradient for _, gradient in upstream), *self.tapes.pop(number, ())):
             self.read(memory)
         self.gradients.clear()
 
-    def _bring(self, found: Sequence[tuple[Place, int]]) -> None:
-        """Add each gradient to what there is of it, in place where nothing else holds that; all are held until the last is added."""
+    def _bring(self, found: Sequence[tuple[Place, int]], *, made: bool = False) -> None:
+        """Add each gradient to what there is of it, in place where nothing else holds that; all are held until the last is added.
+
+        Those that a backward pass has `made` are cast to the type in which they travel.
+        """
         for place, gradient in found:
             parameter = self.tensors[place[0]].role is Role.PARAMETER
+            if made and parameter and self.is_cast(place[0]):
+                self.tick(place[0])
+                self.read(gradient)
+                gradient = self.new(self.gradient_bytes(*place))
             held = self.home if parameter else self.behind
             before = held.get(place)
             if before is None:
@@ -207,7 +206,7 @@ class _Played(Steps):
             steps = self._members(group)
             if not moves_value(steps[0]):
                 continue
-            starts = [self.values.get((step.tensor, step.chain[0]), STORED) for step in steps]
+            starts = [self._start(step) for step in steps]
             sizes = [self.bytes_of(step.tensor, step.chain[-1]) for step in steps]
             rooms = [self.new(size, GATHERED) for size in sizes] if unit.mode is Mode.AGAIN else []
             made = yield from carried(self, starts, self._flat(group, back=False), rooms)
@@ -215,6 +214,15 @@ class _Played(Steps):
             for memory in made:
                 if memory != STORED:
                     self.what[memory] = GATHERED
+            for memory in starts:  # held until all has come
+                self.read(memory)
+
+    def _start(self, step: Redistribute) -> int:
+        """What a chain starts from: another one's value, or the shard, which may have to be cast."""
+        found = self.values.get((step.tensor, step.chain[0])) if not only_casts(step) else None
+        if found is None:
+            found = self.new(self.bytes_of(step.tensor, step.chain[0])) if self.types.casts(self.tensors[step.tensor]) else STORED
+        return found
 
     def _release(self, unit: Unit) -> None:
         self._wait([unit.number])
@@ -229,7 +237,7 @@ class _Played(Steps):
         for going in self.going:
             if going.left or not going.rests:
                 self._go_on(going)
-        issued = sum(1 for c in reduce_collectives(self.program, unit, last=last) if self.mesh[c.axis] > 1)
+        issued = sum(1 for c in reduce_collectives(self.program, unit, self.types, last=last) if self.mesh[c.axis] > 1)
         self.going.append(_Going(self._reducing(unit, last=last), issued, last and bool(unit.buckets)))
         self._go_on(self.going[-1])
 
@@ -240,7 +248,7 @@ class _Played(Steps):
     def _reducing(self, unit: Unit, *, last: bool) -> Moving:
         for group in reversed(unit.groups) if last or unit.mode is not Mode.ONCE else ():
             steps = self._members(group)
-            if steps[0].gradient:
+            if steps[0].gradient and not only_casts(steps[0]):
                 shares = [self._taken((step.tensor, step.chain[-1])) for step in steps]
                 home = yield from carried(self, shares, self._flat(group, back=True))
                 self._bring([((step.tensor, step.chain[0]), gradient) for step, gradient in zip(steps, home, strict=True)])
@@ -259,13 +267,13 @@ class _Played(Steps):
         """The gradient at a place, which is there no longer; zeros where there is none."""
         self.own.discard(place)
         found = self.home.pop(place, None)
-        return self.new(self.bytes_of(*place)) if found is None else found
+        return self.new(self.gradient_bytes(*place)) if found is None else found
 
     # --- flat messages ---
 
     def _flat(self, group: tuple[int, ...], *, back: bool) -> list[FlatStep]:
         if (group, back) not in self.flat:
-            self.flat[group, back] = flat_steps(self.program, group, back=back)
+            self.flat[group, back] = flat_steps(self.plan, group, back=back)
         return self.flat[group, back]
 
     def _members(self, members: Sequence[int]) -> list[Redistribute]:
@@ -280,9 +288,17 @@ class _Played(Steps):
         for going in self.going:
             for _ in going.moving:
                 pass
+        given = []
         for (name, layout), memory in self.home.items():
             if layout == self.program.assignment.storage[name]:
+                if self.types.reduced(self.tensors[name]) != self.types.stored(self.tensors[name]):
+                    self.tick(name)
+                    self.read(memory)
+                    shards = self.tensors[name].bytes / self.bytes_of(name, layout)
+                    memory = self.new(self.types.stored_bytes(self.tensors[name]) / shards)
                 self.what[memory] = GRADIENT
-                self.read(memory)
+                given.append(memory)
+        for memory in given:
+            self.read(memory)
         for memory in (*self.outputs, *self.prepared.values()):
             self.read(memory)

@@ -23,11 +23,12 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.order.actions import Action, Word
+from autopar.order.places import moves_value
 from autopar.order.scheduled import Mode, Scheduled, Segment
-from autopar.order.units import Unit, moves_value
+from autopar.order.units import Unit
 from autopar.sharding.program import Collective, Compute, Redistribute, chain_collectives, operator_collectives
-from autopar.sharding.redistribution import local_bytes
 
+from .casts import adding_seconds, gradient_seconds, unit_seconds
 from .compute import memory_seconds, with_launch
 from .flat import FlatStep, flat_steps
 from .pricing import MeshPrices
@@ -72,17 +73,20 @@ class Player:
             if isinstance(step, Redistribute) and index not in plan.modes
         }
         self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
+        self.casts = unit_seconds(plan, prices.cluster)
         self.coming: dict[int, _Moving] = {}
         self.going: list[_Moving] = []
 
     def play(self, count: int) -> None:
         """A step of `count` micro-batches; those that the plan's schedule leaves out take as long as the last but one that it has."""
         clock, played = self.clock, self.plan.schedule.micro_batches
-        accumulation = self._accumulation() if count > 1 and self.gradients else 0.0
+        accumulation = adding_seconds(self.plan, self.gradients, self.prices.cluster) if count > 1 else 0.0
+        cast, _ = gradient_seconds(self.plan, self.gradients, self.prices.cluster)
         for number, actions in enumerate(self._micro_batches()):
             start, spent, sent = clock.now, dict(clock.spent), len(clock.sent)
             for action, clock.phase in actions:
                 self._do(action)
+            clock.compute("gradients", "cast", cast)
             if number:
                 clock.compute("gradients", "accumulation", accumulation)
             if number == played - 2 and count > played:
@@ -131,17 +135,6 @@ class Player:
                 assert action.unit is not None
                 self._reduce(units[action.unit], last=action.micro_batch == self.plan.schedule.micro_batches - 1)
 
-    def _accumulation(self) -> float:
-        """Seconds of adding a micro-batch's gradients to those before, each where it is added up."""
-        once = {
-            step.tensor: step.chain[-1]
-            for index, step in enumerate(self.program.steps)
-            if isinstance(step, Redistribute) and self.plan.modes.get(index) is Mode.ONCE
-        }
-        storage = self.program.assignment.storage
-        trained = [tensor for tensor in self.graph.parameters if tensor.name in self.gradients]
-        return self._traffic([3 * local_bytes(once.get(t.name, storage[t.name]), t.bytes, self.mesh) for t in trained])
-
     def _traffic(self, nbytes: Sequence[float]) -> float:
         """Seconds of kernels that each read and write so many bytes."""
         device = self.prices.cluster.device
@@ -150,6 +143,7 @@ class Player:
     # --- units ---
 
     def _gathering(self, unit: Unit) -> Iterator[float]:
+        self.clock.compute(f"unit {unit.number}", "cast parameters", self.casts.get(unit.number, 0.0))
         for group in unit.groups:
             first = self.program.steps[group[0]]
             assert isinstance(first, Redistribute)
@@ -178,7 +172,7 @@ class Player:
 
     def _flat(self, group: tuple[int, ...], *, back: bool) -> list[FlatStep]:
         if (group, back) not in self.flat:
-            self.flat[group, back] = flat_steps(self.program, group, back=back)
+            self.flat[group, back] = flat_steps(self.plan, group, back=back)
         return self.flat[group, back]
 
     def _begun(self, steps: Iterator[float], left: int = 0, *, rests: bool = False) -> _Moving:

@@ -13,6 +13,7 @@ from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.redistribution import changed_axis
 from autopar.sharding.rules.saved import Made
+from autopar.sharding.schedule import Types
 
 from .kept import Facts
 from .memories import STORED, Memories
@@ -24,9 +25,9 @@ Place = tuple[str, Layout]
 class Steps(Memories):
     """The memories of a program's steps; what they do to values in between is for those that walk it to say."""
 
-    def __init__(self, program: Program, facts: Mapping[str, Facts]) -> None:
+    def __init__(self, program: Program, facts: Mapping[str, Facts], types: Types) -> None:
         super().__init__()
-        self.program, self.facts = program, facts
+        self.program, self.facts, self.types = program, facts, types
         self.tensors = program.graph.tensors
         self.mesh = program.assignment.mesh.shape
         self.shards: dict[Layout, int] = {}
@@ -42,6 +43,15 @@ class Steps(Memories):
         if shards is None:
             shards = self.shards[layout] = math.prod(self.mesh[a] for a, p in enumerate(layout) if p.kind is Kind.SPLIT)
         return self.tensors[name].bytes / shards
+
+    def gradient_bytes(self, name: str, layout: Layout) -> float:
+        """The bytes of a gradient, which of a parameter may travel in another type than the value's."""
+        tensor = self.tensors[name]
+        return self.bytes_of(name, layout) * (self.types.reduced_bytes(tensor) / tensor.bytes if tensor.bytes else 1.0)
+
+    def is_cast(self, name: str) -> bool:
+        """Whether the gradient of a parameter travels in another type."""
+        return self.types.reduced(self.tensors[name]) != self.tensors[name].dtype
 
     def value(self, place: Place, values: dict[Place, int]) -> int:
         """The memory of a value; inputs, constants and parameters as they are stored are counted apart."""
@@ -135,8 +145,11 @@ class Steps(Memories):
         if facts.scratch is not None:
             self.scratch.append((self.now, self.made_bytes(step, facts.scratch)))
         for position, same in facts.flows:
-            place = operator.inputs[position], decision.inputs[position]
-            self.add(place, arrived[0] if same else self.new(self.bytes_of(*place)))
+            self.flow((operator.inputs[position], decision.inputs[position]), arrived[0] if same else None)
+
+    def flow(self, place: Place, same: int | None) -> None:
+        """The gradient of an input comes, in memory of its own or in the `same` as that of the output."""
+        self.add(place, self.new(self.bytes_of(*place)) if same is None else same)
 
     def read_saved(self, index: int) -> None:
         """What autograd has kept for a step is read."""
@@ -156,5 +169,5 @@ class Steps(Memories):
                 _, back = self.actions(step.tensor, before, after)
                 if back.made:
                     self.scratch.append((self.now, back.scratch))
-                    gradient = self.new(self.bytes_of(step.tensor, before))
+                    gradient = self.new(self.gradient_bytes(step.tensor, before))
         self.add((step.tensor, step.chain[0]), gradient)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from autopar.order.scheduled import Scheduled
 from autopar.sharding.program import Compute
 
+from .casts import gradient_seconds
 from .player import Player, Seconds
 from .pricing import MeshPrices
 from .streams import Clock, Event
@@ -69,7 +70,8 @@ def step_timeline(
     clock = Clock(habits.slowdown)
     Player(replace(plan, schedule=played), prices, seconds, clock, hides=habits.gradients).play(schedule.micro_batches)
     clock.phase = "update"
-    clock.compute("optimizer", "update", update)
+    _, home = gradient_seconds(plan, plan.program.assignment.gradients, prices.cluster)
+    clock.compute("optimizer", "update", update + home)
     spent = clock.spent
     return Timeline(
         forward=spent["forward"], backward=spent["backward"], update=spent["update"], communication=math.fsum(clock.sent),

@@ -14,9 +14,13 @@ from torch import Tensor
 
 from autopar.errors import PlanError
 
+from .present import aside
+
+_C10D = torch.ops._c10d_functional
+
 MESSAGE = 1024
 """Bytes of a rank's message: digests of 16 bytes, then text."""
-_DIGEST = 16
+DIGEST = 16
 
 
 def digest(*parts: bytes | str) -> bytes:
@@ -24,18 +28,23 @@ def digest(*parts: bytes | str) -> bytes:
     found = hashlib.sha256()
     for part in parts:
         found.update(part.encode() if isinstance(part, str) else part)
-    return found.digest()[:_DIGEST]
+    return found.digest()[:DIGEST]
+
+
+def update_digest(found: hashlib._Hash, value: Tensor) -> None:
+    """Take a tensor into a digest: its shape, its type and all of its bits."""
+    plain = value.detach()
+    found.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+    if plain.numel():
+        found.update(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def checksum(values: Iterable[Tensor]) -> bytes:
-    """A digest of the contents of tensors, in their order; of every tensor its shape, its type and all of its bits count."""
+    """A digest of the contents of tensors, in their order."""
     found = hashlib.sha256()
     for value in values:
-        plain = value.detach()
-        found.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-        if plain.numel():
-            found.update(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.digest()[:_DIGEST]
+        update_digest(found, value)
+    return found.digest()[:DIGEST]
 
 
 def agree(facts: Mapping[str, bytes], *, failure: Exception | None = None, device: torch.device | str = "cpu") -> None:
@@ -47,11 +56,13 @@ def agree(facts: Mapping[str, bytes], *, failure: Exception | None = None, devic
         if failure is not None:
             raise failure
         return
-    text = b"" if failure is None else (str(failure) or type(failure).__name__).encode()[: MESSAGE - 1 - _DIGEST * len(facts)]
+    text = b"" if failure is None else (str(failure) or type(failure).__name__).encode()[: MESSAGE - 1 - DIGEST * len(facts)]
     message = bytes([failure is not None]) + b"".join(facts.values()) + text
     own = torch.frombuffer(bytearray(message.ljust(MESSAGE, b"\0")), dtype=torch.uint8).to(device)
-    everyone = torch.empty(dist.get_world_size() * MESSAGE, dtype=torch.uint8, device=device)
-    dist.all_gather_into_tensor(everyone, own)
+    world = dist.group.WORLD
+    assert world is not None
+    with aside():
+        everyone = _C10D.wait_tensor(_C10D.all_gather_into_tensor(own, dist.get_world_size(), world.group_name))
     _compare([row.numpy().tobytes() for row in everyone.cpu().view(-1, MESSAGE)], list(facts), failure)
 
 
@@ -60,11 +71,11 @@ def _compare(messages: Sequence[bytes], names: Sequence[str], failure: Exception
     if failure is not None and len(failed) == len(messages):
         raise failure
     if failed:
-        text = messages[failed[0]][1 + _DIGEST * len(names) :].rstrip(b"\0").decode(errors="replace")
+        text = messages[failed[0]][1 + DIGEST * len(names) :].rstrip(b"\0").decode(errors="replace")
         raise PlanError(f"rank {failed[0]} cannot take part: {text}") from failure
     for number, name in enumerate(names):
-        at = 1 + _DIGEST * number
-        found = [message[at : at + _DIGEST] for message in messages]
+        at = 1 + DIGEST * number
+        found = [message[at : at + DIGEST] for message in messages]
         others = [rank for rank, one in enumerate(found) if one != found[0]]
         if others:
             ranks = ", ".join(map(str, others[:8])) + (f" and {len(others) - 8} more" if len(others) > 8 else "")

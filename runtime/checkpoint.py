@@ -1,8 +1,9 @@
 """Checkpoints of shards that are split within parts: `torch.distributed.checkpoint` is told where their pieces lie.
 
 A DTensor describes itself to the checkpoint by three methods, and torch's own know one contiguous piece a rank. A shard of
-S0/3, say (a column split of a fused query-key-value projection), is three pieces of the whole. The methods here know several;
-a shard in one piece is left to torch. Parameters and optimizer states alike can so be saved under one plan and loaded under another.
+S0/3, say (a column split of a fused query-key-value projection), is three pieces of the whole. Such a shard is a `PieceTensor`, whose
+methods know several, and so is what is made of it in the same layout. Parameters and optimizer states alike can so be saved under one
+plan and loaded under another; a shard in one piece is an ordinary DTensor.
 """
 
 from __future__ import annotations
@@ -17,12 +18,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
-
-from .parameters import local_of
-
-_TORCH_WRITES: Any = DTensor.__create_write_items__
-_TORCH_CHUNKS: Any = DTensor.__create_chunk_list__
-_TORCH_SHARD: Any = DTensor.__get_tensor_shard__
+from torch.utils import _pytree as pytree
 
 
 class Run(NamedTuple):
@@ -72,42 +68,53 @@ def _chunk(piece: tuple[Run, ...]) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(offsets=torch.Size(run.whole for run in piece), sizes=torch.Size(run.length for run in piece))
 
 
-def _write_items(self: DTensor, fqn: str, value: Any) -> list[WriteItem]:
-    pieces = pieces_of(self)
-    if not pieces:
-        items: list[WriteItem] = _TORCH_WRITES(self, fqn, value)
-        return items
-    properties = TensorProperties.create_from_tensor(local_of(self))
-    return [
-        WriteItem(
-            index=MetadataIndex(fqn, chunk.offsets),
-            type=WriteItemType.SHARD,
-            tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.size()),
-        )
-        for chunk in map(_chunk, pieces)
-    ]
+class PieceTensor(DTensor):
+    """A DTensor whose shard may lie in several pieces of the whole; its arithmetic is DTensor's."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """As DTensor's; what comes out split within parts can describe itself, too."""
+        made = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        return pytree.tree_map_only(DTensor, in_pieces, made)
+
+    def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
+        """What a checkpoint is to hold of this rank's shard."""
+        pieces = pieces_of(self)
+        if not pieces:
+            items: list[WriteItem] = super().__create_write_items__(fqn, object)
+            return items
+        properties = TensorProperties.create_from_tensor(self._local_tensor)
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.size()),
+            )
+            for chunk in map(_chunk, pieces)
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """Where in the whole the pieces lie."""
+        pieces = pieces_of(self)
+        found: list[ChunkStorageMetadata] = list(map(_chunk, pieces)) or super().__create_chunk_list__()  # type: ignore[no-untyped-call]
+        return found
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        """The piece that begins at the index, a view of the shard."""
+        for piece in pieces_of(self):
+            if index.offset == torch.Size(run.whole for run in piece):
+                local = self._local_tensor
+                for dim, run in enumerate(piece):
+                    local = local.narrow(dim, run.local, run.length)
+                return local
+        shard: Tensor = super().__get_tensor_shard__(index)  # type: ignore[no-untyped-call]
+        return shard
 
 
-def _chunk_list(self: DTensor) -> list[ChunkStorageMetadata]:
-    pieces = pieces_of(self)
-    chunks: list[ChunkStorageMetadata] = [_chunk(piece) for piece in pieces] if pieces else _TORCH_CHUNKS(self)
-    return chunks
-
-
-def _tensor_shard(self: DTensor, index: MetadataIndex) -> Tensor:
-    """The piece that begins at the index, a view of the shard."""
-    for piece in pieces_of(self):
-        if index.offset == torch.Size(run.whole for run in piece):
-            local = local_of(self)
-            for dim, run in enumerate(piece):
-                local = local.narrow(dim, run.local, run.length)
-            return local
-    shard: Tensor = _TORCH_SHARD(self, index)
-    return shard
-
-
-def describe_pieces() -> None:
-    """Give DTensor the methods of this file; once is enough."""
-    methods = {"__create_write_items__": _write_items, "__create_chunk_list__": _chunk_list, "__get_tensor_shard__": _tensor_shard}
-    for name, method in methods.items():
-        setattr(DTensor, name, method)
+def in_pieces(tensor: DTensor) -> DTensor:
+    """The same tensor, able to describe its pieces where its shard is split within parts."""
+    if isinstance(tensor, PieceTensor) or not any(isinstance(placement, _StridedShard) for placement in tensor.placements):
+        return tensor
+    return PieceTensor(tensor._local_tensor, tensor._spec, requires_grad=tensor.requires_grad)  # type: ignore[no-untyped-call]

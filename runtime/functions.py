@@ -88,7 +88,7 @@ def arguments_of(function: Function, attributes: Mapping[str, Value], inputs: Se
     """
     out = {name: _resolve(value, inputs) for name, value in attributes.items()}
     if not isinstance(function, torch._ops.OpOverload):
-        return out
+        return {**out, "device": device} if out.get("device", device) is None else out
     for argument in function._schema.arguments:
         kind = str(argument.real_type)
         if kind in ("ScalarType", "Optional[ScalarType]") and isinstance(out.get(argument.name), str):

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from autopar.errors import PlanError
-from autopar.ir import Role
 from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.sharding.layout import Layout, R
 from autopar.sharding.program import Program
 
-from .arguments import Arguments
-from .checkpoint import describe_pieces
+from .agreement import DIGEST, update_digest
+from .arguments import Arguments, other_input
+from .batches import Batches
+from .clipping import clip_grad_norm
 from .collectives import DeviceGroups, apply_chain, gather_full, whole_chain
 from .engine import Engine
+from .modes import Modes
+from .original import Recalling, recall
+from .other_stages import OtherStages
 from .parameters import attach, local_of, placements_of
 from .stepping import Pending, differentiable_call
+from .weight_files import FileTensor
+from .weights import saved_buffers
 from .world import World
 
 Values = Mapping[str, Tensor | Callable[[], Tensor]]
 
-describe_pieces()
 
-
-class ParallelModule(nn.Module):
+class ParallelModule(Recalling):
     """A model under a plan. Parameters keep the original names; the arithmetic is this rank's local program.
 
     `values` gives every parameter and constant whole, as a tensor or as a function that makes it (called one at a time). `aliases` gives
@@ -57,10 +63,15 @@ class ParallelModule(nn.Module):
         device: torch.device | str = "cpu",
         aliases: Mapping[str, str] | None = None,
         whole: bool = True,
+        exact_random: bool = False,
+        debug: bool = False,
+        evaluation: Callable[[], Execution] | None = None,
     ) -> None:
         super().__init__()
         self._device = torch.device(device)
-        self._engine = Engine(execution, groups, self._device, self._stored)
+        self._engine = Engine(execution, groups, self._device, self._stored, exact=exact_random)
+        self._modes = Modes(self._engine, evaluation)
+        self._batches = Batches(debug=debug)
         engine = self._engine
         self._graph = engine.graph
         self._record = model.torch if model is not None else None
@@ -68,25 +79,50 @@ class ParallelModule(nn.Module):
         self._whole_outputs, self._structured = whole, model is not None
         self._has_loss_function = model is not None and model.loss is not None
         self._loss_is_output = model is not None and self._graph.loss in model.source.outputs
+        self._checksum = hashlib.sha256()
         names = [*(t.name for t in self._graph.parameters), *engine.constants]
         missing = [name for name in names if name not in values]
         if missing:
             raise PlanError(f"no values are given for {', '.join(missing[:10])}" + (" and more" if len(missing) > 10 else ""))
+        if model is not None and model.torch is not None:
+            recall(self, model.module)
         self._places: dict[str, tuple[nn.Module, str]] = {}
-        owned = {tensor.name: self._parameter(tensor.name, values) for tensor in self._graph.parameters}
+        owned = {}
+        for tensor in self._graph.parameters:  # weights of other stages are looked at all the same: all ranks are to have equal ones
+            own = self._given(tensor.name, values)
+            if engine.holds(tensor.name):
+                owned[tensor.name] = self._parameter(tensor.name, own)
         for name, parameter in owned.items():
             self._places[name] = attach(self, name, parameter)
         found = aliases or (model.torch.aliases if model is not None and model.torch is not None else {})
         for alias, name in found.items():
-            attach(self, alias, owned[name])
+            if name in owned:
+                attach(self, alias, owned[name])
+        self._elsewhere = {name: name for name in names if name not in owned and name not in engine.constants}
+        self._elsewhere |= {alias: name for alias, name in found.items() if name in self._elsewhere}
         changed = set(self._graph.updates)
         self._constants = {n: self._whole(n, values).clone() if n in changed else self._whole(n, values) for n in engine.constants}
         self._buffer_places: dict[str, tuple[nn.Module, str]] = {}
-        for paths, buffer in _saved_buffers(model.module) if model is not None and model.torch is not None else ():
-            self.attach_buffer(paths, buffer)
+        for paths, buffer in saved_buffers(model.module) if model is not None and model.torch is not None else ():
+            given = values.get(paths[0], buffer)
+            self.attach_buffer(paths, given if isinstance(given, Tensor) else given())
+        self.weights_digest = self._checksum.digest()[:DIGEST]
+        del self._checksum
         self._anchor = torch.zeros((), requires_grad=True)
         self._pending = Pending()
         self._synchronize = True
+        self.other_stages = OtherStages(self) if engine.world.staged else None
+
+    def planned_in(self, original: nn.Module) -> None:
+        """Be in the mode in which the original was planned, and know whether there is another."""
+        self.train(original.training)
+        self._modes.planned = original.training
+        other = [name for name, part in original.named_modules() if _has_modes(part)]
+        if not original.training and other:
+            self._modes.only = (
+                f"the model was in evaluation when it was planned, and its {other[0]!r} does something else in training: "
+                "call train() before autopar.plan"
+            )
 
     # --- parameters and buffers ---
 
@@ -98,18 +134,29 @@ class ParallelModule(nn.Module):
             if path in self._constants:
                 self._buffer_places[path] = place
 
-    def _whole(self, name: str, values: Values) -> Tensor:
-        """A given value, checked against the graph."""
+    def _given(self, name: str, values: Values) -> Tensor | FileTensor:
+        """A given value, checked against the graph; what lies in a file is not read yet."""
         given, wanted = values[name], self._graph.tensors[name]
-        value = given.detach() if isinstance(given, Tensor) else given().detach()
-        if tuple(value.shape) != wanted.shape or value.dtype != getattr(torch, wanted.dtype):
+        value = given if isinstance(given, FileTensor) else (given if isinstance(given, Tensor) else given()).detach()
+        master = self._engine.master(name)
+        if tuple(value.shape) != wanted.shape or value.dtype not in (getattr(torch, wanted.dtype), master):
             raise PlanError(f"{name!r} is {value.dtype} {list(value.shape)}, the plan's model has {wanted.dtype} {list(wanted.shape)}")
-        return value.to(self._device) if wanted.role is Role.CONSTANT else value
+        if isinstance(value, FileTensor):
+            self._checksum.update(value.fact)
+            return value
+        value = value.to(master)
+        update_digest(self._checksum, value)
+        return value
 
-    def _parameter(self, name: str, values: Values) -> nn.Parameter:
+    def _whole(self, name: str, values: Values) -> Tensor:
+        """The given value of a constant."""
+        value = self._given(name, values)
+        return (value() if isinstance(value, FileTensor) else value).to(self._device)
+
+    def _parameter(self, name: str, given: Tensor | FileTensor) -> nn.Parameter:
         """This rank's shard of a given value."""
         storage, layout = self._engine.storage_of(name)
-        return nn.Parameter(storage.placed(self._whole(name, values), layout), requires_grad=self._graph.tensors[name].trainable)
+        return nn.Parameter(storage.placed(given, layout), requires_grad=self._graph.tensors[name].trainable)
 
     def _stored(self, name: str) -> Tensor:
         """This rank's shard of a parameter, wherever the user's changes have put it."""
@@ -127,19 +174,38 @@ class ParallelModule(nn.Module):
         """As torch's; whole tensors, and DTensors that lie in another way, are cut into this rank's shards."""
         names = {id(parameter): name for name, parameter in self.graph_parameters().items()}
         own: dict[str, Any] = dict(self.named_parameters(remove_duplicate=False))
-        given = dict(state_dict)
-        for path, value in state_dict.items():
+        given = {path: value for path, value in state_dict.items() if path not in self._elsewhere}
+        for path, value in list(given.items()):
             mine = own.get(path)
             if mine is None or not isinstance(value, Tensor) or value.shape != mine.shape:
                 continue
-            same = isinstance(value, DTensor) and isinstance(mine, DTensor)
-            if same and value.placements == mine.placements and value.device_mesh == mine.device_mesh:
+            if isinstance(value, DTensor) and isinstance(mine, DTensor) and value._spec == mine._spec:
                 continue
             storage, layout = self._engine.storage_of(names[id(mine)])
             whole = value.full_tensor() if isinstance(value, DTensor) else value
             if type(whole) in (Tensor, nn.Parameter):
                 given[path] = storage.placed(whole.detach().to(self._device, mine.dtype), layout)
-        return super().load_state_dict(given, strict=strict, assign=assign)
+        missing = self._missing_elsewhere(state_dict)
+        if missing and strict:
+            raise RuntimeError(f"the state dict has no {', '.join(map(repr, missing[:5]))}, which other stages hold")
+        found = super().load_state_dict(given, strict=strict, assign=assign)
+        found.missing_keys.extend(missing)
+        return found
+
+    def _missing_elsewhere(self, state_dict: Mapping[str, Any]) -> list[str]:
+        """What a whole state dict lacks of the parameters of other stages; that of this rank alone has none of them."""
+        there = [path for path in self._elsewhere if path in state_dict]
+        for path in there:
+            name = self._elsewhere[path]
+            if tuple(state_dict[path].shape) != self._graph.tensors[name].shape:
+                raise RuntimeError(f"size mismatch for {path}: {list(state_dict[path].shape)} for {list(self._graph.tensors[name].shape)}")
+        return [path for path in self._elsewhere if path not in state_dict] if there else []
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """This rank's parameters; with stages one more at the end, which stands for those of the others (see `other_stages`)."""
+        yield from super().parameters(recurse)
+        if self.other_stages is not None:
+            yield self.other_stages.parameter
 
     def graph_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by their names in the graph, in its order."""
@@ -159,13 +225,20 @@ class ParallelModule(nn.Module):
         """A module with parameters and buffers of its own, on the same process groups."""
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        shared = ("_engine", "_graph", "_record", "_arguments", "_pending", "_places", "_buffer_places", "_anchor")
+        shared = (
+            "_engine", "_modes", "_batches", "other_stages", "_graph", "_record", "_arguments", "_pending", "_places", "_buffer_places",
+            "_anchor",
+        )  # fmt: skip
+        for parameter in self.parameters():
+            memo[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
         own = {name: value for name, value in self.__dict__.items() if name not in shared}
         other.__dict__.update({name: getattr(self, name) for name in shared} | copy.deepcopy(own, memo))
         other._places = {name: (memo[id(module)], leaf) for name, (module, leaf) in self._places.items()}
         other._buffer_places = {name: (memo[id(module)], leaf) for name, (module, leaf) in self._buffer_places.items()}
         other._pending = Pending()
         other._engine = self._engine.copied(other._stored)
+        other._modes = self._modes.on(other._engine)
+        other.other_stages = OtherStages(other) if self.other_stages is not None else None
         return other
 
     # --- calls ---
@@ -194,14 +267,14 @@ class ParallelModule(nn.Module):
     def local_outputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """This rank's outputs in their planned layouts, the loss last where it is not among them."""
         places = range(len(self._engine.outputs))
-        found = self._run(self._inputs(args, kwargs), places)
+        found = self._run(self._agreed(args, kwargs), places)
         return tuple(found[place] for place in places)
 
     def loss(self, *args: Any, **kwargs: Any) -> Tensor:
         """The planned loss, whole on every rank; `loss(...).backward()` gives every parameter its gradient."""
         if self.loss_index is None:
             raise PlanError("the plan is for inference and has no loss; plan with mode='train'")
-        return self._run(self._inputs(args, kwargs), [self.loss_index])[self.loss_index]
+        return self._run(self._agreed(args, kwargs), [self.loss_index])[self.loss_index]
 
     def train_step(self, batch: Any, optimizer: torch.optim.Optimizer) -> Tensor:
         """One step: the loss of a batch (a tensor, a tuple of arguments or a dict of them), its gradients, the update; the loss."""
@@ -212,6 +285,10 @@ class ParallelModule(nn.Module):
         optimizer.step()
         return loss.detach()
 
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """As `torch.nn.utils.clip_grad_norm_` of all parameters, also where stages hold them; the norm before, whole on every rank."""
+        return clip_grad_norm(self, max_norm, norm_type)
+
     def _run(self, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> dict[int, Tensor]:
         """The outputs at the places `wanted`, from the inputs of the graph by name."""
         self._require_as_planned()
@@ -220,7 +297,7 @@ class ParallelModule(nn.Module):
             # Autograd may keep what a constant was: it gets a copy of those that change.
             value = self._constant(name)
             whole[name] = value.clone() if name in self._graph.updates else value
-        found, fresh = differentiable_call(self, self._engine, whole, wanted)
+        found, fresh = differentiable_call(self, self._modes.engine(training=self.training), whole, wanted)
         with torch.no_grad():
             for name, value in fresh.items():
                 self._constant(name).copy_(value)
@@ -229,13 +306,18 @@ class ParallelModule(nn.Module):
     def _require_as_planned(self) -> None:
         """Refuse parameters of another type or on another device than planned."""
         for name, parameter in self.graph_parameters().items():
-            planned = getattr(torch, self._graph.tensors[name].dtype)
+            planned = self._engine.master(name)
             if parameter.dtype != planned:
                 raise PlanError(
-                    f"parameter {name!r} has become {parameter.dtype}, the plan is for {planned}: plan again with the dtype that you want"
+                    f"parameters have become {parameter.dtype}, which the plan has as {planned}: plan again with the dtype that you want "
+                    "(or master, the type of stored parameters)"
                 )
             if parameter.device.type != self._device.type:
-                raise PlanError(f"parameter {name!r} has been moved to {parameter.device}, its ranks work on {self._device.type}")
+                raise PlanError(f"parameters have been moved to {parameter.device.type}, the ranks work on {self._device.type}")
+
+    def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The inputs of a call, the same on every rank."""
+        return self._batches.agreed(lambda: self._inputs(args, kwargs), self._device)
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         inputs = args if self._arguments is None else tuple(self._arguments.tensors(args, kwargs))
@@ -248,8 +330,7 @@ class ParallelModule(nn.Module):
         for name in names:
             tensor, wanted = given[name], self._graph.tensors[name]
             if tuple(tensor.shape) != wanted.shape or tensor.dtype != getattr(torch, wanted.dtype):
-                planned = f"{wanted.dtype} {list(wanted.shape)}"
-                raise PlanError(f"input {name!r} is {tensor.dtype} {list(tensor.shape)}, the plan is for {planned}")
+                raise PlanError(other_input(name, tensor, wanted))
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise PlanError(f"input {name!r} requires a gradient, which a plan has for parameters only; give it detached")
         # To another device goes what the program reads of them, inside the program.
@@ -284,11 +365,20 @@ class ParallelModule(nn.Module):
     def full_outputs(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The whole outputs on every rank, from what `local_outputs` returned; not part of the planned program."""
         pairs = zip(outputs, self._engine.outputs, strict=True)
-        return tuple(gather_full(value, layout, self._engine.groups) for value, (_, layout) in pairs)
+        return tuple(gather_full(value, layout, self._engine.groups) if layout else value for value, (_, layout) in pairs)
 
     def full_value(self, name: str, local: Tensor) -> Tensor:
         """The whole tensor on every rank from this rank's shard of parameter `name` (or of its gradient)."""
         return self._engine.whole_parameter(name, local_of(local).detach())
+
+    def full_values(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole tensors on every rank from the shards of parameters (or gradients) that each of them has."""
+        names = [tensor.name for tensor in self._graph.parameters]
+        there = torch.tensor([float(name in values) for name in names], device=self._device)
+        if self._engine.world.staged:
+            dist.all_reduce(there)
+        found = [name for name, some in zip(names, there.tolist(), strict=True) if some]
+        return {name: self._engine.whole_parameter(name, local_of(values[name]).detach() if name in values else None) for name in found}
 
     def _global(self, value: Tensor, name: str) -> Tensor:
         layout = dict(self._engine.outputs)[name]
@@ -303,11 +393,7 @@ class ParallelModule(nn.Module):
         return DTensor.from_local(value, self._engine.device_mesh(), places, run_check=False, shape=torch.Size(tensor.shape), stride=stride)
 
 
-def _saved_buffers(module: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """The buffers that stand in the state dict, each with all its names."""
-    found: dict[int, tuple[list[str], Tensor]] = {}
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
-            if name not in part._non_persistent_buffers_set:
-                found.setdefault(id(buffer), ([], buffer))[0].append(f"{prefix}.{name}" if prefix else name)
-    return list(found.values())
+def _has_modes(part: nn.Module) -> bool:
+    """Whether a module does other things in training than in evaluation."""
+    drops = isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
+    return drops or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats)

@@ -13,7 +13,10 @@ from autopar.sharding.candidates import is_storable
 from autopar.sharding.layout import Kind, Layout, R, format_layout, local_parts, local_shape
 from autopar.sharding.mesh import Mesh
 
+from .checkpoint import in_pieces
 from .collectives import DeviceGroups, cuts_of, shard_of
+from .original import is_free
+from .weight_files import FileTensor
 
 
 def local_of(value: Tensor) -> Tensor:
@@ -74,15 +77,19 @@ class Storage:
         if not plain:
             self.described = device_mesh(groups, device) if groups is not None else mesh_without_groups(mesh, first, device)
 
-    def placed(self, whole: Tensor, layout: Layout) -> Tensor:
-        """This rank's shard, copied out of a whole value; empty where the rank is none of the mesh."""
+    def placed(self, whole: Tensor | FileTensor, layout: Layout) -> Tensor:
+        """This rank's shard, copied or read out of a whole value; empty where the rank is none of the mesh."""
+        size = torch.Size(whole.shape)
         if self.groups is None:
-            return self.described_as(torch.empty(0, dtype=whole.dtype, device=self.device), layout, whole.shape)
+            return self.described_as(torch.empty(0, dtype=whole.dtype, device=self.device), layout, size)
         shape = self.mesh.shape
-        shard = shard_of(whole, cuts_of(layout, shape, self.groups.coordinate)).to(self.device, copy=True)
-        shard = shard.contiguous(memory_format=torch.contiguous_format)
-        assert tuple(shard.shape) == local_shape(layout, tuple(whole.shape), shape)
-        return self.described_as(shard, layout, whole.shape)
+        cuts = cuts_of(layout, shape, self.groups.coordinate)
+        if isinstance(whole, FileTensor):
+            shard = whole.shard(cuts).to(self.device)
+        else:
+            shard = shard_of(whole, cuts).to(self.device, copy=True).contiguous(memory_format=torch.contiguous_format)
+        assert tuple(shard.shape) == local_shape(layout, tuple(size), shape)
+        return self.described_as(shard, layout, size)
 
     def described_as(self, shard: Tensor, layout: Layout, shape: torch.Size) -> Tensor:
         """A shard as the DTensor that it is part of."""
@@ -90,7 +97,7 @@ class Storage:
             return shard
         stride = torch.empty(shape, device="meta").stride()
         placements = placements_of(layout, self.mesh.shape) or (Replicate(),)
-        return DTensor.from_local(shard, self.described, placements, run_check=False, shape=shape, stride=stride)
+        return in_pieces(DTensor.from_local(shard, self.described, placements, run_check=False, shape=shape, stride=stride))
 
 
 def attach(root: nn.Module, path: str, value: Tensor) -> tuple[nn.Module, str]:
@@ -100,12 +107,12 @@ def attach(root: nn.Module, path: str, value: Tensor) -> tuple[nn.Module, str]:
     for part in parents:
         child = module._modules.get(part)
         if child is None:
-            if not part or hasattr(module, part):
+            if not is_free(module, part):
                 return attach(root, path.replace(".", "_"), value)
             child = nn.Module()
             module.add_module(part, child)
         module = child
-    if not leaf or hasattr(module, leaf):
+    if not is_free(module, leaf):
         return attach(root, (path.replace(".", "_") if parents else path) + "_", value)
     if isinstance(value, nn.Parameter):
         module.register_parameter(leaf, value)

@@ -7,26 +7,31 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autopar.errors import PlanError, RunError
+from autopar.errors import RunError
 from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
 
-from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, optimizer_of
+from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, one_device, optimizer_of
 from .collectives import DeviceGroups
 from .host_states import host_states
 from .inputs import example_values
 from .launch import in_steps, require_cuda, run_ranks
+from .local_forms.randomness import is_random
+from .masters import mastered
 from .module import ParallelModule, Values
 from .onnx_module import OnnxModule
 from .parallelize import join_world, model_values
+from .weights import fill_module
+from .world import World
 
 TIMEOUT = 1800.0
 """Seconds that a run on forked ranks may take."""
@@ -71,12 +76,19 @@ class _Result:
 
 
 def run_plan(
-    model: LoadedModel, plan: Plan, *, steps: int = 1, check: bool = False, backend: str | None = None, seed: int = 0
+    model: LoadedModel,
+    plan: Plan,
+    *,
+    steps: int = 1,
+    check: bool = False,
+    backend: str | None = None,
+    seed: int = 0,
+    weights: str | Path | None = None,
 ) -> RunReport:
     """Run a plan on ranks: those of `torchrun` where this process is one, else forked Gloo ranks on this machine.
 
     With `check`, outputs, gradients and updated weights are compared with one device, and the collectives that every
-    rank issues with those that the plan prices.
+    rank issues with those that the plan prices. `weights`: files to read instead of a PyTorch model's own weights.
     """
     if steps < 1:
         raise RunError(f"a run has at least 1 step, not {steps}")
@@ -84,21 +96,29 @@ def run_plan(
     inputs = tuple(model.inputs) if model.inputs is not None else example_values(model.graph, seed)
     job = _Job(model=model, plan=plan, inputs=inputs, steps=steps, check=check, seed=seed)
     if "RANK" in os.environ:
-        return _on_launched_ranks(job, backend)
+        return _on_launched_ranks(job, backend, weights)
     if backend == "nccl":
         require_cuda()
         raise RunError(
             f"nccl ranks are started by torchrun: torchrun --nproc-per-node {plan.devices} -m autopar run PLAN --model MODEL --backend nccl"
         )
-    values = model_values(model)
+    values = _values(job, weights)
     results = run_ranks(_run_rank, plan.devices, job, torch.device("cpu"), values, timeout=TIMEOUT)
     return _report(job, results, "gloo", _compare(job, results[0]))
 
 
-def _on_launched_ranks(job: _Job, backend: str | None) -> RunReport:
+def _values(job: _Job, weights: str | Path | None) -> Values:
+    """What to run with; a check needs the model's own weights to be the same."""
+    values = model_values(job.model, job.plan.schedule.types, weights=weights)
+    if weights is not None and job.check:
+        fill_module(job.model.module, values)
+    return values
+
+
+def _on_launched_ranks(job: _Job, backend: str | None, weights: str | Path | None) -> RunReport:
     """This process is one rank: take part, and learn the outcome that rank 0 finds."""
     device = join_world(job.plan, backend)
-    mine = _run_rank(job, device, model_values(job.model))
+    mine = _run_rank(job, device, _values(job, weights))
     results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(results, replace(mine, observed=None))
     outcome = [_report(job, results, dist.get_backend(), _compare(job, mine)) if dist.get_rank() == 0 else None]
@@ -109,10 +129,8 @@ def _on_launched_ranks(job: _Job, backend: str | None) -> RunReport:
 
 def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
     """One rank: with a check the observed steps, else timed ones."""
-    if dist.get_world_size() != job.plan.devices:
-        raise PlanError(f"the plan is for {job.plan.devices} ranks, but {dist.get_world_size()} run")
     program = job.plan.execution(analyse(job.model.graph, train=job.plan.model.mode == "train"))
-    module = ParallelModule(program, DeviceGroups.create(job.plan.mesh_), values, device=device)
+    module = ParallelModule(program, World.of(program), values, device=device, exact_random=job.check and exact(job.model, job.plan))
     inputs = [value.to(device) for value in job.inputs]
     if not job.check:
         losses, seconds = _timed(module, inputs, job)
@@ -123,6 +141,11 @@ def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
     seconds = (time.perf_counter() - start) / job.steps
     kept = observed if dist.get_rank() == 0 else None
     return _Result(seconds=seconds, losses=observed.losses, issued=issued, mismatch=mismatch, observed=kept)
+
+
+def exact(model: LoadedModel, plan: Plan) -> bool:
+    """Whether a plan can draw what torch's own generator gives one device: not where stages draw, of which each has its own part."""
+    return not plan.stages or not is_random(model.graph)
 
 
 def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple[tuple[float, ...], float]:
@@ -166,7 +189,14 @@ def _compare(job: _Job, result: _Result) -> Report | None:
 
 
 def reference_observation(model: LoadedModel, plan: Plan, inputs: Sequence[Tensor], *, steps: int, seed: int) -> Observation:
-    """Outputs, gradients and weights of the original module (an ONNX model: the converted one) on one device."""
+    """Outputs, gradients and weights of the original module (an ONNX model: the converted one) on one device.
+
+    Where the plan stores parameters in another type, they are in that type here, too, and cast for every call.
+    """
+    if not exact(model, plan):
+        program = one_device(model.graph, analyse(model.graph, train=plan.model.mode == "train").gradients)
+        counting = ParallelModule(program, DeviceGroups.single(), model_values(model))
+        return observe(counting, inputs, optimizer=plan.model.optimizer, steps=steps, seed=seed)
     if model.torch is not None:
         alone: nn.Module = _Original(model)
         names = dict(model.module.named_parameters())
@@ -174,6 +204,11 @@ def reference_observation(model: LoadedModel, plan: Plan, inputs: Sequence[Tenso
         values = model_values(model)
         alone = OnnxModule(model.source, ((n, v if isinstance(v, Tensor) else v()) for n, v in values.items()))
         names = {name: value for name, value in alone.named_tensors().items() if isinstance(value, nn.Parameter)}
+    types = plan.schedule.types
+    stored = model_values(model, types) if types.master else {}
+    cast = [tensor.name for tensor in model.graph.parameters if types.casts(tensor)]
+    masters = {name: value if isinstance(value, Tensor) else value() for name in cast for value in (stored[name],)}
+    alone, names = mastered(alone, names, masters)
     return observe_model(alone, model.graph, inputs, parameters=names, optimizer=plan.model.optimizer, steps=steps, seed=seed)
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from autopar.errors import PlanError
 
 from .draws import Draws
 from .engine import Engine
@@ -62,7 +63,9 @@ class Pending:
 
 
 class _Record:
-    """A call whose backward pass is still to come; `scale`: by what the loss's gradient was multiplied where it has run already."""
+    """A call whose backward pass autograd has not asked for yet; `call_is_over`: its order has run to the end all the same."""
+
+    call_is_over: bool
 
     def __init__(self, module: ParallelModule, engine: Engine, call: Call, wanted: Sequence[int], trained: Sequence[str]) -> None:
         self.module, self.engine, self.call, self.wanted, self.trained = module, engine, call, wanted, trained
@@ -108,6 +111,8 @@ class _Record:
 
     def _reset(self, *, keep: bool, found: list[Tensor | None]) -> list[Tensor | None]:
         """Make ready for another backward pass, if one may come."""
+        if keep and self.call_is_over:
+            return [gradient if gradient is None else gradient.clone() for gradient in found]
         for passing in self.call.passings.values():
             passing.gradients = Gradients()
             passing.behind.clear()
@@ -117,12 +122,16 @@ class _Record:
 class _Later(_Record):
     """A call whose order stands before its first backward pass."""
 
+    call_is_over = False
+
     def _shares(self, upstream: Sequence[Tensor | None], *, keep: bool) -> Shares | None:
         engine, call = self.engine, self.call
         summed = self.module._synchronize and not self.module._pending.shares
         for number, stage in engine.stages.items():
             for unit in sorted(self.held[number] - stage.units.held):
                 stage.units.gather(unit)  # another call has let it go
+        if not engine.stages:
+            return None  # an idle rank
         (stage,), (passing,) = engine.stages.values(), call.passings.values()
         arrived = passing.behind.setdefault(0, {})
         for place, gradient in zip(self.wanted, upstream, strict=True):
@@ -138,6 +147,8 @@ class _AtOnce(_Record):
 
     Another gradient multiplies what was found. Where gradients are float16, of which a scale may have lost some, the order runs again.
     """
+
+    call_is_over = True
 
     def __init__(
         self,
@@ -189,10 +200,14 @@ class _Node(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise PlanError("a plan has first derivatives only: gradients cannot be differentiated again (create_graph=True)")
         record: _Record = ctx.record
-        keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
+        if record is not None and record.module.other_stages is not None:
+            look, module = record.module.other_stages.look, record.module
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: look(module))
+        keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()
         if not keep:
             ctx.record = None
         if record is None:
@@ -208,14 +223,14 @@ def differentiable_call(
     Where autograd is on and the plan is for training, the outputs lead to the gradients of the parameters.
     """
     parameters = {name: p for name, p in module.graph_parameters().items() if p.requires_grad}
-    keep = torch.is_grad_enabled() and engine.trains and bool(parameters)
-    draws = Draws(step=engine.step)
+    # With stages all ranks run one order, whatever each of them has to train.
+    keep = torch.is_grad_enabled() and engine.trains and (engine.world.staged or bool(parameters))
+    draws = engine.draws()
     if not keep:
         call = engine.begin(whole, keep=False, draws=draws)
         with torch.no_grad():
             call.run(engine.forward_order)
         return {place: engine.output(call, place) for place in wanted}, engine.updates(call)
-    engine.step += 1
     if not engine.gives_gradients_at_once:
         call = engine.begin(whole, keep=True, draws=draws)
         with torch.no_grad():

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("costmodel", "search", "runtime")
@@ -30,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "costmodel": {"errors", "ir", "sharding", "order"},
     "search": set(),
     "plan": {"autopar", "errors", "ir", "order", "plan_parts", "sharding"},
-    "plan_parts": {"errors", "order", "sharding"},
+    "plan_parts": {"errors", "ir", "order", "sharding"},
     "model": {"autopar", "errors", "ir"},
     "runtime": {"errors", "forking", "ir", "model", "order", "sharding", "plan"},
 }
@@ -104,6 +106,19 @@ def _allowed(room: str) -> set[str]:
 def test_listed_packages_are_the_folders_with_an_init() -> None:
     holding = {name for name, path in MODULES.items() if path.name == "__init__.py"}
     assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == holding
+
+
+def test_the_versions_that_are_tested_are_those_that_are_allowed() -> None:
+    """`make versions` takes Python from the classifiers and torch from constraints.txt."""
+    project = PYPROJECT["project"]
+    named = [match[1] for text in project["classifiers"] if (match := re.search(r"Python :: (3\.\d+)$", text))]
+    pythons = SpecifierSet(project["requires-python"])
+    assert named == [f"3.{minor}" for minor in range(8, 30) if f"3.{minor}" in pythons]
+    pinned = re.search(r"^torch==(\d+\.\d+)\.\d+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    for extra in ("torch", "test"):
+        torch = next(found for found in map(Requirement, project["optional-dependencies"][extra]) if found.name == "torch")
+        allowed = [f"2.{minor}" for minor in range(40) if torch.specifier.contains(f"2.{minor}.0")]
+        assert pinned is not None and allowed == [pinned[1]]
 
 
 @pytest.mark.parametrize("name", LINKED)

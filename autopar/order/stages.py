@@ -191,7 +191,8 @@ class _Cutting:
         }
         decisions |= {op.name: self.decided.decide(op.name, mesh) for op in operators if op.name not in decisions}
         read = {name for op in operators for name in op.inputs}
-        outputs = {name: self._fitting(name, layout, mesh) for name, layout in self.decided.outputs.items() if self._leaves(name, chunk)}
+        leaving = [name for name in self.decided.outputs if name in self.analysis.outputs and self._leaves(name, chunk)]
+        outputs = {name: self._fitting(name, self.decided.outputs[name], mesh) for name in leaving}
         storage = {
             tensor.name: self._fitting(tensor.name, self.decided.storage[tensor.name], mesh)
             for tensor in graph.parameters

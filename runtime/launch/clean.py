@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -197,7 +198,9 @@ def _call(caller: Connection) -> list[bytes]:
     sys.path[:] = scene.path
     torch.set_default_dtype(scene.dtype)
     torch.set_rng_state(scene.random)
-    function, args = pickle.loads(caller.recv_bytes())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's tree specs warn of their own class
+        function, args = pickle.loads(caller.recv_bytes())
 
     def pickled() -> bytes:
         found: bytes = _pickler().dumps(function(*args))

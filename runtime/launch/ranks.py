@@ -42,4 +42,7 @@ def can_fork() -> bool:
             status = 0
         finally:
             os._exit(status)
-    return os.waitpid(pid, 0)[1] == 0
+    try:
+        return os.waitpid(pid, 0)[1] == 0
+    except ChildProcessError:  # this process has the kernel bury its children unseen
+        return False

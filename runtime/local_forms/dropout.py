@@ -1,8 +1,10 @@
-"""Dropout on shards: the mask is this rank's part of the one that a single device would draw."""
+"""Dropout on shards: the mask is this rank's part of the whole one, which is drawn by counter or by torch's generator (see `draws`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,56 +12,110 @@ from torch import Tensor
 from autopar.ir import Value
 
 from ..collectives import Cut, shard_of
+from ..draws import Draws, current, operator_number
+from ..functions import function_of
 from ..local_call import Cuts, LocalCall
+from ..random_bits import Region
+from ..random_numbers import Source
 from .registry import Knowledge, register
+from .seeded import seeded
+
+_SELU_FLOOR = 1.0507009873554804934193349852946 * 1.6732632423543772848170429916717
+"""What SELU tends to far below zero, with the sign changed: what alpha dropout puts in the place of what it drops."""
 
 
-def mask(like: Tensor, p: float, shape: Sequence[int], cuts: Cuts) -> Tensor:
-    """This rank's shard of a mask drawn for the whole tensor, the same on every rank that has the same seed."""
-    whole = torch.empty(tuple(shape), dtype=like.dtype, device=like.device).bernoulli_(1 - p)
-    return shard_of(whole, [Cut(*cut) for cut in cuts])
+def _stays(draws: Draws, operator: int, rate: float, shape: Sequence[int], cuts: Cuts, device: torch.device) -> Tensor:
+    """This rank's part of a mask that drops the share `rate`, by counter."""
+    return Source(draws, operator, Region.of(shape, cuts, device)).chosen(1 - rate)
 
 
-def dropout(input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cuts) -> Tensor:
-    """Dropout that equals one device's: mask and scale as `torch.nn.functional.dropout` on CPU."""
+def exact_dropout(input: Tensor, p: float, shape: Sequence[int], cuts: Cuts) -> Tensor:
+    """Mask and scale as `torch.nn.functional.dropout` on a CPU: the whole mask is drawn on every rank, from equal seeds."""
+    if p >= 1:
+        return input * 0
+    whole = torch.empty(tuple(shape), dtype=input.dtype, device=input.device).bernoulli_(1 - p)
+    return input * shard_of(whole, [Cut(*cut) for cut in cuts]).div(1 - p)
+
+
+def dropout(input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cuts, operator: int) -> Tensor:
+    """Dropout of elements, or of channels where `shape` has ones in the place of the rest; autograd keeps a mask of booleans."""
     assert train
-    return input * mask(input, p, shape, cuts).div(1 - p) if p < 1 else input * 0
+    draws = current()
+    if draws.exact:
+        return exact_dropout(input, p, shape, cuts)
+    if p >= 1:
+        return input * 0
+    return torch.where(_stays(draws, operator, p, shape, cuts, input.device), input, 0.0).mul_(1 / (1 - p))
 
 
-def onnx_dropout(
-    data: Tensor, shape: Sequence[int], cuts: Cuts, ratio: float, training_mode: bool, seed: int | None = None
+def native_dropout(
+    input: Tensor, p: float, train: bool | None, shape: Sequence[int], cuts: Cuts, operator: int
 ) -> tuple[Tensor, Tensor]:
-    """ONNX `Dropout` that equals one device's: the values, and the mask of what stays."""
-    if not training_mode or not ratio:
-        return data, torch.ones_like(data, dtype=torch.bool)
-    whole = torch.rand(tuple(shape), dtype=torch.float32, device=data.device) >= ratio
-    mask = shard_of(whole, [Cut(*cut) for cut in cuts])
-    return data * mask / (1 - ratio), mask
-
-
-def native_dropout(input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cuts) -> tuple[Tensor, Tensor]:
-    """`native_dropout` that equals one device's: the values, and the mask of what stays."""
-    assert train
-    _, whole = torch.ops.aten.native_dropout.default(input.new_ones(tuple(shape)), p, True)
-    mask = shard_of(whole, [Cut(*cut) for cut in cuts])
+    """`native_dropout`: the values, and the mask of what stays. Untold about training it drops, with a gradient of its own."""
+    if train is None:
+        out: tuple[Tensor, Tensor] = seeded("aten.native_dropout.default", operator, input.device, input=input, p=p, train=None)
+        return out
+    draws = current()
+    if draws.exact:
+        _, whole = torch.ops.aten.native_dropout.default(input.new_ones(tuple(shape)), p, True)
+        mask = shard_of(whole, [Cut(*cut) for cut in cuts])
+    else:
+        mask = _stays(draws, operator, p, shape, cuts, input.device)
     return input * mask * (1 / (1 - p) if p < 1 else 0.0), mask
 
 
-def _dropout(training: str, rate: str, *, channels: bool = False) -> Knowledge:
-    """In training every rank draws the mask of the whole tensor (or of whole channels), so that the result is that of one device."""
+def onnx_dropout(
+    data: Tensor, shape: Sequence[int], cuts: Cuts, operator: int, ratio: float, training_mode: bool, seed: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """ONNX `Dropout`: the values, and the mask of what stays; its own seed does not count."""
+    if not training_mode or not ratio:
+        return data, torch.ones_like(data, dtype=torch.bool)
+    draws = current()
+    if draws.exact:
+        whole = torch.rand(tuple(shape), dtype=torch.float32, device=data.device) >= ratio
+        mask = shard_of(whole, [Cut(*cut) for cut in cuts])
+    else:
+        mask = _stays(draws, operator, ratio, shape, cuts, data.device)
+    return data * mask / (1 - ratio), mask
 
-    def change(call: LocalCall) -> Mapping[str, Value] | None:
-        if not call.operator.attributes.get(training) or not call.operator.attributes.get(rate):
+
+def alpha_dropout(kind: str, input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cuts, operator: int) -> Tensor:
+    """Dropout that keeps mean and variance of what a SELU gave (arXiv:1706.02515); in torch's order only where nothing is split."""
+    draws = current()
+    if draws.exact:
+        out: Tensor = function_of(kind)(input, p, train)
+        return out
+    if p >= 1:
+        return input * 0
+    scale = 1 / math.sqrt((_SELU_FLOOR**2 * p + 1) * (1 - p))
+    mask = _stays(draws, operator, p, shape, cuts, input.device)
+    return input * (mask * scale) + ((mask.to(input.dtype) - 1 + p) * (_SELU_FLOOR * scale))
+
+
+def _dropping(training: str, rate: str, *, channels: bool = False, untold: bool = False) -> Knowledge:
+    """In training, which `untold` says of no word too: the shape of the whole mask, or that of whole channels, and where the shard lies."""
+
+    def knows(call: LocalCall) -> Mapping[str, Value] | None:
+        attributes = call.operator.attributes
+        trains = attributes.get(training)
+        if not (trains or (untold and trains is None)) or not attributes.get(rate):
             return None
         shape, cuts = call.inputs[0].shape, call.cuts(call.decision.inputs[0])
         if channels:
             shape, cuts = (*shape[:2], *(1 for _ in shape[2:])), tuple(cut for cut in cuts if cut.dim < 2)
-        return {"shape": shape, "cuts": tuple(tuple(cut) for cut in cuts)}
+        return {"shape": shape, "cuts": tuple(tuple(cut) for cut in cuts), "operator": operator_number(call.operator.name)}
 
-    return change
+    return knows
 
 
-register("aten.dropout.default", knows=_dropout("train", "p"), local=dropout)
-register("aten.feature_dropout.default", knows=_dropout("train", "p", channels=True), local=dropout)
-register("aten.native_dropout.default", knows=_dropout("train", "p"), local=native_dropout)
-register("onnx.Dropout", knows=_dropout("training_mode", "ratio"), local=onnx_dropout)
+def _alpha(kind: str) -> Callable[..., Tensor]:
+    return functools.partial(alpha_dropout, kind)
+
+
+_CHANNELS = _dropping("train", "p", channels=True)
+register("aten.dropout.default", knows=_dropping("train", "p"), local=dropout)
+register("aten.feature_dropout.default", knows=_CHANNELS, local=dropout)
+register("aten.native_dropout.default", knows=_dropping("train", "p", untold=True), local=native_dropout)
+register("onnx.Dropout", knows=_dropping("training_mode", "ratio"), local=onnx_dropout)
+register("aten.alpha_dropout.default", knows=_dropping("train", "p"), local=_alpha("aten.alpha_dropout.default"))
+register("aten.feature_alpha_dropout.default", knows=_CHANNELS, local=_alpha("aten.feature_alpha_dropout.default"))

@@ -1,7 +1,7 @@
 """All families of local forms; importing them fills the table."""
 
 from ..split_operators import halo, loss, ring, rows, scans, softmax, statistics
-from . import attention_dropout, drawn, dropout, experts, lookup, onnx_places, own_functions, placed_reads, sizes
+from . import attention_dropout, drawn, dropout, experts, lookup, onnx_places, own_functions, placed_reads, seeded, sizes
 
 __all__ = [
     "attention_dropout",
@@ -17,6 +17,7 @@ __all__ = [
     "ring",
     "rows",
     "scans",
+    "seeded",
     "sizes",
     "softmax",
     "statistics",

@@ -39,10 +39,11 @@ ATTEMPTS: dict[str, tuple[Callable[[Plan, Plan], object], type[AutoparError], st
         "does not match the model",
     ),
     "no weights": (lambda two, four: autopar.parallelize(_model().to("meta"), two), AutoparError, "materialise it before running"),
-    "another batch": (lambda two, four: _called(two, torch.zeros(6, 16)), PlanError, r"the plan is for float32 \[8, 16\]"),
+    "another batch": (lambda two, four: _called(two, torch.zeros(6, 16)), PlanError, r"the plan is for float32 \[8, 16\].*--batch 6"),
+    "another length": (lambda two, four: _called(two, torch.zeros(8, 9)), PlanError, r"float32 \[8, 9\].*plan again with example"),
     "another dtype": (lambda two, four: _called(two, torch.zeros(8, 16).double()), PlanError, r"is torch.float64 \[8, 16\]"),
     "too many inputs": (lambda two, four: _called(two, torch.zeros(8, 16), torch.zeros(8, 16)), PlanError, "cannot be called so"),
-    "no tensor": (lambda two, four: _called(two, None), PlanError, "planned with a tensor where it is called with None"),
+    "no tensor": (lambda two, four: _called(two, None), PlanError, "was planned as a tensor float32"),
     "a form of outputs": (
         lambda two, four: autopar.parallelize(_model(), two, outputs="local"),
         AutoparError,

@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
 WORK = """
 import os, time
@@ -180,3 +183,31 @@ def test_ranks_end_with_their_parent(tmp_path: Path, head: str, number: signal.S
     assert _until(lambda: not any(map(_alive, ranks)))
     assert not [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")]  # torch's own, for all time
     assert not {name for name in set(os.listdir("/dev/shm")) - shared if name.startswith(("torch", "pym", "autopar"))}
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("ranks_run", [False, True])
+def test_ctrl_c_ends_the_command_line(tmp_path: Path, ranks_run: bool) -> None:
+    """The whole foreground group gets the signal, as from a terminal: one line, exit 130, no process and no file left."""
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, 8]) for name in "xy")
+    graph = helper.make_graph([node], "product", [x], [y], [onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
+    command = [sys.executable, "-m", "autopar"]
+    plan = [*command, "plan", "model.onnx", "--cluster", "local-cpu", "--devices", "2", "-o", "plan.json"]
+    subprocess.run(plan, cwd=tmp_path, check=True, capture_output=True)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    run = [*command, "run", "plan.json", "--model", "model.onnx", "--nproc", "2", "--steps", "100000000"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(run, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True) as program:
+        children = Path(f"/proc/{program.pid}/task/{program.pid}/children")
+        assert _until(lambda: not ranks_run or len(children.read_text(encoding="ascii").split()) == 2)
+        time.sleep(0.3)
+        ranks = [int(pid) for pid in children.read_text(encoding="ascii").split()]
+        os.killpg(program.pid, signal.SIGINT)
+        _, errors = program.communicate(timeout=60)
+    assert (program.returncode, errors) == (130, "autopar: interrupted\n")
+    assert len(ranks) == (2 if ranks_run else 0) and not any(map(_alive, ranks))
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor")) == before

@@ -1,0 +1,37 @@
+"""The batches of a planned module: every rank is to be given the same ones, which is compared in the first calls, or in all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from .agreement import DIGEST, agree, checksum
+
+FIRST = 4
+"""Calls whose batches are compared among the ranks, unless it is to be done always."""
+
+
+class Batches:
+    """Compares what ranks are called with: always with `debug` or under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+
+    def __init__(self, *, debug: bool) -> None:
+        self.always = debug or os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL"
+        self.calls = 0
+
+    def agreed(self, inputs: Callable[[], dict[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
+        """The inputs; where ranks differ, or one of them cannot take its own, all raise."""
+        if not self.always and self.calls >= FIRST:
+            return inputs()
+        self.calls += 1
+        found: Mapping[str, Tensor] | None = None
+        failure: Exception | None = None
+        try:
+            found = inputs()
+        except Exception as error:
+            failure = error
+        agree({"the batch": checksum(found.values()) if found is not None else bytes(DIGEST)}, failure=failure, device=device)
+        assert found is not None
+        return dict(found)

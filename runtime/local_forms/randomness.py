@@ -1,0 +1,30 @@
+"""Which operators draw random numbers."""
+
+from __future__ import annotations
+
+from autopar.ir import Graph, Operator
+
+from . import attention_dropout, drawn, dropout, seeded
+from .registry import FORMS, form_of
+
+_FAMILIES = tuple(module.__name__ for module in (attention_dropout, drawn, dropout, seeded))
+_RATES = ("p", "ratio", "dropout_p", "dropout")
+_SWITCHES = ("train", "training_mode", "training")
+
+
+def draws_numbers(operator: Operator) -> bool:
+    """Whether an operator may draw: it is of a kind that does, and nothing switches that off."""
+    form_of(operator.kind)  # the table is filled when it is first asked
+    form = FORMS.get(operator.kind)
+    if form is None or form.local is None:
+        return False
+    home = getattr(getattr(form.local, "func", form.local), "__module__", "")
+    if home not in _FAMILIES:
+        return False
+    given = operator.attributes
+    return all(given.get(name, True) for name in _SWITCHES) and all(given.get(name, True) for name in _RATES)
+
+
+def is_random(graph: Graph) -> bool:
+    """Whether some operator of a graph may draw."""
+    return any(draws_numbers(operator) for operator in graph.operators)

@@ -1,0 +1,72 @@
+"""Operators that draw inside themselves, whole on every rank: by torch's generator, set to a seed of operator and step."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from autopar.errors import PlanError
+from autopar.ir import Value
+
+from ..draws import Draws, current, operator_number
+from ..functions import arguments_of, function_of
+from ..local_call import LocalCall
+from ..random_bits import Key
+from .registry import register
+
+
+@contextlib.contextmanager
+def torch_seeded(draws: Draws, operator: int, device: torch.device) -> Iterator[None]:
+    """What torch draws on the device follows the key of the operator, and goes on afterwards as if nothing had been drawn."""
+    generator = torch.default_generator if device.type != "cuda" else torch.cuda.default_generators[device.index or 0]
+    before = generator.get_state()
+    generator.manual_seed(Key.of(draws, operator).rows & (2**63 - 1))
+    try:
+        yield
+    finally:
+        generator.set_state(before)
+
+
+def seeded(kind: str, operator: int, device: torch.device, **arguments: Any) -> Any:
+    """The operator itself, with numbers of its own."""
+    function, draws = function_of(kind), current()
+    given = arguments_of(function, arguments, (), device)
+    tensors = [value for value in tree_leaves(given) if isinstance(value, Tensor)]
+    if draws.exact:
+        return function(**given)
+    with torch_seeded(draws, operator, tensors[0].device if tensors else device):
+        return function(**given)
+
+
+def drawing_inside(when: Callable[[Mapping[str, Value]], bool]) -> Callable[[LocalCall], Mapping[str, Value] | None]:
+    """What `seeded` is told where the operator draws, which its attributes say."""
+
+    def knows(call: LocalCall) -> Mapping[str, Value] | None:
+        operator = call.operator
+        if not when(operator.attributes):
+            return None
+        if any(call.cuts(layout) for layout in call.decision.outputs):
+            raise PlanError(f"operator {operator.name!r} ({operator.kind}) draws random numbers that cannot be drawn in parts")
+        return {"operator": operator_number(operator.name), "device": None}
+
+    return knows
+
+
+def _enter(kinds: str, when: Callable[[Mapping[str, Value]], bool]) -> None:
+    for kind in kinds.split():
+        register(kind, knows=drawing_inside(when), local=functools.partial(seeded, kind))
+
+
+_enter("aten.poisson.default aten.binomial.default aten.multinomial.default aten.randperm.default", lambda attributes: True)
+_enter("aten.rrelu.default", lambda attributes: bool(attributes.get("training")))
+_enter("aten._scaled_dot_product_attention_math.default", lambda a: bool(a.get("dropout_p")) and a.get("dropout_mask") is None)
+_enter(
+    " ".join(f"aten.{name}.{form}" for name in ("lstm", "gru", "rnn_relu", "rnn_tanh") for form in ("input", "data")),
+    lambda attributes: bool(attributes.get("train")) and bool(attributes.get("dropout")),
+)
