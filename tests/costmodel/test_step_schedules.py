@@ -61,7 +61,7 @@ def _case(program: Program, analysis: Analysis, schedule: Schedule) -> tuple[Exe
 @WAITING
 @pytest.mark.parametrize("scheme", ["data", "zero3", "megatron"])
 def test_memory_as_tracked(scheme: str, analysis: Analysis, programs: dict[str, Program]) -> None:
-    for schedule in list(_schedules(analysis, scheme))[:: 5 if scheme == "zero3" else 3]:
+    for schedule in list(_schedules(analysis, scheme))[:: 7 if scheme == "zero3" else 4]:
         _as_tracked(programs[scheme], analysis, schedule)
 
 
@@ -93,7 +93,7 @@ def test_memory_drops(analysis: Analysis, programs: dict[str, Program]) -> None:
 
     layers = _layers(analysis)
     plain = peak("megatron")
-    assert peak("megatron", recompute=layers) < 0.9 * plain
+    assert peak("megatron", recompute=layers) < 0.95 * plain
     assert peak("megatron", micro_batches=4) < 0.95 * plain
     kept, shards, again = (
         peak("zero3", micro_batches=4, gathered=gathered, accumulated=accumulated, unit_bytes=2 * 2**20)
