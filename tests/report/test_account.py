@@ -1,4 +1,4 @@
-"""Every collective of the program belongs to one operator or to the gradient buckets, and words say what is split."""
+"""Every collective of the program belongs to one operator or to one unit of parameters, and words say what is split."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _check(found: Planned) -> None:
     told: Counter[tuple[str, str, int, int, str]] = Counter()
     for operator in whole.operators:
         told.update(_key(collective) for collective, _ in operator.collectives)
-    for bucket, _ in whole.buckets:
-        told.update(("backward", "all_reduce", axis, bucket.nbytes, bucket.parameters[0]) for axis in bucket.axes)
+    for unit in whole.units:
+        told.update(_key(collective) for collective, _ in unit.collectives)
     assert told == issued
     assert whole.communication == pytest.approx(found.plan.predicted.communication)
     groups = groups_of(whole)
