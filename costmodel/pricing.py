@@ -76,13 +76,15 @@ class MeshPrices:
         return lines(kind, place.size, level=place.level, cluster=self.cluster)
 
     def unit_lines(self, kind: str, axis: int) -> tuple[Line, ...]:
-        """The line of a parameter's part of a unit's message: it bears its share of the latency."""
-        return ((0.0, self.seconds(kind, axis, self.unit_bytes) / self.unit_bytes),)
+        """The line of a parameter's part of a unit's message: it bears its share of the latency, by its bytes and as one of `SHARERS`."""
+        nbytes = self.unit_bytes
+        alpha, beta = min(self.lines(kind, axis), key=lambda line: line[0] + line[1] * nbytes)
+        return ((alpha / SHARERS, beta + alpha / nbytes),)
 
     def unit_seconds(self, kind: str, axis: int, nbytes: int) -> float:
         """Seconds of a parameter's part of a unit's message."""
-        ((_, beta),) = self.unit_lines(kind, axis)
-        return beta * nbytes
+        ((alpha, beta),) = self.unit_lines(kind, axis)
+        return alpha + beta * nbytes
 
     def seconds(self, kind: str, axis: int, nbytes: int) -> float:
         """Seconds of one collective of `nbytes` on `axis`."""
@@ -92,6 +94,8 @@ class MeshPrices:
 
 LATENCY = 1 / 8
 """Share of its transfer that the latency of a unit's message may be."""
+SHARERS = 32
+"""Parameters that share a message: what moves hardly any bytes has its price all the same, as no other may travel with it."""
 LEAST_UNIT, LARGEST_UNIT = 2**20, 2**29
 
 

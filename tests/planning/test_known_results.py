@@ -10,9 +10,11 @@ from autopar.api import choose_cluster
 from autopar.costmodel.pricing import MeshPrices
 from autopar.errors import NoPlanFits, UsageError
 from autopar.frontends.load import LoadedModel
+from autopar.order.scheduled import Scheduled, scheduled
+from autopar.order.units import gather_collectives
 from autopar.plan import Plan
 from autopar.sharding.layout import Kind, S, parse_layout
-from autopar.sharding.program import Compute, Program
+from autopar.sharding.program import Compute, Program, Redistribute
 
 from .modules import loaded, perceptron, plan_of, program_of, transformer
 
@@ -21,7 +23,7 @@ MATRICES = ("q", "k", "v", "o", "up", "down")
 
 
 def counted(program: Program) -> Counter[tuple[str, str]]:
-    return Counter((c.phase, c.kind) for c in program.collectives())
+    return Counter((c.phase, c.kind) for c in scheduled(program).collectives())
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def test_megatron_has_two_all_reduces_a_layer_and_direction(wide: LoadedModel, m
     """The input carries no gradient, so the last of the backward ones is the first norm's: its two vectors in a bucket."""
     program = program_of(megatron, wide)
     assert counted(program) == {("forward", "all_reduce"): 2 * LAYERS, ("backward", "all_reduce"): 2 * LAYERS}
-    activations = [c for c in program.collectives() if not c.tensor.endswith(".bias")]
+    activations = [c for c in scheduled(program).collectives() if not c.tensor.endswith(".bias")]
     assert {c.nbytes for c in activations} == {512 * 4096 * 2} and len(activations) == 4 * LAYERS - 1
     for layer in range(LAYERS):
         names = {name: megatron.operators[f"{layer}.{name}/linear"].strategy for name in MATRICES}
@@ -69,9 +71,11 @@ def test_a_large_batch_and_small_weights_are_data_parallel(tall: LoadedModel) ->
     for step in program.steps:
         if isinstance(step, Compute) and not step.operator.name.startswith("loss/"):
             assert step.decision.outputs == ((S(0),),), step.operator.name
-    reduced = {name for bucket in program.buckets for name in bucket.parameters}
+    plan = scheduled(program, found.schedule.in_stage)
+    reduced = {name for bucket in plan.buckets for name in bucket.parameters}
     assert reduced == {t.name for t in tall.graph.parameters}
-    assert counted(program) == {("forward", "all_reduce"): 1, ("backward", "all_reduce"): len(program.buckets)}
+    issued = Counter((c.phase, c.kind) for c in plan.collectives())
+    assert issued == {("forward", "all_reduce"): 1, ("backward", "all_reduce"): len(plan.buckets)} 
     assert all(parameter.storage == "R" for parameter in found.parameters.values())
     assert found.predicted.step == pytest.approx(plan_of(tall, devices=8, mesh=(8,), scheme="data").predicted.step, rel=1e-9)
 
@@ -95,12 +99,18 @@ def test_less_memory_splits_the_storage_before_nothing_fits() -> None:
     assert steps == sorted(steps) and len(plans) > 3
     split = [{name for name, p in plan.parameters.items() if p.storage != "R"} for plan in plans]
     assert split[-1]
-    issued = [program_of(plan, model).collectives() for plan in plans]
-    gathered = [{c.tensor for c in collectives if (c.phase, c.kind) == ("forward", "all_gather")} for collectives in issued]
+    gathered = [_gathered(scheduled(program_of(plan, model), plan.schedule.in_stage)) for plan in plans]
     assert any(names & used for names, used in zip(split, gathered, strict=True))
     assert error.exit_code == 4 and error.limit < error.minimum <= plans[-1].predicted.memory
     last = plan_of(model, **options, memory=error.minimum * 1.01)
     assert last.predicted.memory <= error.minimum * 1.01
+
+
+def _gathered(plan: Scheduled) -> set[str]:
+    """The parameters of the units that are gathered in messages."""
+    steps = plan.program.steps
+    units = [unit for unit in plan.units if list(gather_collectives(plan.program, unit))]
+    return {step.tensor for unit in units for index in unit.members if isinstance(step := steps[index], Redistribute)}
 
 
 def test_the_smallest_memory_that_is_named_is_enough_on_any_mesh() -> None:
@@ -114,7 +124,7 @@ def test_rows_into_columns_is_one_gather() -> None:
     model = loaded(perceptron(2048, 2048, 2048), 4096, 2048, train=False)
     pins = ["0/linear=gpu:d0", "1/relu=gpu:d0", "2/linear=gpu:n"]
     found = plan_of(model, devices=4, mesh=(4,), mode="infer", pins=pins)
-    (only,) = program_of(found, model).collectives()
+    (only,) = scheduled(program_of(found, model)).collectives()
     assert (only.phase, only.kind, only.axis, only.tensor, only.nbytes) == ("forward", "all_gather", 0, "1/relu:0", 4096 * 2048 * 4)
     prices = MeshPrices(cluster=choose_cluster("dgx-h100", 4)[0], mesh=found.mesh_)
     assert found.predicted.communication == pytest.approx(prices.seconds("all_gather", 0, 4096 * 2048 * 4), rel=1e-12)
@@ -129,7 +139,7 @@ def test_any_number_of_devices(devices: int) -> None:
     assert found.devices + found.unused == devices and found.predicted.step > 0
     assert found.unused <= (1 if devices == 7 else 0)
     if devices == 1:
-        assert not program.collectives() and found.predicted.communication == 0
+        assert not scheduled(program).collectives() and found.predicted.communication == 0
     else:
         assert found.predicted.step < plan_of(model, devices=1).predicted.step
 
