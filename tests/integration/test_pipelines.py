@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from autopar.api import plan_loaded
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 
-from .parity import Subject, failures_on, subject
-from .plans import random_plans, request, staged
+from .parity import Subject, subject
 
 STEPS = 10
 
