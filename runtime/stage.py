@@ -7,6 +7,7 @@ gradients for the segments before it. So the order of a step is that of the acti
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -200,8 +201,10 @@ class Stage:
         found = torch.autograd.grad(
             [o for o, _ in pairs], [leaf for _, leaf in wanted], [g for _, g in pairs], allow_unused=True, retain_graph=keep
         )
-        own = set(segment.parameters)
-        for (place, _), gradient in zip(wanted, found, strict=True):
+        own, made = set(segment.parameters), deque(zip((place for place, _ in wanted), found, strict=True))
+        del found  # a gradient goes as soon as it is cast
+        while made:
+            place, gradient = made.popleft()
             if gradient is not None and place in own:
                 passing.gradients.add(place, self.units.travelling(place[0], gradient))
             elif gradient is not None:
