@@ -54,6 +54,12 @@ class Gradients:
             self.at[place] = before + gradient
             self._own.add(place)
 
+    def copied(self) -> Gradients:
+        """The same in tensors of its own."""
+        other = Gradients()
+        other.at, other.reached = {place: gradient.clone() for place, gradient in self.at.items()}, set(self.reached)
+        return other
+
     def join(self, other: Gradients) -> None:
         """Add all of another's."""
         self.reached |= other.reached
