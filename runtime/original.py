@@ -84,10 +84,10 @@ class Part(Recalling):
 
     def _no_hooks(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: nothing would call them."""
-        raise PlanError("parts of a planned model are not called one by one, so hooks on them would never run: put them on the whole module")
+        raise PlanError("parts of a planned model are not called one by one, and hooks on them would never run: put them on the whole")
 
-    register_forward_hook = register_forward_pre_hook = _no_hooks  # type: ignore[assignment]
-    register_full_backward_hook = register_full_backward_pre_hook = _no_hooks  # type: ignore[assignment]
+    register_forward_hook = register_forward_pre_hook = _no_hooks
+    register_full_backward_hook = register_full_backward_pre_hook = _no_hooks
 
     def _get_name(self) -> str:
         return (type(self) if self._original is None else self._original.kind).__name__

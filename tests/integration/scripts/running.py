@@ -29,8 +29,8 @@ PATIENCE = 10.0
 """Seconds that a rank waits for the others at the end of a script."""
 
 
-REFUSALS = ("of which a planned module has only", "has no attribute")
-"""What is refused as Python has it, with an `AttributeError`."""
+REFUSALS = ("of which a planned module has only", "in-place operations that require placement changes")
+"""What is refused as Python has it, with an `AttributeError`, and what torch refuses to do to a DTensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
