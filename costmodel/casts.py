@@ -1,6 +1,7 @@
 """What it takes to cast parameters from the type of the master to that of the computation, and gradients to the type in which they travel.
 
 A cast of n elements reads and writes each once:    seconds = n (bytes before + bytes after) / bandwidth + launch
+Adding gradients to those of the micro-batches before takes three passes over them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from autopar.ir import Role, Tensor
 from autopar.order.places import moves_value
-from autopar.order.scheduled import Scheduled
+from autopar.order.scheduled import Mode, Scheduled
 from autopar.sharding.layout import Layout
 from autopar.sharding.program import Redistribute
 from autopar.sharding.redistribution import local_bytes
@@ -57,6 +58,17 @@ def gradient_seconds(plan: Scheduled, gradients: frozenset[str], cluster: Cluste
             home[name] = local_bytes(plan.program.assignment.storage[name], summed + types.stored_bytes(tensor), mesh)
     passes, once = (with_launch(0.0, memory_seconds(np.array(list(f.values())), cluster.device), cluster.device) for f in (used, home))
     return float(passes.sum()), float(once.sum())
+
+
+def adding_seconds(plan: Scheduled, gradients: frozenset[str], cluster: Cluster) -> float:
+    """Seconds of adding a micro-batch's gradients to those before, each where it is added up."""
+    program, types, mesh = plan.program, plan.schedule.types, plan.program.assignment.mesh.shape
+    moved = ((step, plan.modes.get(index)) for index, step in enumerate(program.steps))
+    once = {step.tensor: step.chain[-1] for step, mode in moved if isinstance(step, Redistribute) and mode is Mode.ONCE}
+    trained = [tensor for tensor in program.graph.parameters if tensor.name in gradients]
+    places = [once.get(tensor.name, program.assignment.storage[tensor.name]) for tensor in trained]
+    nbytes = [3 * local_bytes(layout, types.reduced_bytes(tensor), mesh) for tensor, layout in zip(trained, places, strict=True)]
+    return float(with_launch(0.0, memory_seconds(np.array(nbytes), cluster.device), cluster.device).sum()) if nbytes else 0.0
 
 
 def _places(plan: Scheduled) -> Iterator[tuple[str, Layout]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from ..sharding.layout import Kind, Layout
 from ..sharding.program import Compute, Program, Redistribute, Step
@@ -24,6 +25,12 @@ def makes(step: Step) -> tuple[Place, ...]:
     if isinstance(step, Redistribute):
         return ((step.tensor, step.chain[-1]),)
     return tuple(zip(step.operator.outputs, step.decision.outputs, strict=True))
+
+
+def reads_from_outside(steps: Sequence[Step]) -> list[Place]:
+    """What steps read and do not make."""
+    made = {place for step in steps for place in makes(step)}
+    return [place for place in dict.fromkeys(place for step in steps for place in reads(step)) if place not in made]
 
 
 def only_casts(step: Redistribute) -> bool:

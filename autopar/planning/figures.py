@@ -15,8 +15,8 @@ from autopar.costmodel.estimate import step_seconds
 from autopar.costmodel.host import state_bytes, streamed_update
 from autopar.costmodel.kept import facts_of
 from autopar.costmodel.liveness import Recompute, live_bytes
+from autopar.costmodel.player import Seconds
 from autopar.costmodel.pricing import MeshPrices, storage_bytes, update_seconds
-from autopar.costmodel.timeline import Seconds
 
 from ..ir import Role, Tensor
 from ..order.places import only_casts, with_casts

@@ -38,8 +38,26 @@ class Tracked:
     saved: int
 
 
+class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
+    """Lets collectives that nothing moves hold what real ones hold: their inputs until they are waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            self.held.pop(args[0].untyped_storage()._cdata, None)
+        elif func.namespace == "_c10d_functional":
+            self.held[out.untyped_storage()._cdata] = args[0]
+        return out
+
+
 def _total(tracker: MemTracker, kind: str) -> int:
-    return sum(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot(kind).values())
+    """Bytes on devices; tensors that only describe a shape take none."""
+    snapshot = tracker.get_tracker_snapshot(kind)
+    return sum(found["Total"] for device, found in snapshot.items() if device.type != "meta")
 
 
 def track_step(
@@ -66,7 +84,7 @@ def track_step(
         optimizer.zero_grad()
 
     step(lambda: None)
-    tracker = MemTracker()
+    tracker = _Tracker()
     tracker.track_external(module, optimizer, *inputs, *rooms())
     between: list[int] = []
     with tracker:
