@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,21 +13,16 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.api import plan as plan_model
-from autopar.costmodel.pricing import MeshPrices
 from autopar.errors import PlanError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 from autopar.pins import Pins
 from autopar.plan import Plan
 from autopar.plan_parts import SchedulePlan, StagePlan
-from autopar.planner import as_plan, evaluate, search_plan
+from autopar.planner import search_plan
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.run import run_plan
-from autopar.search.costgraph import solution
 from autopar.sharding.analysis import analyse
-from autopar.sharding.micro_batches import split_batch
-from autopar.sharding.schedule import Schedule
-from autopar.tables import build_tables
 
 from .parity import Subject, failures, subject
 from .plans import ZEROS, by_chance, plans, request
