@@ -120,6 +120,10 @@ class ParameterUnits:
         self.coming: dict[int, Moving] = {}
         self.going: list[tuple[int, Moving]] = []
         self.unit_of = {place: number for number, groups_ in enumerate(self.members) for group in groups_ for place in group.ends}
+        self.behind: dict[int, set[int]] = {}  # units that start from values of a unit: their gradients come home first
+        for number, groups_ in enumerate(self.members):
+            for place in (place for group in groups_ for place in group.starts if place in self.unit_of):
+                self.behind.setdefault(self.unit_of[place], set()).add(number)
         still = [group for groups_ in self.members for group in groups_ if not group.moves]
         self.alias = {end: start for group in still for start, end in zip(group.starts, group.ends, strict=True)}
 
@@ -196,8 +200,10 @@ class ParameterUnits:
 
         With `only_present` nothing is done for groups of which no gradient is there.
         """
-        for _, moving in self.going:
-            if moving.left:
+        for other, moving in self.going:
+            if other in self.behind.get(number, ()):
+                moving.finish()
+            elif moving.left:
                 moving.go_on()
         unit = self.units[number]
         count = sum(1 for c in reduce_collectives(self.plan.program, unit, self.plan.schedule.types, last=last) if self._talks(c.axis))

@@ -177,7 +177,7 @@ def _segments(program: Program, schedule: Schedule, modes: dict[int, Mode], unit
         part = bisect.bisect_right(starts, position) - 1
         cuts.add(starts[part] if part < len(parts) and parts[part][1] else position)
     again = {index for steps, repeated in parts if repeated for index in steps}
-    wanted = _wanted(program, modes, again)
+    wanted, before = _wanted(program, modes, again), _units_before(program, modes, unit_of)
     found = []
     bounds = sorted({0, len(order)} | cuts)
     for low, high in itertools.pairwise(bounds):
@@ -187,27 +187,38 @@ def _segments(program: Program, schedule: Schedule, modes: dict[int, Mode], unit
             members |= _of_outputs(program, modes)
         repeated = steps[0] in again
         needed = members if repeated else {member for index in steps for member in wanted.get(index, ())}
-        found.append(
-            Segment(steps=steps, again=repeated, units=_numbers(unit_of, members), wanted=_numbers(unit_of, needed))
-        )
+        here, later = ({unit_of[member] for member in read} for read in (members, needed))
+        found.append(Segment(steps=steps, again=repeated, units=_closed(here, before), wanted=_closed(later, before)))
     return tuple(found) or (Segment(steps=(), again=False, units=(), wanted=()),)
 
 
-def _numbers(unit_of: dict[int, int], members: set[int]) -> tuple[int, ...]:
-    return tuple(sorted({unit_of[member] for member in members}))
+def _units_before(program: Program, modes: dict[int, Mode], unit_of: Mapping[int, int]) -> dict[int, set[int]]:
+    """For every unit those from whose values some of its redistributions start."""
+    found: dict[int, set[int]] = {}
+    for member, source in sources_of(program, modes).items():
+        found.setdefault(unit_of[member], set()).add(unit_of[source])
+    return found
+
+
+def _closed(units: set[int], before: Mapping[int, set[int]]) -> tuple[int, ...]:
+    """Units with all those that have to be there before them; they have lower numbers."""
+    found: set[int] = set()
+    rest = list(units)
+    while rest:
+        unit = rest.pop()
+        if unit not in found:
+            found.add(unit)
+            rest += before.get(unit, ())
+    return tuple(sorted(found))
 
 
 def _members_read(program: Program, modes: dict[int, Mode]) -> dict[int, tuple[int, ...]]:
-    """For every step the redistributions of parameters whose values it reads, with those that they start from."""
+    """For every step the redistributions of parameters whose values it reads."""
     made = {makes(program.steps[index])[0]: index for index in modes}
-    sources = sources_of(program, modes)
     found: dict[int, tuple[int, ...]] = {}
     for index, step in enumerate(program.steps):
         if index not in modes:
             members = [made[place] for place in reads(step) if place in made]
-            for member in members:
-                if member in sources:
-                    members.append(sources[member])
             if members:
                 found[index] = tuple(dict.fromkeys(members))
     return found
