@@ -7,7 +7,7 @@ gradients for the segments before it. So the order of a step is that of the acti
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -82,6 +82,7 @@ class Stage:
         self.arrivals, self.handed = tuple(arrivals), tuple(handed)
         self.count = plan.schedule.micro_batches
         self.units = ParameterUnits(plan, groups, stored, device)
+        self._way: Callable[[LocalProgram], LocalProgram] = lambda program: program
         self.first: LocalProgram = self._lower(0)
         self._programs: dict[int, LocalProgram] = {0: self.first}
         graph = plan.program.graph
@@ -108,7 +109,14 @@ class Stage:
 
     def _lower(self, index: int) -> LocalProgram:
         time = self._time(index)
-        return lower_scheduled(self.plan, self.groups, device=self.device, time=time, arrivals=self.arrivals, handed=self.handed)
+        found = lower_scheduled(self.plan, self.groups, device=self.device, time=time, arrivals=self.arrivals, handed=self.handed)
+        return self._way(found)
+
+    def run_as(self, way: Callable[[LocalProgram], LocalProgram]) -> None:
+        """Run what `way` makes of the programs, those that are still to be lowered among them."""
+        self._way, before = way, self.first
+        self.first = way(before)
+        self._programs = {index: self.first if program is before else way(program) for index, program in self._programs.items()}
 
     def program(self, index: int) -> LocalProgram:
         """The program of a micro-batch."""
