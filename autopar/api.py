@@ -25,6 +25,7 @@ from .schemes import scheme_named
 from .schemes.pinning import pinned, stage_mesh
 from .sharding.analysis import Analysis, analyse
 from .sharding.mesh import Mesh
+from .sharding.schedule import Types
 from .tables import Limits
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def plan(
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     dtype: str | None = None,
+    master: str | None = None,
+    reduce: str | None = None,
     frozen: Sequence[str] = (),
     trained: Sequence[str] = (),
     optimizer: str = "adamw",
@@ -92,13 +95,16 @@ def plan(
     """Find the cheapest way to run `model` on `devices` devices of `cluster`.
 
     `model`: a path (`.onnx`, `.pt2`), `package.module:function`, an `onnx.ModelProto`, or a `torch.nn.Module` with
-    `example_inputs` (a tuple, or a dict of keyword arguments). `frozen`, `trained`: names or patterns of an ONNX file's stored
-    floats that are constants, or parameters, whatever they look like. `memory`: bytes per device. `pins`: texts such as
-    `"OP=AXIS:FACTOR"`. `scheme`: a known scheme (`autopar.schemes`). `mesh`: of a stage. `stages`, `micro_batches`, `recompute` ("none",
-    "selective", "full"), `zero` (0 to 3), `offload` ("none"; "optimizer": its state in host memory), `schedule` of the pipeline and its
-    `interleave` are searched unless they are given. `load`: a strategy checkpoint of this very model, used as it is; `reuse_from`: one of
-    which the matching part is kept. Of operators without a rule, `discover` finds one by executing them on small shards, and
-    `replicate_unknown` has every device compute all of what is left. `trust`: whether a `.pt2` file may execute code that it holds.
+    `example_inputs` (a tuple, or a dict of keyword arguments). `dtype`: the floating-point type of the computation (None: the model's).
+    `master`: in which trained parameters are stored and updated, by default float32 beside a 16-bit `dtype`, else the type in which they
+    are used. `reduce`: in which their gradients are added up and travel, by default as `master`. `frozen`, `trained`: names or patterns of
+    an ONNX file's stored floats that are constants, or parameters, whatever they look like. `memory`: bytes per device. `pins`: texts
+    such as `"OP=AXIS:FACTOR"`. `scheme`: a known scheme (`autopar.schemes`). `mesh`: of a stage. `stages`, `micro_batches`, `recompute`
+    ("none", "selective", "full"), `zero` (0 to 3), `offload` ("none"; "optimizer": its state in host memory), `schedule` of the pipeline
+    and its `interleave` are searched unless they are given. `load`: a strategy checkpoint of this very model, used as it is;
+    `reuse_from`: one of which the matching part is kept. Of operators without a rule, `discover` finds one by executing them on small
+    shards, and `replicate_unknown` has every device compute all of what is left. `trust`: whether a `.pt2` file may execute code that it
+    holds.
     Raises the errors of `autopar.errors`.
     """
     options = ModelOptions(
@@ -110,6 +116,7 @@ def plan(
         loaded, devices=devices, cluster=cluster, mode=mode, optimizer=optimizer, search=search, memory=memory, pins=pins, scheme=scheme,
         mesh=mesh, stages=stages, micro_batches=micro_batches, recompute=recompute, zero=zero, offload=offload, schedule=schedule,
         interleave=interleave, load=load, reuse_from=reuse_from, discover=discover, replicate_unknown=replicate_unknown, progress=progress,
+        master=master, reduce=reduce,
     ).plan  # fmt: skip
 
 
@@ -125,6 +132,8 @@ def plan_loaded(
     devices: int | None = None,
     cluster: str | Path | Cluster | None = None,
     mode: str = "train",
+    master: str | None = None,
+    reduce: str | None = None,
     optimizer: str = "adamw",
     search: str = "dynamic_programming",
     memory: float | None = None,
@@ -174,10 +183,18 @@ def plan_loaded(
         cluster=chosen, train=train, optimizer=optimizer if train else "none", method=search, memory=memory, mesh=fixed,
         limits=together(*restrictions) if restrictions else None, stages=stages, micro_batches=micro_batches, recompute=recompute,
         zero=zero, offload=offload, pipeline=schedule, interleave=interleave, uniform=not pins and reuse_from is None,
+        types=types_of(model, master, reduce, train=train),
     )  # fmt: skip
     if named is not None:
         request = pinned(request, named, analyse(model.graph, train=train))
     return Planned(plan=search_plan(model.graph, request, progress=progress), model=model, cluster=chosen, notes=tuple(notes))
+
+
+def types_of(model: LoadedModel, master: str | None, reduce: str | None, *, train: bool) -> Types:
+    """The types of stored parameters and of gradients that are asked for, or usual beside the `dtype` that was."""
+    found = Types.of(master, reduce, dtype=model.dtype if train else None)
+    found.require(model.graph)
+    return found.within(model.graph)
 
 
 def _where_axes_exist(pins: Pins, candidates: Sequence[Mesh]) -> Restriction:

@@ -111,7 +111,8 @@ def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> 
     model = _load(args)
     mesh = sizes_of(args.mesh, "--mesh") if args.mesh else None
     return plan_loaded(
-        model, devices=args.devices, cluster=args.cluster, mode=args.mode, optimizer=args.optimizer, search=args.search,
+        model, devices=args.devices, cluster=args.cluster, mode=args.mode, master=args.master, reduce=args.reduce,
+        optimizer=args.optimizer, search=args.search,
         memory=_memory(args), pins=args.pin, scheme=args.scheme, mesh=mesh, stages=args.stages,
         micro_batches=args.micro_batches, recompute=args.recompute, zero=args.zero, offload=args.offload, schedule=args.schedule,
         interleave=args.interleave, load=args.strategy_load, reuse_from=args.reuse,
@@ -138,6 +139,8 @@ def _compare(args: argparse.Namespace) -> None:
             devices=args.devices,
             cluster=args.cluster,
             mode=args.mode,
+            master=args.master,
+            reduce=args.reduce,
             optimizer=args.optimizer,
             memory=_memory(args),
             progress=bar,

@@ -35,7 +35,8 @@ class LoadedModel:
     An ONNX model has `weights`, which reads them one at a time (none when the file holds none); a PyTorch model has its
     `module`, which `build` gives when it is first asked for, and the `torch` record of its import.
     `source` is the graph as imported, without an added loss; `inputs` the example inputs' tensors in the graph's order, and
-    `call` the arguments that hold them; `loss` the function that was given for it; `notes` sentences worth telling the user.
+    `call` the arguments that hold them; `loss` the function that was given for it; `notes` sentences worth telling the user. `dtype`: the
+    floating-point type that was asked for; `given`: a PyTorch module as it was before it was cast to that.
     """
 
     graph: Graph
@@ -47,6 +48,8 @@ class LoadedModel:
     build: Callable[[], Any] | None = None
     torch: TorchModel | None = None
     notes: tuple[str, ...] = ()
+    dtype: str | None = None
+    given: Any = None
 
     @property
     def module(self) -> Any:

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from .errors import unknown
+from .ir.dtype import FLOATS
 from .order.schedules import SCHEDULES
 from .sharding.mesh import Axis, Mesh
-from .sharding.schedule import Schedule
+from .sharding.schedule import Schedule, Types
 
 
 class Part(BaseModel):
@@ -99,14 +100,26 @@ ScheduleName = Annotated[str, AfterValidator(_scheduled), Field(json_schema_extr
 """The name of a pipeline schedule."""
 
 
+def _float(name: str) -> str:
+    if name not in FLOATS:
+        raise ValueError(unknown("floating-point type", name, FLOATS))
+    return name
+
+
+FloatName = Annotated[str, AfterValidator(_float), Field(json_schema_extra={"enum": list(FLOATS)})]
+"""The name of a floating-point type."""
+
+
 class SchedulePlan(Part):
-    """When the work of a step is done, beside where.
+    """When the work of a step is done, and in which types, beside where.
 
     `micro_batches`: equal parts of the global batch, run one after the other, their gradients added up. `recompute`: segments, each
     the names of operators whose outputs are made again in the backward pass. `gathered`: parameters stored split and used whole
     are "kept" from their first use to the backward pass (ZeRO 1 and 2) or gathered "again" (ZeRO 3). `accumulated`: gradients of kept
     parameters are added up "whole" and scattered once a step (ZeRO 1), or as "shards" after every micro-batch (ZeRO 2). `pipeline`,
-    `interleave`: the order in which stages run micro-batches, and how many chunks of the model each holds.
+    `interleave`: the order in which stages run micro-batches, and how many chunks of the model each holds. `master`: the type in which
+    trained parameters are stored and updated; `reduce`: that in which their gradients travel and are added up (null: the type in which
+    they are used).
     """
 
     micro_batches: int = Field(default=1, ge=1)
@@ -115,11 +128,21 @@ class SchedulePlan(Part):
     accumulated: Literal["whole", "shards"] = "whole"
     pipeline: ScheduleName = "1f1b"
     interleave: int = Field(default=1, ge=1)
+    master: FloatName | None = None
+    reduce: FloatName | None = None
+
+    @property
+    def types(self) -> Types:
+        """The types of stored parameters and of gradients."""
+        return Types(master=self.master, reduce=self.reduce)
 
     @property
     def in_stage(self) -> Schedule:
         """The part of it that concerns one stage."""
-        return Schedule(micro_batches=self.micro_batches, recompute=self.recompute, gathered=self.gathered, accumulated=self.accumulated)
+        return Schedule(
+            micro_batches=self.micro_batches, recompute=self.recompute, gathered=self.gathered, accumulated=self.accumulated,
+            types=self.types,
+        )  # fmt: skip
 
 
 class StagePlan(Part):

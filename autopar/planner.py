@@ -124,8 +124,8 @@ def best_on_mesh(analysis: Analysis, mesh: Mesh, request: Request) -> Found:
     prices = MeshPrices(cluster=request.cluster, mesh=mesh)
     limits = request.limits(analysis, mesh) if request.limits else None
     zero = 1 if request.zero is None else request.zero
-    tables = build_tables(analysis, prices, optimizer=request.optimizer, limits=limits, work=Work(zero=zero))
+    tables = build_tables(analysis, prices, optimizer=request.optimizer, limits=limits, work=Work(zero=zero), types=request.types)
     tables = request.offering(tables, 1, binding=False)
     room = max(request.limit - certain_bytes(analysis), 0.0)
-    schedule = Schedule(gathered="again" if zero == 3 else "kept")
+    schedule = Schedule(gathered="again" if zero == 3 else "kept", types=request.types)
     return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)

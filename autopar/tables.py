@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.costmodel.casts import cast_seconds
 from autopar.costmodel.distances import Distances, LayoutSpace, layout_space
 from autopar.costmodel.kept import Share, kept_values
 from autopar.costmodel.operators import operator_seconds
@@ -28,6 +29,7 @@ from .sharding.candidates import Strategies, is_storable, strategies_of
 from .sharding.layout import Kind, Layout, Placement, R
 from .sharding.notation import local_elements
 from .sharding.rules import RULES
+from .sharding.schedule import PLAIN, Types
 
 T = TypeVar("T")
 Floats = NDArray[np.float64]
@@ -93,6 +95,7 @@ class Tables:
     spaces: Mapping[str, LayoutSpace]
     counts: Mapping[str, int]
     host_room: float = math.inf
+    types: Types = PLAIN.types
 
     def least_kept(self) -> float:
         """Bytes that operators keep whatever is chosen."""
@@ -112,12 +115,14 @@ def build_tables(
     limits: Limits | None = None,
     work: Work | None = None,
     known: Known | None = None,
+    types: Types = PLAIN.types,
 ) -> Tables:
     """Price every strategy, storage layout and redistribution of a model (of one micro-batch of it) on one mesh.
 
-    `known`: parts of tables built before for the same analysis, prices and optimizer, to which those of these are added.
+    `known`: parts of tables built before for the same analysis, prices, optimizer and types, to which those of these are added.
     """
-    return _Builder(analysis, prices, optimizer, limits or Limits(), work or Work(), known if known is not None else Known()).build()
+    known = known if known is not None else Known()
+    return _Builder(analysis, prices, optimizer, limits or Limits(), work or Work(), known, types).build()
 
 
 def kept_bytes(strategies: Strategies, mesh: Sequence[int], shares: Iterable[Share]) -> Floats:
@@ -135,8 +140,11 @@ def kept_bytes(strategies: Strategies, mesh: Sequence[int], shares: Iterable[Sha
 
 
 class _Builder:
-    def __init__(self, analysis: Analysis, prices: MeshPrices, optimizer: str, limits: Limits, work: Work, known: Known) -> None:
+    def __init__(
+        self, analysis: Analysis, prices: MeshPrices, optimizer: str, limits: Limits, work: Work, known: Known, types: Types
+    ) -> None:
         self.analysis, self.prices, self.optimizer, self.limits, self.work = analysis, prices, optimizer, limits, work
+        self.types = types
         self.graph: Graph = analysis.graph
         self.mesh = prices.mesh.shape
         self.variables: list[Variable] = []
@@ -152,6 +160,7 @@ class _Builder:
         self.handed: list[tuple[str, int, Ints, int]] = []
         self.kept = kept_values(analysis, work.segments)
         self.again = frozenset(name for segment in work.segments for name in segment)
+        self.wider = max((self._wider(tensor) for tensor in self.graph.parameters), default=1.0)
 
     def build(self) -> Tables:
         at: dict[str, int] = {}
@@ -172,7 +181,7 @@ class _Builder:
         )  # fmt: skip
         return Tables(
             analysis=self.analysis, prices=self.prices, optimizer=self.optimizer, graph=graph, variables=tuple(self.variables),
-            strategies=self.strategies, spaces=self.spaces, counts=self.work.counts.tensors,
+            strategies=self.strategies, spaces=self.spaces, counts=self.work.counts.tensors, types=self.types,
         )  # fmt: skip
 
     def _space(self, kinds: tuple[Placement, ...]) -> LayoutSpace:
@@ -204,22 +213,28 @@ class _Builder:
         splits = tuple(i for i, kind in enumerate(space.kinds) if kind == R or kind.kind is Kind.SPLIT)
         kept = tensor.name in self.kept.weights and self.work.zero < 3
         count = self.work.counts.tensors.get(tensor.name, 1)
-        key = ("parameter", id(space), tensor.shape, tensor.bytes, tensor.trainable, kept, count)
+        # Operators that keep it count the weight as they use it: the stored shard itself, or a gathered (or cast) copy beside it.
+        counted = kept and not self.types.casts(tensor)
+        key = ("parameter", id(space), tensor.shape, tensor.bytes, tensor.trainable, counted, count)
 
         def make() -> tuple[Ints, Floats, Floats, Ints]:
             digits = space.digits()
             rows = self._storable(space, np.nonzero(space.valid(tensor.shape) & np.isin(digits, splits).all(axis=1))[0])
             shards = space.divisors()[rows]
-            seconds = update_seconds(tensor, shards, self.optimizer, self.prices.cluster) if self.analysis.train else np.zeros(len(rows))
-            memory = storage_bytes(tensor, shards, self.optimizer, train=self.analysis.train)
-            # Its operators count the weight as they use it: the stored shard itself, or a gathered copy beside it.
-            return rows, count * seconds, count * (memory - tensor.bytes / shards if kept else memory), digits[rows]
+            seconds = self._stored_seconds(tensor, shards) if self.analysis.train else np.zeros(len(rows))
+            memory = storage_bytes(tensor, shards, self.optimizer, train=self.analysis.train, types=self.types)
+            return rows, count * seconds, count * (memory - tensor.bytes / shards if counted else memory), digits[rows]
 
         rows, unary, memory, digits = self._once(key, make)
         if self.limits.storage is not None:
             allowed = self.limits.storage(tensor, tuple(space.layout(int(code)) for code in rows))
             rows, unary, memory, digits = self._masked(key, allowed, rows, unary, memory, digits)
         self._add("parameter", tensor.name, rows, unary, memory, digits)
+
+    def _stored_seconds(self, tensor: Tensor, shards: Ints) -> Floats:
+        """Seconds of the update of a stored parameter, and of its cast."""
+        update = update_seconds(tensor, shards, self.optimizer, self.prices.cluster, self.types)
+        return update + cast_seconds(tensor, shards, self.prices.cluster, self.types)
 
     def _masked(self, key: object, allowed: NDArray[np.bool_], rows: Ints, unary: Floats, memory: Floats, digits: Ints) -> Choices:
         return self._once((key, allowed.tobytes()), lambda: (rows[allowed], unary[allowed], memory[allowed], digits[allowed]))
@@ -264,10 +279,14 @@ class _Builder:
             memory += often * kept_bytes(strategies, self.mesh, shares) if shares else 0.0
         return count * work.passes * seconds + BATCH_TIE * strategies.choices.sum(axis=1), count * memory
 
+    def _wider(self, tensor: Tensor) -> float:
+        """Bytes of a gradient for each byte of the value."""
+        return self.types.reduced_bytes(tensor) / tensor.bytes if tensor.bytes else 1.0
+
     def _weight_often(self) -> float:
         """Bytes kept for each byte of a parameter as it is used: the copy, and its gradient where that is added up whole."""
         work = self.work
-        return 0.0 if work.zero == 3 else 2.0 if work.zero == 1 and work.accumulating else 1.0
+        return 0.0 if work.zero == 3 else 1.0 + self.wider if work.zero == 1 and work.accumulating else 1.0
 
     def _seconds(self, op: Operator, offer: Offer, strategies: Strategies, *, again: bool) -> Floats:
         """Seconds of one micro-batch, with its second forward pass where it is computed `again`."""
@@ -373,12 +392,13 @@ class _Builder:
         again = variable.what == "operator" and variable.name in self.again
         often = self.work.of_parameters if tensor.role is Role.PARAMETER else self.work.of_values(again)
         trained, hidden = name in self.analysis.gradients, self.work.hidden
-        matrix_key = ("distances", id(space), tensor.shape, tensor.bytes, trained, from_storage, often, count, hidden)
+        matrix_key = ("distances", id(space), tensor.shape, tensor.bytes, self._wider(tensor), trained, from_storage, often, count, hidden)
 
         def table() -> Floats:
             prices = self._once(matrix_key, lambda: self._distances(tensor, space, often))
             if from_storage:
-                rows = prices.rows_from_storage(source_codes, self.prices.bucket_share, tensor.bytes, 1 - self.work.hidden)
+                summed = self.types.reduced_bytes(tensor)
+                rows = prices.rows_from_storage(source_codes, self.prices.bucket_share, summed, 1 - self.work.hidden)
             else:
                 rows = prices.rows(source_codes)
             return count * np.ascontiguousarray(rows[:, target_codes])
@@ -397,9 +417,9 @@ class _Builder:
 
     def _distances(self, tensor: Tensor, space: LayoutSpace, often: tuple[float, float]) -> Distances:
         """Tensors of equal bytes for which the same layouts are valid share them."""
-        gradient = tensor.name in self.analysis.gradients
+        gradient, wider = tensor.name in self.analysis.gradients, self._wider(tensor)
 
         def make() -> Distances:
-            return Distances(space, tensor.shape, tensor.bytes, self.prices.lines, gradient=gradient, often=often)
+            return Distances(space, tensor.shape, tensor.bytes, self.prices.lines, gradient=gradient, often=often, wider=wider)
 
-        return self._once(("reach", id(space), tensor.bytes, gradient, often, space.valid(tensor.shape).tobytes()), make)
+        return self._once(("reach", id(space), tensor.bytes, wider, gradient, often, space.valid(tensor.shape).tobytes()), make)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.liveness import Recompute
-from autopar.costmodel.memory import Memory, predicted_memory
+from autopar.costmodel.memory import Memory, autograd_memory, predicted_memory
 from autopar.frontends.torch import import_torch
 from autopar.ir import Graph
 from autopar.planner import Request, name_axes, search_plan
@@ -196,9 +196,9 @@ def compare(name: str, model: Model, *, plans: Iterable[tuple[str, tuple[int, ..
     analysis = analyse(graph, train=True)
     alone = planned(analysis, "found", (1,))
     again = segments(graph, module, model)
-    memory = predicted_memory(alone, analysis, optimizer="adamw", composite=True)
+    memory = autograd_memory(alone, analysis, optimizer="adamw", composite=True)
     yield row(name, "one device", memory, track_module(model.make, model.inputs))
-    memory = predicted_memory(alone, analysis, optimizer="adamw", composite=True, recompute=again)
+    memory = autograd_memory(alone, analysis, optimizer="adamw", composite=True, recompute=again)
     yield row(name, "one device, recompute", memory, track_module(model.make, model.inputs, recompute=model.parts))
     with fake_world(4):
         for scheme, sizes in plans:

@@ -130,14 +130,18 @@ def distances(
 
 
 class Distances:
-    """Prices of all redistributions of a tensor, worked out for a source when it is first asked for."""
+    """Prices of all redistributions of a tensor, worked out for a source when it is first asked for.
+
+    `wider`: bytes of the gradient for each byte of the value.
+    """
 
     def __init__(
-        self, space: LayoutSpace, shape: Sequence[int], nbytes: int, price: LinePrices, *, gradient: bool, often: Often = (1.0, 1.0)
-    ) -> None:
+        self, space: LayoutSpace, shape: Sequence[int], nbytes: int, price: LinePrices, *, gradient: bool, often: Often = (1.0, 1.0),
+        wider: float = 1.0,
+    ) -> None:  # fmt: skip
         self.space, self.valid = space, space.valid(shape)
         often = often if gradient else (often[0], 0.0)
-        self.steps = [_axis_costs(space, axis, nbytes, self.valid, price, often) for axis in range(len(space.mesh))]
+        self.steps = [_axis_costs(space, axis, nbytes, self.valid, price, often, wider) for axis in range(len(space.mesh))]
         self.known = np.zeros(space.size, dtype=bool)
         self.prices = np.empty((space.size, space.size))
 
@@ -193,7 +197,7 @@ class Distances:
 
 
 def _axis_costs(
-    space: LayoutSpace, axis: int, nbytes: int, valid: NDArray[np.bool_], price: LinePrices, often: Often
+    space: LayoutSpace, axis: int, nbytes: int, valid: NDArray[np.bool_], price: LinePrices, often: Often, wider: float
 ) -> NDArray[np.float64]:
     """Prices of the steps on `axis` from kind x to kind y, by the kinds on the other axes: array [x, outer, y, inner, 1].
 
@@ -201,14 +205,21 @@ def _axis_costs(
     """
     pattern = space.patterns[axis]
     sizes = nbytes / space.shard_counts
-    seconds = np.zeros((len(pattern.transfers) + 1, len(sizes)))  # the last row: nothing is sent
-    for row, transfer in enumerate(pattern.transfers):
-        moved = transfer.scale * sizes
-        seconds[row] = functools.reduce(np.minimum, [alpha + beta * moved for alpha, beta in price(transfer.collective, axis)])
-    by_count = STEP_PENALTY + often[0] * seconds[pattern.ahead] + often[1] * seconds[pattern.back]
+    ahead = _sent(pattern, axis, sizes, price)
+    back = ahead if wider == 1.0 else _sent(pattern, axis, wider * sizes, price)
+    by_count = STEP_PENALTY + often[0] * ahead[pattern.ahead] + often[1] * back[pattern.back]
     cost = by_count[pattern.step, pattern.counts_of_step].reshape(pattern.blocked.shape) + pattern.blocked
     cost[:, ~valid.reshape(pattern.shape)] = math.inf  # what is reached must divide
     return cost[..., None]
+
+
+def _sent(pattern: _Pattern, axis: int, sizes: NDArray[np.float64], price: LinePrices) -> NDArray[np.float64]:
+    """Seconds of every transfer for every number of shards; the last row: nothing is sent."""
+    seconds = np.zeros((len(pattern.transfers) + 1, len(sizes)))
+    for row, transfer in enumerate(pattern.transfers):
+        moved = transfer.scale * sizes
+        seconds[row] = functools.reduce(np.minimum, [alpha + beta * moved for alpha, beta in price(transfer.collective, axis)])
+    return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

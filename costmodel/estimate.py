@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.candidates import Strategies
 from autopar.sharding.program import Collective, Compute, Program
@@ -19,8 +20,9 @@ from autopar.sharding.schedule import PLAIN, Schedule
 from .host import state_bytes, stream_seconds
 from .memory import Memory, predicted_memory
 from .operators import operator_parts
+from .player import Seconds
 from .pricing import MeshPrices, update_seconds
-from .timeline import SLOWDOWN, Overlap, Seconds, Timeline, step_timeline
+from .timeline import SLOWDOWN, Overlap, Timeline, step_timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +52,34 @@ def collective_seconds(collective: Collective, prices: MeshPrices) -> float:
     return prices.seconds(collective.kind, collective.axis, collective.nbytes)
 
 
-def estimate(program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule = PLAIN) -> Estimate:
-    """Price a program by its timeline; under a `schedule` with micro-batches, the program and the analysis are those of one of them."""
-    found = timeline(program, analysis, prices, optimizer=optimizer, schedule=schedule)
+def estimate(
+    program: Program | Scheduled, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule = PLAIN
+) -> Estimate:
+    """Price a program by its timeline; under a schedule with micro-batches, the program and the analysis are those of one of them."""
+    plan = scheduled(program, schedule) if isinstance(program, Program) else program
+    found = timeline(plan, analysis, prices, optimizer=optimizer)
     return Estimate(
         forward=found.forward,
         backward=found.backward,
         update=found.update,
         communication=found.communication,
         overlapped=found.hidden,
-        memory=predicted_memory(program, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo", schedule=schedule),
-        streamed=found.update - _update(program, prices, optimizer, streams=False) if program.assignment.host else 0.0,
+        memory=predicted_memory(plan, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"),
+        streamed=_streamed(plan, prices, optimizer),
     )
 
 
 def timeline(
-    program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str, overlap: Overlap | None = None, schedule: Schedule = PLAIN
+    program: Program | Scheduled,
+    analysis: Analysis,
+    prices: MeshPrices,
+    *,
+    optimizer: str,
+    overlap: Overlap | None = None,
+    schedule: Schedule = PLAIN,
 ) -> Timeline:
-    """The timeline of a step; without `overlap`, with what the runtime overlaps."""
+    """The timeline of a step of a program, under its own schedule or under `schedule`; by default with what the runtime overlaps."""
+    plan = scheduled(program, schedule) if isinstance(program, Program) else program
     known: dict[object, Seconds] = {}
 
     def seconds(step: Compute) -> Seconds:
@@ -79,12 +91,19 @@ def timeline(
         return known[key]
 
     habits = overlap or Overlap(slowdown=SLOWDOWN[prices.cluster.backend])
-    update = _update(program, prices, optimizer) if analysis.train else 0.0
-    return step_timeline(program, prices, seconds, gradients=program.assignment.gradients, update=update, overlap=habits, schedule=schedule)
+    update = _update(plan, prices, optimizer) if analysis.train else 0.0
+    return step_timeline(plan, prices, seconds, update=update, overlap=habits)
 
 
-def _update(program: Program, prices: MeshPrices, optimizer: str, *, streams: bool = True) -> float:
+def _streamed(plan: Scheduled, prices: MeshPrices, optimizer: str) -> float:
+    """By how many seconds optimizer state in host memory makes the update longer."""
+    host = plan.program.assignment.host
+    return _update(plan, prices, optimizer) - _update(plan, prices, optimizer, streams=False) if host else 0.0
+
+
+def _update(plan: Scheduled, prices: MeshPrices, optimizer: str, *, streams: bool = True) -> float:
     """Seconds of the optimizer over all stored shards; where state `streams` from host memory, its parameters follow one another."""
+    program, types = plan.program, plan.schedule.types
     known: dict[tuple[int, int, str, bool], tuple[float, float]] = {}
     total = 0.0
     streamed: list[tuple[float, float]] = []
@@ -93,7 +112,7 @@ def _update(program: Program, prices: MeshPrices, optimizer: str, *, streams: bo
         key = (tensor.bytes, stored, tensor.dtype, tensor.trainable)
         if key not in known:
             shards = np.array([max(tensor.bytes // stored, 1)])
-            own, size = update_seconds(tensor, shards, optimizer, prices.cluster), state_bytes(tensor, shards, optimizer)
+            own, size = update_seconds(tensor, shards, optimizer, prices.cluster, types), state_bytes(tensor, shards, optimizer, types)
             known[key] = float(own[0]), float(size[0])
         if streams and tensor.name in program.assignment.host:
             streamed.append(known[key])

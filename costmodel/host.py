@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import Tensor
+from autopar.sharding.schedule import PLAIN, Types
 from autopar.sharding.streams import chunks
 
 from .cluster import Cluster
@@ -42,17 +43,19 @@ def host_rate(device: Device) -> float:
     return SHARE * device.host_bandwidth
 
 
-def state_bytes(tensor: Tensor, shards: NDArray[np.int64], optimizer: str) -> Floats:
+def state_bytes(tensor: Tensor, shards: NDArray[np.int64], optimizer: str, types: Types = PLAIN.types) -> Floats:
     """Bytes of the optimizer's state of a parameter stored in 1 of `shards` shards: array [layouts]."""
     states = optimizer_named(optimizer).states if tensor.trainable else 0
-    return np.asarray(states * tensor.bytes / shards, dtype=np.float64)
+    return np.asarray(states * types.stored_bytes(tensor) / shards, dtype=np.float64)
 
 
-def streamed_update(tensor: Tensor, shards: NDArray[np.int64], optimizer: str, cluster: Cluster) -> Floats:
+def streamed_update(
+    tensor: Tensor, shards: NDArray[np.int64], optimizer: str, cluster: Cluster, types: Types = PLAIN.types
+) -> Floats:  # fmt: skip
     """Seconds that the update of a parameter adds to a stream of them, its state being in host memory: array [layouts]."""
     device = cluster.device
-    copied = state_bytes(tensor, shards, optimizer) / host_rate(device)
-    return np.maximum(update_seconds(tensor, shards, optimizer, cluster), copied) + COPIES * device.launch
+    copied = state_bytes(tensor, shards, optimizer, types) / host_rate(device)
+    return np.maximum(update_seconds(tensor, shards, optimizer, cluster, types), copied) + COPIES * device.launch
 
 
 def stream_seconds(updates: Sequence[float], sizes: Sequence[float], device: Device) -> float:

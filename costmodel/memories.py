@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 STORED = -1
 """The memory of what is stored for good: it is counted apart."""
-KEPT, GRADIENT, BUFFER, PASSING = range(4)
+KEPT, GRADIENT, BUFFER, PASSING, GATHERED = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
     """Bytes alive at every moment by what they are; `saved`: those that forward leaves to backward (one micro-batch's).
 
+    `gathered`: parameters as they are used, where that is not as they are stored.
     `moments`: the operator or the redistributed tensor of every moment; `saved_of`: what of `saved` each of them is the first to keep.
     """
 
@@ -23,6 +24,7 @@ class Live:
     gradients: Sequence[float]
     buffers: Sequence[float]
     passing: Sequence[float]
+    gathered: Sequence[float]
     saved: float
     moments: Sequence[str]
     saved_of: Mapping[str, float]
@@ -61,11 +63,11 @@ class Memories:
     def live(self, *, accumulating: bool) -> Live:
         """The sums at every moment; `accumulating`: a gradient that is complete has been added to a buffer and is gone."""
         moments = self.now + 2
-        changes = [[0.0] * moments for _ in range(4)]
+        changes = [[0.0] * moments for _ in range(5)]
         saved_of: dict[str, float] = {}
         for memory, (size, birth, death, what) in enumerate(zip(self.size, self.birth, self.death, self.what, strict=True)):
-            if what == PASSING and birth <= self.forward_end < death:
-                what = KEPT
+            if what in (PASSING, GATHERED) and birth <= self.forward_end < death:
+                what = KEPT if what == PASSING else what
                 keeper = self.keeper.get(memory, self.moments[birth])
                 saved_of[keeper] = saved_of.get(keeper, 0.0) + size
             elif what == GRADIENT and accumulating:
@@ -75,8 +77,8 @@ class Memories:
         for moment, size in self.scratch:
             changes[PASSING][moment] += size
             changes[PASSING][moment + 1] -= size
-        kept, gradients, buffers, passing = (list(itertools.accumulate(change))[:-1] for change in changes)
+        kept, gradients, buffers, passing, gathered = (list(itertools.accumulate(change))[:-1] for change in changes)
         return Live(
-            kept=kept, gradients=gradients, buffers=buffers, passing=passing, saved=math.fsum(saved_of.values()), moments=self.moments,
-            saved_of=saved_of,
+            kept=kept, gradients=gradients, buffers=buffers, passing=passing, gathered=gathered, saved=math.fsum(saved_of.values()),
+            moments=self.moments, saved_of=saved_of,
         )  # fmt: skip

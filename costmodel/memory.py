@@ -2,31 +2,33 @@
 
 peak = parameters + optimizer state + master weights + max over the moments t of (kept(t) + gradients(t) + buffers(t) + passing(t))
 
-`predicted_memory(program, analysis, optimizer=..., precision=..., recompute=..., in_flight=...)` walks a program (see `liveness`);
-`allocated` adds what the allocator and the context take. With `in_flight` micro-batches (of a pipeline stage, times the layers that
-the program stands for) the activations that one of them keeps count as often. `optimizer_shards` and `gradient_shards`: over how many
-devices optimizer state (with master weights) and gradients are split beside the storage of their parameters (ZeRO 1 and 2).
+`predicted_memory` plays the order of a step of the runtime (see `order_liveness`), `autograd_memory` walks a program as plain autograd
+runs it (see `liveness`); `occupancy` adds what the allocator and the context take. With `in_flight` micro-batches (of a pipeline stage,
+times the layers that the program stands for) the activations that one of them keeps count as often. `optimizer_shards` and
+`gradient_shards`: over how many devices optimizer state (with master weights) and gradients are split beside the storage of their
+parameters (ZeRO 1 and 2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autopar.errors import UsageError, unknown
-from autopar.ir import DTYPE_BYTES, Role
-from autopar.order.scheduled import Mode, Scheduled, kept_steps, scheduled
+from autopar.ir import DTYPE_BYTES, Role, Tensor
+from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.analysis import Analysis
-from autopar.sharding.program import Program, Redistribute, inputs_read
+from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
-from autopar.sharding.schedule import PLAIN, Schedule
+from autopar.sharding.schedule import PLAIN, Schedule, Types
 from autopar.sharding.time_split import micro_batch_options
 
 from .host import streamed_bytes
 from .kept import facts_of
 from .liveness import Recompute, live_bytes
 from .memories import Live
-from .pricing import Optimizer, optimizer_named
+from .order_liveness import step_bytes
+from .pricing import optimizer_named
 
 NO_RECOMPUTE = Recompute()
 
@@ -35,9 +37,9 @@ NO_RECOMPUTE = Recompute()
 class Memory:
     """Bytes on one device at its peak, part by part.
 
-    `parameters`: with buffers, and the parts of inputs that are read. `activations`: what autograd keeps, of all micro-batches in flight.
-    `buffers`: flat copies of gradients under way. `transient`: all else that is alive at the peak. Beside these, `saved`: what one
-    micro-batch leaves from its forward to its backward pass, and `host`: what is in the memory of the device's host.
+    `parameters`: with buffers, the parts of inputs that are read, and gathered copies. `activations`: what autograd keeps, of all
+    micro-batches in flight. `buffers`: flat messages under way. `transient`: all else that is alive at the peak. Beside these, `saved`:
+    what one micro-batch leaves from its forward to its backward pass, and `host`: what is in the memory of the device's host.
     """
 
     parameters: float
@@ -67,16 +69,29 @@ class Precision:
     """Bytes for each element of a parameter, None: as many as the parameter has itself.
 
     `gradient`, `master` (a copy in higher precision; 0: none), `state` (of each tensor of the optimizer's). `main`: gradients are added
-    into buffers of that size that exist all the time.
+    into buffers of that size that exist all the time. `types` of a plan: what is stored is the master alone, gradients arrive in its type,
+    and what the operators use is cast unit by unit.
     """
 
     gradient: float | None = None
     master: float = 0.0
     state: float | None = None
     main: bool = False
+    types: Types | None = None
+
+    def casts(self, tensor: Tensor) -> bool:
+        """Whether the master alone of a parameter is stored."""
+        return self.types is not None and self.types.casts(tensor)
+
+    def of(self, tensor: Tensor) -> tuple[float, float, float]:
+        """Bytes of (gradient, master, one state) for each element of a trained parameter."""
+        if self.types is None or not self.types.casts(tensor):
+            return self.sizes(tensor.dtype)
+        stored = float(DTYPE_BYTES[self.types.stored(tensor)])
+        return stored, stored, stored
 
     def sizes(self, dtype: str) -> tuple[float, float, float]:
-        """Bytes of (gradient, master, one state) for each element of a parameter of `dtype`."""
+        """The same of a parameter of `dtype` that is stored in it."""
         own = float(DTYPE_BYTES[dtype])
         return own if self.gradient is None else self.gradient, self.master, own if self.state is None else self.state
 
@@ -102,8 +117,8 @@ def precision_named(name: str) -> Precision:
 class States:
     """Bytes of one device that stay from step to step, and `gradients` when all are there; `largest`: of the largest trained shard.
 
-    `accumulated`: gradients while those of micro-batches are added up (None: as large as they are in the end). `host`: optimizer state
-    in host memory, of which `streamed` are on the device at once during the update; `apart`: the gradients of its parameters.
+    `host`: optimizer state in host memory, of which `streamed` are on the device at once during the update; `apart`: the gradients of its
+    parameters.
     """
 
     parameters: float
@@ -111,13 +126,15 @@ class States:
     master: float
     optimizer: float
     largest: float
-    accumulated: float | None = None
     host: float = 0.0
     streamed: float = 0.0
     apart: float = 0.0
 
-    def update(self, method: Optimizer, *, one_by_one: bool) -> float:
+    def temporaries(self, optimizer: str, precision: Precision, *, one_by_one: bool) -> float:
         """Bytes that the update needs for a while: the optimizer's temporaries, and the states that are streamed."""
+        if precision.master:
+            return self.streamed
+        method = optimizer_named(optimizer)
         alone = self.streamed + self.largest * (method.alone if one_by_one else method.together) if self.host else 0.0
         return max(alone, self.largest * method.alone if one_by_one else (self.gradients - self.apart) * method.together)
 
@@ -145,13 +162,14 @@ def states_of(
     streamed: list[float] = []
     for tensor in filter(lambda t: of(t.name), graph.parameters):
         size = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
-        stored += size
-        if analysis.train and tensor.trainable:
+        trained = analysis.train and tensor.trainable
+        stored += 0.0 if trained and precision.casts(tensor) else size
+        if trained:
             elements = size / DTYPE_BYTES[tensor.dtype]
-            of_gradient, of_master, of_state = precision.sizes(tensor.dtype)
+            of_gradient, of_master, of_state = precision.of(tensor)
             gradients += elements * of_gradient / gradient_shards
             master += elements * of_master / optimizer_shards
-            largest = max(largest, size)
+            largest = max(largest, elements * of_master if precision.casts(tensor) else size)
             if tensor.name in program.assignment.host:
                 streamed.append(elements * of_state * count / optimizer_shards)
                 apart += elements * of_gradient / gradient_shards
@@ -166,6 +184,26 @@ def states_of(
 
 
 def predicted_memory(
+    program: Program | Scheduled,
+    analysis: Analysis,
+    *,
+    optimizer: str,
+    composite: bool = False,
+    schedule: Schedule = PLAIN,
+) -> Memory:
+    """Bytes of one device at the peak of a step as the runtime has it, of a program under its own schedule or under `schedule`.
+
+    With micro-batches the program is that of one of them. `composite`: with a CPU's kernels (see `rules.saved`), where the optimizer takes
+    one parameter after another.
+    """
+    plan = scheduled(program, schedule) if isinstance(program, Program) else program
+    chosen = Precision(types=plan.schedule.types)
+    states = states_of(plan.program, analysis, optimizer=optimizer, precision=chosen)
+    live = step_bytes(plan, facts_of(analysis, composite=composite), train=analysis.train)
+    return _at_peak(states, live, main=False, in_flight=1.0, temporaries=states.temporaries(optimizer, chosen, one_by_one=composite))
+
+
+def autograd_memory(
     program: Program,
     analysis: Analysis,
     *,
@@ -177,60 +215,32 @@ def predicted_memory(
     gradient_shards: int = 1,
     regather: bool = False,
     composite: bool = False,
-    schedule: Schedule = PLAIN,
 ) -> Memory:
-    """Bytes of one device at the peak of a step.
+    """Bytes of one device at the peak of a step of plain autograd, as other frameworks have it.
 
-    `schedule`: with micro-batches, the program is that of one, and gradients and kept parameters stay from one to the next.
-
-    `regather`: what is gathered is gathered again in the backward pass rather than kept. `composite`: with a CPU's kernels
-    (see `rules.saved`), where the optimizer takes one parameter after another.
+    `regather`: what is gathered is gathered again in the backward pass rather than kept. `composite`: as of `predicted_memory`.
     """
     chosen = precision_named(precision) if isinstance(precision, str) else precision
     states = states_of(
         program, analysis, optimizer=optimizer, precision=chosen, optimizer_shards=optimizer_shards, gradient_shards=gradient_shards
     )
-    plan = scheduled(program, schedule) if schedule != PLAIN else None
-    main = analysis.train and (chosen.main or in_flight > 1 or schedule.micro_batches > 1)
-    live = live_bytes(
-        program, facts_of(analysis, composite=composite), train=analysis.train, recompute=recompute, accumulating=main, regather=regather,
-        plan=plan,
-    )  # fmt: skip
-    if plan is not None:
-        states = _with_kept(states, plan, chosen, train=analysis.train)
-    at_once = states.update(optimizer_named(optimizer), one_by_one=composite)
-    return _at_peak(states, live, main=main, in_flight=in_flight, temporaries=states.streamed if chosen.master else at_once)
-
-
-def _with_kept(states: States, plan: Scheduled, precision: Precision, *, train: bool) -> States:
-    """With the parameters that stay as they are used from one micro-batch to the next, and their gradients where these are added up."""
-    program, mesh = plan.program, plan.program.assignment.mesh.shape
-    values = added = 0.0
-    for index in kept_steps(plan):
-        step = program.steps[index]
-        assert isinstance(step, Redistribute)
-        tensor = program.graph.tensors[step.tensor]
-        size = local_bytes(step.chain[-1], tensor.bytes, mesh)
-        values += size
-        if train and plan.modes[index] is Mode.ONCE and tensor.trainable:
-            stored = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
-            added += (size - stored) / DTYPE_BYTES[tensor.dtype] * precision.sizes(tensor.dtype)[0]
-    return replace(states, parameters=states.parameters + values, accumulated=states.gradients + added)
+    main = analysis.train and (chosen.main or in_flight > 1)
+    facts = facts_of(analysis, composite=composite)
+    live = live_bytes(program, facts, train=analysis.train, recompute=recompute, accumulating=main, regather=regather)
+    temporaries = states.temporaries(optimizer, chosen, one_by_one=composite)
+    return _at_peak(states, live, main=main, in_flight=in_flight, temporaries=temporaries)
 
 
 def _at_peak(states: States, live: Live, *, main: bool, in_flight: float, temporaries: float) -> Memory:
     """The moment of the step's largest sum, or the optimizer's step after it."""
     waiting = (in_flight - 1) * live.saved
-    totals = [sum(parts) for parts in zip(live.kept, live.gradients, live.buffers, live.passing, strict=True)]
+    totals = [sum(parts) for parts in zip(live.kept, live.gradients, live.buffers, live.passing, live.gathered, strict=True)]
     peak = max(range(len(totals)), key=totals.__getitem__)
-    fixed = {
-        "parameters": states.parameters, "master": states.master, "optimizer": states.optimizer, "saved": live.saved, "host": states.host,
-    }  # fmt: skip
-    update = states.gradients + temporaries
-    during = states.gradients if states.accumulated is None else states.accumulated
-    if update > totals[peak] + waiting + (during if main else 0.0):
-        return Memory(**fixed, gradients=states.gradients, activations=0.0, buffers=0.0, transient=update - states.gradients)
+    fixed = {"master": states.master, "optimizer": states.optimizer, "saved": live.saved, "host": states.host}
+    if states.gradients + temporaries > totals[peak] + waiting + (states.gradients if main else 0.0):
+        parts = {"parameters": states.parameters, "gradients": states.gradients, "transient": temporaries}
+        return Memory(**fixed, **parts, activations=0.0, buffers=0.0)
     return Memory(
-        **fixed, gradients=during if main else live.gradients[peak], activations=live.kept[peak] + waiting,
-        buffers=live.buffers[peak], transient=live.passing[peak],
+        **fixed, parameters=states.parameters + live.gathered[peak], gradients=states.gradients if main else live.gradients[peak],
+        activations=live.kept[peak] + waiting, buffers=live.buffers[peak], transient=live.passing[peak],
     )  # fmt: skip

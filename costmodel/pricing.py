@@ -18,7 +18,7 @@ from autopar.sharding.candidates import Strategies
 from autopar.sharding.communication import operator_traffic
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.rules import Call
-from autopar.sharding.schedule import UNIT_BYTES
+from autopar.sharding.schedule import PLAIN, UNIT_BYTES, Types
 
 from .cluster import Cluster
 from .collectives import Line, collective_time, lines
@@ -95,14 +95,21 @@ def communication_seconds(call: Call, strategies: Strategies, prices: MeshPrices
     return seconds
 
 
-def update_seconds(tensor: Tensor, shards: NDArray[np.int64], optimizer: str, cluster: Cluster) -> Floats:
+def update_seconds(
+    tensor: Tensor, shards: NDArray[np.int64], optimizer: str, cluster: Cluster, types: Types = PLAIN.types
+) -> Floats:  # fmt: skip
     """Seconds of the optimizer's step on a parameter stored in 1 of `shards` shards: array [layouts]."""
     traffic = optimizer_named(optimizer).traffic if tensor.trainable else 0
-    nbytes = tensor.bytes * traffic / shards
+    nbytes = types.stored_bytes(tensor) * traffic / shards
     return with_launch(0.0, memory_seconds(nbytes, cluster.device), cluster.device)
 
 
-def storage_bytes(tensor: Tensor, shards: NDArray[np.int64], optimizer: str, *, train: bool) -> Floats:
+def storage_bytes(
+    tensor: Tensor, shards: NDArray[np.int64], optimizer: str, *, train: bool, types: Types = PLAIN.types
+) -> Floats:  # fmt: skip
     """Bytes of a stored parameter with its gradient and optimizer state: array [layouts]."""
-    copies = 2 + optimizer_named(optimizer).states if train and tensor.trainable else 1
-    return np.asarray(copies * tensor.bytes / shards, dtype=np.float64)
+    if not train or not tensor.trainable:
+        return np.asarray(tensor.bytes / shards, dtype=np.float64)
+    stored = types.stored_bytes(tensor)
+    whole = (1 + optimizer_named(optimizer).states) * stored + max(stored, types.reduced_bytes(tensor))
+    return np.asarray(whole / shards, dtype=np.float64)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from autopar.errors import PlanError
 
+from .present import aside
+
 _C10D = torch.ops._c10d_functional
 
 MESSAGE = 1024
@@ -59,7 +61,8 @@ def agree(facts: Mapping[str, bytes], *, failure: Exception | None = None, devic
     own = torch.frombuffer(bytearray(message.ljust(MESSAGE, b"\0")), dtype=torch.uint8).to(device)
     world = dist.group.WORLD
     assert world is not None
-    everyone = _C10D.wait_tensor(_C10D.all_gather_into_tensor(own, dist.get_world_size(), world.group_name))
+    with aside():
+        everyone = _C10D.wait_tensor(_C10D.all_gather_into_tensor(own, dist.get_world_size(), world.group_name))
     _compare([row.numpy().tobytes() for row in everyone.cpu().view(-1, MESSAGE)], list(facts), failure)
 
 

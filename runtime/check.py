@@ -61,15 +61,15 @@ def observe(
         full = module.full_outputs(outputs)
         return {name: value.detach().cpu() for i, (name, value) in enumerate(zip(names, full, strict=True)) if i != index and hold}
 
-    def value_of(name: str, value: Tensor) -> Tensor | None:
-        gathered = module.full_value(name, value)
-        return gathered if hold else None
+    def values_of(values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        gathered = module.full_values(values)
+        return gathered if hold else {}
 
     return _observe(
         forward,
         whole,
         module.graph_parameters(),
-        value_of,
+        values_of,
         optimizer=optimizer,
         steps=steps,
         seed=seed,
@@ -116,7 +116,7 @@ def observe_model(
     found = dict(model.named_parameters()) if parameters is None else parameters
     named = {name: value for name, value in found.items() if name in known}
     return _observe(
-        forward, whole, named, lambda _, value: value, optimizer=optimizer, steps=steps, seed=seed, keep=True, trains=graph.loss is not None
+        forward, whole, named, lambda values: values, optimizer=optimizer, steps=steps, seed=seed, keep=True, trains=graph.loss is not None
     )
 
 
@@ -124,7 +124,7 @@ def _observe(
     forward: Callable[[], tuple[tuple[Tensor, ...], Tensor | None]],
     whole: Callable[[tuple[Tensor, ...]], dict[str, Tensor]],
     parameters: Mapping[str, nn.Parameter],
-    full: Callable[[str, Tensor], Tensor | None],
+    full: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
     *,
     optimizer: str,
     steps: int,
@@ -135,8 +135,7 @@ def _observe(
 ) -> Observation:
     def copies(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The values whole, on the CPU, as far as this process holds them."""
-        found = ((name, full(name, value)) for name, value in values.items())
-        return {name: value.detach().cpu().clone() for name, value in found if value is not None}
+        return {name: value.detach().cpu().clone() for name, value in full(values).items()}
 
     torch.manual_seed(seed)
     stepper = optimizer_of(optimizer, [p for p in parameters.values() if p.requires_grad])

@@ -21,8 +21,7 @@ def clip_grad_norm(module: ParallelModule, max_norm: float, norm_type: float) ->
     """Scale all gradients so that their norm is at most `max_norm`; the norm that they had, whole on every rank."""
     engine = module.engine
     held = [(name, local_of(p.grad)) for name, p in module.graph_parameters().items() if p.grad is not None]
-    counted = [gradient for name, gradient in held if _counts_here(module, name)]
-    each = [torch.linalg.vector_norm(gradient.double(), norm_type) for gradient in counted]
+    each = [torch.linalg.vector_norm(gradient.double(), norm_type) for gradient in counted_gradients(module)]
     norms = torch.stack(each) if each else torch.zeros(1, dtype=torch.double)
     largest = math.isinf(norm_type)
     total = (norms.max() if largest else (norms**norm_type).sum()).to(engine.device)
@@ -33,6 +32,12 @@ def clip_grad_norm(module: ParallelModule, max_norm: float, norm_type: float) ->
     for _, gradient in held:
         gradient.mul_(scale.to(gradient.dtype))
     return norm
+
+
+def counted_gradients(module: ParallelModule) -> list[Tensor]:
+    """This rank's shards of gradients, without those that another rank has as well and counts."""
+    held = ((name, p.grad) for name, p in module.graph_parameters().items() if p.grad is not None)
+    return [local_of(gradient) for name, gradient in held if _counts_here(module, name)]
 
 
 def _counts_here(module: ParallelModule, name: str) -> bool:

@@ -73,13 +73,18 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
+        if PRESENT.aside:
+            return out
         if namespace == "_c10d_functional" and name in _KINDS:
-            ranks = tuple(dist.get_process_group_ranks(_resolve_process_group(args[-1])))
-            self._note(_KINDS[name], ranks, args[0], out)
+            self._note(_KINDS[name], self.members(args[-1]), args[0], out)
         elif namespace == "c10d" and name == "send":
             other = dist.get_global_rank(_group(args[1]), args[2])
             self.issued.append((PRESENT.action, Issued(kind="send", ranks=(dist.get_rank(), other), nbytes=_bytes(args[0][0]))))
         return out
+
+    def members(self, name: Any) -> tuple[int, ...]:
+        """The ranks of a group."""
+        return tuple(dist.get_process_group_ranks(_resolve_process_group(name)))
 
     def _note(self, kind: str, ranks: tuple[int, ...], given: torch.Tensor, out: torch.Tensor) -> None:
         size = _bytes(out) if kind == "all_gather" else _bytes(given)
@@ -104,7 +109,7 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return f"action {number} of the order is {wanted}, done was {found}"
         if len(order) != len(self.actions):
             return f"the order has {len(order)} actions, done were {len(self.actions)}"
-        return _unequal(priced_on(execution, rank, order), self.issued)
+        return unequal(priced_on(execution, rank, order), self.issued)
 
 
 def execution_of(program: Priced) -> Execution:
@@ -146,7 +151,7 @@ def _on_rank(execution: Execution, rank: int, action: Action) -> Iterator[Issued
             yield Issued(kind=c.kind, ranks=tuple(first + r for r in own), nbytes=c.nbytes)
 
 
-def _unequal(priced: Iterable[tuple[Action, Issued]], issued: Sequence[tuple[Action | None, Issued]]) -> str:
+def unequal(priced: Iterable[tuple[Action, Issued]], issued: Sequence[tuple[Action | None, Issued]]) -> str:
     """The first action whose collectives are not those that are priced, in words."""
     wanted: dict[Action | None, list[Issued]] = {}
     found: dict[Action | None, list[Issued]] = {}

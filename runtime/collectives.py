@@ -122,8 +122,8 @@ def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
         _GROUPS.world, _GROUPS.made = dist.group.WORLD, {}
     key = tuple(ranks)
     if key not in _GROUPS.made:
-        everyone = key == tuple(range(dist.get_world_size()))
-        _GROUPS.made[key] = dist.group.WORLD if everyone else dist.new_group(list(key), use_local_synchronization=True)
+        world = dist.group.WORLD if key == tuple(range(dist.get_world_size())) else None
+        _GROUPS.made[key] = world if world is not None else dist.new_group(list(key), use_local_synchronization=True)
     return _GROUPS.made[key]
 
 

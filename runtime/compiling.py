@@ -2,7 +2,7 @@
 
 The order of a step, the units and autograd's node stay Python that runs as it is, whatever a caller compiles around them. A segment is
 compiled whole, collectives within its layers included. One that draws random numbers in another way than dropout's counted masks is left
-as it is: a compiled graph would draw others.
+as it is, since a compiled graph would draw others; and so are stages that make the gradients of weights later than those of inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .lowering import LocalProgram, LocalSegment
 def compile_engine(engine: Engine, options: Mapping[str, Any]) -> None:
     """Compile the segments of all stages that this rank holds."""
     for stage in engine.stages.values():
-        stage.run_as(functools.partial(compiled, options=options, exact=engine.exact))
+        if not stage.late:
+            stage.run_as(functools.partial(compiled, options=options, exact=engine.exact))
 
 
 def compiled(program: LocalProgram, *, options: Mapping[str, Any], exact: bool) -> LocalProgram:

@@ -11,12 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from autopar.errors import PlanError
 from autopar.ir import Role
 from autopar.order.actions import Action
 from autopar.order.execution import Chunk, Execution
 from autopar.order.ranks import rank_order
 from autopar.order.scheduled import scheduled
-from autopar.sharding.layout import Kind, Layout, local_shape
+from autopar.order.schedules import schedule_named
+from autopar.sharding.layout import Kind, Layout, R, local_shape
 from autopar.sharding.program import Program
 
 from .agreement import first_rank_says
@@ -24,6 +26,7 @@ from .collectives import DeviceGroups, gather_full
 from .draws import Draws
 from .local_forms.randomness import is_random
 from .parameters import Storage, device_mesh
+from .present import aside
 from .runner import Call, before_backward
 from .stage import Stage
 from .tied import TiedSums
@@ -43,13 +46,15 @@ class Engine:
             plan = Execution(chunks=(Chunk(whole=alone, micro=alone, split=None),))
         self.execution, self.device, self.stored = plan, device, stored
         self.world = World.around(groups) if isinstance(groups, DeviceGroups) else groups
-        self.graph = plan.chunks[0].whole.program.graph
+        self.graph, self.types = plan.graph, plan.schedule.types
         self.trains = plan.chunks[0].whole.trains
         self.constants = tuple(tensor.name for tensor in self.graph.tensors.values() if tensor.role is Role.CONSTANT)
         own = range(self.world.stage, len(plan.chunks), plan.stages) if self.world.stage is not None else ()
         self.stages = {number: self._stage(number, stored) for number in own}
         self.exact = exact
         self.random = is_random(self.graph)
+        if exact and self.random and plan.stages > 1:
+            raise PlanError("exact_random=True draws one device's random numbers in its order, which stages do not have; leave it out")
         self.loss_gradient = 1.0
 
         self.edges = edges_of(plan, self.world, device)
@@ -59,8 +64,9 @@ class Engine:
         chunk, edges = self.execution.chunks[number], self.execution.edges
         assert self.world.groups is not None
         arrivals = [(value.name, value.taken) for (_, target), values in edges.items() if target == number for value in values]
+        late = self.execution.stages > 1 and schedule_named(self.execution.pipeline).splits
         handed = {(value.name, value.made): None for (source, _), values in edges.items() if source == number for value in values}
-        return Stage(chunk.whole, chunk.split, self.world.groups, stored, self.device, arrivals=arrivals, handed=tuple(handed))
+        return Stage(chunk.whole, chunk.split, self.world.groups, stored, self.device, arrivals=arrivals, handed=tuple(handed), late=late)
 
     def copied(self, stored: Stored) -> Engine:
         """The same on other parameters."""
@@ -105,17 +111,13 @@ class Engine:
     @cached_property
     def _storages(self) -> tuple[Storage, ...]:
         """How the parameters of each chunk lie, seen from here."""
-        whole = not self.world.staged and all(
-            placement.kind is not Kind.SPLIT
-            for chunk in self.execution.chunks
-            for layout in chunk.whole.program.assignment.storage.values()
-            for placement in layout
-        )
         found = []
         for number, chunk in enumerate(self.execution.chunks):
             stage = number % self.execution.stages
+            own = [c.whole.program.assignment.storage.values() for c in self.execution.chunks[stage :: self.execution.stages]]
+            plain = all(placement.kind is not Kind.SPLIT for layouts in own for layout in layouts for placement in layout)
             groups = self.world.groups if stage == self.world.stage else None
-            found.append(Storage(chunk.mesh, groups, self.world.firsts[stage], self.device, plain=whole))
+            found.append(Storage(chunk.mesh, groups, self.world.firsts[stage], self.device, plain=plain))
         return tuple(found)
 
     def storage_of(self, name: str) -> tuple[Storage, Layout]:
@@ -124,35 +126,38 @@ class Engine:
         own = next((number for number in holders if number in self.stages), holders[0])
         return self._storages[own], self.execution.chunks[own].whole.program.assignment.storage[name]
 
-    @cached_property
-    def elsewhere(self) -> frozenset[str]:
-        """The parameters that the loss reaches and of which this rank holds nothing."""
-        held = {n for number in self.stages for n in self.execution.chunks[number].whole.program.assignment.storage}
-        reached = {self.graph.loss}
-        for operator in reversed(self.graph.operators if self.world.staged else ()):
-            if not reached.isdisjoint(operator.outputs):
-                reached.update(operator.inputs)
-        return frozenset(t.name for t in self.graph.parameters if t.name in reached and t.name not in held)
+    def holds(self, name: str) -> bool:
+        """Whether this rank has a part of a parameter."""
+        return not self.world.staged or any(name in self.execution.chunks[n].whole.program.assignment.storage for n in self.stages)
 
-    def described(self, name: str, shard: Tensor | None) -> Tensor:
-        """A gradient of this rank's shard (None: of a parameter that it holds nothing of) as the parameter lies."""
+    def master(self, name: str) -> torch.dtype:
+        """The type in which a parameter is stored and its gradient given."""
+        found: torch.dtype = getattr(torch, self.types.stored(self.graph.tensors[name]))
+        return found
+
+    def replicated(self, value: Tensor) -> Tensor:
+        """A value that all ranks of the stage have, as a DTensor on its mesh."""
+        storage = self._storages[next(iter(self.stages))]
+        return storage.described_as(value, (R,) * len(storage.mesh.axes), value.shape)
+
+    def described(self, name: str, shard: Tensor) -> Tensor:
+        """A gradient of this rank's shard as the parameter lies."""
         storage, layout = self.storage_of(name)
-        tensor = self.graph.tensors[name]
-        local = torch.empty(0, dtype=getattr(torch, tensor.dtype), device=self.device) if shard is None else shard
-        return storage.described_as(local, layout, torch.Size(tensor.shape))
+        return storage.described_as(shard, layout, torch.Size(self.graph.tensors[name].shape))
 
-    def whole_parameter(self, name: str, shard: Tensor) -> Tensor:
-        """The whole tensor on every rank from this rank's shard."""
+    def whole_parameter(self, name: str, shard: Tensor | None) -> Tensor:
+        """The whole tensor on every rank from this rank's shard (None: it has none)."""
         if not self.world.staged:
+            assert shard is not None
             return gather_full(shard, self.storage_of(name)[1], self.groups)
         holder = next(n for n, chunk in enumerate(self.execution.chunks) if name in chunk.whole.program.assignment.storage)
         stage = holder % self.execution.stages
-        tensor = self.graph.tensors[name]
         if stage == self.world.stage:
+            assert shard is not None
             layout = self.execution.chunks[holder].whole.program.assignment.storage[name]
             whole = gather_full(shard, layout, self.groups).contiguous()
         else:
-            whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.device)
+            whole = torch.empty(self.graph.tensors[name].shape, dtype=self.master(name), device=self.device)
         dist.broadcast(whole, src=self.world.firsts[stage])
         return whole
 
@@ -208,7 +213,8 @@ class Engine:
         if stage == self.world.stage:
             own = self.stages[number].first.outputs
             at = [output for output, _ in own].index(name)
-            whole = gather_full(self.stages[number].joined(call.passings[number], at), own[at][1], self.groups).contiguous()
+            with aside():
+                whole = gather_full(self.stages[number].joined(call.passings[number], at), own[at][1], self.groups).contiguous()
         else:
             whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.device)
         dist.broadcast(whole, src=self.world.firsts[stage])
@@ -219,7 +225,7 @@ class Engine:
         for number, passing in call.passings.items():
             names = [name for name, _ in self.stages[number].first.outputs]
             for index in range(self.execution.schedule.micro_batches) if self.graph.loss in names else ():
-                place = self.stages[number].program(index).output_places[names.index(self.graph.loss)]
+                place = self.stages[number].program(index).output_places[names.index(str(self.graph.loss))]
                 shape = local_shape(place[1], self.graph.tensors[place[0]].shape, self._mesh_in_time)
                 dtype = getattr(torch, self.graph.tensors[place[0]].dtype)
                 passing.returned(index, [place], [torch.full(shape, gradient, dtype=dtype, device=self.device)])

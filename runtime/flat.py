@@ -38,11 +38,10 @@ def carry(values: Sequence[Tensor], steps: Sequence[tuple[Sequence[Action], Axis
             begun, finish = _BEGIN[actions[0].name](found, actions, group, last)
             found = []  # the inputs may go while their sum is under way
             found = finish((yield begun))
-            if last is not None:
-                return found
     if into is not None:
         for target, value in zip(into, found, strict=True):
-            target.copy_(value)
+            if value is not target:  # an all-gather has written it there
+                target.copy_(value)
         return list(into)
     return found
 
@@ -94,7 +93,7 @@ def _all_gather(values: Sequence[Tensor], actions: Sequence[Action], group: Axis
     begun, seen = _moved(flat, lambda x: _C10D.all_gather_into_tensor(x, group.size, group.name))
 
     def finish(out: Tensor) -> list[Tensor]:
-        pieces = seen(out).view(group.size, -1).split([shape.numel() for shape in shapes], 1)
+        pieces = seen(out).view(group.size, -1).split([shape.numel() for shape in shapes], 1)  # type: ignore[no-untyped-call]
         each = [piece.unflatten(1, shape) if shape else piece.squeeze(1) for piece, shape in zip(pieces, shapes, strict=True)]
         if into is None:
             return [join(piece, action.dim, action.parts) for piece, action in zip(each, actions, strict=True)]
@@ -124,7 +123,7 @@ def _all_to_all(values: Sequence[Tensor], actions: Sequence[Action], group: Axis
     begun, seen = _moved(_rows(dealt), lambda x: _C10D.all_to_all_single(x, each, each, group.name))
 
     def finish(out: Tensor) -> list[Tensor]:
-        rows = seen(out).view(group.size, -1).split([shape[1:].numel() for shape in shapes], 1)
+        rows = seen(out).view(group.size, -1).split([shape[1:].numel() for shape in shapes], 1)  # type: ignore[no-untyped-call]
         return [join(row.reshape(shape), a.dim, a.parts) for row, shape, a in zip(rows, shapes, actions, strict=True)]
 
     return begun, finish

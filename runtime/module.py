@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
@@ -27,6 +28,7 @@ from .collectives import DeviceGroups, apply_chain, gather_full, whole_chain
 from .engine import Engine
 from .modes import Modes
 from .original import Recalling, recall
+from .other_stages import OtherStages
 from .parameters import attach, local_of, placements_of
 from .stepping import Pending, differentiable_call
 from .uncompiled import runs_as_it_is
@@ -86,12 +88,19 @@ class ParallelModule(Recalling):
         if model is not None and model.torch is not None:
             recall(self, model.module)
         self._places: dict[str, tuple[nn.Module, str]] = {}
-        owned = {tensor.name: self._parameter(tensor.name, values) for tensor in self._graph.parameters}
+        owned = {}
+        for tensor in self._graph.parameters:  # weights of other stages are looked at all the same: all ranks are to have equal ones
+            own = self._given(tensor.name, values)
+            if engine.holds(tensor.name):
+                owned[tensor.name] = self._parameter(tensor.name, own)
         for name, parameter in owned.items():
             self._places[name] = attach(self, name, parameter)
         found = aliases or (model.torch.aliases if model is not None and model.torch is not None else {})
         for alias, name in found.items():
-            attach(self, alias, owned[name])
+            if name in owned:
+                attach(self, alias, owned[name])
+        self._elsewhere = {name: name for name in names if name not in owned and name not in engine.constants}
+        self._elsewhere |= {alias: name for alias, name in found.items() if name in self._elsewhere}
         changed = set(self._graph.updates)
         self._constants = {n: self._whole(n, values).clone() if n in changed else self._whole(n, values) for n in engine.constants}
         self._buffer_places: dict[str, tuple[nn.Module, str]] = {}
@@ -103,6 +112,7 @@ class ParallelModule(Recalling):
         self._anchor = torch.zeros((), requires_grad=True)
         self._pending = Pending()
         self._synchronize = True
+        self.other_stages = OtherStages(self) if engine.world.staged else None
 
     def planned_in(self, original: nn.Module) -> None:
         """Be in the mode in which the original was planned, and know whether there is another."""
@@ -129,12 +139,14 @@ class ParallelModule(Recalling):
         """A given value, checked against the graph; what lies in a file is not read yet."""
         given, wanted = values[name], self._graph.tensors[name]
         value = given if isinstance(given, FileTensor) else (given if isinstance(given, Tensor) else given()).detach()
-        if tuple(value.shape) != wanted.shape or value.dtype != getattr(torch, wanted.dtype):
+        master = self._engine.master(name)
+        if tuple(value.shape) != wanted.shape or value.dtype not in (getattr(torch, wanted.dtype), master):
             raise PlanError(f"{name!r} is {value.dtype} {list(value.shape)}, the plan's model has {wanted.dtype} {list(wanted.shape)}")
         if isinstance(value, FileTensor):
             self._checksum.update(value.fact)
-        else:
-            update_digest(self._checksum, value)
+            return value
+        value = value.to(master)
+        update_digest(self._checksum, value)
         return value
 
     def _whole(self, name: str, values: Values) -> Tensor:
@@ -142,10 +154,10 @@ class ParallelModule(Recalling):
         value = self._given(name, values)
         return (value() if isinstance(value, FileTensor) else value).to(self._device)
 
-    def _parameter(self, name: str, values: Values) -> nn.Parameter:
+    def _parameter(self, name: str, given: Tensor | FileTensor) -> nn.Parameter:
         """This rank's shard of a given value."""
         storage, layout = self._engine.storage_of(name)
-        return nn.Parameter(storage.placed(self._given(name, values), layout), requires_grad=self._graph.tensors[name].trainable)
+        return nn.Parameter(storage.placed(given, layout), requires_grad=self._graph.tensors[name].trainable)
 
     def _stored(self, name: str) -> Tensor:
         """This rank's shard of a parameter, wherever the user's changes have put it."""
@@ -163,19 +175,38 @@ class ParallelModule(Recalling):
         """As torch's; whole tensors, and DTensors that lie in another way, are cut into this rank's shards."""
         names = {id(parameter): name for name, parameter in self.graph_parameters().items()}
         own: dict[str, Any] = dict(self.named_parameters(remove_duplicate=False))
-        given = dict(state_dict)
-        for path, value in state_dict.items():
+        given = {path: value for path, value in state_dict.items() if path not in self._elsewhere}
+        for path, value in list(given.items()):
             mine = own.get(path)
             if mine is None or not isinstance(value, Tensor) or value.shape != mine.shape:
                 continue
-            same = isinstance(value, DTensor) and isinstance(mine, DTensor)
-            if same and value.placements == mine.placements and value.device_mesh == mine.device_mesh:
+            if isinstance(value, DTensor) and isinstance(mine, DTensor) and value._spec == mine._spec:
                 continue
             storage, layout = self._engine.storage_of(names[id(mine)])
             whole = value.full_tensor() if isinstance(value, DTensor) else value
             if type(whole) in (Tensor, nn.Parameter):
                 given[path] = storage.placed(whole.detach().to(self._device, mine.dtype), layout)
-        return super().load_state_dict(given, strict=strict, assign=assign)
+        missing = self._missing_elsewhere(state_dict)
+        if missing and strict:
+            raise RuntimeError(f"the state dict has no {', '.join(map(repr, missing[:5]))}, which other stages hold")
+        found = super().load_state_dict(given, strict=strict, assign=assign)
+        found.missing_keys.extend(missing)
+        return found
+
+    def _missing_elsewhere(self, state_dict: Mapping[str, Any]) -> list[str]:
+        """What a whole state dict lacks of the parameters of other stages; that of this rank alone has none of them."""
+        there = [path for path in self._elsewhere if path in state_dict]
+        for path in there:
+            name = self._elsewhere[path]
+            if tuple(state_dict[path].shape) != self._graph.tensors[name].shape:
+                raise RuntimeError(f"size mismatch for {path}: {list(state_dict[path].shape)} for {list(self._graph.tensors[name].shape)}")
+        return [path for path in self._elsewhere if path not in state_dict] if there else []
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """This rank's parameters; with stages one more at the end, which stands for those of the others (see `other_stages`)."""
+        yield from super().parameters(recurse)
+        if self.other_stages is not None:
+            yield self.other_stages.parameter
 
     def graph_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by their names in the graph, in its order."""
@@ -195,7 +226,10 @@ class ParallelModule(Recalling):
         """A module with parameters and buffers of its own, on the same process groups."""
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        shared = ("_engine", "_modes", "_batches", "_graph", "_record", "_arguments", "_pending", "_places", "_buffer_places", "_anchor")
+        shared = (
+            "_engine", "_modes", "_batches", "other_stages", "_graph", "_record", "_arguments", "_pending", "_places", "_buffer_places",
+            "_anchor",
+        )  # fmt: skip
         for parameter in self.parameters():
             memo[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
         own = {name: value for name, value in self.__dict__.items() if name not in shared}
@@ -205,6 +239,7 @@ class ParallelModule(Recalling):
         other._pending = Pending()
         other._engine = self._engine.copied(other._stored)
         other._modes = self._modes.on(other._engine)
+        other.other_stages = OtherStages(other) if self.other_stages is not None else None
         return other
 
     # --- calls ---
@@ -279,13 +314,14 @@ class ParallelModule(Recalling):
     def _require_as_planned(self) -> None:
         """Refuse parameters of another type or on another device than planned."""
         for name, parameter in self.graph_parameters().items():
-            planned = getattr(torch, self._graph.tensors[name].dtype)
+            planned = self._engine.master(name)
             if parameter.dtype != planned:
                 raise PlanError(
-                    f"parameter {name!r} has become {parameter.dtype}, the plan is for {planned}: plan again with the dtype that you want"
+                    f"parameters have become {parameter.dtype}, which the plan has as {planned}: plan again with the dtype that you want "
+                    "(or master, the type of stored parameters)"
                 )
             if parameter.device.type != self._device.type:
-                raise PlanError(f"parameter {name!r} has been moved to {parameter.device}, its ranks work on {self._device.type}")
+                raise PlanError(f"parameters have been moved to {parameter.device.type}, the ranks work on {self._device.type}")
 
     def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The inputs of a call, the same on every rank."""
@@ -337,11 +373,20 @@ class ParallelModule(Recalling):
     def full_outputs(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The whole outputs on every rank, from what `local_outputs` returned; not part of the planned program."""
         pairs = zip(outputs, self._engine.outputs, strict=True)
-        return tuple(gather_full(value, layout, self._engine.groups) for value, (_, layout) in pairs)
+        return tuple(gather_full(value, layout, self._engine.groups) if layout else value for value, (_, layout) in pairs)
 
     def full_value(self, name: str, local: Tensor) -> Tensor:
         """The whole tensor on every rank from this rank's shard of parameter `name` (or of its gradient)."""
         return self._engine.whole_parameter(name, local_of(local).detach())
+
+    def full_values(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole tensors on every rank from the shards of parameters (or gradients) that each of them has."""
+        names = [tensor.name for tensor in self._graph.parameters]
+        there = torch.tensor([float(name in values) for name in names], device=self._device)
+        if self._engine.world.staged:
+            dist.all_reduce(there)
+        found = [name for name, some in zip(names, there.tolist(), strict=True) if some]
+        return {name: self._engine.whole_parameter(name, local_of(values[name]).detach() if name in values else None) for name in found}
 
     def _global(self, value: Tensor, name: str) -> Tensor:
         layout = dict(self._engine.outputs)[name]

@@ -6,6 +6,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
 from autopar.sharding.rules.modes import evaluated
+from autopar.sharding.schedule import PLAIN, Types
 
 from .agreement import agree, digest
 from .launch import init_from_environment, require_cuda
@@ -57,7 +60,7 @@ def parallelize(
         whole = wants_whole(outputs, plan, model)
         execution = plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
         device = join_world(plan, backend)
-        values = model_values(model, weights=weights)
+        values = model_values(model, plan.schedule.types, weights=weights)
         found = model, plan, execution
     except Exception as error:
         failure = error
@@ -125,16 +128,16 @@ def join_world(plan: Plan, backend: str | None) -> torch.device:
 
 
 def model_values(
-    model: LoadedModel, *, seed: int = ONNX_SEED, weights: str | Path | None = None
+    model: LoadedModel, types: Types = PLAIN.types, *, seed: int = ONNX_SEED, weights: str | Path | None = None
 ) -> dict[str, Tensor | Callable[[], Tensor]]:
-    """Values of every parameter and constant, by graph name; those in files are read one at a time, when asked for.
+    """Values of every parameter, in the types in which they are stored, and constant, by graph name.
 
-    `weights`: safetensors files of a PyTorch model.
+    Those in files are read one at a time, when asked for. `weights`: safetensors files of a PyTorch model.
     """
-    given = values_from_files(model, weights) if weights is not None else {}
+    graph = replace(model.graph, tensors={name: replace(t, dtype=types.stored(t)) for name, t in model.graph.tensors.items()})
+    given = values_from_files(replace(model, graph=graph), weights) if weights is not None else {}
     if model.torch is not None:
-        return _module_values(model, given)
-    graph = model.graph
+        return _module_values(model, types, given)
     wanted = {t.name: getattr(torch, t.dtype) for t in graph.tensors.values() if t.role in (Role.PARAMETER, Role.CONSTANT)}
     found: dict[str, Tensor | Callable[[], Tensor]] = {
         n: to_torch(array).to(wanted[n]) for n, array in graph.constants.items() if n in wanted
@@ -150,18 +153,25 @@ def model_values(
     return found
 
 
-def _module_values(model: LoadedModel, given: Mapping[str, Tensor | FileTensor]) -> dict[str, Tensor | Callable[[], Tensor]]:
+def _module_values(
+    model: LoadedModel, types: Types, files: Mapping[str, Tensor | FileTensor]
+) -> dict[str, Tensor | Callable[[], Tensor]]:
+    """Those of a module; of parameters that are stored in another type than they are used in, the values before they were cast."""
     assert model.torch is not None
     module: nn.Module = model.module
     found: dict[str, Tensor | Callable[[], Tensor]] = dict(model.torch.constants)
     found.update(module.named_buffers())
     found.update(module.named_parameters())
-    found.update(given)
+    given = dict(module.named_parameters() if model.given is None else model.given.named_parameters())
+    for tensor in model.graph.parameters:
+        if types.casts(tensor):
+            found[tensor.name] = _cast(given[tensor.name].detach(), getattr(torch, types.stored(tensor)))
+    found.update(files)
     on_meta = [name for name, value in found.items() if isinstance(value, Tensor) and value.is_meta]
-    if given:
+    if files:
         read = {name for paths, _ in saved_buffers(module) for name in paths} | set(model.graph.tensors)
         on_meta = [name for name in on_meta if name in read]
-    if on_meta and given:
+    if on_meta and files:
         raise ModelError(
             f"no file holds {', '.join(on_meta[:5])}, computed when the module is made, which was on the meta device: "
             "make it under autopar.parameters_on_meta(), which leaves buffers where they are"
@@ -172,3 +182,8 @@ def _module_values(model: LoadedModel, given: Mapping[str, Tensor | FileTensor])
             "give their files as weights=FOLDER (--weights FOLDER), or materialise it before running"
         )
     return found
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor | Callable[[], Tensor]:
+    """A value in that type, cast when it is asked for."""
+    return value if value.dtype == dtype or value.is_meta else partial(value.to, dtype)

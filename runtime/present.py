@@ -10,11 +10,15 @@ from autopar.order.actions import Action
 
 
 class Present(threading.local):
-    """`action`: the one at hand; `log`: where actions are written down, if anywhere; `exchange`: "send" or "rows"."""
+    """`action`: the one at hand; `log`: where actions are written down, if anywhere; `exchange`: "send" or "rows".
+
+    `aside`: what is said among the ranks is no part of a step.
+    """
 
     action: Action | None = None
     log: list[Action] | None = None
     exchange: str = ""
+    aside: bool = False
 
 
 PRESENT = Present()
@@ -28,6 +32,16 @@ def at(action: Action | None) -> Iterator[None]:
         yield
     finally:
         PRESENT.action = before
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Inside, ranks agree on something; that is no part of a step."""
+    before, PRESENT.aside = PRESENT.aside, True
+    try:
+        yield
+    finally:
+        PRESENT.aside = before
 
 
 @contextmanager

@@ -20,10 +20,13 @@ from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
 
-from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, optimizer_of
+from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, one_device, optimizer_of
+from .collectives import DeviceGroups
 from .host_states import host_states
 from .inputs import example_values
 from .launch import in_steps, require_cuda, run_ranks
+from .local_forms.randomness import is_random
+from .masters import mastered
 from .module import ParallelModule, Values
 from .onnx_module import OnnxModule
 from .parallelize import join_world, model_values
@@ -106,7 +109,7 @@ def run_plan(
 
 def _values(job: _Job, weights: str | Path | None) -> Values:
     """What to run with; a check needs the model's own weights to be the same."""
-    values = model_values(job.model, weights=weights)
+    values = model_values(job.model, job.plan.schedule.types, weights=weights)
     if weights is not None and job.check:
         fill_module(job.model.module, values)
     return values
@@ -127,7 +130,7 @@ def _on_launched_ranks(job: _Job, backend: str | None, weights: str | Path | Non
 def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
     """One rank: with a check the observed steps, else timed ones."""
     program = job.plan.execution(analyse(job.model.graph, train=job.plan.model.mode == "train"))
-    module = ParallelModule(program, World.of(program), values, device=device, exact_random=job.check)
+    module = ParallelModule(program, World.of(program), values, device=device, exact_random=job.check and exact(job.model, job.plan))
     inputs = [value.to(device) for value in job.inputs]
     if not job.check:
         losses, seconds = _timed(module, inputs, job)
@@ -138,6 +141,11 @@ def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
     seconds = (time.perf_counter() - start) / job.steps
     kept = observed if dist.get_rank() == 0 else None
     return _Result(seconds=seconds, losses=observed.losses, issued=issued, mismatch=mismatch, observed=kept)
+
+
+def exact(model: LoadedModel, plan: Plan) -> bool:
+    """Whether a plan can draw what torch's own generator gives one device: not where stages draw, of which each has its own part."""
+    return not plan.stages or not is_random(model.graph)
 
 
 def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple[tuple[float, ...], float]:
@@ -181,7 +189,14 @@ def _compare(job: _Job, result: _Result) -> Report | None:
 
 
 def reference_observation(model: LoadedModel, plan: Plan, inputs: Sequence[Tensor], *, steps: int, seed: int) -> Observation:
-    """Outputs, gradients and weights of the original module (an ONNX model: the converted one) on one device."""
+    """Outputs, gradients and weights of the original module (an ONNX model: the converted one) on one device.
+
+    Where the plan stores parameters in another type, they are in that type here, too, and cast for every call.
+    """
+    if not exact(model, plan):
+        program = one_device(model.graph, analyse(model.graph, train=plan.model.mode == "train").gradients)
+        counting = ParallelModule(program, DeviceGroups.single(), model_values(model))
+        return observe(counting, inputs, optimizer=plan.model.optimizer, steps=steps, seed=seed)
     if model.torch is not None:
         alone: nn.Module = _Original(model)
         names = dict(model.module.named_parameters())
@@ -189,6 +204,11 @@ def reference_observation(model: LoadedModel, plan: Plan, inputs: Sequence[Tenso
         values = model_values(model)
         alone = OnnxModule(model.source, ((n, v if isinstance(v, Tensor) else v()) for n, v in values.items()))
         names = {name: value for name, value in alone.named_tensors().items() if isinstance(value, nn.Parameter)}
+    types = plan.schedule.types
+    stored = model_values(model, types) if types.master else {}
+    cast = [tensor.name for tensor in model.graph.parameters if types.casts(tensor)]
+    masters = {name: value if isinstance(value, Tensor) else value() for name in cast for value in (stored[name],)}
+    alone, names = mastered(alone, names, masters)
     return observe_model(alone, model.graph, inputs, parameters=names, optimizer=plan.model.optimizer, steps=steps, seed=seed)
 
 

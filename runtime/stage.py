@@ -7,6 +7,7 @@ gradients for the segments before it. So the order of a step is that of the acti
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ from .collectives import Cut, DeviceGroups, join, shard_of
 from .draws import Draws, drawing
 from .lowering import Arrival, LocalProgram, LocalSegment, Time, lower_preamble, lower_scheduled, same_operators
 from .lowering.program import Place
-from .postponing import Late, postponed
+from .postponing import Postponed, of_segment
 from .streams import Streams
 from .units import Gradients, ParameterUnits, Stored
 
@@ -52,7 +53,7 @@ class Passing:
     values: dict[int, dict[Place, Tensor]] = field(default_factory=dict)
     behind: dict[int, dict[Place, Tensor]] = field(default_factory=dict)
     tapes: dict[tuple[int, int], _Tape] = field(default_factory=dict)
-    late: dict[tuple[int, int], list[Late]] = field(default_factory=dict)
+    late: dict[tuple[int, int], Postponed] = field(default_factory=dict)
     outputs: dict[int, list[Tensor]] = field(default_factory=dict)
     updates: dict[str, Tensor] = field(default_factory=dict)
 
@@ -77,8 +78,9 @@ class Stage:
         *,
         arrivals: Sequence[Arrival] = (),
         handed: Sequence[Arrival] = (),
+        late: bool = False,
     ) -> None:
-        self.plan, self.split, self.groups, self.device = plan, split, groups, device
+        self.plan, self.split, self.groups, self.device, self.late = plan, split, groups, device, late
         self.arrivals, self.handed = tuple(arrivals), tuple(handed)
         self.count = plan.schedule.micro_batches
         self.units = ParameterUnits(plan, groups, stored, device)
@@ -108,9 +110,12 @@ class Stage:
         return None if self.split is None else Time(split=self.split, count=self.count, index=index)
 
     def _lower(self, index: int) -> LocalProgram:
-        time = self._time(index)
-        found = lower_scheduled(self.plan, self.groups, device=self.device, time=time, arrivals=self.arrivals, handed=self.handed)
-        return self._way(found)
+        return self._way(
+            lower_scheduled(
+                self.plan, self.groups, device=self.device, time=self._time(index), arrivals=self.arrivals, handed=self.handed,
+                late=self.late,
+            )
+        )  # fmt: skip
 
     def run_as(self, way: Callable[[LocalProgram], LocalProgram]) -> None:
         """Run what `way` makes of the programs, those that are still to be lowered among them."""
@@ -148,7 +153,8 @@ class Stage:
         parameters = [self._parameter(place, next(flows) and passing.keep) for place in segment.parameters]
         sources = [self._cut(passing.known[name], placement, index) for name, placement in segment.sources]
         state = passing.streams.enter(index)
-        with drawing(passing.draws), torch.set_grad_enabled(passing.keep and not segment.again):
+        late = passing.late.setdefault((index, number), Postponed()) if self.late and passing.keep else None
+        with drawing(passing.draws), of_segment(late), torch.set_grad_enabled(passing.keep and not segment.again):
             found: tuple[Tensor, ...] = segment.module(*leaves, *parameters, *sources)
         passing.streams.leave(index)
         if passing.keep:
@@ -157,6 +163,7 @@ class Stage:
         for place in segment.values:
             if self._last_read[place] == number:
                 values.pop(place, None)
+        # The last segment gives all that leaves the program, also what it has only read.
         values.update((place, value.detach()) for place, value in zip(segment.outputs, found, strict=True))
         if number == len(program.segments) - 1:
             self._finish(passing, index, program)
@@ -192,27 +199,31 @@ class Stage:
             return
         self.units.wait(self.plan.segments[number].wanted)
         if segment.again:
-            self._again(passing, segment, tape)
+            with of_segment(passing.late.get((index, number))):
+                self._again(passing, segment, tape)
         pairs = [(o, g) for o, g in zip(tape.outputs, upstream, strict=True) if g is not None and o.requires_grad]
         leaves = [*zip(segment.values, tape.values, strict=True), *zip(segment.parameters, tape.parameters, strict=True)]
         wanted = [(place, leaf) for place, leaf in leaves if leaf.requires_grad]
         if not pairs or not wanted:
             return
-        with postponed(passing.late.setdefault((index, number), []) if later else None):
-            found = torch.autograd.grad(
-                [o for o, _ in pairs], [leaf for _, leaf in wanted], [g for _, g in pairs], allow_unused=True, retain_graph=keep
-            )
-        own = set(segment.parameters)
-        for (place, _), gradient in zip(wanted, found, strict=True):
+        if later:
+            passing.late[index, number].later = True
+        found = torch.autograd.grad(
+            [o for o, _ in pairs], [leaf for _, leaf in wanted], [g for _, g in pairs], allow_unused=True, retain_graph=keep
+        )
+        own, made = set(segment.parameters), deque(zip((place for place, _ in wanted), found, strict=True))
+        del found  # a gradient goes as soon as it is cast
+        while made:
+            place, gradient = made.popleft()
             if gradient is not None and place in own:
-                passing.gradients.add(place, gradient)
+                passing.gradients.add(place, self.units.travelling(place[0], gradient))
             elif gradient is not None:
                 passing.returned(index, [place], [gradient])
 
     def weights(self, passing: Passing, index: int, number: int) -> None:
         """The gradients of weights that the backward pass of a segment has left."""
-        for place, make in passing.late.pop((index, number), ()):
-            passing.gradients.add(place, make())
+        for place, gradient in passing.late.pop((index, number)).make():
+            passing.gradients.add(place, self.units.travelling(place[0], gradient))
 
     def _again(self, passing: Passing, segment: LocalSegment, tape: _Tape) -> None:
         """Run the forward pass once more, with autograd and the same random numbers."""

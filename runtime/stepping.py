@@ -64,7 +64,9 @@ class Pending:
 
 
 class _Record:
-    """A call whose backward pass is still to come; `scale`: by what the loss's gradient was multiplied where it has run already."""
+    """A call whose backward pass autograd has not asked for yet; `call_is_over`: its order has run to the end all the same."""
+
+    call_is_over: bool
 
     def __init__(self, module: ParallelModule, engine: Engine, call: Call, wanted: Sequence[int], trained: Sequence[str]) -> None:
         self.module, self.engine, self.call, self.wanted, self.trained = module, engine, call, wanted, trained
@@ -82,23 +84,23 @@ class _Record:
         if changed:
             raise RuntimeError(f"parameter {changed[0]!r} has been changed between the forward and the backward pass that needs it")
         shares = self._shares(upstream, keep=keep)
-        summed = shares is None
-        if summed:
+        again = keep and self.call_is_over  # what has been found is given once more
+        self._kept = {number: passing.gradients.copied() for number, passing in self.call.passings.items() if again}
+        if shares is None:
             found = engine.home({number: passing.gradients for number, passing in self.call.passings.items()})
-            return self._reset(keep=keep, found=[self._given(name, found) for name in self.trained])
-        assert shares is not None
+            return self._reset([self._given(name, found) for name in self.trained])
         if module._synchronize:
             before = module._pending.current(module.graph_parameters())
             for number, more in before.items():
                 shares[number].join(more)
             engine.flush(shares)
             found = engine.home(shares)
-            return self._reset(keep=keep, found=[self._given(name, found) for name in self.trained])
+            return self._reset([self._given(name, found) for name in self.trained])
         reached = set().union(*(one.reached for one in shares.values()))
         module._pending.keep(shares)
         torch.autograd.Variable._execution_engine.queue_callback(lambda: module._pending.mark(module.graph_parameters()))
         zeros = {name: torch.zeros_like(engine.stored(name)) for name in self.trained if name in reached}
-        return self._reset(keep=keep, found=[self._given(name, zeros) for name in self.trained])
+        return self._reset([self._given(name, zeros) for name in self.trained])
 
     def _shares(self, upstream: Sequence[Tensor | None], *, keep: bool) -> Shares | None:
         """Run the backward pass; the shares where they are not summed yet."""
@@ -107,13 +109,12 @@ class _Record:
     def _given(self, name: str, found: Mapping[str, Tensor]) -> Tensor | None:
         if name in found:
             return self.engine.described(name, found[name])
-        # So that whoever looks at all gradients at once is not given those of one stage for all.
-        return self.engine.described(name, None) if name in self.engine.elsewhere else None
+        return None
 
-    def _reset(self, *, keep: bool, found: list[Tensor | None]) -> list[Tensor | None]:
+    def _reset(self, found: list[Tensor | None]) -> list[Tensor | None]:
         """Make ready for another backward pass, if one may come."""
-        for passing in self.call.passings.values():
-            passing.gradients = Gradients()
+        for number, passing in self.call.passings.items():
+            passing.gradients = self._kept.get(number, Gradients())
             passing.behind.clear()
         return found
 
@@ -121,12 +122,16 @@ class _Record:
 class _Later(_Record):
     """A call whose order stands before its first backward pass."""
 
+    call_is_over = False
+
     def _shares(self, upstream: Sequence[Tensor | None], *, keep: bool) -> Shares | None:
         engine, call = self.engine, self.call
         summed = self.module._synchronize and not self.module._pending.shares
         for number, stage in engine.stages.items():
             for unit in sorted(self.held[number] - stage.units.held):
                 stage.units.gather(unit)  # another call has let it go
+        if not engine.stages:
+            return None  # an idle rank
         (stage,), (passing,) = engine.stages.values(), call.passings.values()
         arrived = passing.behind.setdefault(0, {})
         for place, gradient in zip(self.wanted, upstream, strict=True):
@@ -142,6 +147,8 @@ class _AtOnce(_Record):
 
     Another gradient multiplies what was found. Where gradients are float16, of which a scale may have lost some, the order runs again.
     """
+
+    call_is_over = True
 
     def __init__(
         self,
@@ -197,7 +204,10 @@ class _Node(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise PlanError("a plan has first derivatives only: gradients cannot be differentiated again (create_graph=True)")
         record: _Record = ctx.record
-        keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
+        if record is not None and record.module.other_stages is not None:
+            look, module = record.module.other_stages.look, record.module
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: look(module))
+        keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()
         if not keep:
             ctx.record = None
         if record is None:
@@ -213,7 +223,8 @@ def differentiable_call(
     Where autograd is on and the plan is for training, the outputs lead to the gradients of the parameters.
     """
     parameters = {name: p for name, p in module.graph_parameters().items() if p.requires_grad}
-    keep = torch.is_grad_enabled() and engine.trains and bool(parameters)
+    # With stages all ranks run one order, whatever each of them has to train.
+    keep = torch.is_grad_enabled() and engine.trains and (engine.world.staged or bool(parameters))
     draws = engine.draws()
     if not keep:
         call = engine.begin(whole, keep=False, draws=draws)

@@ -37,7 +37,7 @@ class TiedSums:
             for name, stages in self.tied.items():
                 held = [(number, self._layout(number, name)) for number in gradients if self._holds(number, name)]
                 own = [gradient for number, layout in held if (gradient := gradients[number].take((name, layout))) is not None]
-                mine = own[0] if own else torch.zeros_like(self.stored(name))
+                mine = own[0] if own else torch.zeros_like(self.stored(name), dtype=self._dtype(name))
                 for other in own[1:]:
                     mine = mine + other
                 number, layout = held[0]
@@ -45,6 +45,11 @@ class TiedSums:
 
     def _holds(self, number: int, name: str) -> bool:
         return name in self.execution.chunks[number].whole.program.assignment.storage
+
+    def _dtype(self, name: str) -> torch.dtype:
+        """The type in which the gradient travels."""
+        found: torch.dtype = getattr(torch, self.execution.schedule.types.reduced(self.execution.graph.tensors[name]))
+        return found
 
     def _layout(self, number: int, name: str) -> Layout:
         return self.execution.chunks[number].whole.program.assignment.storage[name]

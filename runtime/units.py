@@ -3,6 +3,9 @@
 A unit belongs to nodes of the program, not to hooks on parameters: the runner says when it is gathered, released and reduced. A gathered
 value that is let go keeps its tensor and gives up the memory behind it, so that what autograd has saved of it finds it again once it is
 gathered for the backward pass.
+
+Shards are stored in one type, cast to the type of the computation on the way to their values, and their gradients are cast to the type in
+which they travel as soon as the backward pass has made them.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from autopar.order.places import Place, moves_value, only_casts
 from autopar.order.scheduled import Scheduled
-from autopar.order.units import Mode, Place, Unit, gather_collectives, moves_value, reduce_collectives
+from autopar.order.units import Mode, Unit, gather_collectives, reduce_collectives
 from autopar.sharding.layout import local_shape
 from autopar.sharding.program import Redistribute
 from autopar.sharding.redistribution import changed_axis
@@ -50,6 +54,12 @@ class Gradients:
             self.at[place] = before + gradient
             self._own.add(place)
 
+    def copied(self) -> Gradients:
+        """The same in tensors of its own."""
+        other = Gradients()
+        other.at, other.reached = {place: gradient.clone() for place, gradient in self.at.items()}, set(self.reached)
+        return other
+
     def join(self, other: Gradients) -> None:
         """Add all of another's."""
         self.reached |= other.reached
@@ -75,13 +85,13 @@ class Gradients:
 
 
 class _Group:
-    """Redistributions that travel together: where they start and end, and the steps between."""
+    """Redistributions that travel together: where they start and end, and the steps between; casts `lead` nowhere."""
 
     def __init__(self, plan: Scheduled, members: Sequence[int], groups: DeviceGroups) -> None:
         steps = [step for index in members if isinstance(step := plan.program.steps[index], Redistribute)]
         self.starts: list[Place] = [(step.tensor, step.chain[0]) for step in steps]
         self.ends: list[Place] = [(step.tensor, step.chain[-1]) for step in steps]
-        self.flows, self.moves = steps[0].gradient, moves_value(steps[0])
+        self.flows, self.moves, self.leads = steps[0].gradient, moves_value(steps[0]), not only_casts(steps[0])
         self.differentiable = steps[0].differentiable
         self.shapes = [local_shape(step.chain[-1], plan.program.graph.tensors[step.tensor].shape, groups.mesh.shape) for step in steps]
         self.ahead: list[tuple[list[Action], AxisGroup]] = []
@@ -100,7 +110,10 @@ class ParameterUnits:
         self.plan, self.groups, self.stored, self.device = plan, groups, stored, device
         self.units: tuple[Unit, ...] = plan.units
         self.members = [[_Group(plan, group, groups) for group in unit.groups] for unit in plan.units]
-        self.dtypes = {t.name: getattr(torch, t.dtype) for t in plan.program.graph.parameters}
+        types, parameters = plan.schedule.types, plan.program.graph.parameters
+        self.dtypes: dict[str, torch.dtype] = {t.name: getattr(torch, t.dtype) for t in parameters}
+        self.masters: dict[str, torch.dtype] = {t.name: getattr(torch, types.stored(t)) for t in parameters}
+        self.reduced: dict[str, torch.dtype] = {t.name: getattr(torch, types.reduced(t)) for t in parameters}
         self.values: dict[Place, Tensor] = {}
         self.kept: dict[Place, Tensor] = {}  # values of units that are gathered again, with or without memory behind them
         self.held: set[int] = set()
@@ -141,14 +154,15 @@ class ParameterUnits:
         for group in self.members[number]:
             if not group.moves:
                 continue
-            starts = [self.value(place) for place in group.starts]
+            found = map(self.value, group.starts) if group.leads else (self.stored(name) for name, _ in group.starts)
+            starts = [value.to(self.dtypes[name]) for value, (name, _) in zip(found, group.starts, strict=True)]
             if not again:
                 made = yield from carry(starts, group.ahead)
                 self.values.update(zip(group.ends, made, strict=True))
                 continue
             kept = [self._room(place, shape) for place, shape in zip(group.ends, group.shapes, strict=True)]
             # The values are those that autograd has saved, if it has: nothing has changed for it.
-            with torch.autograd._unsafe_preserve_version_counter(tuple(kept)):
+            with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(kept)):
                 yield from carry(starts, group.ahead, kept)
             self.values.update(zip(group.ends, kept, strict=True))
 
@@ -173,6 +187,10 @@ class ParameterUnits:
 
     # --- gradients ---
 
+    def travelling(self, name: str, gradient: Tensor) -> Tensor:
+        """A gradient as the backward pass gives it, in the type in which it is added up and travels."""
+        return gradient.to(self.reduced[name])
+
     def reduce(self, number: int, gradients: Gradients, *, last: bool, only_present: bool = False) -> None:
         """Begin to bring a unit's gradients home, and in the `last` micro-batch of a step to sum them over the ranks that share them.
 
@@ -182,14 +200,16 @@ class ParameterUnits:
             if moving.left:
                 moving.go_on()
         unit = self.units[number]
-        count = sum(1 for c in reduce_collectives(self.plan.program, unit, last=last) if self._talks(c.axis))
+        count = sum(1 for c in reduce_collectives(self.plan.program, unit, self.plan.schedule.types, last=last) if self._talks(c.axis))
         self.going.append((number, Moving(self._reducing(number, gradients, last=last, all_groups=not only_present), count)))
 
     def _reducing(self, number: int, gradients: Gradients, *, last: bool, all_groups: bool) -> Generator[Tensor, Tensor, None]:
         unit = self.units[number]
         if last or unit.mode is not Mode.ONCE:
             for group in reversed(self.members[number]):
-                if not group.differentiable or not ((group.flows and all_groups) or any(place in gradients.at for place in group.ends)):
+                if not group.leads or not group.differentiable:
+                    continue
+                if not ((group.flows and all_groups) or any(place in gradients.at for place in group.ends)):
                     continue
                 shares = [self._taken(gradients, place, shape) for place, shape in zip(group.ends, group.shapes, strict=True)]
                 home = yield from carry(shares, group.back)
@@ -207,7 +227,7 @@ class ParameterUnits:
     def _taken(self, gradients: Gradients, place: Place, shape: tuple[int, ...]) -> Tensor:
         """The gradient at a place, taken away from there; zeros where there is none."""
         found = gradients.take(place)
-        return torch.zeros(shape, dtype=self.dtypes[place[0]], device=self.device) if found is None else found
+        return torch.zeros(shape, dtype=self.reduced[place[0]], device=self.device) if found is None else found
 
     def _talks(self, axis: int) -> bool:
         return self.groups.mesh.shape[axis] > 1
@@ -226,6 +246,9 @@ class ParameterUnits:
             self.release(number)
 
     def home(self, gradients: Gradients) -> Mapping[str, Tensor]:
-        """The gradients of this rank's shards, of those parameters that the loss has reached."""
-        places = self.plan.program.assignment.storage.items()
-        return {name: gradients.at[name, layout] for name, layout in places if name in gradients.reached and (name, layout) in gradients.at}
+        """The gradients of this rank's shards in the type of these, of the parameters that the loss has reached; they are taken away."""
+        found: dict[str, Tensor] = {}
+        for name, layout in self.plan.program.assignment.storage.items():
+            if name in gradients.reached and (gradient := gradients.take((name, layout))) is not None:
+                found[name] = gradient.to(self.masters[name])
+        return found

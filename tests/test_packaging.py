@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "costmodel": {"errors", "ir", "sharding", "order"},
     "search": set(),
     "plan": {"autopar", "errors", "ir", "order", "plan_parts", "sharding"},
-    "plan_parts": {"errors", "order", "sharding"},
+    "plan_parts": {"errors", "ir", "order", "sharding"},
     "model": {"autopar", "errors", "ir"},
     "runtime": {"errors", "forking", "ir", "model", "order", "sharding", "plan"},
 }

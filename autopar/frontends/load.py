@@ -84,7 +84,7 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
     graph = import_onnx(model, dims=options.dims, batch=options.batch, shapes=options.shapes, roles=roles, seen=seen)
     graph = cast_graph(graph, options.dtype) if options.dtype else graph
     notes = tuple(f"{text}; planning needs no weights, running does" for text in lost if text)
-    return LoadedModel(graph=_finish(graph, options), source=graph, weights=lambda: _onnx_weights(model), notes=notes)
+    return LoadedModel(graph=_finish(graph, options), source=graph, weights=lambda: _onnx_weights(model), notes=notes, dtype=options.dtype)
 
 
 def _onnx_weights(model: Any) -> Iterator[tuple[str, Any]]:
@@ -173,6 +173,8 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
         inputs=inputs,
         call=(args, kwargs),
         loss=loss if options.train else None,
+        dtype=options.dtype,
+        given=module,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..ir import Graph
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Layout
 from ..sharding.mesh import Mesh
@@ -55,6 +56,11 @@ class Execution:
     pipeline: str = "1f1b"
     interleave: int = 1
     edges: Mapping[tuple[int, int], tuple[Handed, ...]] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        """The model."""
+        return self.chunks[0].whole.program.graph
 
     @property
     def schedule(self) -> Schedule:

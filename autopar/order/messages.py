@@ -122,8 +122,9 @@ def _tied(execution: Execution, stage: int, device: int) -> Iterator[Message]:
         layouts = [chunk.whole.program.assignment.storage[name] for chunk in chunks]
         firsts = [first_rank(execution, number) for number in stages]
         own = chunks[stages.index(stage)]
+        size = execution.schedule.types.reduced_bytes(tensor)
         if len(set(layouts)) == 1 and len({chunk.mesh.shape for chunk in chunks}) == 1:
-            nbytes = local_bytes(layouts[0], tensor.bytes, own.mesh.shape)
+            nbytes = local_bytes(layouts[0], size, own.mesh.shape)
             yield Message(kind="all_reduce", axis=None, nbytes=nbytes, ranks=tuple(first + device for first in firsts))
             continue
         layout = layouts[stages.index(stage)]
@@ -131,7 +132,7 @@ def _tied(execution: Execution, stage: int, device: int) -> Iterator[Message]:
             axis = changed_axis(before, after)
             ahead, _ = transfers(before[axis], after[axis], own.mesh.shape[axis])
             if ahead is not None:
-                nbytes = ahead.scale * local_bytes(before, tensor.bytes, own.mesh.shape)
+                nbytes = ahead.scale * local_bytes(before, size, own.mesh.shape)
                 yield Message(kind=ahead.collective, axis=axis, nbytes=nbytes)
         members = sorted(first + i for first, chunk in zip(firsts, chunks, strict=True) for i in range(chunk.mesh.devices))
-        yield Message(kind="all_reduce", axis=None, nbytes=tensor.bytes, ranks=tuple(members))
+        yield Message(kind="all_reduce", axis=None, nbytes=size, ranks=tuple(members))

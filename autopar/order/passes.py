@@ -1,8 +1,9 @@
 """From passes of chunks to all actions of a rank: segments, and before and behind them the units of their parameters.
 
-The passes of a rank are a list of visits of segments. A unit in mode "again" is gathered before a visit that needs it, unless the visit
-before has left it there, and let go behind the last of consecutive visits that do. Other units are gathered once and let go at the end.
-A gather is issued `prefetch` visits before the one that needs it, so that it runs under their computation.
+The passes of a rank are a list of visits of segments. A unit in mode "again" is gathered before a visit that needs it, unless it is still
+there, and let go behind one that does, unless one of the next `prefetch` visits (at least the next) needs it again. Other units are
+gathered once and let go at the end. A gather is issued `prefetch` visits before the one that needs it, so that it runs under their
+computation.
 """
 
 from __future__ import annotations
@@ -106,8 +107,9 @@ def _gathers(
                 before.setdefault(issued, []).append(unit)
                 held.add(unit)
             final[unit] = number
-        following = visits[computed[place + 1]].needed if place + 1 < len(computed) else frozenset()
-        gone = {u for u in held if chunks[u[0]].units[u[1]].mode is Mode.AGAIN and u not in following}
+        # What is needed so soon would have its next gather issued before it is let go.
+        soon = frozenset[tuple[int, int]]().union(*(visits[n].needed for n in computed[place + 1 : place + 1 + max(prefetch, 1)]))
+        gone = {u for u in held if u in visits[number].needed and chunks[u[0]].units[u[1]].mode is Mode.AGAIN and u not in soon}
         behind.setdefault(number, []).extend(sorted(gone))
         held -= gone
     for unit in sorted(held):

@@ -13,18 +13,16 @@ from dataclasses import dataclass, field
 
 from ..errors import PlanError
 from ..ir import Role
-from ..sharding.layout import Layout
 from ..sharding.program import Bucket, Collective, Compute, Program, Redistribute, Step, chain_collectives, operator_collectives
 from ..sharding.rules import RULES, Call
 from ..sharding.rules.saved import keeps, shares_memory
 from ..sharding.schedule import PLAIN, Schedule
 from .actions import Action, Word
 from .passes import Need, expand, one_stage
-from .units import Mode, Unit, gather_collectives, modes_of, moves_value, reduce_collectives, sources_of, units_of
+from .places import Place, makes, moves_value, reads, with_casts
+from .units import Mode, Unit, gather_collectives, modes_of, reduce_collectives, sources_of, units_of
 
 __all__ = ["Mode", "Scheduled", "Segment", "kept_steps", "makes", "reads", "scheduled"]
-
-Place = tuple[str, Layout]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +85,7 @@ class Scheduled:
         )  # fmt: skip
 
     def moves(self, unit: int) -> bool:
-        """Whether gathering a unit does anything: some of its parameters are used in another layout than they are stored in."""
+        """Whether gathering a unit does anything: some of its parameters are used in another layout or type than they are stored in."""
         steps = (self.program.steps[index] for index in self.units[unit].members)
         return any(isinstance(step, Redistribute) and moves_value(step) for step in steps)
 
@@ -112,7 +110,7 @@ class Scheduled:
                 return tuple(gather_collectives(self.program, self.units[action.unit]))
             case Word.REDUCE:
                 assert action.unit is not None
-                return tuple(reduce_collectives(self.program, self.units[action.unit], last=last))
+                return tuple(reduce_collectives(self.program, self.units[action.unit], self.schedule.types, last=last))
             case Word.FORWARD:
                 return self._segment(action)[0]
             case Word.BACKWARD | Word.BACKWARD_INPUT:
@@ -148,6 +146,7 @@ class Scheduled:
 
 def scheduled(program: Program, schedule: Schedule = PLAIN) -> Scheduled:
     """Put a program under a schedule; `PlanError` where that names operators which the program does not hold."""
+    program = with_casts(program, schedule.types)
     modes = modes_of(program, schedule)
     units = units_of(program, schedule, modes)
     return Scheduled(program=program, schedule=schedule, modes=modes, units=units, segments=_segments(program, schedule, modes, units))
@@ -160,20 +159,6 @@ def kept_steps(plan: Scheduled) -> tuple[int, ...]:
     steps = plan.program.steps
     moved = ((index, steps[index]) for index, mode in plan.modes.items() if mode is not Mode.AGAIN)
     return tuple(index for index, step in moved if isinstance(step, Redistribute) and moves_value(step))
-
-
-def reads(step: Step) -> tuple[Place, ...]:
-    """What a step reads."""
-    if isinstance(step, Redistribute):
-        return ((step.tensor, step.chain[0]),)
-    return tuple(zip(step.operator.inputs, step.decision.inputs, strict=True))
-
-
-def makes(step: Step) -> tuple[Place, ...]:
-    """What a step makes."""
-    if isinstance(step, Redistribute):
-        return ((step.tensor, step.chain[-1]),)
-    return tuple(zip(step.operator.outputs, step.decision.outputs, strict=True))
 
 
 def _segments(program: Program, schedule: Schedule, modes: dict[int, Mode], units: tuple[Unit, ...]) -> tuple[Segment, ...]:

@@ -228,7 +228,8 @@ class _Cutting:
             if name not in reached:
                 reached[name] = {available[name]}
                 for chain in self.decided.chains.get(name, ()):
-                    if all(len(step) == len(mesh.axes) for step in chain) and chain[0] in reached[name]:
+                    fits = all(len(step) == len(mesh.axes) for step in chain)
+                    if fits and chain[0] in reached[name] and chain[-1] not in reached[name]:
                         found.setdefault(name, []).append(chain)
                         reached[name].add(chain[-1])
             if layout not in reached[name]:

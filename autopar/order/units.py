@@ -8,7 +8,8 @@ A parameter's redistribution (its gather, and the reduction of its gradient) has
     again     gathered for each run of segments    brought home and added up after every micro-batch       (ZeRO 3)
               that reads it, let go behind it
 
-Only what gathers is ever gathered again or brought home often; the rest costs nothing on the way to its value, and is done once.
+Only what gathers is ever gathered again or brought home often; the rest costs nothing on the way to its value, or no more than a cast,
+and is done once.
 Parameters enter units in the order in which they are first read, until a unit holds `unit_bytes` of them as they are used. Those of one
 mode that take the same steps travel in one message.
 """
@@ -21,12 +22,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ..ir import Role
-from ..sharding.layout import Kind, Layout
 from ..sharding.program import Bucket, Collective, Program, Redistribute, chain_collectives
 from ..sharding.redistribution import changed_axis, local_bytes, transfers
-from ..sharding.schedule import Schedule
-
-Place = tuple[str, Layout]
+from ..sharding.schedule import PLAIN, Schedule, Types
+from .places import Place, only_casts
 
 
 class Mode(StrEnum):
@@ -77,13 +76,6 @@ def gathers(step: Redistribute, mesh: tuple[int, ...]) -> bool:
     return any(transfers(before[axis], after[axis], mesh[axis])[0] is not None for before, after, axis in pairs)
 
 
-def moves_value(step: Redistribute) -> bool:
-    """Whether a redistribution gives another value than it takes: some step of its chain is neither R to B nor B to R."""
-    pairs = itertools.pairwise(step.chain[step.bucketed :])
-    moved = ((before[axis], after[axis]) for before, after in pairs for axis in (changed_axis(before, after),))
-    return any(Kind.SPLIT in (before.kind, after.kind) or after.kind is Kind.PARTIAL for before, after in moved)
-
-
 def sources_of(program: Program, modes: Mapping[int, Mode]) -> dict[int, int]:
     """For the redistributions of parameters that start from what another one gives: that one."""
     made: dict[Place, int] = {}
@@ -100,6 +92,7 @@ def sources_of(program: Program, modes: Mapping[int, Mode]) -> dict[int, int]:
 def units_of(program: Program, schedule: Schedule, modes: Mapping[int, Mode]) -> tuple[Unit, ...]:
     """The units in the order in which their parameters are first read."""
     mesh = program.assignment.mesh.shape
+    sources = sources_of(program, modes)
     stretches: list[list[int]] = [[]]
     held = 0
     for index in modes:
@@ -107,25 +100,31 @@ def units_of(program: Program, schedule: Schedule, modes: Mapping[int, Mode]) ->
         assert isinstance(step, Redistribute)
         nbytes = program.graph.tensors[step.tensor].bytes
         size = max(local_bytes(layout, nbytes, mesh) for layout in (step.chain[0], step.chain[-1]))
+        if index in sources and _casts(program, sources[index]):
+            size = 0  # counted already
         if stretches[-1] and held + size > schedule.unit_bytes:
             stretches.append([])
             held = 0
         stretches[-1].append(index)
         held += size
-    sources = sources_of(program, modes)
     found: list[Unit] = []
     summed: set[str] = set()
     for stretch in stretches:
         for mode in Mode:
             members = [index for index in stretch if modes[index] is mode]
             if members:
-                groups = _groups(program, members, sources)
-                found.append(Unit(number=len(found), mode=mode, groups=groups, buckets=_buckets(program, members, summed)))
+                groups = _groups(program, members, sources, schedule.types)
+                found.append(Unit(number=len(found), mode=mode, groups=groups, buckets=_buckets(program, members, summed, schedule.types)))
     return tuple(found)
 
 
-def _groups(program: Program, members: Sequence[int], sources: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Members of equal depth, type and steps; what starts from another member's value comes behind it."""
+def _casts(program: Program, index: int) -> bool:
+    step = program.steps[index]
+    return isinstance(step, Redistribute) and only_casts(step)
+
+
+def _groups(program: Program, members: Sequence[int], sources: Mapping[int, int], types: Types) -> tuple[tuple[int, ...], ...]:
+    """Members of equal depth, types and steps; what starts from another member's value comes behind it."""
     found: dict[tuple[int, object], list[int]] = {}
     depth: dict[int, int] = {}
     for index in members:
@@ -136,12 +135,13 @@ def _groups(program: Program, members: Sequence[int], sources: Mapping[int, int]
         for before, after in itertools.pairwise(step.chain[step.bucketed :]):
             axis = changed_axis(before, after)
             steps.append((axis, before[axis].kind, after[axis].kind, before[axis].reduction))
-        key = (program.graph.tensors[step.tensor].dtype, tuple(steps), step.gradient, step.differentiable)
+        tensor = program.graph.tensors[step.tensor]
+        key = (tensor.dtype, types.reduced(tensor), tuple(steps), step.gradient, step.differentiable)
         found.setdefault((depth[index], key), []).append(index)
     return tuple(tuple(group) for _, group in sorted(found.items(), key=lambda item: (item[0][0], item[1][0])))
 
 
-def _buckets(program: Program, members: Sequence[int], summed: set[str]) -> tuple[Bucket, ...]:
+def _buckets(program: Program, members: Sequence[int], summed: set[str], types: Types) -> tuple[Bucket, ...]:
     """The gradients that are partial where they are stored, of parameters first read here: by axes and type, last read first."""
     mesh = program.assignment.mesh.shape
     found: dict[tuple[tuple[int, ...], str], list[tuple[str, int]]] = {}
@@ -152,8 +152,8 @@ def _buckets(program: Program, members: Sequence[int], summed: set[str]) -> tupl
             summed.add(step.tensor)
             tensor = program.graph.tensors[step.tensor]
             axes = tuple(changed_axis(before, after) for before, after in itertools.pairwise(step.chain[: step.bucketed + 1]))
-            size = local_bytes(program.assignment.storage[step.tensor], tensor.bytes, mesh)
-            found.setdefault((axes, tensor.dtype), []).append((step.tensor, size))
+            size = local_bytes(program.assignment.storage[step.tensor], types.reduced_bytes(tensor), mesh)
+            found.setdefault((axes, types.reduced(tensor)), []).append((step.tensor, size))
     return tuple(
         Bucket(parameters=tuple(name for name, _ in group), axes=axes, nbytes=sum(size for _, size in group))
         for (axes, _), group in found.items()
@@ -163,29 +163,29 @@ def _buckets(program: Program, members: Sequence[int], summed: set[str]) -> tupl
 def gather_collectives(program: Program, unit: Unit, phase: str = "forward") -> Iterator[Collective]:
     """What gathering a unit issues: a collective a step for each group."""
     for group in unit.groups:
-        yield from _flat(program, group, phase, back=False)
+        yield from _flat([ahead for ahead, _ in _chains(program, group, PLAIN.types)], phase)
 
 
-def reduce_collectives(program: Program, unit: Unit, *, last: bool) -> Iterator[Collective]:
+def reduce_collectives(program: Program, unit: Unit, types: Types, *, last: bool) -> Iterator[Collective]:
     """What reducing a unit's gradients issues, for the `last` micro-batch of a step or for one before it."""
     if last or unit.mode is not Mode.ONCE:
         for group in reversed(unit.groups):
-            yield from _flat(program, group, "backward", back=True)
+            yield from _flat([back[::-1] for _, back in _chains(program, group, types)], "backward")
     if last:
         for bucket in unit.buckets:
             for axis in bucket.axes:
                 yield Collective(phase="backward", kind="all_reduce", axis=axis, nbytes=bucket.nbytes, tensor=bucket.parameters[0])
 
 
-def _flat(program: Program, group: Sequence[int], phase: str, *, back: bool) -> Iterator[Collective]:
-    """The collectives of the members joined, one for each step that has any."""
+def _chains(program: Program, group: Sequence[int], types: Types) -> Iterator[tuple[list[Collective], list[Collective]]]:
+    """The collectives of the members one by one."""
     mesh = program.assignment.mesh.shape
-    each = []
-    for index in group:
-        step = program.steps[index]
-        assert isinstance(step, Redistribute)
-        ahead, behind = chain_collectives(program.graph, step, mesh)
-        each.append(behind[::-1] if back else ahead)
+    steps = (program.steps[index] for index in group)
+    return (chain_collectives(program.graph, step, mesh, types) for step in steps if isinstance(step, Redistribute))
+
+
+def _flat(each: Sequence[Sequence[Collective]], phase: str) -> Iterator[Collective]:
+    """The collectives of the members joined, one for each step that has any."""
     for joined in zip(*each, strict=True):
         first = joined[0]
         yield Collective(phase=phase, kind=first.kind, axis=first.axis, nbytes=sum(c.nbytes for c in joined), tensor=first.tensor)

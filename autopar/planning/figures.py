@@ -10,14 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.costmodel.casts import cast_seconds
 from autopar.costmodel.estimate import step_seconds
 from autopar.costmodel.host import state_bytes, streamed_update
 from autopar.costmodel.kept import facts_of
 from autopar.costmodel.liveness import Recompute, live_bytes
-from autopar.costmodel.pricing import MeshPrices, optimizer_named, update_seconds
-from autopar.costmodel.timeline import Seconds
+from autopar.costmodel.player import Seconds
+from autopar.costmodel.pricing import MeshPrices, storage_bytes, update_seconds
 
 from ..ir import Role, Tensor
+from ..order.places import only_casts, with_casts
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind
 from ..sharding.program import Compute, Program, Redistribute, chain_collectives, inputs_read, operator_collectives
@@ -62,7 +64,8 @@ def figures_of(program: Program, analysis: Analysis, prices: MeshPrices, *, opti
 
 class _Figures:
     def __init__(self, program: Program, analysis: Analysis, prices: MeshPrices, optimizer: str, schedule: Schedule) -> None:
-        self.program, self.analysis, self.prices, self.optimizer, self.schedule = program, analysis, prices, optimizer, schedule
+        self.program, self.analysis, self.prices = with_casts(program, schedule.types), analysis, prices
+        self.optimizer, self.schedule, self.types = optimizer, schedule, schedule.types
         self.graph, self.mesh = program.graph, prices.mesh.shape
         self.places = {op.name: index for index, op in enumerate(self.graph.operators)}
         self.again = {name for segment in schedule.recompute for name in segment}
@@ -97,12 +100,12 @@ class _Figures:
 
     def _move(self, step: Redistribute, index: int) -> None:
         """Seconds of a redistribution: of a parameter once a step, or for every pass; of a value in every pass."""
-        forward, backward = chain_collectives(self.graph, step, self.mesh)
+        forward, backward = chain_collectives(self.graph, step, self.mesh, self.types)
         ahead = sum(self._collective(c.kind, c.axis, c.nbytes) for c in forward)
         back = sum(self._collective(c.kind, c.axis, c.nbytes) for c in backward)
         stored = self.graph.tensors[step.tensor].role is Role.PARAMETER
         if stored:
-            size = local_bytes(step.chain[0], self.graph.tensors[step.tensor].bytes, self.mesh)
+            size = local_bytes(step.chain[0], self.types.reduced_bytes(self.graph.tensors[step.tensor]), self.mesh)
             summed = self._summed(step)
             self.of["flat"][index] += size if summed else 0.0
             for axis in summed:
@@ -142,23 +145,23 @@ class _Figures:
         self.of["moved"][index] += sum(inside)
 
     def _parameters(self) -> None:
-        copies = 2 + optimizer_named(self.optimizer).states
         for tensor in self.graph.parameters:
             index = self.first.get(tensor.name, 0)
             size = local_bytes(self.program.assignment.storage[tensor.name], tensor.bytes, self.mesh)
-            trained = self.analysis.train and tensor.trainable
-            self.of["stored"][index] += size * (copies if trained else 1)
-            if trained:
-                shards = np.array([max(tensor.bytes // max(size, 1), 1)])
-                seconds = float(update_seconds(tensor, shards, self.optimizer, self.prices.cluster)[0])
+            shards = np.array([max(tensor.bytes // max(size, 1), 1)])
+            stored = storage_bytes(tensor, shards, self.optimizer, train=self.analysis.train, types=self.types)
+            self.of["stored"][index] += float(stored[0])
+            if self.analysis.train and tensor.trainable:
+                seconds = float(update_seconds(tensor, shards, self.optimizer, self.prices.cluster, self.types)[0])
                 self.of["update"][index] += seconds
+                self.of["once"][index] += float(cast_seconds(tensor, shards, self.prices.cluster, self.types)[0])
                 if tensor.name in self.program.assignment.host:
                     self._in_host(tensor, shards, index, seconds)
 
     def _in_host(self, tensor: Tensor, shards: NDArray[np.int64], index: int, seconds: float) -> None:
         """The state of a parameter is in host memory, its update would take so many seconds else."""
-        longer = float(streamed_update(tensor, shards, self.optimizer, self.prices.cluster)[0]) - seconds
-        state = float(state_bytes(tensor, shards, self.optimizer)[0])
+        longer = float(streamed_update(tensor, shards, self.optimizer, self.prices.cluster, self.types)[0]) - seconds
+        state = float(state_bytes(tensor, shards, self.optimizer, self.types)[0])
         for name, value in (("update", longer), ("streamed", longer), ("stored", -state), ("host", state)):
             self.of[name][index] += value
 
@@ -166,7 +169,9 @@ class _Figures:
         """One walk; copies of gathered parameters that stay from micro-batch to micro-batch count as stored."""
         facts = facts_of(self.analysis)
         recompute = Recompute(segments=self.schedule.recompute)
-        live = live_bytes(self.program, facts, train=self.analysis.train, recompute=recompute, accumulating=True, regather=True)
+        live = live_bytes(
+            self.program, facts, train=self.analysis.train, recompute=recompute, accumulating=True, regather=True, types=self.types
+        )
         for name, size in live.saved_of.items():
             self.of["saved"][self.places.get(name, 0)] += size
         saved = np.cumsum(self.of["saved"])
@@ -176,8 +181,7 @@ class _Figures:
                 alive = live.kept[moment] + live.gradients[moment] + live.passing[moment]
                 self.of["excess"][index] = max(float(self.of["excess"][index]), alive - float(saved[index]))
         self._inputs()
-        if self.schedule.gathered == "kept":
-            self._gathered_copies()
+        self._copies()
 
     def _inputs(self) -> None:
         """The parts of inputs that a stage reads, of every micro-batch in flight; they are none of what the walk found alive."""
@@ -189,14 +193,19 @@ class _Figures:
                         here.remove((name, layout))
                         self.of["saved"][index] += local_bytes(layout, self.graph.tensors[name].bytes, self.mesh)
 
-    def _gathered_copies(self) -> None:
-        tensors = self.graph.tensors
-        often = 2.0 if self.schedule.accumulated == "whole" and self.schedule.micro_batches > 1 else 1.0
+    def _copies(self) -> None:
+        """Copies of parameters that are gathered once a step, with their gradients where these are added up whole, or only cast."""
+        whole = self.schedule.accumulated == "whole" and self.schedule.micro_batches > 1
         for step in self.program.steps:
-            if isinstance(step, Redistribute) and tensors[step.tensor].role is Role.PARAMETER:
-                before, after = (local_bytes(layout, tensors[step.tensor].bytes, self.mesh) for layout in (step.chain[0], step.chain[-1]))
-                if after > before:
-                    self.of["stored"][self.first[step.tensor]] += often * after
+            if not isinstance(step, Redistribute) or self.graph.tensors[step.tensor].role is not Role.PARAMETER:
+                continue
+            tensor = self.graph.tensors[step.tensor]
+            before, after = (local_bytes(layout, tensor.bytes, self.mesh) for layout in (step.chain[0], step.chain[-1]))
+            if only_casts(step):
+                self.of["stored"][self.first[step.tensor]] += after
+            elif after > before and self.schedule.gathered == "kept":
+                gradient = local_bytes(step.chain[-1], self.types.reduced_bytes(tensor), self.mesh) if whole else 0
+                self.of["stored"][self.first[step.tensor]] += after + gradient
 
     def _handed(self) -> Floats:
         """Bytes of the shards that a stage which begins at an operator receives; what no parameter leads to each stage makes itself."""

@@ -210,10 +210,12 @@ class Finisher:
         limit, held = self.request.limit, self.request.host_on(self.request.cluster)
         pinned = self.request.offload == "optimizer" and math.isfinite(held)
         hosts = f" With --offload optimizer all its state has to fit the {_size(held)} of host memory for each device." if pinned else ""
+        master = self.request.types.master
+        stored = f" Parameters in the type of the computation (--master) take less than in {master}." if master else ""
         minimum = max(min((error.minimum_memory for error in self.failures), default=min(staged, default=limit)), limit)
         return NoPlanFits(
             f"no plan fits {_size(limit)} per device on {self.request.cluster.devices} devices; the smallest that would do is "
-            f"{_size(minimum)}. Give more devices or memory, a smaller --batch, or --optimizer sgd.{hosts}",
+            f"{_size(minimum)}. Give more devices or memory, a smaller --batch, or --optimizer sgd.{hosts}{stored}",
             minimum=minimum,
             limit=limit,
         )

@@ -66,8 +66,9 @@ def _choices(tables: Tables, place: int, tensor: Tensor, count: int, *, only: bo
     graph, rows, cluster = tables.graph, tables.variables[place].rows, tables.prices.cluster
     assert graph.memory is not None and graph.digits is not None
     shards = tables.spaces[tensor.name].divisors()[rows]
-    state = count * state_bytes(tensor, shards, tables.optimizer)
-    longer = streamed_update(tensor, shards, tables.optimizer, cluster) - update_seconds(tensor, shards, tables.optimizer, cluster)
+    optimizer, types = tables.optimizer, tables.types
+    state = count * state_bytes(tensor, shards, optimizer, types)
+    longer = streamed_update(tensor, shards, optimizer, cluster, types) - update_seconds(tensor, shards, optimizer, cluster, types)
     unary, memory, digits = graph.unary[place] + count * longer, graph.memory[place] - state, graph.digits[place]
     if only:
         return rows, unary, memory, digits, state

@@ -14,6 +14,7 @@ from autopar.search import SEARCHES, NoAssignment
 from ..errors import UsageError, unknown
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
+from ..sharding.schedule import PLAIN, Types
 from ..tables import Known, Limits, Tables, build_tables
 from .offload import offering_host
 from .subject import RECOMPUTES
@@ -31,7 +32,8 @@ class Request:
     (`recompute`: "none", "selective", "full"), `zero` (0: parameters are stored whole; 1, 2: stored split, gathered once a step, gradients
     added up whole or as shards; 3: gathered for every pass), `offload` (whose optimizer state is in the memory of the
     device's host: "none", or that of every parameter: "optimizer"), the `pipeline` schedule and its `interleave`. `fewer`: whether
-    devices may be left idle where that is faster. `uniform`: the limits treat equal layers alike, so that these may be folded.
+    devices may be left idle where that is faster. `uniform`: the limits treat equal layers alike, so that these may be folded. `types`: of
+    stored parameters and of gradients.
     """
 
     cluster: Cluster
@@ -51,9 +53,12 @@ class Request:
     interleave: int | None = None
     fewer: bool = True
     uniform: bool = False
+    types: Types = PLAIN.types
 
     def __post_init__(self) -> None:
         optimizer_named(self.optimizer)
+        if not self.train and self.types != PLAIN.types:
+            raise UsageError("--master and --reduce are types of a training step; an inference has neither")
         if self.method not in SEARCHES:
             raise UsageError(unknown("search method", self.method, SEARCHES))
         if self.memory is not None and self.memory <= 0:
@@ -108,7 +113,7 @@ class Request:
         """The tables within the pins; on a micro-batch (not the `whole` batch) too small for a pinned split: `NoAssignment`."""
         try:
             limits = self.limits(analysis, prices.mesh) if self.limits is not None else None
-            return build_tables(analysis, prices, optimizer=self.optimizer, limits=limits, work=work, known=known)
+            return build_tables(analysis, prices, optimizer=self.optimizer, limits=limits, work=work, known=known, types=self.types)
         except UsageError:
             if whole:
                 raise

@@ -163,6 +163,7 @@ class Trials:
             recompute=self.subject.segments(mode.recompute, short=short),
             gathered="again" if mode.zero == 3 else "kept",
             accumulated="shards" if mode.zero == 2 else "whole",
+            types=self.request.types,
         )
 
     def cut(self, solved: Solved) -> Solved:

@@ -162,8 +162,11 @@ def _priced(program: Program, schedule: Schedule, prices: MeshPrices) -> Iterato
 def _schedule(found: Found | Staged) -> SchedulePlan:
     s = found.schedule
     pipeline = {"pipeline": found.pipeline.schedule, "interleave": found.pipeline.interleave} if isinstance(found, Staged) else {}
+    types = {"master": s.types.master, "reduce": s.types.reduce}
     return SchedulePlan.model_validate(
-        {"micro_batches": s.micro_batches, "recompute": s.recompute, "gathered": s.gathered, "accumulated": s.accumulated, **pipeline}
+        {"micro_batches": s.micro_batches, "recompute": s.recompute, "gathered": s.gathered, "accumulated": s.accumulated}
+        | pipeline
+        | types
     )
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from autopar.costmodel import Cluster
 from autopar.costmodel.pricing import MeshPrices
 
-from ..ir import Graph, Operator
+from ..ir import Operator
 from ..order.actions import Word
 from ..order.execution import execution
+from ..order.places import only_casts
 from ..order.scheduled import Mode, Scheduled
 from ..plan import Plan
 from ..schemes.meanings import Meanings, read_meanings
@@ -101,7 +102,9 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
             talk = operator_collectives(program.graph, step, plan.mesh_.shape, analysis.gradients) if step.decision.rule else []
             accounts[step.operator.name].inside = tuple((c, seconds(c)) for c in times.of(talk))
             continue
-        move = _move(step, program.graph, plan.mesh_.shape, times, seconds)
+        if only_casts(step):
+            continue
+        move = _move(step, micro, plan.mesh_.shape, times, seconds)
         maker = makers.get(step.tensor)
         if maker is not None and any(placement.kind is Kind.PARTIAL for placement in step.chain[0]):
             accounts[maker].after.append(move)
@@ -176,8 +179,8 @@ def _compute(step: Compute, accounts: dict[str, OperatorAccount], makers: dict[s
     makers.update(dict.fromkeys(step.operator.outputs, step.operator.name))
 
 
-def _move(step: Redistribute, graph: Graph, mesh: Sequence[int], times: _Times, seconds: Seconds) -> Move:
-    forward, backward = chain_collectives(graph, step, mesh)
+def _move(step: Redistribute, micro: Scheduled, mesh: Sequence[int], times: _Times, seconds: Seconds) -> Move:
+    forward, backward = chain_collectives(micro.program.graph, step, mesh, micro.schedule.types)
     priced = tuple((collective, seconds(collective)) for collective in times.of((*forward, *backward)))
     bucketed = zip(step.chain[: step.bucketed], step.chain[1:], strict=False)
     return Move(tensor=step.tensor, chain=step.chain, collectives=priced, reduced_later=tuple(changed_axis(b, a) for b, a in bucketed))

@@ -103,7 +103,10 @@ def _model_options(parser: Parser) -> None:
     add("--batch", type=int, metavar="N", help="the global batch")
     add("--dim", action="append", default=[], metavar="NAME=SIZE", help="size of a named dim of an ONNX model; repeatable")
     add("--shape", action="append", default=[], metavar="INPUT=1x30", help="shape of an input of an ONNX model; repeatable")
-    add("--dtype", choices=DTYPES, help="floating-point type of weights and activations (default: the model's)")
+    add("--dtype", choices=DTYPES, help="floating-point type of the computation: weights and activations (default: the model's)")
+    master = "floating-point type in which parameters are stored and updated (default: float32 beside a 16-bit --dtype, else as computed)"
+    add("--master", choices=DTYPES, help=master)
+    add("--reduce", choices=DTYPES, help="floating-point type in which gradients are added up and travel (default: that of --master)")
     _trust_option(parser)
     add("--frozen", action="append", default=[], metavar="NAME", help="stored floats of an ONNX model that are constants; repeatable")
     add("--trained", action="append", default=[], metavar="NAME", help="stored floats that are parameters all the same; repeatable")

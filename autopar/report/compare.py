@@ -27,7 +27,10 @@ MAX_OPERATORS = 4000
 def rivals(planned: Planned, schemes: Sequence[str], *, memory: float | None, progress: Progress | None = None) -> list[Rival]:
     """The best plan of each scheme on the devices of the plan, or why there is none."""
     analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
-    free = Request(cluster=planned.cluster, train=analysis.train, optimizer=planned.plan.model.optimizer, memory=memory, uniform=True)
+    free = Request(
+        cluster=planned.cluster, train=analysis.train, optimizer=planned.plan.model.optimizer, memory=memory, uniform=True,
+        types=planned.plan.schedule.types,
+    )  # fmt: skip
     found = []
     for number, name in enumerate(schemes):
         if progress:

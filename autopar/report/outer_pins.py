@@ -34,7 +34,9 @@ def outer_alternatives(
     plan: Plan, analysis: Analysis, cluster: Cluster, *, memory: float | None = None, progress: Progress | None = None
 ) -> list[Pinned]:
     """Every variable of the outer search pinned to values beside the plan's."""
-    free = Request(cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True)
+    free = Request(
+        cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True, types=plan.schedule.types,
+    )  # fmt: skip
     requests = list(_requests(plan, analysis, free))
     found = []
     for number, (variable, value, request) in enumerate(requests):

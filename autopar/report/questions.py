@@ -100,7 +100,9 @@ def answered(
         why = Why(plan, analysis, cluster, memory=memory)
         found = dataclasses.replace(found, others=tuple(why.alternatives(found.names[0], progress)), step=why.step)
     if batches is not None:
-        request = Request(cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True)
+        request = Request(
+            cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True, types=plan.schedule.types,
+        )  # fmt: skip
         sizes = [spec.shape[0] for spec in plan.model.inputs.values() if spec.shape]
         sensitivity = Sensitivity(plan, analysis.graph, request, batch=sizes[0] if sizes else 0, batches=batches)
         found = dataclasses.replace(found, flips=tuple(sensitivity.flips(progress)), base=sensitivity.base)

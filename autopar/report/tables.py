@@ -98,7 +98,7 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
         f"search {made.method}: at most {made.gap:.2%} above the best that it can prove"
         + ("" if made.complete else "; interrupted, the best plan so far"),
     ]
-    lines += _schedule_lines(plan) + _host_lines(plan)
+    lines += _types_lines(plan) + _schedule_lines(plan) + _host_lines(plan)
     if plan.replicated:
         lines.append(f"computed whole on every device, having no rule: {', '.join(plan.replicated)}")
     lines += [f"rule found by execution: {rule.kind}: {rule.rule}" for rule in plan.rules]
@@ -112,6 +112,14 @@ def _mesh_line(plan: Plan, mesh: str) -> str:
     stages = f" for each of {stages_of(plan)} stages" if plan.stages else ""
     idle = f"; {plan.unused} are left idle, which is faster" if plan.unused else ""
     return f"mesh {mesh}{stages}: {plan.devices} device" + ("s" if plan.devices > 1 else "") + idle
+
+
+def _types_lines(plan: Plan) -> list[str]:
+    """The types of stored parameters and of gradients; nothing where they are those of the computation."""
+    types = plan.schedule.types
+    said = [f"trained parameters stored and updated in {types.master}"] if types.master else []
+    said += [f"gradients added up in {types.reduce}"] if types.reduce else []
+    return [f"precision {', '.join(said)}"] if said else []
 
 
 def _schedule_lines(plan: Plan) -> list[str]:

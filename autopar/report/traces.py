@@ -21,11 +21,12 @@ from autopar.order.times import Floats, Times
 
 from ..errors import PlanError
 from ..ir import Graph
+from ..order.execution import execution
 from ..plan import Plan, write_whole
 from ..planning.figures import Figures, figures_of
 from ..planning.pipelines import Place, message_seconds
 from ..sharding.analysis import Analysis, analyse
-from ..sharding.micro_batches import execution, split_batch
+from ..sharding.micro_batches import split_batch
 from .account import has_account
 
 
@@ -38,10 +39,9 @@ def write_trace(path: str | Path, plan: Plan, graph: Graph, cluster: Cluster) ->
 
 def _of_one(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str, Sequence[Event]]:
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
-    schedule = plan.schedule.in_stage
-    program = plan.execution(analysis).micro.program
-    part = split_batch(analysis, schedule.micro_batches) if schedule.micro_batches > 1 else analysis
-    found = timeline(program, part, prices, optimizer=plan.model.optimizer, schedule=schedule)
+    micro, count = plan.execution(analysis).micro, plan.schedule.micro_batches
+    part = split_batch(analysis, count) if count > 1 else analysis
+    found = timeline(micro, part, prices, optimizer=plan.model.optimizer)
     role = f"each of {plan.devices} ranks" if plan.devices > 1 else "the only rank"
     return {role: found.events}
 

@@ -87,7 +87,7 @@ def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:
     )  # fmt: skip
     part = split_batch(analysis, count) if count > 1 else analysis
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
-    tables = build_tables(part, prices, optimizer=plan.model.optimizer, work=work)
+    tables = build_tables(part, prices, optimizer=plan.model.optimizer, work=work, types=schedule.types)
     hosts = any(parameter.state == "host" for parameter in plan.parameters.values())
     return offering_host(tables, room=math.inf) if hosts else tables
 

@@ -22,6 +22,7 @@ from .mesh import Mesh
 from .notation import Rule
 from .redistribution import changed_axis, is_step, local_bytes, transfers
 from .rules import Call
+from .schedule import PLAIN, Types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +130,22 @@ def operator_collectives(graph: Graph, step: Compute, mesh: Sequence[int], gradi
     ]
 
 
-def chain_collectives(graph: Graph, step: Redistribute, mesh: Sequence[int]) -> tuple[list[Collective], list[Collective]]:
+def chain_collectives(
+    graph: Graph, step: Redistribute, mesh: Sequence[int], types: Types = PLAIN.types
+) -> tuple[list[Collective], list[Collective]]:
     """The collectives of one redistribution in forward order: (forward ones, backward ones)."""
-    nbytes = graph.tensors[step.tensor].bytes
+    tensor = graph.tensors[step.tensor]
     forward: list[Collective] = []
     backward: list[Collective] = []
     for index, (before, after) in enumerate(itertools.pairwise(step.chain)):
         axis = changed_axis(before, after)
-        size = local_bytes(before, nbytes, mesh)
         ahead, back = transfers(before[axis], after[axis], mesh[axis])
         if ahead:
-            forward.append(Collective(phase="forward", kind=ahead.collective, axis=axis, nbytes=ahead.scale * size, tensor=step.tensor))
+            size = ahead.scale * local_bytes(before, tensor.bytes, mesh)
+            forward.append(Collective(phase="forward", kind=ahead.collective, axis=axis, nbytes=size, tensor=step.tensor))
         if back and step.gradient and index >= step.bucketed:
-            backward.append(Collective(phase="backward", kind=back.collective, axis=axis, nbytes=back.scale * size, tensor=step.tensor))
+            size = back.scale * local_bytes(before, types.reduced_bytes(tensor), mesh)
+            backward.append(Collective(phase="backward", kind=back.collective, axis=axis, nbytes=size, tensor=step.tensor))
     return forward, backward
 
 

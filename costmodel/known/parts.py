@@ -21,8 +21,9 @@ from autopar.sharding.redistribution import local_bytes
 from ..cluster import Cluster, bind_axes
 from ..estimate import step_seconds
 from ..fusion import inside_chains
+from ..player import Seconds
 from ..pricing import MeshPrices
-from ..timeline import SLOWDOWN, Seconds
+from ..timeline import SLOWDOWN
 from .configuration import Configuration
 from .shape import Shape
 from .transformer import Transformer, transformer

@@ -10,15 +10,17 @@ import torch
 from torch import fx
 
 from autopar.errors import PlanError
-from autopar.ir import Operator, Role, Tensor
+from autopar.ir import Operator, Ref, Role, Tensor
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.layout import Layout, R, format_layout, replicated
 from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.redistribution import changed_axis
+from autopar.sharding.rules import RULES
 
 from ..collectives import ON_ONE_DEVICE, Chain, DeviceGroups, step, step_actions
 from ..functions import arguments_of, is_onnx, named, on_device, only, returns_sequence
 from ..local_call import LocalOperator
+from ..postponing import product
 from .draft import Draft
 from .frame import Frame
 from .program import LocalProgram, Place, Time, identifier
@@ -40,12 +42,14 @@ def lower_scheduled(
     time: Time | None = None,
     arrivals: Sequence[Arrival] = (),
     handed: Sequence[Arrival] = (),
+    late: bool = False,
 ) -> LocalProgram:
     """As `lower`, under a schedule; with `time`, of one micro-batch (`plan` is that of the whole batch).
 
-    `arrivals` come from other stages, and what is `handed` goes to others.
+    `arrivals` come from other stages, and what is `handed` goes to others. `late`: the gradients of weights of matrix products may be made
+    apart from those of values.
     """
-    return _Builder(plan, groups, torch.device(device), time, arrivals).run(handed)
+    return _Builder(plan, groups, torch.device(device), time, arrivals, late=late).run(handed)
 
 
 def same_operators(plan: Scheduled, groups: DeviceGroups, one: Time, other: Time) -> bool:
@@ -66,8 +70,16 @@ class _Builder:
     """Lowers step after step into the draft of the segment at hand."""
 
     def __init__(
-        self, plan: Scheduled, groups: DeviceGroups, device: torch.device, time: Time | None, arrivals: Sequence[Arrival]
+        self,
+        plan: Scheduled,
+        groups: DeviceGroups,
+        device: torch.device,
+        time: Time | None,
+        arrivals: Sequence[Arrival],
+        *,
+        late: bool = False,
     ) -> None:
+        self.late = late
         self.plan, self.program, self.model, self.device, self.time = plan, plan.program, plan.program.graph, device, time
         self.frame = Frame(plan, groups, time)
         self.drafts: list[Draft] = []
@@ -230,6 +242,9 @@ class _Builder:
         inputs = [self._value(place) for place in self.frame.inputs(item)]
         arguments = arguments_of(local.function, local.attributes, inputs, self.device)
         function = on_device(local.function, self.device) if is_onnx(operator.kind) and not inputs else named(local.function)
+        weights = self._weights(item) if self.late else {}
+        if weights:
+            function = product(function, weights)
         result = graph.create_node("call_function", function, (), arguments, name=identifier(operator.name))
         results = self._unpack(result, operator, returns_sequence(local.function, operator))
         if local.scale != 1.0:
@@ -237,6 +252,18 @@ class _Builder:
         for place, value in zip(self.frame.outputs(item), results, strict=True):
             value.meta["tensor"] = _describe(self.model.tensors[place[0]], place[1])
             self._made(place, value)
+
+    def _weights(self, item: Compute) -> dict[str, Place]:
+        """The arguments of a matrix product that are parameters with a gradient, where others are values."""
+        operator, gradients = item.operator, self.program.assignment.gradients
+        entry = RULES.get(operator.kind)
+        if entry is None or not entry.products or len(operator.outputs) != 1:
+            return {}
+        places = self.frame.inputs(item)
+        roles = [self.model.tensors[name].role for name in operator.inputs]
+        given = {name: value.index for name, value in operator.attributes.items() if isinstance(value, Ref)}
+        found = {n: places[i] for n, i in given.items() if roles[i] is Role.PARAMETER and operator.inputs[i] in gradients}
+        return found if any(role is not Role.PARAMETER for role in roles) else {}
 
     def _unpack(self, result: fx.Node, operator: Operator, sequence: bool) -> list[fx.Node]:
         if sequence:

@@ -25,7 +25,9 @@ from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
 
 from ..collectives import DeviceGroups
+from ..lowering import LocalSegment
 from ..module import ParallelModule
+from ..stage import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +38,54 @@ class Tracked:
     saved: int
 
 
+class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
+    """Lets collectives that nothing moves hold what real ones hold: their inputs until they are waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            self.held.pop(args[0].untyped_storage()._cdata, None)
+        elif func.namespace == "_c10d_functional":
+            self.held[out.untyped_storage()._cdata] = args[0]
+        return out
+
+
 def _total(tracker: MemTracker, kind: str) -> int:
-    return sum(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot(kind).values())
+    """Bytes on devices; tensors that only describe a shape take none."""
+    snapshot = tracker.get_tracker_snapshot(kind)
+    return sum(found["Total"] for device, found in snapshot.items() if device.type != "meta")
 
 
-def track_step(loss: Callable[..., Tensor], module: nn.Module, inputs: Sequence[Tensor], *, foreach: bool = False) -> Tracked:
-    """The second step of training with AdamW: by then its state exists. `foreach`: all parameters updated together."""
+def track_step(
+    loss: Callable[..., Tensor],
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    *,
+    foreach: bool = False,
+    rooms: Callable[[], Sequence[Tensor]] = tuple,
+) -> Tracked:
+    """The second step of training with AdamW: by then its state exists. `foreach`: all parameters updated together.
+
+    `rooms`: tensors whose memory comes and goes, once there are any.
+    """
     optimizer = torch.optim.AdamW(module.parameters(), foreach=foreach)
 
     def step(forward_done: Callable[[], None]) -> None:
         value = loss(*inputs)
         forward_done()
-        value.backward()  # type: ignore[no-untyped-call]
+        # One gradient that is known even where nothing is computed.
+        torch.autograd.backward(value, torch.tensor(1.0, dtype=value.dtype))
         del value
         optimizer.step()
         optimizer.zero_grad()
 
     step(lambda: None)
-    tracker = MemTracker()
-    tracker.track_external(module, optimizer, *inputs)
+    tracker = _Tracker()
+    tracker.track_external(module, optimizer, *inputs, *rooms())
     between: list[int] = []
     with tracker:
         step(lambda: between.append(_total(tracker, "current")))
@@ -106,13 +137,31 @@ def track_program(program: Program | Execution, *, foreach: bool = False, fake: 
 
     held = [tensor for tensor in graph.tensors.values() if tensor.role in (Role.PARAMETER, Role.CONSTANT)]
     module = ParallelModule(program, DeviceGroups.create(run.assignment.mesh), {tensor.name: zeros(tensor) for tensor in held})
-    # Called as a module, the tracker would hook its inputs, among them the parameters, and keep all of their gradients.
-    bare: Any = module._local.module.forward
-    module._local = replace(module._local, module=bare)
+    for stage in module.engine.stages.values():
+        _unhook(stage)
     with mode:
         inputs = [zeros(graph.tensors[name]) for name in graph.inputs]
-        found = track_step(module.planned_loss, module, inputs, foreach=foreach)
+        found = track_step(module.loss, module, inputs, foreach=foreach, rooms=lambda: list(_rooms(module)))
     return replace(found, peak=found.peak - sum(value.nbytes for value in inputs) + _views(program))
+
+
+def _unhook(stage: Stage) -> None:
+    """Let the stage run the code of its segments: of a module the tracker would hook the inputs, and keep all of their gradients."""
+    programs = {index: stage.program(index) for index in range(stage.count)}
+    bare = {id(program): replace(program, segments=tuple(map(_bare, program.segments))) for program in programs.values()}
+    stage._programs = {index: bare[id(program)] for index, program in programs.items()}
+    stage.first = stage._programs[0]
+
+
+def _bare(segment: LocalSegment) -> LocalSegment:
+    code: Any = segment.module.forward
+    return replace(segment, module=code)
+
+
+def _rooms(module: ParallelModule) -> Iterator[Tensor]:
+    """The tensors of gathered values, which give up the memory behind them and get it again."""
+    for stage in module.engine.stages.values():
+        yield from stage.units.kept.values()
 
 
 def _views(program: Program | Execution) -> int:

@@ -15,21 +15,23 @@ import torch
 from torch import Tensor
 
 from autopar.ir import Ref
+from autopar.order.actions import Action, Word
 from autopar.sharding.candidates import Strategies, options_of, strategies_of
 from autopar.sharding.hints import split_variants
 from autopar.sharding.layout import Kind, Layout, format_layout
 from autopar.sharding.program import Compute, Decision, operator_collectives
 from autopar.sharding.rules import RULES, Call, rule_of
 
-from ..collective_log import Issued
+from ..collective_log import Issued, unequal
 from ..functions import arguments_of, function_of
 from ..local_call import LocalCall, LocalOperator
 from ..localise import localise
+from ..present import at
 from .ranks import AxisLog, axis_groups, in_threads
 from .sample import CPU, Sample
 
 SEED = 7
-
+_FORWARD, _BACKWARD = Action(word=Word.FORWARD), Action(word=Word.BACKWARD)
 
 _UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
@@ -210,8 +212,10 @@ class Execution:
             leaves = self._leaves([held[rank] for held in shards])
             log = AxisLog()
             with log if talks else nullcontext():
-                results = self._run(localise(call), leaves)
-                grads = self._backward(results, [held[rank] for held in ahead], leaves)
+                with at(_FORWARD):
+                    results = self._run(localise(call), leaves)
+                with at(_BACKWARD):
+                    grads = self._backward(results, [held[rank] for held in ahead], leaves)
             self._compare_issued(log, decision, mesh)
             for index, value in enumerate(results):
                 assert value.shape == call.local_output(index), f"output {index} is {list(value.shape)}, planned {call.local_output(index)}"
@@ -235,8 +239,12 @@ class Execution:
         """What the operator issued inside itself is what it is priced at."""
         step = Compute(operator=self.case.operator, decision=decision)
         priced = operator_collectives(self.case.graph, step, mesh, self.gradients) if decision.rule is not None else []
-        wanted = [Issued(phase=c.phase, kind=c.kind, ranks=(c.axis,), nbytes=c.nbytes) for c in priced]
-        assert log.issued == wanted, f"issued {', '.join(map(str, log.issued))}; priced {', '.join(map(str, wanted))}"
+        of_phase = {"forward": _FORWARD, "backward": _BACKWARD}
+        wanted = [(of_phase[c.phase], Issued(kind=c.kind, ranks=(c.axis,), nbytes=c.nbytes)) for c in priced]
+        wrong = unequal(wanted, log.issued)
+        assert not wrong, wrong
+        issued, order = ([(action, c.kind, c.ranks) for action, c in found] for found in (log.issued, wanted))
+        assert issued == order, f"issued in the order {issued}; priced in the order {order}"
 
     def _compare(self, what: str, held: list[Tensor], whole: Tensor, layout: Layout, mesh: tuple[int, ...], *, gradient: bool) -> None:
         if not (whole.is_complex() or carries_gradient(whole.dtype)):

@@ -16,6 +16,7 @@ from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.step import price
 from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
+from autopar.order.scheduled import scheduled
 
 CLUSTER = load_cluster("dgx-a100-80g")
 SHAPE = Shape(layers=4, hidden=1024, heads=16, kv_heads=16, ffn=4096, vocab=51200, sequence=512)
@@ -29,7 +30,7 @@ def parts_of(shape: Shape, c: Configuration, layers: int = 1) -> Parts:
 
 def collectives(shape: Shape, c: Configuration) -> Counter[tuple[str, str]]:
     """Collectives of activations that one layer issues, by phase and kind."""
-    found = parts_of(shape, c).program().collectives()
+    found = scheduled(parts_of(shape, c).program()).collectives()
     return Counter((x.phase, x.kind) for x in found if x.tensor.startswith("layers") and x.nbytes > 1e5 and not x.tensor.endswith("weight"))
 
 
@@ -46,7 +47,7 @@ def test_sequence_parallelism_gathers_and_scatters_the_same_bytes() -> None:
     split = replace(c, sequence_parallel=True)
     assert collectives(SHAPE, split) == {(phase, kind): 2 for phase in ("forward", "backward") for kind in ("all_gather", "reduce_scatter")}
     whole, pieces = (
-        [x.nbytes for x in parts_of(SHAPE, one).program().collectives() if x.tensor.startswith("layers") and x.nbytes > 1e5]
+        [x.nbytes for x in scheduled(parts_of(SHAPE, one).program()).collectives() if x.tensor.startswith("layers") and x.nbytes > 1e5]
         for one in (c, split)
     )
     assert 2 * sum(whole) == sum(pieces), "an all-reduce counts its buffer once, its two halves each count it"
@@ -148,7 +149,7 @@ def test_context_parallel_ranks_send_keys_around_and_reduce_gradients(shape: Sha
     c = Configuration(global_batch=8, context=4, tensor=2, sequence_parallel=True)
     cluster = CLUSTER.sized(c.devices)
     program = Parts(shape, replace(c, global_batch=1), cluster, places_of(c, cluster)).program()
-    assert Counter((x.phase, x.kind) for x in program.collectives())["forward", "send"] == 3
+    assert Counter((x.phase, x.kind) for x in scheduled(program).collectives())["forward", "send"] == 3
     alone, split = price(shape, replace(c, context=1), CLUSTER), price(shape, c, CLUSTER)
     assert alone.reduction == 0 < split.reduction
     sharded = price(shape, replace(c, zero=1), CLUSTER)
@@ -164,7 +165,7 @@ def test_experts_split_over_ranks_move_their_rows_by_all_to_all() -> None:
     c = Configuration(global_batch=8, micro_batch=1, data=8, expert=4)
     cluster = CLUSTER.sized(c.devices)
     parts = Parts(shape, c, cluster, places_of(c, cluster))
-    moved = Counter((x.phase, x.kind) for x in parts.program().collectives() if x.kind == "all_to_all")
+    moved = Counter((x.phase, x.kind) for x in scheduled(parts.program()).collectives() if x.kind == "all_to_all")
     assert moved == {("forward", "all_to_all"): 2, ("backward", "all_to_all"): 2}
     alone = replace(c, expert=1)
     together = parts_of(shape, alone).parts()["layer"].parameters - 2 * 1024 * 2048 * 8 / 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,17 +23,21 @@ from autopar.costmodel.streams import COMPUTE, Clock, Event
 from autopar.costmodel.timeline import SLOWDOWN, Overlap, Timeline
 from autopar.costmodel.trace import chrome_trace, pipeline_events
 from autopar.order.pipeline import neighbours, pipeline_order
+from autopar.order.scheduled import Scheduled, scheduled
 from autopar.order.times import Times
 from autopar.pins import Pins, parse_pin
 from autopar.planner import Request, best_on_mesh
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.pinned import pinned_assignment
-from autopar.sharding.program import Program, build_program
+from autopar.sharding.program import Compute, Program, Redistribute, build_program
+from autopar.sharding.schedule import PLAIN, Schedule
 
 SHAPE = Shape(layers=3, hidden=1024, heads=8, kv_heads=8, ffn=4096, vocab=4096, sequence=512, dropout=False)
 KINDS = {"data": ("data",), "tensor": ("tensor",), "sequence": ("sequence",), "ring": ("ring",), "both": ("data", "tensor")}
 NAMES = [*KINDS, "zero3"]
+MIB = 2**20
+COPIES = ("flatten", "unflatten")
 
 Case = tuple[Program, Analysis, MeshPrices]
 
@@ -61,8 +65,12 @@ def slow(cluster: Cluster) -> Cluster:
     return replace(cluster, levels=tuple(replace(level, bandwidth=level.bandwidth / 8) for level in cluster.levels))
 
 
-def played(found: Case, **options: bool | float) -> Timeline:
-    return timeline(*found, optimizer="adamw", overlap=Overlap(**options))  # type: ignore[arg-type]
+def played(found: Case, schedule: Schedule = PLAIN, **options: bool | float) -> Timeline:
+    return timeline(*found, optimizer="adamw", overlap=Overlap(**options), schedule=schedule)  # type: ignore[arg-type]
+
+
+def sent(found: Timeline) -> list[Event]:
+    return [event for event in found.events if event.stream != COMPUTE]
 
 
 def total(found: Timeline) -> float:
@@ -77,22 +85,19 @@ def on(events: Sequence[Event], stream: str) -> list[Event]:
 def test_what_is_played_is_what_the_program_issues(name: str) -> None:
     found = case(name)
     program, _, prices = found
-    every = played(found, gradients=True, weight_gradients=True, prefetch=True)
-    issued = Counter((c.phase, c.kind, c.tensor) for c in program.collectives() if prices.mesh.shape[c.axis] > 1)
-    for timed in (played(found), every):
-        assert Counter((e.phase, e.kind, e.name) for e in timed.events if e.stream != COMPUTE) == issued
-        assert timed.communication == math.fsum(prices.seconds(c.kind, c.axis, c.nbytes) for c in program.collectives())
-    assert every.backward == pytest.approx(played(found).backward, rel=1e-12)
+    for schedule in (Schedule(), Schedule(unit_bytes=4 * MIB), Schedule(unit_bytes=4 * MIB, gathered="again")):
+        plan = scheduled(program, schedule)
+        issued = Counter((c.phase, c.kind, c.tensor, c.nbytes) for c in plan.collectives() if prices.mesh.shape[c.axis] > 1)
+        timed = played(found, schedule)
+        assert Counter(e[:3] for e in issued.elements()) == Counter((e.phase, e.kind, e.name) for e in sent(timed))
+        assert timed.communication == pytest.approx(math.fsum(prices.seconds(c.kind, c.axis, c.nbytes) for c in plan.collectives()))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_overlap_a_step_is_the_sum_of_its_parts(name: str) -> None:
-    timed = played(case(name), gradients=False)
+    timed = played(case(name), gradients=False, prefetch=False)
     if name == "ring":
         assert timed.hidden > 0.0, "a ring computes while it sends, whatever else is hidden"
-    elif name == "data":
-        copied = sum(e.end - e.start for e in timed.events if e.kind in ("flatten gradients", "write gradients back"))
-        assert 0.0 < timed.hidden <= copied, "a bucket is filled, and another emptied, while one is summed"
     else:
         assert timed.step == pytest.approx(total(timed), rel=1e-12)
         assert timed.hidden == 0.0
@@ -102,68 +107,115 @@ def test_without_overlap_a_step_is_the_sum_of_its_parts(name: str) -> None:
 @pytest.mark.parametrize("slowdown", [1.0, 1.1256])
 def test_streams_work_one_task_at_a_time_and_bound_the_step(name: str, slowdown: float) -> None:
     found = case(name)
-    for options in ({}, {"weight_gradients": True}, {"prefetch": True}, {"weight_gradients": True, "prefetch": True}):
-        timed = played(found, slowdown=slowdown, **options)
-        for stream in {event.stream for event in timed.events}:
-            for before, after in pairwise(on(timed.events, stream)):
-                assert before.end <= after.start
-        assert max(event.end for event in timed.events) == timed.step
-        busy = timed.forward + timed.backward + timed.update
-        assert busy <= timed.step <= total(timed) * (1 + 1e-12)
-        assert timed.step <= played(found, slowdown=slowdown, gradients=False).step * (1 + 1e-12)
+    for schedule in (Schedule(unit_bytes=4 * MIB), Schedule(unit_bytes=4 * MIB, gathered="again", micro_batches=3)):
+        bound = played(found, schedule, slowdown=slowdown, gradients=False, prefetch=False).step
+        for prefetch in (False, True):
+            timed = played(found, schedule, slowdown=slowdown, prefetch=prefetch)
+            for stream in {event.stream for event in timed.events}:
+                for before, after in pairwise(on(timed.events, stream)):
+                    assert before.end <= after.start
+            assert max(event.end for event in timed.events) == timed.step
+            busy = timed.forward + timed.backward + timed.update
+            assert busy <= timed.step <= total(timed) * (1 + 1e-12)
+            assert timed.step <= bound * (1 + 1e-12)
 
 
-def test_a_gradient_bucket_starts_when_its_last_gradient_is_there() -> None:
+def test_a_bucket_of_gradients_is_summed_when_its_last_gradient_is_there() -> None:
+    """Flattened behind the backward pass of the first operator that reads any of it, and waited for at the end of the step alone."""
     program, analysis, _ = found = case("data")
-    timed = played(found)
-    assert len(program.buckets) > 2
+    plan = scheduled(program, Schedule(unit_bytes=8 * MIB))
+    timed = played(found, plan.schedule)
+    assert len(plan.buckets) > 2
     sums = [event for event in on(timed.events, "data") if event.phase == "backward"]
-    assert [event.name for event in sums] == [bucket.parameters[0] for bucket in program.buckets]
-    backward = {e.name: e.end for e in timed.events if e.stream == COMPUTE and e.phase == "backward"}
-    filled = {e.name: e for e in timed.events if e.kind == "flatten gradients"}
+    assert [event.name for event in sums] == [bucket.parameters[0] for bucket in plan.buckets]
+    backward = {e.name: e for e in timed.events if e.stream == COMPUTE and e.phase == "backward" and e.kind != "flatten"}
+    filled = {e.name: e for e in timed.events if e.kind == "flatten"}
     free = 0.0
-    ready = 0.0
-    for bucket, event in zip(program.buckets, sums, strict=True):
+    for bucket, event in zip(plan.buckets, sums, strict=True):
         users = [op.name for op in analysis.graph.operators if not set(op.inputs).isdisjoint(bucket.parameters)]
-        ready = max(ready, *(backward[name] for name in users if name in backward))
         fill = filled[bucket.parameters[0]]
-        assert fill.start >= ready * (1 - 1e-12)
+        assert fill.start >= max(backward[name].end for name in users if name in backward) * (1 - 1e-12)
         assert event.start == pytest.approx(max(fill.end, free), rel=1e-12)
         free = event.end
-    emptied = [e for e in timed.events if e.kind == "write gradients back"]
-    assert [e.name for e in emptied] == [bucket.parameters[0] for bucket in program.buckets]
-    assert all(e.start >= s.end * (1 - 1e-12) for e, s in zip(emptied, sums, strict=True))
-    assert timed.step == pytest.approx(emptied[-1].end + timed.update, rel=1e-12)
-    assert timed.hidden > played(found, gradients=False).hidden
+    computed = [e for e in on(timed.events, COMPUTE) if e.phase != "update"]
+    other = {event.end for event in sent(timed) if event not in sums}
+    assert all(after.start == before.end or after.start in other for before, after in pairwise(computed)), "nothing waits for a sum"
+    assert timed.step == pytest.approx(max(computed[-1].end, sums[-1].end) + timed.update, rel=1e-12)
+    alone = played(found, plan.schedule, gradients=False)
+    assert alone.hidden == 0.0 < timed.hidden and timed.step < alone.step
+    assert timed.hidden == pytest.approx(alone.step - timed.step, rel=1e-9), "what is hidden is what the step is shorter by"
 
 
-def test_weight_gradients_hide_the_sums_of_input_gradients() -> None:
-    """Each such sum is hidden for as long as the weight gradient of its readers takes."""
-    timed = played(case("tensor"), gradients=False, weight_gradients=True)
-    expected = 0.0
-    computed = on(timed.events, COMPUTE)
-    for event in on(timed.events, "tensor"):
-        meanwhile = [c.end - c.start for c in computed if c.start >= event.start and "weight gradient" in c.kind and c.start < event.end]
-        expected += min(event.end - event.start, sum(meanwhile))
-    assert timed.hidden == pytest.approx(expected, rel=1e-9)
-    assert expected > 0.0
-
-
-def test_prefetched_gathers_leave_the_longer_of_compute_and_communication() -> None:
+@pytest.mark.parametrize("gathered", ["kept", "again"])
+def test_a_prefetched_unit_comes_under_the_segment_before_the_one_that_reads_it(gathered: str) -> None:
     found = case("zero3")
-    free = played(found, prefetch=True)
-    assert free.step < played(found).step
-    gathers = on(free.events, "data prefetch")
-    assert [g.start for g in gathers] == pytest.approx([0.0, *(g.end for g in gathers[:-1])])
-    used = {e.name: e.start for e in free.events if e.stream == COMPUTE and e.phase == "forward"}
-    for gather in gathers:
-        readers = [op.name for op in found[0].graph.operators if gather.name in op.inputs]
-        assert all(used[name] >= gather.end for name in readers if name in used)
+    schedule = Schedule(unit_bytes=16 * MIB, gathered=gathered)  # type: ignore[arg-type]
+    plan = scheduled(found[0], schedule)
+    assert len(plan.units) > 3
+    ahead, blocking = played(found, schedule), played(found, schedule, prefetch=False)
+    assert ahead.communication == pytest.approx(blocking.communication) and ahead.step < blocking.step
+    first = _first_readers(plan)
+    for timed, prefetch in ((ahead, 1), (blocking, 0)):
+        started = {e.name: e for e in timed.events if e.stream == COMPUTE and e.phase == "forward" and e.kind not in COPIES}
+        filled = {e.name: e for e in reversed(timed.events) if e.kind == "flatten" and e.phase == "forward"}
+        gathers = {e.name: e for e in reversed(timed.events) if e.kind == "all_gather" and e.phase == "forward"}
+        assert set(first) <= set(gathers)
+        for name, (segment, reader) in first.items():
+            assert started[reader].start >= gathers[name].end
+            if segment > prefetch and (before := _last(plan, segment - prefetch - 1, started)):
+                assert gathers[name].start >= started[before].end, "not issued earlier"
+            if (later := _last(plan, max(segment - prefetch, 0), started)) and prefetch:
+                assert filled[name].end <= started[later].end, "but before that segment computes"
+
+
+def test_a_prefetch_leaves_the_longer_of_compute_and_communication() -> None:
+    """With links so slow that gathers take longer than the segments above them, the forward pass is one gather after another."""
+    program, analysis, prices = case("zero3")
+    links = replace(prices, cluster=slow(slow(prices.cluster)))
+    schedule = Schedule(unit_bytes=16 * MIB)
+    timed = played((program, analysis, links), schedule)
+    gathers = [e for e in sent(timed) if e.kind == "all_gather" and e.phase == "forward"]
+    idle = [after.start - before.end for before, after in pairwise(gathers)]
+    longest = max(e.end - e.start for e in gathers)
+    assert sum(idle) < 0.1 * sum(e.end - e.start for e in gathers) and max(idle) < longest
+
+
+def test_a_reduce_scatter_is_waited_for_when_the_next_one_begins() -> None:
+    """At most one message of a unit's gradients is under way, the next is flattened behind its end."""
+    found = case("zero3")
+    timed = played(found, Schedule(unit_bytes=16 * MIB, gathered="again"))
+    scatters = [e for e in sent(timed) if e.kind == "reduce_scatter"]
+    filled = {e.name: e for e in timed.events if e.kind == "flatten" and e.phase == "backward" and e.name in {s.name for s in scatters}}
+    assert len(scatters) > 3
+    for before, after in pairwise(scatters):
+        assert before.end <= after.start
+    assert timed.step < played(found, Schedule(unit_bytes=16 * MIB, gathered="again"), gradients=False).step
+    assert set(filled) == {s.name for s in scatters}
+
+
+def _first_readers(plan: Scheduled) -> dict[str, tuple[int, str]]:
+    """By the first tensor of every unit that is gathered: the first segment that reads it, and its first operator that does."""
+    found = {}
+    steps = plan.program.steps
+    for number, segment in enumerate(plan.segments):
+        for unit in segment.units:
+            members = [step for index in plan.units[unit].members if isinstance(step := steps[index], Redistribute)]
+            if plan.moves(unit) and members[0].tensor not in found:
+                names = {member.tensor for member in members}
+                readers = (step.operator for i in segment.steps if isinstance(step := steps[i], Compute))
+                found[members[0].tensor] = number, next(op.name for op in readers if not names.isdisjoint(op.inputs))
+    return found
+
+
+def _last(plan: Scheduled, number: int, started: Mapping[str, Event]) -> str:
+    """The last operator of a segment that takes any time."""
+    steps = (plan.program.steps[index] for index in plan.segments[number].steps)
+    return next(reversed([s.operator.name for s in steps if isinstance(s, Compute) and s.operator.name in started]), "")
 
 
 def test_a_ring_computes_a_block_while_the_next_is_under_way() -> None:
     """Forward p - 1 rounds of max(block, send) and one of the block; backward the gradients follow and the last one is waited for."""
-    timed = played(case("ring"), gradients=False)
+    timed = played(case("ring"), gradients=False, prefetch=False)
     attention = next(e.name for e in timed.events if e.stream == COMPUTE and ".core" in e.name)
     blocks = [e for e in timed.events if e.name == attention and e.stream == COMPUTE and e.phase == "forward"]
     sends = [e for e in timed.events if e.kind == "send" and e.phase == "forward"][:3]

@@ -17,12 +17,12 @@ from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.planner import Request
 from autopar.runtime.check import CollectiveLog, Observation, differences, observe
-from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.inputs import example_values
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module import ParallelModule
 from autopar.runtime.parallelize import model_values
 from autopar.runtime.run import reference_observation
+from autopar.runtime.world import World
 from autopar.sharding.analysis import Analysis, analyse
 
 from .models import FLOAT32_INSIDE, load
@@ -43,21 +43,23 @@ class Subject:
 
     model: LoadedModel
     train: bool
+    steps: int
     inputs: tuple[torch.Tensor, ...]
     values: Mapping[str, Any]
     reference: Observation
     tolerance: float
 
 
-def subject(name: str, folder: Path, *, train: bool, dtype: str = "float64") -> Subject:
-    """Load a model and run it on one device: three steps in training, its outputs in inference."""
+def subject(name: str, folder: Path, *, train: bool, dtype: str = "float64", steps: int = STEPS) -> Subject:
+    """Load a model and run it on one device: some steps in training, its outputs in inference."""
     model = load(name, folder, train=train, dtype=dtype)
     inputs = tuple(model.inputs) if model.inputs is not None else example_values(model.graph)
     twin = copy.deepcopy(model.module)
     alone = replace(model, build=lambda: twin)
-    found = reference_observation(alone, _any_plan(model, train), inputs, steps=STEPS if train else 1, seed=0)
+    found = reference_observation(alone, _any_plan(model, train), inputs, steps=steps if train else 1, seed=0)
     tolerance = TOLERANCE["float32" if name in FLOAT32_INSIDE else dtype]
-    return Subject(model=model, train=train, inputs=inputs, values=model_values(model), reference=found, tolerance=tolerance)
+    values = model_values(model)
+    return Subject(model=model, train=train, steps=steps, inputs=inputs, values=values, reference=found, tolerance=tolerance)
 
 
 def _any_plan(model: LoadedModel, train: bool) -> Plan:
@@ -67,11 +69,18 @@ def _any_plan(model: LoadedModel, train: bool) -> Plan:
 def failures(subject: Subject, wanted: Request, named: Sequence[tuple[str, Plan]]) -> list[str]:
     """What is wrong with these plans on real ranks of their mesh, in words; empty where all is right."""
     assert wanted.mesh is not None
+    return failures_on(subject, wanted.mesh.devices, named)
+
+
+def failures_on(subject: Subject, ranks: int, named: Sequence[tuple[str, Plan]]) -> list[str]:
+    """The same on so many ranks, of which a plan may leave some idle."""
     analysis = analyse(subject.model.graph, train=subject.train)
-    results = run_ranks(_on_rank, wanted.mesh.devices, subject, analysis, named, timeout=540.0)
+    results = run_ranks(_on_rank, ranks, subject, analysis, named, timeout=540.0)
     found: list[str] = []
-    for number, (name, _) in enumerate(named):
-        where = f"{subject.model.graph.name} {'training' if subject.train else 'inference'} on {wanted.mesh.shape}, {name}"
+    for number, (name, plan) in enumerate(named):
+        sizes = [stage.mesh for stage in plan.stages] or [plan.mesh]
+        mesh = " + ".join("x".join(str(axis.size) for axis in axes) for axes in sizes)
+        where = f"{subject.model.graph.name} {'training' if subject.train else 'inference'} on {mesh}, {name}"
         wrong = [f"{where}: rank {rank}: {result[number][1]}" for rank, result in enumerate(results) if result[number][1]]
         found += wrong[:1] or _unequal(subject, results[0][number][0], where)
     return found
@@ -92,23 +101,22 @@ def _unequal(subject: Subject, observed: Observation | None, where: str) -> list
 
 def _on_rank(subject: Subject, analysis: Analysis, named: Sequence[tuple[str, Plan]]) -> list[tuple[Observation | None, str]]:
     """On one rank: what rank 0 observes of every plan, and what is wrong with its collectives."""
-    groups = DeviceGroups.create(named[0][1].mesh_)
     found = []
     for name, plan in named:
         try:
-            found.append(_observed(subject, plan.execution(analysis), groups))
+            found.append(_observed(subject, plan.execution(analysis)))
         except Exception as error:
             raise RuntimeError(f"plan {name}: {traceback.format_exc()}") from error
     return found
 
 
-def _observed(subject: Subject, program: Execution, groups: DeviceGroups) -> tuple[Observation | None, str]:
-    module = ParallelModule(program, groups, subject.values)
+def _observed(subject: Subject, program: Execution) -> tuple[Observation | None, str]:
+    module = ParallelModule(program, World.of(program), subject.values)
     with CollectiveLog() as log, torch.set_grad_enabled(subject.train):
         outputs = module(*subject.inputs)
         if module.loss_index is not None:
             outputs[module.loss_index].backward()
     module.zero_grad()
-    optimizer, steps = ("adamw", STEPS) if subject.train else ("none", 1)
-    seen = observe(module, subject.inputs, optimizer=optimizer, steps=steps)
-    return seen if dist.get_rank() == 0 else None, log.mismatch(program, groups.rank)
+    seen = observe(module, subject.inputs, optimizer="adamw" if subject.train else "none", steps=subject.steps if subject.train else 1)
+    rank = dist.get_rank()
+    return seen if rank == 0 else None, log.mismatch(program, rank)

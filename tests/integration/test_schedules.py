@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,26 +13,19 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.api import plan as plan_model
-from autopar.costmodel.pricing import MeshPrices
 from autopar.errors import PlanError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 from autopar.pins import Pins
 from autopar.plan import Plan
 from autopar.plan_parts import SchedulePlan, StagePlan
-from autopar.planner import as_plan, evaluate, search_plan
+from autopar.planner import search_plan
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.run import run_plan
-from autopar.search.costgraph import solution
 from autopar.sharding.analysis import analyse
-from autopar.sharding.micro_batches import split_batch
-from autopar.sharding.schedule import Schedule
-from autopar.tables import build_tables
 
 from .parity import Subject, failures, subject
-from .plans import plans, random_choices, request
-
-ZEROS = {"zero1": ("kept", "whole"), "zero2": ("kept", "shards"), "zero3": ("again", "shards")}
+from .plans import ZEROS, by_chance, plans, request
 
 
 @pytest.fixture(scope="module")
@@ -92,29 +84,11 @@ def test_training_in_every_combination(name: str, folder: Path) -> None:
     assert not failures(model, request((2,), train=True), list(_scheduled(model, (2,), (1, 2, 4))))
 
 
-def _by_chance(model: Subject, sizes: tuple[int, ...], count: int, seeds: range) -> Iterator[tuple[str, Plan]]:
-    """Plans of a micro-batch in which everything is chosen by chance, the schedule too."""
-    wanted = request(sizes, train=True)
-    assert wanted.mesh is not None
-    analysis = analyse(model.model.graph, train=True)
-    tables = build_tables(split_batch(analysis, count), MeshPrices(cluster=wanted.cluster, mesh=wanted.mesh), optimizer="adamw")
-    names = [op.name for op in analysis.warm]
-    for seed in seeds:
-        rng = random.Random(seed)
-        cuts = sorted(rng.sample(range(len(names)), 4))
-        recompute = (tuple(names[cuts[0] : cuts[1]]), tuple(names[cuts[2] : cuts[3]])) if seed % 2 else ()
-        gathered, accumulated = rng.choice(list(ZEROS.values()))
-        schedule = Schedule(micro_batches=count, recompute=recompute, gathered=gathered, accumulated=accumulated)  # type: ignore[arg-type]
-        chance = solution(tables.graph, random_choices(tables.graph, rng), lower_bound=0.0, method="chance")
-        found = as_plan(evaluate(tables, chance, schedule), wanted, lower_bound=0.0, analysis=analysis)
-        yield f"chance {seed} {schedule}", Plan.model_validate_json(found.to_json())
-
-
 @pytest.mark.slow
 @pytest.mark.ci
 def test_plans_by_chance_on_two_axes(folder: Path) -> None:
     model = _subject("gpt2", folder)
-    assert not failures(model, request((2, 2), train=True), list(_by_chance(model, (2, 2), 2, range(2))))
+    assert not failures(model, request((2, 2), train=True), list(by_chance(model.model, (2, 2), 2, range(2))))
 
 
 @pytest.mark.slow
@@ -123,7 +97,7 @@ def test_plans_by_chance_on_two_axes(folder: Path) -> None:
 def test_more_plans_by_chance(name: str, count: int, folder: Path) -> None:
     """With 8 micro-batches each is one sample."""
     model = _subject(name, folder)
-    assert not failures(model, request((2,), train=True), list(_by_chance(model, (2,), count, range(10, 16))))
+    assert not failures(model, request((2,), train=True), list(by_chance(model.model, (2,), count, range(10, 16))))
 
 
 def _pinned(model: Subject, kind: str, option: str) -> Plan:

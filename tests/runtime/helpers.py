@@ -8,6 +8,9 @@ from collections.abc import Mapping
 import torch
 
 from autopar.ir import Graph, Operator, Ref, Role, Tensor, Value
+from autopar.runtime.check import one_device
+from autopar.runtime.collectives import DeviceGroups
+from autopar.runtime.module import ParallelModule, Values
 from autopar.sharding.candidates import options_of, storage_layouts, strategies_of
 from autopar.sharding.hints import split_variants
 from autopar.sharding.layout import Layout, replicated
@@ -147,6 +150,12 @@ def _chains(
             chains.append(cheapest_chain(source, target, tensor.shape, itemsize, mesh.shape, flat_price, gradient=flows))
         found[name] = tuple(chains)
     return found
+
+
+def alone(graph: Graph, values: Values, *, exact_random: bool = False, seed: int = 0) -> ParallelModule:
+    """The graph on one device, ready to be trained."""
+    program = one_device(graph, tensors_with_gradient(graph, train=True))
+    return ParallelModule(program, DeviceGroups.single(), values, exact_random=exact_random, seed=seed)
 
 
 def random_values(graph: Graph, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -13,16 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.costmodel.memory import predicted_memory
 from autopar.ir import DTYPE_BYTES, Graph
-from autopar.order.execution import execution
+from autopar.order.execution import Execution, execution
 from autopar.runtime.collectives import DeviceGroups
-from autopar.runtime.local_program import Time
-from autopar.runtime.lowering import lower, lower_preamble, lower_scheduled
+from autopar.runtime.draws import Draws
+from autopar.runtime.engine import Engine
 from autopar.runtime.measuring.memory import fake_world
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import R, S
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.pinned import pinned_assignment
-from autopar.sharding.program import Assignment, build_program
+from autopar.sharding.program import Assignment, Program, build_program
 from autopar.sharding.schedule import Schedule
 from tests.runtime.helpers import GraphBuilder
 
@@ -61,35 +61,35 @@ def _assigned() -> tuple[Analysis, Assignment]:
     return analysis, pinned_assignment(analysis, mesh, wanted)
 
 
-def _values(names: Sequence[str], graph: Graph, device: str) -> list[Tensor]:
-    return [torch.ones(graph.tensors[name].shape, device=device) for name in names]
+def _moved(plan: Program | Execution, graph: Graph, *, train: bool) -> Counter[tuple[int, ...]]:
+    """What goes to the device of a rank when it runs a call (with `train` a step) on inputs that are on the host."""
+    weights = {t.name: torch.ones(t.shape, device="meta") for t in graph.parameters}
+    inputs = {name: torch.ones(graph.tensors[name].shape) for name in graph.inputs}
+    mesh = plan.assignment.mesh if isinstance(plan, Program) else plan.chunks[0].mesh
+    with fake_world(RANKS), _Arrivals() as seen:
+        engine = Engine(plan, DeviceGroups.create(mesh), torch.device("meta"), weights.__getitem__)
+        call = engine.begin(inputs, keep=train, draws=Draws())
+        engine.begin_backward(call, 1.0)
+        with torch.no_grad():
+            call.run(engine.training_order if train else engine.forward_order)
+        assert not train or engine.home({0: call.passings[0].gradients}).keys() == weights.keys()
+    return seen.shapes
 
 
 def test_a_device_gets_the_part_that_it_reads() -> None:
     analysis, assignment = _assigned()
     program = build_program(analysis.graph, assignment)
-    with fake_world(RANKS), _Arrivals() as seen:
-        local = lower(program, DeviceGroups.create(assignment.mesh), device="meta")
-        local.module(*_values(local.parameters, analysis.graph, "meta"), *_values(local.inputs, analysis.graph, "cpu"))
-    assert seen.shapes == {(BATCH // RANKS, WIDTH): 1, (BATCH,): 1}
+    assert _moved(program, analysis.graph, train=False) == {(BATCH // RANKS, WIDTH): 1, (BATCH,): 1}
     stored = predicted_memory(program, analysis, optimizer="none").parameters
     assert stored == DTYPE_BYTES["float32"] * (WIDTH * WIDTH + BATCH // RANKS * WIDTH + BATCH)
 
 
-def test_of_a_micro_batch_the_part_that_it_reads() -> None:
+@pytest.mark.parametrize("train", [True, False])
+def test_of_a_micro_batch_the_part_that_it_reads(train: bool) -> None:
     analysis, assignment = _assigned()
     found = execution(assignment, analysis, Schedule(micro_batches=2))
-    assert found.split is not None
-    with fake_world(RANKS), _Arrivals() as seen:
-        groups = DeviceGroups.create(assignment.mesh)
-        local = lower_scheduled(found.whole, groups, device="meta", time=Time(split=found.split, count=2, index=0))
-        cut = [torch.ones(BATCH // 2, WIDTH) if name == "rows" else torch.ones((), device="meta") for name, _ in local.sources]
-        local.module(*_values(local.parameters, analysis.graph, "meta"), *cut)
-        assert seen.shapes == {(BATCH // 2 // RANKS, WIDTH): 1}
-        (counted,) = {name for name, _ in local.sources} - {"rows"}
-        preamble, given = lower_preamble(found.whole, groups, [counted], device="meta")
-        preamble(*_values(given, analysis.graph, "cpu"))
-        assert seen.shapes.pop((BATCH,)) == 1 and given == ("marks",)
+    moved = _moved(found, analysis.graph, train=train)
+    assert moved == {(BATCH // 2 // RANKS, WIDTH): 2, (BATCH,): 1}, "the marks are counted once for all micro-batches"
     tensors = found.micro.program.graph.tensors
     assert tensors["rows"].shape == (BATCH // 2, WIDTH), "what is on the device at once"
     assert tensors["marks"].shape == (BATCH,), "counted once for all micro-batches"
@@ -97,13 +97,10 @@ def test_of_a_micro_batch_the_part_that_it_reads() -> None:
 
 @pytest.mark.parametrize("again", [True, False])
 def test_inside_what_is_recomputed_too(again: bool) -> None:
-    """The part is cut before the recomputed segment that reads it, and kept, not the whole input."""
+    """What is made again takes its part from the host once more, and never the whole input."""
     analysis, assignment = _assigned()
     names = tuple(op.name for op in analysis.warm[:2])
-    plan = execution(assignment, analysis, Schedule(recompute=(names,) if again else ())).whole
-    with fake_world(RANKS), _Arrivals() as seen:
-        local = lower_scheduled(plan, DeviceGroups.create(assignment.mesh), device="meta")
-        weights = [value.requires_grad_() for value in _values(local.parameters, analysis.graph, "meta")]
-        local.module(*weights, *_values(local.inputs, analysis.graph, "cpu"))[local.loss or 0].backward()
-    assert seen.shapes == {(BATCH // RANKS, WIDTH): 1, (BATCH,): 1}
+    found = execution(assignment, analysis, Schedule(recompute=(names,) if again else ()))
+    assert any(segment.again for segment in found.whole.segments) == again
+    assert _moved(found, analysis.graph, train=True) == {(BATCH // RANKS, WIDTH): 2 if again else 1, (BATCH,): 1}
     assert assignment.chains["rows"] == (((R,), (S(0),)),)

@@ -11,7 +11,6 @@ import torch
 from autopar.ir import Graph
 from autopar.runtime.check import differences, observe, one_device
 from autopar.runtime.collectives import DeviceGroups, cuts_of
-from autopar.runtime.draws import Draws, drawing
 from autopar.runtime.functions import function_of
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.local_forms.attention_dropout import attention
@@ -25,7 +24,7 @@ from autopar.sharding.layout import parse_layout
 from autopar.sharding.program import Program
 
 from .graphs import mlp
-from .helpers import GraphBuilder, mesh_of, random_inputs, random_program, random_values
+from .helpers import GraphBuilder, alone, mesh_of, random_inputs, random_program, random_values
 
 
 @pytest.mark.parametrize("layout", ["S0 S0", "S0 R", "S0/3 S0/3", "S0 S0/6", "S0/6 S0"])
@@ -96,37 +95,35 @@ def _gather() -> Graph:
     return g.finish("gather", [a])
 
 
-def _observe_all(programs: list[Program], values: dict[str, torch.Tensor], inputs: list[torch.Tensor], draws: Draws) -> list[object]:
+def _observe_all(programs: list[Program], values: dict[str, torch.Tensor], inputs: list[torch.Tensor], exact: bool) -> list[object]:
     groups = DeviceGroups.create(programs[0].assignment.mesh)
-    seed = 4 if draws.exact else groups.rank
-    with drawing(draws):
-        return [observe(ParallelModule(program, groups, values), inputs, optimizer="sgd", steps=2, seed=seed) for program in programs]
+    seed = 4 if exact else groups.rank
+    modules = (ParallelModule(program, groups, values, exact_random=exact, seed=2) for program in programs)
+    return [observe(module, inputs, optimizer="sgd", steps=2, seed=seed) for module in modules]
 
 
 @pytest.mark.parametrize(("build", "exact"), [(_dropping, True), (_dropping, False), (_gather, True)])
 def test_random_plans(build: Callable[[], Graph], exact: bool) -> None:
     """On ranks as on one device; drawn by counter also where the ranks' generators differ."""
-    draws = Draws(seed=2, step=7, exact=exact)
     graph = build()
     values, inputs = random_values(graph), random_inputs(graph)
     if graph.name == "gather":
         inputs[0] = torch.randint(-16, 16, (4, 8), generator=torch.Generator().manual_seed(2))
     programs = [random_program(graph, mesh_of((2, 2)), seed) for seed in range(12)]
-    alone = ParallelModule(one_device(graph), DeviceGroups.single(), values)
-    with drawing(draws):
-        reference = observe(alone, inputs, optimizer="sgd", steps=2, seed=4)
-    for observed in run_ranks(_observe_all, 4, programs, values, inputs, draws)[0]:
+    reference = observe(alone(graph, values, exact_random=exact, seed=2), inputs, optimizer="sgd", steps=2, seed=4)
+    for observed in run_ranks(_observe_all, 4, programs, values, inputs, exact)[0]:
         differences(reference, observed, optimizer="sgd").raise_for_failure()
 
 
 def test_the_local_program_reads_well() -> None:
-    """Nodes carry the operators' names; the code of the graph is plain calls."""
+    """Nodes carry the operators' names; the code of a segment is plain calls."""
     graph = mlp()
-    local = lower(one_device(graph), DeviceGroups.single())
-    code = local.module.code
-    assert re.search(r"local_shard = \w+local_shard\(up_weight\)", code), "a parameter is opened where it is first read"
-    assert re.search(r"linear_0 = torch\.ops\.aten\.linear\.default\(input = x, weight = local_shard, bias = local_shard_1\)", code)
-    assert local.parameters == ("up.weight", "up.bias", "down.weight", "down.bias") and local.inputs == ("x",)
+    (segment,) = (local := lower(one_device(graph), DeviceGroups.single())).segments
+    code = segment.module.code
+    assert re.search(r"def forward\(self, up_weight, up_bias, down_weight, down_bias, x\)", code), "parameters come as they are used"
+    assert re.search(r"linear_0 = torch\.ops\.aten\.linear\.default\(input = x, weight = up_weight, bias = up_bias\)", code)
+    assert [name for name, _ in segment.parameters] == ["up.weight", "up.bias", "down.weight", "down.bias"]
+    assert segment.sources == local.sources == (("x", None),)
     assert local.loss == 2
 
 

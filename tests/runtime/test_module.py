@@ -15,7 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import PlanError
 from autopar.ir import Graph
-from autopar.runtime.check import CollectiveLog, compare, one_device
+from autopar.order.scheduled import scheduled
+from autopar.order.units import reduce_collectives
+from autopar.runtime.check import CollectiveLog, compare
 from autopar.runtime.collectives import DeviceGroups, cuts_of, shard_of
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module import ParallelModule
@@ -25,7 +27,7 @@ from autopar.sharding.layout import format_layout
 from autopar.sharding.program import Program
 
 from .graphs import GRAPHS, mlp
-from .helpers import mesh_of, random_inputs, random_program, random_values
+from .helpers import alone, mesh_of, random_inputs, random_program, random_values
 
 
 def _placements(sizes: tuple[int, ...], shape: tuple[int, ...]) -> list[str]:
@@ -75,8 +77,8 @@ def test_training_with_accumulation_and_clipping() -> None:
     graph = mlp()
     values, inputs = random_values(graph), random_inputs(graph)
     programs = [random_program(graph, mesh_of((2, 2)), seed) for seed in range(30, 34)]
-    assert any(program.buckets for program in programs)
-    expected = _train(ParallelModule(one_device(graph), DeviceGroups.single(), values), inputs, 0.1)
+    assert any(scheduled(program).buckets for program in programs)
+    expected = _train(alone(graph, values), inputs, 0.1)
     for result in run_ranks(_train_all, 4, programs, values, inputs):
         for seen in result:
             torch.testing.assert_close(torch.tensor(seen), torch.tensor(expected), rtol=1e-7, atol=0)
@@ -91,11 +93,13 @@ def _no_sync_is_silent(program: Program, values: dict[str, Tensor], inputs: list
     return len(quiet.issued), len(loud.issued)
 
 
-def test_buckets_are_reduced_once() -> None:
+def test_gradients_are_brought_home_once() -> None:
     graph = mlp()
     mesh = mesh_of((2,))
-    program = next(p for p in (random_program(graph, mesh, seed) for seed in range(200)) if p.buckets)
-    extra = sum(len(bucket.axes) for bucket in program.buckets)
+    program = next(p for p in (random_program(graph, mesh, seed) for seed in range(200)) if scheduled(p).buckets)
+    units = scheduled(program).units
+    extra = sum(1 for unit in units for _ in reduce_collectives(program, unit, last=True))
+    assert extra >= sum(len(bucket.axes) for bucket in scheduled(program).buckets) > 0
     for quiet, loud in run_ranks(_no_sync_is_silent, 2, program, random_values(graph), random_inputs(graph)):
         assert loud - quiet == extra
 

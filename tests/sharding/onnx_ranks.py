@@ -12,8 +12,9 @@ import torch
 from autopar.ir import Graph, Role
 from autopar.ir.graph import DTYPE_BYTES
 from autopar.runtime.collectives import DeviceGroups
+from autopar.runtime.draws import Draws
+from autopar.runtime.engine import Engine
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.lowering import lower
 from autopar.sharding.candidates import options_of, strategies_of
 from autopar.sharding.hints import split_variants
 from autopar.sharding.layout import Layout, replicated
@@ -127,11 +128,12 @@ def _all_on_rank(chosen: Sequence[Split]) -> dict[str, str]:
 def _on_rank(item: Split, groups: DeviceGroups) -> str:
     """What is wrong on this rank, in one line; empty where all is right."""
     try:
-        local = lower(item.program, groups)
-        values = [item.loaded.values[name] for name in (*local.parameters, *local.constants, *local.inputs)]
+        engine = Engine(item.program, groups, torch.device("cpu"), item.loaded.values.__getitem__)
         torch.manual_seed(0)
+        call = engine.begin(item.loaded.values, keep=False, draws=Draws(exact=True))
         with torch.no_grad():
-            outputs = local.module(*values)
+            call.run(engine.forward_order)
+        outputs = [engine.output(call, place) for place in range(len(engine.outputs))]
         assert len(outputs) == len(item.test.outputs)
         for found, wanted in zip(outputs, item.test.outputs, strict=True):
             compare(found, np.asarray(wanted), rtol=item.test.rtol, atol=item.test.atol)

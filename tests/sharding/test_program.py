@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from autopar.errors import PlanError
 from autopar.ir import Role
+from autopar.order.scheduled import scheduled
 from autopar.sharding.layout import format_layout, parse_layout
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.program import BUCKET_BYTES, Compute, Program, Redistribute, build_program
+from autopar.sharding.program import Compute, Program, Redistribute, build_program
+from autopar.sharding.schedule import UNIT_BYTES, Schedule
 
 from .assigned import assign, graph_of, program
 
@@ -22,7 +24,7 @@ GPUS = Mesh.of(gpu=4)
 
 
 def issued(found: Program) -> Counter[tuple[str, str, str]]:
-    return Counter((c.phase, c.kind, c.tensor) for c in found.collectives())
+    return Counter((c.phase, c.kind, c.tensor) for c in scheduled(found).collectives())
 
 
 class Fan(nn.Module):
@@ -85,12 +87,13 @@ def test_a_branch_that_never_reaches_the_loss_issues_no_backward() -> None:
     assert not [key for key in seen if key[0] == "backward" and key[2] in ("first/linear:0", "side.weight", "side/linear:0")]
     flags = {step.tensor: step.gradient for step in found.steps if isinstance(step, Redistribute)}
     assert flags["first/linear:0"] is False and flags["first.weight"] is True and flags["main.weight"] is True
-    assert {name for bucket in found.buckets for name in bucket.parameters} == {"first.weight", "main.weight"}
+    assert {name for bucket in scheduled(found).buckets for name in bucket.parameters} == {"first.weight", "main.weight"}
 
 
 def test_inference_issues_no_backward() -> None:
     found = program(graph_of(Fan(), 8, 8), GPUS, {"first/linear": "n", "a/linear": "n"}, train=False)
-    assert found.collectives() and {c.phase for c in found.collectives()} == {"forward"} and not found.buckets
+    plan = scheduled(found)
+    assert plan.collectives() and {c.phase for c in plan.collectives()} == {"forward"} and not plan.buckets
 
 
 def mlp(*sizes: int) -> nn.Module:
@@ -101,7 +104,7 @@ def test_gradients_of_data_parallel_weights_share_buckets_in_the_order_of_the_ba
     graph = graph_of(mlp(8, 8, 8, 8), 8, 8)
     chosen = {op.name: "d0" for op in graph.operators}
     found = program(graph, GPUS, chosen)
-    (bucket,) = found.buckets
+    (bucket,) = scheduled(found).buckets
     assert bucket.parameters == ("2.weight", "1.weight", "0.weight") and bucket.axes == (0,) and bucket.nbytes == 3 * 8 * 8 * 4
     assert issued(found)["backward", "all_reduce", "2.weight"] == 1
     assert all(step.bucketed == 1 for step in found.steps if isinstance(step, Redistribute) and step.tensor.endswith(".weight"))
@@ -112,9 +115,10 @@ def test_a_bucket_holds_at_most_25_mib() -> None:
     with torch.device("meta"):
         module = mlp(*[width] * 9)
     graph = graph_of(module, 4, width)
-    found = program(graph, GPUS, {op.name: "d0" for op in graph.operators})
-    assert BUCKET_BYTES == 25 * 2**20 and [len(bucket.parameters) for bucket in found.buckets] == [6, 2]
-    assert all(bucket.nbytes <= BUCKET_BYTES for bucket in found.buckets)
+    found = scheduled(program(graph, GPUS, {op.name: "d0" for op in graph.operators}))
+    assert UNIT_BYTES == 25 * 2**20
+    assert [bucket.parameters for bucket in found.buckets] == [("7.weight", "6.weight"), tuple(f"{n}.weight" for n in (5, 4, 3, 2, 1, 0))]
+    assert all(bucket.nbytes <= UNIT_BYTES for bucket in found.buckets)
     assert [c.nbytes for c in found.collectives() if c.phase == "backward"] == [bucket.nbytes for bucket in found.buckets]
 
 
@@ -123,7 +127,7 @@ def test_a_weight_larger_than_a_bucket_has_one_to_itself() -> None:
         module = mlp(64, 64, 131072, 64)
     graph = graph_of(module, 4, 64)
     found = program(graph, GPUS, {op.name: "d0" for op in graph.operators})
-    assert {bucket.parameters for bucket in found.buckets} >= {("2.weight",), ("1.weight",)}
+    assert {bucket.parameters for bucket in scheduled(found).buckets} >= {("2.weight",), ("1.weight",)}
 
 
 def test_axes_that_differ_are_reduced_apart() -> None:
@@ -132,8 +136,8 @@ def test_axes_that_differ_are_reduced_apart() -> None:
     graph = graph_of(mlp(8, 8, 8), 8, 8)
     chosen = {"0/linear": "d0 d0", "1/linear": "d0 n", "loss/mean_square.0": "d0 d1"}
     found = program(graph, mesh, chosen, storage={"1.weight": "R S0"})
-    assert {bucket.parameters: bucket.axes for bucket in found.buckets} == {("1.weight",): (0,), ("0.weight",): (0, 1)}
-    assert {bucket.parameters: bucket.nbytes for bucket in found.buckets} == {("1.weight",): 128, ("0.weight",): 256}
+    assert {bucket.parameters: bucket.axes for bucket in scheduled(found).buckets} == {("1.weight",): (0,), ("0.weight",): (0, 1)}
+    assert {bucket.parameters: bucket.nbytes for bucket in scheduled(found).buckets} == {("1.weight",): 128, ("0.weight",): 256}
 
 
 class Twice(nn.Module):
@@ -153,7 +157,7 @@ class Twice(nn.Module):
 def test_uses_that_conflict_are_not_bucketed(second: str, bucketed: bool) -> None:
     graph = graph_of(Twice(), 8, 8)
     found = program(graph, GPUS, {"inner/linear": "d0", "inner/linear.1": second})
-    assert bool(found.buckets) is bucketed
+    assert bool(scheduled(found).buckets) is bucketed
     assert issued(found)["backward", "all_reduce", "inner.weight"] == 1
 
 
@@ -161,9 +165,20 @@ def test_only_leading_shares_are_bucketed() -> None:
     """Stored split, used whole (ZeRO-3): gathered and reduce-scattered, in no bucket."""
     graph = graph_of(mlp(8, 8), 8, 8)
     found = program(graph, GPUS, {op.name: "d0" for op in graph.operators}, storage={"0.weight": "S0"})
-    assert not found.buckets
+    assert not scheduled(found).buckets
     seen = issued(found)
     assert seen["forward", "all_gather", "0.weight"] == seen["backward", "reduce_scatter", "0.weight"] == 1
+
+
+def test_parameters_of_a_unit_are_gathered_and_scattered_in_one_message() -> None:
+    """Three weights of 256 bytes: one message of 768 each way, or with units of 256 bytes three."""
+    graph = graph_of(mlp(8, 8, 8, 8), 8, 8)
+    found = program(graph, GPUS, {op.name: "d0" for op in graph.operators}, storage={f"{n}.weight": "S0" for n in range(3)})
+    for unit_bytes, messages in ((768, [768]), (512, [512, 256]), (1, [256, 256, 256])):
+        plan = scheduled(found, Schedule(unit_bytes=unit_bytes))
+        mine = [c for c in plan.collectives() if c.tensor.endswith(".weight")]
+        by_kind = {kind: [c.nbytes for c in mine if c.kind == kind] for kind in ("all_gather", "reduce_scatter")}
+        assert by_kind == {"all_gather": messages, "reduce_scatter": messages[::-1]} and len(mine) == 2 * len(messages)
 
 
 def test_a_missing_chain_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -129,7 +130,7 @@ def a_closure(make: Make) -> Values:
     return found | weights(module)
 
 
-@SCRIPTS.script(expected="either", tolerance=1e-6)
+@SCRIPTS.script(expected="either", micro_batches="left out", tolerance=1e-6)
 def lbfgs(make: Make) -> Values:
     """An optimizer that runs the model several times a step, and looks at all parameters at once."""
     module = make("shallow")
@@ -179,13 +180,14 @@ def a_scaled_backward_pass_sees_the_scale(make: Make) -> Values:
     """The scale is in every gradient before it is rounded: hooks inside the pass see scaled values, once for each parameter."""
     module = make("language32")
     found: dict[str, Tensor | float] = {}
-    name, parameter = next((name, p) for name, p in module.named_parameters() if name.endswith("norm.weight"))
 
-    def see(grad: Tensor) -> None:
+    def see(name: str, grad: Tensor) -> None:
         found[f"weight seen {name}"] = grad.full_tensor() if hasattr(grad, "full_tensor") else grad.clone()
         found[f"weight times {name}"] = float(found.get(f"weight times {name}", 0.0)) + 1.0
 
-    parameter.register_hook(see)
+    for name, parameter in module.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.register_hook(functools.partial(see, name))
     torch.amp.GradScaler("cpu", init_scale=4096.0).scale(module(*batch())).backward()  # type: ignore[no-untyped-call]
     return found
 

@@ -1,4 +1,4 @@
-"""Parts that are made again, and micro-batches, on one device: the same gradients, fewer bytes kept, shared programs."""
+"""Segments that are made again, and micro-batches, on one device: the same gradients, fewer bytes kept, shared programs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from autopar.frontends.load import ModelOptions, load_model
-from autopar.order.execution import execution
+from autopar.order.execution import Chunk, Execution, execution
+from autopar.order.scheduled import scheduled
 from autopar.runtime.check import one_device
 from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.module import ParallelModule
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.program import Assignment, Decision
+from autopar.sharding.rules import tensors_with_gradient
 from autopar.sharding.schedule import Schedule
+
+from .graphs import mlp
+from .helpers import alone, random_inputs, random_values
 
 
 class _Net(nn.Module):
@@ -52,7 +57,7 @@ def _parallel(module: nn.Module, analysis: Analysis, schedule: Schedule) -> Para
         mesh=plain.mesh, decisions=decisions, storage=plain.storage, outputs=plain.outputs, chains={}, gradients=analysis.gradients
     )
     values: dict[str, Tensor] = dict(module.named_parameters())
-    return ParallelModule(execution(assignment, analysis, schedule), DeviceGroups.single(), values)
+    return ParallelModule(execution(assignment, analysis, schedule), DeviceGroups.single(), values, exact_random=True)
 
 
 def _middle(analysis: Analysis) -> tuple[tuple[str, ...], ...]:
@@ -67,7 +72,7 @@ def test_gradients_of_the_original(rate: float, count: int, again: bool) -> None
     module, analysis, x = _net(rate)
     ours = _parallel(module, analysis, Schedule(micro_batches=count, recompute=_middle(analysis) if again else ()))
     torch.manual_seed(5)
-    loss = ours.planned_loss(x)
+    loss = ours.loss(x)
     loss.backward()  # type: ignore[no-untyped-call]
     after = torch.rand(1)
     torch.manual_seed(5)
@@ -92,7 +97,7 @@ def test_fewer_bytes_are_kept() -> None:
             return value
 
         with saved_tensors_hooks(pack, lambda value: value):
-            loss = ours.planned_loss(x)
+            loss = ours.loss(x)
         kept[again] = sum(storages.values())
         del loss
     assert kept[True] < 0.8 * kept[False]
@@ -102,42 +107,55 @@ def test_equal_micro_batches_share_a_program() -> None:
     for rate, programs in ((0.0, 1), (0.5, 4)):
         module, analysis, x = _net(rate)
         ours = _parallel(module, analysis, Schedule(micro_batches=4))
-        ours.planned_loss(x)
-        assert ours._micro is not None
-        assert len({id(program.__self__) for program in ours._micro.programs.values()}) == programs  # type: ignore[attr-defined]
+        ours.loss(x)
+        (stage,) = ours.engine.stages.values()
+        assert len({id(stage.program(index)) for index in range(4)}) == programs
 
 
-def test_a_step_hands_its_gradients_on_once() -> None:
+def test_nothing_is_changed_before_the_loss_is_asked_for_its_gradient() -> None:
     module, analysis, x = _net()
     ours = _parallel(module, analysis, Schedule(micro_batches=2))
-    loss = ours.planned_loss(x)
-    assert all(p.grad is None for p in ours.parameters()), "nothing is changed before the loss is asked for its gradient"
-    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
-    with pytest.raises(RuntimeError, match="handed on once"):
-        loss.backward()  # type: ignore[no-untyped-call]
+    loss = ours.loss(x)
+    assert all(p.grad is None for p in ours.parameters())
     with torch.no_grad():
-        assert ours.planned_loss(x) == pytest.approx(float(loss.detach()))
+        assert ours.loss(x) == pytest.approx(float(loss.detach()))
 
 
-def test_a_broken_step_leaves_nothing_behind() -> None:
-    """Gradients of before come back, and the next step is right."""
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_broken_step_leaves_nothing_behind(count: int, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of before stay, and the next step is right."""
     module, analysis, x = _net()
-    ours = _parallel(module, analysis, Schedule(micro_batches=2))
-    assert ours._micro is not None
-    program = ours._micro.program(1)
+    ours = _parallel(module, analysis, Schedule(micro_batches=count, recompute=_middle(analysis) if again else ()))
+    (stage,) = ours.engine.stages.values()
 
     def fail(*_: Tensor) -> tuple[Tensor, ...]:
         raise ValueError("broken")
 
     for parameter in ours.parameters():
         parameter.grad = torch.ones_like(parameter)
-    ours._micro.programs[1] = fail
-    with pytest.raises(ValueError, match="broken"):
-        ours.planned_loss(x)
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.first.segments[-1].module, "forward", fail)
+        with pytest.raises(ValueError, match="broken"):
+            ours.loss(x)
     assert all(p.grad is not None and bool((p.grad == 1).all()) for p in ours.parameters())
-    ours._micro.programs[1] = program
     ours.zero_grad()
-    ours.planned_loss(x).backward()  # type: ignore[no-untyped-call]
+    ours.loss(x).backward()  # type: ignore[no-untyped-call]
     module(x).backward()
     for mine, theirs in zip(ours.graph_parameters().values(), module.parameters(), strict=True):
         assert mine.grad is not None and theirs.grad is not None and torch.allclose(mine.grad, theirs.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_what_the_last_segment_reads_and_gives_leaves_the_stage() -> None:
+    graph = mlp()
+    values, (x,) = random_values(graph), random_inputs(graph)
+    wanted = alone(graph, values).local_outputs(x)
+    names = [op.name for op in graph.operators]
+    program = one_device(graph, tensors_with_gradient(graph, train=True))
+    plan = scheduled(program, Schedule(recompute=(tuple(names[:-1]),)))
+    assert len(plan.segments) == 2
+    ours = ParallelModule(Execution(chunks=(Chunk(whole=plan, micro=plan, split=None),)), DeviceGroups.single(), values)
+    found = ours.local_outputs(x)
+    torch.testing.assert_close(found, wanted)
+    sum(value.sum() for value in found).backward()
+    assert all(p.grad is not None for p in ours.parameters())

@@ -1,0 +1,71 @@
+"""Where the values of a program are: what a step reads and what it makes, and the casts of parameters that nothing else brings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from ..sharding.layout import Kind, Layout
+from ..sharding.program import Compute, Program, Redistribute, Step
+from ..sharding.redistribution import changed_axis
+from ..sharding.schedule import Types
+
+Place = tuple[str, Layout]
+
+
+def reads(step: Step) -> tuple[Place, ...]:
+    """What a step reads."""
+    if isinstance(step, Redistribute):
+        return ((step.tensor, step.chain[0]),)
+    return tuple(zip(step.operator.inputs, step.decision.inputs, strict=True))
+
+
+def makes(step: Step) -> tuple[Place, ...]:
+    """What a step makes."""
+    if isinstance(step, Redistribute):
+        return ((step.tensor, step.chain[-1]),)
+    return tuple(zip(step.operator.outputs, step.decision.outputs, strict=True))
+
+
+def reads_from_outside(steps: Sequence[Step]) -> list[Place]:
+    """What steps read and do not make."""
+    made = {place for step in steps for place in makes(step)}
+    return [place for place in dict.fromkeys(place for step in steps for place in reads(step)) if place not in made]
+
+
+def only_casts(step: Redistribute) -> bool:
+    """Whether a redistribution is a cast of a stored shard, which stays where it is."""
+    return len(step.chain) == 1
+
+
+def moves_value(step: Redistribute) -> bool:
+    """Whether a redistribution gives another value than it takes: it casts, or some step of its chain is neither R to B nor B to R."""
+    pairs = itertools.pairwise(step.chain[step.bucketed :])
+    moved = ((before[axis], after[axis]) for before, after in pairs for axis in (changed_axis(before, after),))
+    return only_casts(step) or any(Kind.SPLIT in (before.kind, after.kind) or after.kind is Kind.PARTIAL for before, after in moved)
+
+
+def with_casts(program: Program, types: Types) -> Program:
+    """The program in which each parameter that is used as it is stored, but in another type, is cast before its first reader.
+
+    What is gathered, or cut, is cast on the way there.
+    """
+    storage, tensors = program.assignment.storage, program.graph.tensors
+    done = {step.tensor for step in program.steps if isinstance(step, Redistribute) and only_casts(step)}
+    left = {name: layout for name, layout in storage.items() if types.casts(tensors[name]) and name not in done}
+    steps: list[Step] = []
+
+    def cast(places: tuple[Place, ...]) -> None:
+        for name, layout in places:
+            if left.get(name) == layout:
+                del left[name]
+                steps.append(
+                    Redistribute(tensor=name, chain=(layout,), gradient=False, differentiable=name in program.assignment.gradients)
+                )
+
+    for step in program.steps if left else ():
+        if isinstance(step, Compute) or not moves_value(step):
+            cast(reads(step))
+        steps.append(step)
+    cast(tuple(program.assignment.outputs.items()))
+    return Program(graph=program.graph, assignment=program.assignment, steps=tuple(steps)) if steps else program

@@ -1,0 +1,118 @@
+"""Flat messages: several redistributed tensors along one chain of steps, those that communicate joined in one message.
+
+As the runtime has it (`runtime/flat.py`): parts that do not lie together are dealt out, then joined in a message, which lives until what
+comes of it has been waited for; a sum over all is made in the message, and the tensors are views of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from autopar.order.scheduled import Scheduled
+from autopar.sharding.program import Redistribute
+from autopar.sharding.redistribution import changed_axis, local_bytes, transfers
+
+from .memories import BUFFER, Memories
+from .moves import actions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatStep:
+    """One step of the tensors' chain: `kind` and bytes of its collective ("" where nothing is sent), and the mesh axis.
+
+    For each tensor: bytes `before` and `after`, whether that is `made` in new memory, and whether its parts have to be `dealt` out (or
+    joined), as they do not lie together.
+    """
+
+    kind: str
+    axis: int
+    nbytes: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    made: tuple[bool, ...]
+    dealt: tuple[bool, ...]
+
+    @property
+    def traffic(self) -> float:
+        """Bytes read and written on the way into the message."""
+        return 2.0 * (sum(self.before) + (sum(itertools.compress(self.before, self.dealt)) if self.kind != "all_gather" else 0))
+
+    @property
+    def copied(self) -> tuple[int, ...]:
+        """Of each tensor that is copied out of what has come, its bytes."""
+        if self.kind not in ("all_gather", "all_to_all") or (len(self.after) == 1 and not self.dealt[0]):
+            return ()
+        return self.after
+
+
+def flat_steps(plan: Scheduled, members: Sequence[int], *, back: bool) -> list[FlatStep]:
+    """The steps of a group of redistributions (by their steps of the program), or, `back`, of their gradients."""
+    program, types = plan.program, plan.schedule.types
+    mesh, tensors = program.assignment.mesh.shape, program.graph.tensors
+    moves = [step for index in members if isinstance(step := program.steps[index], Redistribute)]
+    chains = list(zip(*(itertools.pairwise(move.chain[move.bucketed :]) for move in moves), strict=True))
+    found = []
+    for pairs in reversed(chains) if back else chains:
+        axis = changed_axis(*pairs[0])
+        degree, each = mesh[axis], []
+        for move, (first, second) in zip(moves, pairs, strict=True):
+            tensor = tensors[move.tensor]
+            nbytes = types.reduced_bytes(tensor) if back else tensor.bytes
+            sizes = tuple(local_bytes(layout, nbytes, mesh) for layout in (first, second))
+            act = actions(first[axis], second[axis], sizes[0], degree)[back]
+            sent = transfers(first[axis], second[axis], degree)[back]
+            each.append((sizes[back], sizes[not back], act, 0 if sent is None else sent.scale * sizes[0]))
+        before, after, acts, moved = zip(*each, strict=True)
+        found.append(
+            FlatStep(
+                kind=sent.collective if sent is not None and degree > 1 else "", axis=axis, nbytes=sum(moved), before=before, after=after,
+                made=tuple(act.made for act in acts), dealt=tuple(act.scratch > 0 for act in acts),
+            )
+        )  # fmt: skip
+    return found
+
+
+Carried = Generator[None, None, list[int]]
+"""Gives whenever a collective is under way; at the end the memories of the tensors."""
+
+
+def carried(at: Memories, held: list[int], steps: Sequence[FlatStep], rooms: Sequence[int] = ()) -> Carried:
+    """Take the memories of tensors along the steps; `rooms`: where they are to be at the end, if not in new memory."""
+    for number, step in enumerate(steps):
+        for memory in held:
+            at.read(memory)
+        if step.kind:
+            into = list(rooms) if number == len(steps) - 1 else []
+            held = yield from _sent(at, held, step, into)
+            if into:
+                return into
+        else:
+            held = [at.new(size) if made else memory for memory, made, size in zip(held, step.made, step.after, strict=True)]
+    for memory in held if rooms else ():
+        at.read(memory)
+    return list(rooms) or held
+
+
+def _sent(at: Memories, held: list[int], step: FlatStep, into: list[int]) -> Carried:
+    """One collective: its inputs are free once the message is made."""
+    if step.kind == "all_reduce":
+        sums = [at.new(size, BUFFER) for size in step.after]
+        yield
+        return sums
+    gathers, alone = step.kind == "all_gather", len(held) == 1
+    if not gathers and not alone:
+        at.scratch.append((at.now, math.fsum(itertools.compress(step.before, step.dealt))))
+    message = held[0] if alone and not gathers and not step.dealt[0] else at.new(math.fsum(step.before), BUFFER)
+    if step.kind == "reduce_scatter":
+        found = [at.new(size, BUFFER) for size in step.after]
+        yield
+        at.read(message)
+        return found
+    out = at.new(math.fsum(step.after), BUFFER)
+    yield
+    at.read(message)
+    at.read(out)
+    return into or ([out] if not step.copied else [at.new(size) for size in step.after])

@@ -1,0 +1,304 @@
+"""Which bytes are alive at every moment of a step as the runtime has it: the actions of its order, played one after the other.
+
+    a unit's values  from its gather to its release; kept for the backward pass (mode "again": gathered once more) by what has read them
+    a gather         holds its flat message beside the values until the first segment reads them
+    a segment        holds what it reads and gives until its backward pass is over; made again, only what it reads
+    a reduction      holds its flat message until the next one begins, or the step ends; a sum in place is the gradient itself
+
+Of several micro-batches the first and the last are played: those between are like the first, but for the gradients that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.ir import Role
+from autopar.order.actions import Action, Word
+from autopar.order.places import makes, moves_value, only_casts, reads_from_outside
+from autopar.order.scheduled import Mode, Scheduled
+from autopar.order.units import Unit, reduce_collectives
+from autopar.sharding.program import Redistribute
+
+from .flat import FlatStep, carried, flat_steps
+from .kept import Facts
+from .memories import BUFFER, GATHERED, GRADIENT, STORED, Live
+from .steps import Place, Steps
+
+PLAYED = 2
+Moving = Iterator[None]
+"""Gives whenever a collective is under way that has to be waited for."""
+
+
+def step_bytes(plan: Scheduled, facts: Mapping[str, Facts], *, train: bool) -> Live:
+    """Play a step of a program under its schedule."""
+    return _Played(plan, facts, train).live(accumulating=False)
+
+
+@dataclass(slots=True)
+class _Going:
+    """Gradients on their way: `left` collectives are still to be issued; `rests`: the last one is a sum in place, which frees nothing."""
+
+    moving: Moving
+    left: int
+    rests: bool
+
+
+class _Played(Steps):
+    """The step while it is played; `values` holds gathered parameters, `here` what else the micro-batch has made."""
+
+    def __init__(self, plan: Scheduled, facts: Mapping[str, Facts], train: bool) -> None:
+        super().__init__(plan.program, facts, plan.schedule.types)
+        count = plan.schedule.micro_batches
+        self.count, self.train = count, train
+        self.plan = replace(plan, schedule=replace(plan.schedule, micro_batches=min(count, PLAYED)))
+        self.outer = [reads_from_outside([plan.program.steps[index] for index in segment.steps]) for segment in plan.segments]
+        self.given = self._given()
+        self.here: dict[Place, int] = {}
+        self.prepared: dict[Place, int] = {}
+        self.tapes: dict[int, list[int]] = {}
+        self.behind: dict[Place, int] = {}
+        self.home: dict[Place, int] = {}
+        self.own: set[Place] = set()
+        self.closed: set[int] = set()
+        self.coming: dict[int, Moving] = {}
+        self.going: list[_Going] = []
+        self.outputs: list[int] = []
+        self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
+        for action in self.plan.actions():
+            self._do(action)
+        self._end()
+
+    def _given(self) -> list[list[Place]]:
+        """What each segment gives to others, or out of the program."""
+        read = {place for places in self.outer for place in places} | set(self.program.assignment.outputs.items())
+        each = ([p for index in segment.steps for p in makes(self.program.steps[index])] for segment in self.plan.segments)
+        return [[place for place in places if place in read] for places in each]
+
+    def _do(self, action: Action) -> None:
+        if action.word is Word.FORWARD:
+            self._forward(action.segment or 0, first=action.micro_batch == 0)
+        elif action.word is Word.BACKWARD:
+            self._backward(action.segment or 0)
+        elif action.unit is not None:
+            unit = self.plan.units[action.unit]
+            if action.word is Word.GATHER:
+                self._gather(unit)
+            elif action.word is Word.RELEASE:
+                self._release(unit)
+            else:
+                self._reduce(unit, last=action.micro_batch == self.plan.schedule.micro_batches - 1)
+
+    def read(self, memory: int) -> None:
+        if memory not in self.closed:  # what has been let go is not there, whoever still knows of it
+            super().read(memory)
+
+    # --- segments ---
+
+    def _forward(self, number: int, *, first: bool) -> None:
+        segment = self.plan.segments[number]
+        self._wait(segment.units)
+        if number == 0:
+            self.here = dict(self.prepared)
+        entered = [self.value(place, self.here) for place in self.outer[number]]
+        for index in segment.steps:
+            self._step(index, self.here, keep=self.train and not segment.again)
+        for memory in entered:
+            self.read(memory)
+        if self.train:
+            given = [] if segment.again else [self.here[place] for place in self.given[number]]
+            self.tapes[number] = [*(m for m in entered if m != STORED and not (segment.again and self.what[m] == GATHERED)), *given]
+        if number == len(self.plan.segments) - 1:
+            self._finish(first=first)
+
+    def _step(self, index: int, values: dict[Place, int], *, keep: bool) -> None:
+        step = self.program.steps[index]
+        if isinstance(step, Redistribute):
+            self.tick(step.tensor)
+            self.redistribute(step, values)
+        elif not all(place in self.prepared for place in makes(step)):
+            self.tick(step.operator.name)
+            self.compute(index, step, values, keep=keep)
+            if self.count > 1 and step.decision.rule is None:  # made once for all micro-batches
+                self.prepared.update((place, values[place]) for place in makes(step))
+
+    def _finish(self, *, first: bool) -> None:
+        """The outputs of every micro-batch stay to the end of the step."""
+        for place in self.program.assignment.outputs.items():
+            memory = self.value(place, self.here)
+            if memory != STORED and place[0] != self.program.graph.loss:
+                self.outputs.append(memory)
+                if first and self.count > PLAYED:
+                    self.outputs.append(self.new((self.count - PLAYED) * self.size[memory]))
+        self.forward_end = self.now
+
+    def _backward(self, number: int) -> None:
+        segment, steps = self.plan.segments[number], self.program.steps
+        graph = self.program.graph
+        if graph.loss is not None and number == len(self.plan.segments) - 1:
+            self.behind[graph.loss, self.program.assignment.outputs[graph.loss]] = self.new(self.tensors[graph.loss].bytes)
+        upstream = [(place, self.behind.pop(place)) for place in dict.fromkeys(self.given[number]) if place in self.behind]
+        self._wait(segment.wanted)
+        values = dict(self.here)
+        for index in segment.steps if segment.again else ():
+            self._step(index, values, keep=True)
+        for place, gradient in upstream:
+            self.gradients[place] = gradient
+            self.holders[gradient] = 2  # the pass and its caller
+        for index in reversed(segment.steps):
+            step = steps[index]
+            if isinstance(step, Redistribute):
+                self.redistribute_back(step)
+            elif self.facts[step.operator.name].backward:
+                self.compute_back(index, step)
+        found = [(place, self.gradients[place]) for place in self.outer[number] if place in self.gradients]
+        self._bring(found, made=True)
+        for memory in (*(gradient for _, gradient in upstream), *self.tapes.pop(number, ())):
+            self.read(memory)
+        self.gradients.clear()
+
+    def _bring(self, found: Sequence[tuple[Place, int]], *, made: bool = False) -> None:
+        """Add each gradient to what there is of it, in place where nothing else holds that; all are held until the last is added.
+
+        Those that a backward pass has `made` are cast to the type in which they travel.
+        """
+        for place, gradient in found:
+            parameter = self.tensors[place[0]].role is Role.PARAMETER
+            if made and parameter and self.is_cast(place[0]):
+                self.tick(place[0])
+                self.read(gradient)
+                gradient = self.new(self.gradient_bytes(*place))
+            held = self.home if parameter else self.behind
+            before = held.get(place)
+            if before is None:
+                total = gradient
+            else:
+                self.tick(place[0])
+                self.read(before)
+                total = before if place in self.own else self.new(self.size[before])
+                if parameter:
+                    self.own.add(place)
+            held[place] = total
+            if parameter:
+                self.what[total] = GRADIENT
+        for _, gradient in found:
+            self.read(gradient)
+
+    # --- units ---
+
+    def _gather(self, unit: Unit) -> None:
+        self._wait([unit.number])
+        self.tick(self._name(unit))
+        moving = self._gathering(unit)
+        if next(moving, unit) is None:
+            self.coming[unit.number] = moving
+
+    def _wait(self, units: Sequence[int]) -> None:
+        for number in units:
+            moving = self.coming.pop(number, None)
+            if moving is not None:
+                self.tick(self._name(self.plan.units[number]))
+                for _ in moving:
+                    pass
+
+    def _gathering(self, unit: Unit) -> Moving:
+        for group in unit.groups:
+            steps = self._members(group)
+            if not moves_value(steps[0]):
+                continue
+            starts = [self._start(step) for step in steps]
+            sizes = [self.bytes_of(step.tensor, step.chain[-1]) for step in steps]
+            rooms = [self.new(size, GATHERED) for size in sizes] if unit.mode is Mode.AGAIN else []
+            made = yield from carried(self, starts, self._flat(group, back=False), rooms)
+            self.values.update(((step.tensor, step.chain[-1]), memory) for step, memory in zip(steps, made, strict=True))
+            for memory in made:
+                if memory != STORED:
+                    self.what[memory] = GATHERED
+            for memory in starts:  # held until all has come
+                self.read(memory)
+
+    def _start(self, step: Redistribute) -> int:
+        """What a chain starts from: another one's value, or the shard, which may have to be cast."""
+        found = self.values.get((step.tensor, step.chain[0])) if not only_casts(step) else None
+        if found is None:
+            found = self.new(self.bytes_of(step.tensor, step.chain[0])) if self.types.casts(self.tensors[step.tensor]) else STORED
+        return found
+
+    def _release(self, unit: Unit) -> None:
+        self._wait([unit.number])
+        for step in self._members(unit.members):
+            memory = self.values.pop((step.tensor, step.chain[-1]), STORED)
+            self.read(memory)
+            if unit.mode is Mode.AGAIN and memory != STORED:
+                self.closed.add(memory)
+
+    def _reduce(self, unit: Unit, *, last: bool) -> None:
+        self.tick(self._name(unit))
+        for going in self.going:
+            if going.left or not going.rests:
+                self._go_on(going)
+        issued = sum(1 for c in reduce_collectives(self.program, unit, self.types, last=last) if self.mesh[c.axis] > 1)
+        self.going.append(_Going(self._reducing(unit, last=last), issued, last and bool(unit.buckets)))
+        self._go_on(self.going[-1])
+
+    def _go_on(self, going: _Going) -> None:
+        if next(going.moving, self) is None:
+            going.left -= 1
+
+    def _reducing(self, unit: Unit, *, last: bool) -> Moving:
+        for group in reversed(unit.groups) if last or unit.mode is not Mode.ONCE else ():
+            steps = self._members(group)
+            if steps[0].gradient and not only_casts(steps[0]):
+                shares = [self._taken((step.tensor, step.chain[-1])) for step in steps]
+                home = yield from carried(self, shares, self._flat(group, back=True))
+                self._bring([((step.tensor, step.chain[0]), gradient) for step, gradient in zip(steps, home, strict=True)])
+        for bucket in unit.buckets if last else ():
+            places = [(name, self.program.assignment.storage[name]) for name in bucket.parameters]
+            sums = [self._taken(place) for place in places]
+            for axis in bucket.axes:
+                if self.mesh[axis] > 1:
+                    for memory in sums:
+                        self.read(memory)
+                    sums = [self.new(self.size[memory], BUFFER) for memory in sums]
+                    yield
+            self.home.update(zip(places, sums, strict=True))
+
+    def _taken(self, place: Place) -> int:
+        """The gradient at a place, which is there no longer; zeros where there is none."""
+        self.own.discard(place)
+        found = self.home.pop(place, None)
+        return self.new(self.gradient_bytes(*place)) if found is None else found
+
+    # --- flat messages ---
+
+    def _flat(self, group: tuple[int, ...], *, back: bool) -> list[FlatStep]:
+        if (group, back) not in self.flat:
+            self.flat[group, back] = flat_steps(self.plan, group, back=back)
+        return self.flat[group, back]
+
+    def _members(self, members: Sequence[int]) -> list[Redistribute]:
+        return [step for index in members if isinstance(step := self.program.steps[index], Redistribute)]
+
+    def _name(self, unit: Unit) -> str:
+        return self._members(unit.members)[0].tensor
+
+    def _end(self) -> None:
+        """The gradients are there, and outputs and what was made once have stayed so long."""
+        self.tick("")
+        for going in self.going:
+            for _ in going.moving:
+                pass
+        given = []
+        for (name, layout), memory in self.home.items():
+            if layout == self.program.assignment.storage[name]:
+                if self.types.reduced(self.tensors[name]) != self.types.stored(self.tensors[name]):
+                    self.tick(name)
+                    self.read(memory)
+                    shards = self.tensors[name].bytes / self.bytes_of(name, layout)
+                    memory = self.new(self.types.stored_bytes(self.tensors[name]) / shards)
+                self.what[memory] = GRADIENT
+                given.append(memory)
+        for memory in given:
+            self.read(memory)
+        for memory in (*self.outputs, *self.prepared.values()):
+            self.read(memory)
