@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -84,6 +84,7 @@ class Stage:
         self.arrivals, self.handed = tuple(arrivals), tuple(handed)
         self.count = plan.schedule.micro_batches
         self.units = ParameterUnits(plan, groups, stored, device)
+        self._way: Callable[[LocalProgram], LocalProgram] = lambda program: program
         self.first: LocalProgram = self._lower(0)
         self._programs: dict[int, LocalProgram] = {0: self.first}
         graph = plan.program.graph
@@ -109,9 +110,18 @@ class Stage:
         return None if self.split is None else Time(split=self.split, count=self.count, index=index)
 
     def _lower(self, index: int) -> LocalProgram:
-        return lower_scheduled(
-            self.plan, self.groups, device=self.device, time=self._time(index), arrivals=self.arrivals, handed=self.handed, late=self.late
-        )
+        return self._way(
+            lower_scheduled(
+                self.plan, self.groups, device=self.device, time=self._time(index), arrivals=self.arrivals, handed=self.handed,
+                late=self.late,
+            )
+        )  # fmt: skip
+
+    def run_as(self, way: Callable[[LocalProgram], LocalProgram]) -> None:
+        """Run what `way` makes of the programs, those that are still to be lowered among them."""
+        self._way, before = way, self.first
+        self.first = way(before)
+        self._programs = {index: self.first if program is before else way(program) for index, program in self._programs.items()}
 
     def program(self, index: int) -> LocalProgram:
         """The program of a micro-batch."""

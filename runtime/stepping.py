@@ -18,6 +18,7 @@ from .draws import Draws
 from .engine import Engine
 from .parameters import local_of
 from .runner import Call
+from .uncompiled import runs_as_it_is
 from .units import Gradients
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class _Record:
         self.versions = {name: engine.stored(name)._version for name in trained}
         self.held = {number: set(stage.units.held) for number, stage in engine.stages.items()}
 
+    @runs_as_it_is
     def gradients(self, upstream: Sequence[Tensor | None], *, keep: bool) -> list[Tensor | None]:
         """The gradients of the trained parameters, from those of the outputs."""
         module, engine = self.module, self.engine
