@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from autopar.ir import Graph, Operator, Role
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.rules import RULES, Call
-from autopar.sharding.rules.saved import Keeps, Made, backward_scratch, keeps, passes_gradient, shares_memory
+from autopar.sharding.rules.saved import Keeps, Made, backward_scratch, drops, keeps, passes_gradient, shares_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,22 +58,25 @@ class Kept:
 
 
 REMEMBERED = 16
-_facts: OrderedDict[tuple[int, bool], tuple[Analysis, Mapping[str, Facts]]] = OrderedDict()
+_facts: OrderedDict[tuple[int, bool, bool], tuple[Analysis, Mapping[str, Facts]]] = OrderedDict()
 
 
-def facts_of(analysis: Analysis, *, composite: bool = False) -> Mapping[str, Facts]:
-    """The facts of every operator of a graph, remembered for the graphs asked for last."""
-    key = (id(analysis), composite)
+def facts_of(analysis: Analysis, *, composite: bool = False, counted: bool = False) -> Mapping[str, Facts]:
+    """The facts of every operator of a graph, remembered for the graphs asked for last.
+
+    `composite`: with a CPU's kernels (see `rules.saved`); but what drops by a `counted` mask, as the runtime does, is made of none.
+    """
+    key = (id(analysis), composite, counted)
     found = _facts.get(key)
     if found is None or found[0] is not analysis:
-        found = analysis, _find_facts(analysis, composite)
+        found = analysis, _find_facts(analysis, composite, counted)
         _facts[key] = found
         if len(_facts) > REMEMBERED:
             _facts.popitem(last=False)
     return found[1]
 
 
-def _find_facts(analysis: Analysis, composite: bool) -> dict[str, Facts]:
+def _find_facts(analysis: Analysis, composite: bool, counted: bool) -> dict[str, Facts]:
     graph, gradients = analysis.graph, analysis.gradients
     orders = _Orders(graph)
     known: dict[object, Facts] = {}
@@ -88,7 +91,7 @@ def _find_facts(analysis: Analysis, composite: bool) -> dict[str, Facts]:
             view = operator.kind in RULES and shares_memory(call, contiguous=contiguous)
             known[key] = Facts(
                 view=view,
-                keeps=keeps(call, flows, composite=composite) if backward else Keeps(),
+                keeps=keeps(call, flows, composite=composite and not (counted and drops(call))) if backward else Keeps(),
                 flows=tuple((i, passes_gradient(call, i, view=view)) for i, flows in enumerate(flows) if flows and backward),
                 scratch=backward_scratch(call) if backward else None,
                 backward=backward,

@@ -199,7 +199,7 @@ def predicted_memory(
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
     chosen = Precision(types=plan.schedule.types)
     states = states_of(plan.program, analysis, optimizer=optimizer, precision=chosen)
-    live = step_bytes(plan, facts_of(analysis, composite=composite), train=analysis.train)
+    live = step_bytes(plan, facts_of(analysis, composite=composite, counted=True), train=analysis.train)
     return _at_peak(states, live, main=False, in_flight=1.0, temporaries=states.temporaries(optimizer, chosen, one_by_one=composite))
 
 

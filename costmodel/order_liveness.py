@@ -5,7 +5,7 @@
     a segment        holds what it reads and gives until its backward pass is over; made again, only what it reads
     a reduction      holds its flat message until the next one begins, or the step ends; a sum in place is the gradient itself
 
-Of several micro-batches the first and the last are played: those between are like the first, but for the gradients that are there.
+Of several micro-batches the first two and the last are played: those between are like the second, but that gradients are added in place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .kept import Facts
 from .memories import BUFFER, GATHERED, GRADIENT, STORED, Live
 from .steps import Place, Steps
 
-PLAYED = 2
+PLAYED = 3
 Moving = Iterator[None]
 """Gives whenever a collective is under way that has to be waited for."""
 
@@ -237,6 +237,7 @@ class _Played(Steps):
         for going in self.going:
             if going.left or not going.rests:
                 self._go_on(going)
+        self.tick(self._name(unit))
         issued = sum(1 for c in reduce_collectives(self.program, unit, self.types, last=last) if self.mesh[c.axis] > 1)
         self.going.append(_Going(self._reducing(unit, last=last), issued, last and bool(unit.buckets)))
         self._go_on(self.going[-1])

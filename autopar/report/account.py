@@ -96,7 +96,8 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
     accounts: dict[str, OperatorAccount] = {}
     makers: dict[str, str] = {}
     waiting: dict[tuple[str, Layout], Move] = {}
-    for step, times in zip(program.steps, _times(micro), strict=True):
+    flats = _flats(micro, plan.mesh_.shape)
+    for index, (step, times) in enumerate(zip(program.steps, _times(micro), strict=True)):
         if isinstance(step, Compute):
             _compute(step, accounts, makers, waiting)
             talk = operator_collectives(program.graph, step, plan.mesh_.shape, analysis.gradients) if step.decision.rule else []
@@ -104,7 +105,7 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
             continue
         if only_casts(step):
             continue
-        move = _move(step, micro, plan.mesh_.shape, times, seconds)
+        move = _move(step, micro, plan.mesh_.shape, times, seconds, flats.get(index, ()))
         maker = makers.get(step.tensor)
         if maker is not None and any(placement.kind is Kind.PARTIAL for placement in step.chain[0]):
             accounts[maker].after.append(move)
@@ -143,8 +144,16 @@ def _times(micro: Scheduled) -> list[_Times]:
     """The executions of every step of a micro-batch's program in one step of training."""
     found = [_Times() for _ in micro.program.steps]
     last = micro.schedule.micro_batches - 1
-    backward = False
+    gathered: list[int] = []
     for action in micro.actions():
+        if action.word is Word.GATHER:
+            assert action.unit is not None
+            gathered += micro.units[action.unit].members
+            continue
+        for index in gathered:  # a gather counts to the pass before which it stands
+            found[index].forward += action.word is Word.FORWARD
+            found[index].again += action.word is not Word.FORWARD
+        gathered = []
         match action.word:
             case Word.FORWARD | Word.BACKWARD:
                 assert action.segment is not None
@@ -153,11 +162,6 @@ def _times(micro: Scheduled) -> list[_Times]:
                     found[index].forward += not backward
                     found[index].again += backward and segment.again
                     found[index].backward += backward
-            case Word.GATHER:
-                assert action.unit is not None
-                for index in micro.units[action.unit].members:
-                    found[index].again += found[index].forward > 0 and backward
-                    found[index].forward += not (found[index].forward > 0 and backward)
             case Word.REDUCE:
                 assert action.unit is not None
                 unit = micro.units[action.unit]
@@ -179,8 +183,27 @@ def _compute(step: Compute, accounts: dict[str, OperatorAccount], makers: dict[s
     makers.update(dict.fromkeys(step.operator.outputs, step.operator.name))
 
 
-def _move(step: Redistribute, micro: Scheduled, mesh: Sequence[int], times: _Times, seconds: Seconds) -> Move:
+def _move(
+    step: Redistribute, micro: Scheduled, mesh: Sequence[int], times: _Times, seconds: Seconds, flats: tuple[int, ...]
+) -> Move:
+    """The collectives of a redistribution, each with its share of the message that it travels in."""
     forward, backward = chain_collectives(micro.program.graph, step, mesh, micro.schedule.types)
-    priced = tuple((collective, seconds(collective)) for collective in times.of((*forward, *backward)))
+    priced: list[tuple[Collective, float]] = []
+    for number, collective in enumerate((*forward, *backward)):
+        flat = flats[number] if flats else collective.nbytes
+        own = seconds(replace(collective, nbytes=flat)) * collective.nbytes / max(flat, 1)
+        priced += [(one, own) for one in times.of([collective])]
     bucketed = zip(step.chain[: step.bucketed], step.chain[1:], strict=False)
-    return Move(tensor=step.tensor, chain=step.chain, collectives=priced, reduced_later=tuple(changed_axis(b, a) for b, a in bucketed))
+    later = tuple(changed_axis(b, a) for b, a in bucketed)
+    return Move(tensor=step.tensor, chain=step.chain, collectives=tuple(priced), reduced_later=later)
+
+
+def _flats(micro: Scheduled, mesh: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """For the redistributions of parameters: the bytes of the messages in which their collectives travel, forward ones first."""
+    found: dict[int, tuple[int, ...]] = {}
+    for group in (group for unit in micro.units for group in unit.groups):
+        steps = [step for index in group if isinstance(step := micro.program.steps[index], Redistribute)]
+        each = [chain_collectives(micro.program.graph, step, mesh, micro.schedule.types) for step in steps]
+        sums = tuple(sum(c.nbytes for c in joined) for joined in zip(*((*ahead, *back) for ahead, back in each), strict=True))
+        found.update(dict.fromkeys(group, sums))
+    return found

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,10 +25,11 @@ from autopar.sharding.layout import R
 from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
 
-from ..collectives import DeviceGroups
+from ..collectives import Cut, DeviceGroups
 from ..lowering import LocalSegment
 from ..module import ParallelModule
 from ..stage import Stage
+from ..weight_files import FileTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +138,38 @@ def track_program(program: Program | Execution, *, foreach: bool = False, fake: 
             return torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
 
     held = [tensor for tensor in graph.tensors.values() if tensor.role in (Role.PARAMETER, Role.CONSTANT)]
-    module = ParallelModule(program, DeviceGroups.create(run.assignment.mesh), {tensor.name: zeros(tensor) for tensor in held})
+    values = {tensor.name: _unread(tensor, mode) if fake else zeros(tensor) for tensor in held}
+    module = ParallelModule(program, DeviceGroups.create(run.assignment.mesh), values)
     for stage in module.engine.stages.values():
         _unhook(stage)
+    if fake:
+        module.engine.random = False  # all draw the numbers of one seed: there is none to be told
     with mode:
         inputs = [zeros(graph.tensors[name]) for name in graph.inputs]
-        found = track_step(module.loss, module, inputs, foreach=foreach, rooms=lambda: list(_rooms(module)))
+        found = track_step(_loss(module, graph.inputs), module, inputs, foreach=foreach, rooms=lambda: list(_rooms(module)))
     return replace(found, peak=found.peak - sum(value.nbytes for value in inputs) + _views(program))
+
+
+def _loss(module: ParallelModule, names: Sequence[str]) -> Callable[..., Tensor]:
+    """The loss of a step on inputs that nobody compares, as their content is nothing."""
+    place = module.loss_index
+    assert place is not None
+    return lambda *inputs: module._run(dict(zip(names, inputs, strict=True)), [place])[place]
+
+
+def _unread(tensor: Described, mode: AbstractContextManager[Any]) -> FileTensor:
+    """A tensor as it were in a file, whose parts are fake zeros: nothing can be read of its content."""
+
+    class Unread(FileTensor):
+        def shard(self, cuts: Sequence[Cut]) -> Tensor:
+            shape = list(self.shape)
+            for cut in cuts:
+                shape[cut.dim] //= cut.degree
+            with mode:
+                return torch.zeros(shape, dtype=self.dtype)
+
+    dtype, fact = getattr(torch, tensor.dtype), tensor.name.encode()
+    return Unread(name=tensor.name, path=Path(), shape=tensor.shape, stored="", dtype=dtype, fact=fact, opened=cast(Any, None))
 
 
 def _unhook(stage: Stage) -> None:

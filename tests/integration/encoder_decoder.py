@@ -45,7 +45,7 @@ class _Layer(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """As T5: one table for both sequences and the head, biases by distance that layers share, an output that all decoder layers read."""
+    """As T5: one table for both sequences and the head, biases by distance that all layers share, an output that decoder layers read."""
 
     def __init__(self, vocabulary: int, length: int, *, width: int = 32, heads: int = 4, layers: int = 2) -> None:
         super().__init__()

@@ -104,7 +104,14 @@ def _check(ranks: int, cases: list[Case], backend: str) -> None:
             assert broken == 0 and (left > 0) == exact and (graphs > 0 or exact)
 
 
-@pytest.mark.parametrize(("ranks", "cases"), [(1, [("data", 0.2, False), ("data", 0.2, True)]), (2, [("megatron", 0.2, False)])])
+@pytest.mark.parametrize(
+    ("ranks", "cases"),
+    [
+        (1, [("data", 0.2, False), ("data", 0.2, True)]),
+        pytest.param(2, [("megatron", 0.2, False)], marks=[pytest.mark.slow, pytest.mark.ci]),
+        pytest.param(2, [("data", 0.0, False), ("megatron", 0.0, False), ("zero3", 0.0, False)], marks=pytest.mark.slow),
+    ],
+)
 def test_segments(ranks: int, cases: list[Case]) -> None:
     """Those with dropout draw the same masks compiled, and are left as they are where they draw from torch's generator."""
     _check(ranks, cases, "aot_eager")
@@ -145,7 +152,8 @@ def _around(plan: Plan) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "scheme"), [(2, "megatron"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, "data"), (2, "zero3")])]
+    ("ranks", "scheme"),
+    [pytest.param(2, "megatron", marks=[pytest.mark.slow, pytest.mark.ci]), pytest.param(2, "zero3", marks=pytest.mark.slow)],
 )
 def test_compiling_around_a_module(ranks: int, scheme: str) -> None:
     plan = autopar.plan(build(0.2), (TOKENS,), devices=ranks, cluster="local-cpu", scheme=scheme)
