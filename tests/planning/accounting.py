@@ -21,7 +21,7 @@ from autopar.sharding.layout import P, Placement, R, S
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Program, build_program
-from autopar.sharding.schedule import Schedule
+from autopar.sharding.schedule import PLAIN, Schedule
 
 ITEMSIZE = 4
 BATCH, SEQUENCE, HIDDEN, HEADS = 4, 8, 16, 4
@@ -196,7 +196,7 @@ ONE_BY_ONE = Schedule(unit_bytes=1)
 """Every parameter travels by itself, as the published counts have it."""
 
 
-def priced(found: Program, schedule: Schedule = ONE_BY_ONE) -> list[Moved]:
+def priced(found: Program, schedule: Schedule = PLAIN) -> list[Moved]:
     """The list of a program under a schedule."""
     axes, tensors = found.assignment.mesh.axes, found.graph.tensors
     return [

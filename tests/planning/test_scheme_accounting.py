@@ -32,6 +32,7 @@ from .accounting import (
     ITEMSIZE,
     MEGATRON,
     MEGATRON_SEQUENCE,
+    ONE_BY_ONE,
     SEQUENCE,
     SUMMA,
     ULYSSES,
@@ -182,7 +183,8 @@ def test_two_dims_as_optimus_states(q: int) -> None:
     much as forward. A block of the activations or weights is of 1 / p, and q - 1 others come in.
     """
     less, more = (
-        priced(program(transformer(layers, norm=False, bias=False), Mesh.of(j=q, i=q), SUMMA, DATA, storage=(1,))) for layers in (1, 2)
+        priced(program(transformer(layers, norm=False, bias=False), Mesh.of(j=q, i=q), SUMMA, DATA, storage=(1,)), ONE_BY_ONE)
+        for layers in (1, 2)
     )
     layer = counted(more) - counted(less)
     for phase, kind in (("forward", "all_gather"), ("backward", "reduce_scatter")):
@@ -236,7 +238,7 @@ def test_three_dims_as_stated(q: int) -> None:
     Of a product Y = X A a device moves blocks of (|X| + |A| + |Y|) / q² each way, of which it sends (q - 1) / q.
     """
     graphs = (model_of([FeedForward(norm=False, bias=False) for _ in range(n)], BATCH, SEQUENCE, HIDDEN).graph for n in (1, 2))
-    less, more = (priced(program_of(graph, Mesh.of(j=q, l=q, i=q), cube, storage=(2,))) for graph in graphs)
+    less, more = (priced(program_of(graph, Mesh.of(j=q, l=q, i=q), cube, storage=(2,)), ONE_BY_ONE) for graph in graphs)
     products = 2 * (BSH + 4 * BSH + 4 * HH)
     layer = counted(more) - counted(less)
     for phase in ("forward", "backward"):
