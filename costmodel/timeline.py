@@ -3,7 +3,7 @@
     step = forward + backward + update + communication - hidden
 
 `costmodel/player.py` says what runs under what. Under a schedule with micro-batches the program is that of one of them, and played for
-each; all between the second and the last take the same time, which is added up rather than played.
+each; all between the third and the last take the same time, which is added up rather than played.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .pricing import MeshPrices
 from .streams import Clock, Event
 
 ROUNDING = 1e-12
-PLAYED = 3
-"""Micro-batches that are played: the first, one of those between, and the last."""
+PLAYED = 4
+"""Micro-batches that are played: the first two, one that stands for all between, and the last."""
 SLOWDOWN: Mapping[str, float] = {"nccl": 1.1256, "gloo": 1.0}
 """How much longer computation takes while a collective of the backend runs: on A100s as Galvatron's profiler measured it
 (PKU-DAIR/Hetu-Galvatron@cea12ffb, galvatron/profile_hardware/hardware_configs/overlap_coefficient.json); for Gloo not measured."""

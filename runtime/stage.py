@@ -170,7 +170,8 @@ class Stage:
 
     def _finish(self, passing: Passing, index: int, program: LocalProgram) -> None:
         """Set the outputs of a micro-batch aside."""
-        values = passing.values[index]
+        leaving = (*program.output_places, *(place for _, place in program.updates), *program.handed)
+        values = {place: self.units.lasting(passing.values[index][place]) for place in leaving}
         passing.outputs[index] = [values[place] for place in program.output_places]
         passing.updates.update((name, values[place]) for name, place in program.updates)
         passing.values[index] = {place: values[place] for place in program.handed}

@@ -179,6 +179,11 @@ class ParameterUnits:
             found.untyped_storage().resize_(found.numel() * found.element_size())
         return found
 
+    def lasting(self, value: Tensor) -> Tensor:
+        """A value that stays when units are let go: a copy, where it is the memory of one that is gathered again."""
+        gathered = {kept.untyped_storage()._cdata for kept in self.kept.values()}
+        return value.clone() if value.untyped_storage()._cdata in gathered else value
+
     def release(self, number: int) -> None:
         """Let the values of a unit go."""
         self.wait([number])

@@ -78,14 +78,21 @@ def test_bytes_of_a_plan(scheme: str, zero: int, split: bool, types: Types) -> N
     assert memory.master == pytest.approx(4 * own, rel=0.01) and memory.optimizer == pytest.approx(8 * own, rel=0.01)
     low = predicted_memory(found.program, found.tables.analysis, optimizer="adamw", schedule=replace(schedule, types=PLAIN.types))
     assert low.optimizer == pytest.approx(4 * own, rel=0.01) and low.master == 0.0
-    many = predicted_memory(found.program, found.tables.analysis, optimizer="adamw", schedule=replace(schedule, micro_batches=8))
-    reduced = 4 if types == WIDE else 2
-    if scheme == "data":
-        copies = many.parameters - memory.parameters
-        assert copies == pytest.approx(2 * own, rel=0.01), "the copies that are computed with stay"
-        total = many.master + many.optimizer + copies + reduced * own
-        assert total / own == pytest.approx(18 if types == WIDE else 16, rel=0.01)
-    assert many.gradients in (pytest.approx(reduced * own, rel=0.01), pytest.approx(4 * own, rel=0.01))
+    small, large = (
+        predicted_memory(
+            found.program, found.tables.analysis, optimizer="adamw", schedule=replace(schedule, micro_batches=8, unit_bytes=unit)
+        )
+        for unit in (2**18, 2**30)
+    )
+    if scheme == "zero3":
+        assert small.parameters < 3 * own < large.parameters, "of small units a part is gathered at once"
+        assert small.total < 0.9 * large.total
+    elif types == WIDE:
+        assert large.parameters == pytest.approx(2 * own, rel=0.01), "the copies that are computed with stay"
+        assert large.gradients == pytest.approx(4 * own, rel=0.01)
+        assert (large.master + large.optimizer + large.parameters + large.gradients) / own == pytest.approx(18, rel=0.01)
+    else:
+        assert (large.gradients, large.transient) == (pytest.approx(4 * own), pytest.approx(4 * own)), "the update of all at once"
 
 
 @pytest.mark.parametrize(("scheme", "zero"), [("data", 1), ("zero3", 1), ("zero3", 3)])

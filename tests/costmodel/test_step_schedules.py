@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,8 @@ from autopar.costmodel import timeline as timelines
 from autopar.costmodel.estimate import estimate, timeline
 from autopar.costmodel.memory import predicted_memory
 from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.streams import COMPUTE
+from autopar.costmodel.timeline import Overlap, Timeline
 from autopar.order.execution import Execution, execution
 from autopar.planner import name_axes
 from autopar.runtime.measuring.memory import Tracked, fake_world, track_program
@@ -21,7 +24,7 @@ from autopar.sharding.micro_batches import split_batch
 from autopar.sharding.program import Program
 from autopar.sharding.schedule import Schedule
 
-from .test_memory import gpt2, graph_of, planned
+from .test_memory import WAITING, gpt2, graph_of, planned
 
 RANKS = 4
 
@@ -45,20 +48,24 @@ def _layers(analysis: Analysis) -> tuple[tuple[str, ...], ...]:
 
 def _schedules(analysis: Analysis, scheme: str) -> Iterator[Schedule]:
     modes = (("kept", "whole"), ("kept", "shards"), ("again", "shards")) if scheme == "zero3" else (("kept", "whole"),)
-    for count, (gathered, accumulated), recompute in itertools.product((1, 4), modes, ((), _layers(analysis))):
-        yield Schedule(micro_batches=count, gathered=gathered, accumulated=accumulated, recompute=recompute)  # type: ignore[arg-type]
+    for count, unit, (gathered, accumulated), recompute in itertools.product((1, 4), (2, 25), modes, ((), _layers(analysis))):
+        yield Schedule(
+            micro_batches=count, gathered=gathered, accumulated=accumulated, recompute=recompute, unit_bytes=unit * 2**20,  # type: ignore[arg-type]
+        )  # fmt: skip
 
 
 def _case(program: Program, analysis: Analysis, schedule: Schedule) -> tuple[Execution, Analysis]:
     return execution(program.assignment, analysis, schedule), split_batch(analysis, schedule.micro_batches)
 
 
+@WAITING
 @pytest.mark.parametrize("scheme", ["data", "zero3", "megatron"])
 def test_memory_as_tracked(scheme: str, analysis: Analysis, programs: dict[str, Program]) -> None:
-    for schedule in list(_schedules(analysis, scheme))[:: 2 if scheme == "megatron" else 3]:
+    for schedule in list(_schedules(analysis, scheme))[:: 7 if scheme == "zero3" else 4]:
         _as_tracked(programs[scheme], analysis, schedule)
 
 
+@WAITING
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["data", "zero3", "megatron"])
 def test_memory_as_tracked_under_every_schedule(scheme: str, analysis: Analysis, programs: dict[str, Program]) -> None:
@@ -68,12 +75,13 @@ def test_memory_as_tracked_under_every_schedule(scheme: str, analysis: Analysis,
 
 def _as_tracked(program: Program, analysis: Analysis, schedule: Schedule) -> None:
     found, micro = _case(program, analysis, schedule)
-    told = predicted_memory(found.micro.program, micro, optimizer="adamw", composite=True, schedule=schedule)
+    told = predicted_memory(found.micro, micro, optimizer="adamw", composite=True)
     with fake_world(RANKS):
         seen = track_program(found)
-    assert told.total == pytest.approx(seen.peak, rel=0.05), schedule
+    assert told.total == pytest.approx(seen.peak, rel=0.03), schedule
 
 
+@WAITING
 def test_memory_drops(analysis: Analysis, programs: dict[str, Program]) -> None:
     """By torch's tracker: with recompute, with micro-batches, with gathering again, and with gradients that are added up as shards."""
 
@@ -85,13 +93,15 @@ def test_memory_drops(analysis: Analysis, programs: dict[str, Program]) -> None:
 
     layers = _layers(analysis)
     plain = peak("megatron")
-    assert peak("megatron", recompute=layers) < 0.9 * plain
-    assert peak("megatron", micro_batches=4) < 0.9 * plain
+    assert peak("megatron", recompute=layers) < 0.95 * plain
+    assert peak("megatron", micro_batches=4) < 0.95 * plain
     kept, shards, again = (
-        peak("zero3", micro_batches=4, gathered=gathered, accumulated=accumulated)
+        peak("zero3", micro_batches=4, gathered=gathered, accumulated=accumulated, unit_bytes=2 * 2**20)
         for gathered, accumulated in (("kept", "whole"), ("kept", "shards"), ("again", "shards"))
     )
     assert again < 0.8 * shards < 0.8 * kept
+    large = peak("zero3", micro_batches=4, gathered="again", accumulated="shards")
+    assert again < 0.8 * large, "small units hold less at once"
 
 
 # --- time ---
@@ -104,26 +114,34 @@ def _prices() -> MeshPrices:
     return MeshPrices(cluster=cluster, mesh=name_axes(cluster, (RANKS,), levels))
 
 
+def _computed(found: Timeline, phase: str) -> float:
+    """Seconds of operators, without copies of parameters and gradients."""
+    copies = ("flatten", "unflatten", "accumulation")
+    return math.fsum(e.end - e.start for e in found.events if e.stream == COMPUTE and e.phase == phase and e.kind not in copies)
+
+
 @pytest.mark.parametrize("scheme", ["data", "zero3", "megatron"])
-def test_time_is_the_sum_of_what_runs(scheme: str, analysis: Analysis, programs: dict[str, Program]) -> None:
+def test_time_is_the_sum_of_what_runs(
+    scheme: str, analysis: Analysis, programs: dict[str, Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All collectives of the step; the passes of every micro-batch, and the forward pass of what is recomputed once more."""
-    prices = _prices()
+    monkeypatch.setattr(timelines, "PLAYED", 100)
+    prices, still = _prices(), Overlap()
     for schedule in _schedules(analysis, scheme):
         found, micro = _case(programs[scheme], analysis, schedule)
-        one = Schedule(gathered=schedule.gathered, accumulated=schedule.accumulated)
-        seen = timeline(found.micro.program, micro, prices, optimizer="adamw", schedule=schedule)
-        alone = timeline(found.micro.program, micro, prices, optimizer="adamw", schedule=one)
-        count = schedule.micro_batches
+        one = replace(schedule, micro_batches=1, recompute=())
+        seen = timeline(found.micro, micro, prices, optimizer="adamw", overlap=still)
+        alone = timeline(found.micro.program, micro, prices, optimizer="adamw", schedule=one, overlap=still)
+        count, forward = schedule.micro_batches, _computed(alone, "forward")
         assert seen.communication == pytest.approx(math.fsum(prices.seconds(c.kind, c.axis, c.nbytes) for c in found.micro.collectives()))
-        assert seen.forward == pytest.approx(count * alone.forward)
-        repeated = seen.backward - count * alone.backward
-        if not schedule.recompute:
-            assert repeated >= 0 if count > 1 and scheme != "data" else True
-        elif count == 1:
-            assert 0.5 * alone.forward < repeated < alone.forward
+        assert _computed(seen, "forward") == pytest.approx(count * forward)
+        repeated = _computed(seen, "backward") - count * _computed(alone, "backward")
+        assert 0.5 * count * forward < repeated < count * forward if schedule.recompute else repeated == pytest.approx(0.0, abs=1e-9)
         assert seen.update == alone.update
-        figures = estimate(found.micro.program, micro, prices, optimizer="adamw", schedule=schedule)
-        assert figures.step == pytest.approx(seen.step)
+        copies = seen.forward + seen.backward - _computed(seen, "forward") - _computed(seen, "backward")
+        assert copies < 0.5 * (seen.forward + seen.backward) and (copies > 0.0 or scheme == "megatron")
+        figures = estimate(found.micro, micro, prices, optimizer="adamw")
+        assert figures.step == pytest.approx(timeline(found.micro, micro, prices, optimizer="adamw").step)
 
 
 def test_plain_is_as_before(analysis: Analysis, programs: dict[str, Program]) -> None:
@@ -145,7 +163,7 @@ def test_what_is_not_played_takes_as_long(
     short = timeline(found.micro.program, micro, prices, optimizer="adamw", schedule=schedule)
     monkeypatch.setattr(timelines, "PLAYED", 100)
     long = timeline(found.micro.program, micro, prices, optimizer="adamw", schedule=schedule)
-    assert len(long.events) > 2 * len(short.events)
+    assert len(long.events) > 1.8 * len(short.events)
     for what in ("forward", "backward", "update", "communication", "step"):
         assert getattr(short, what) == pytest.approx(getattr(long, what), rel=1e-9), what
 
@@ -154,11 +172,12 @@ def test_buckets_are_hidden_under_the_last_micro_batch_only(analysis: Analysis, 
     prices = _prices()
     hidden = {}
     for count in (1, 4):
-        schedule = Schedule(micro_batches=count)
+        schedule = Schedule(micro_batches=count, unit_bytes=4 * 2**20)
         found, micro = _case(programs["data"], analysis, schedule)
         seen = timeline(found.micro.program, micro, prices, optimizer="adamw", schedule=schedule)
         hidden[count] = seen.hidden
         last = max(event.start for event in seen.events if event.phase == "forward")
-        sums = [event for event in seen.events if event.kind == "all_reduce" and event.phase == "backward"]
+        named = {bucket.parameters[0] for bucket in found.micro.buckets}
+        sums = [event for event in seen.events if event.kind == "all_reduce" and event.phase == "backward" and event.name in named]
         assert sums and all(event.start > last for event in sums)
     assert hidden[4] <= hidden[1]

@@ -176,7 +176,7 @@ def _dropping_plan(zero: str = "zero1", again: bool = True) -> Plan:
 def _steps(plan: Plan) -> list[tuple[float, list[Tensor]]]:
     """Three steps of SGD as anybody writes them, with a loss that is scaled and gradients that add up over two calls."""
     model = _dropping()
-    ours = autopar.parallelize(model, plan)
+    ours = autopar.parallelize(model, plan, exact_random=True)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.5, momentum=0.9)
     torch.manual_seed(7)
     found = []
@@ -219,7 +219,7 @@ def test_the_usual_loop_with_dropout(zero: str) -> None:
 
 def _accumulated(plan: Plan) -> list[Tensor]:
     """Two calls, the first under `no_sync`."""
-    ours = autopar.parallelize(_dropping(), plan)
+    ours = autopar.parallelize(_dropping(), plan, exact_random=True)
     torch.manual_seed(7)
     with ours.no_sync():
         ours.loss(_batch()).backward()
@@ -242,7 +242,7 @@ def test_accumulation_outside_of_the_step() -> None:
             assert all(torch.allclose(w, f, rtol=1e-9, atol=1e-12) for w, f in zip(wanted, found, strict=True) if w is not None)
 
 
-# --- what is refused, and the command ---
+# --- what is refused, stages, and the command ---
 
 
 def _regression() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -267,11 +267,21 @@ def test_a_loss_made_of_the_outputs_is_refused_with_the_reason() -> None:
     assert len(set(run_ranks(_called, 2, plan, timeout=60.0))) == 1
 
 
-def test_stages_are_refused_before_any_rank_starts() -> None:
+def test_stages_run() -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.Linear(16, 16), nn.Tanh())]
+    module, inputs = nn.Sequential(*layers, nn.Linear(16, 4)), (torch.zeros(8, 16),)
+    plan = plan_model(module, inputs, devices=4, cluster="local-cpu", stages=2, micro_batches=2)
+    assert [stage.devices for stage in plan.stages] == [2, 2]
+    report = run_plan(load_model(module, ModelOptions(train=True), inputs), plan, steps=2, check=True)
+    assert report.ok and report.ranks == 4, report
+
+
+def test_a_stage_without_operators_is_refused_before_any_rank_starts() -> None:
     module, inputs = _regression()
     plan = plan_model(module, inputs, devices=2, cluster="local-cpu")
     stage = StagePlan(first=next(iter(plan.operators)), mesh=plan.mesh, forward=0.0, backward=0.0, memory=0.0)
-    with pytest.raises(PlanError, match="executing pipeline stages is not built yet; plan with --stages 1"):
+    with pytest.raises(PlanError, match="stages do not follow one another"):
         run_plan(load_model(module, ModelOptions(train=True), inputs), plan.model_copy(update={"stages": (stage, stage)}), check=True)
 
 
