@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Plan": "autopar.plan", "parallelize": "autopar.api", "register_rule": "autopar.operators", "discover": "autopar.operators",
-    "host_states": "autopar.api", "parameters_on_meta": "autopar.api",
+    "host_states": "autopar.api", "parameters_on_meta": "autopar.api", "local_optimizer": "autopar.api",
 }  # fmt: skip
 
 

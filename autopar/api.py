@@ -351,6 +351,18 @@ def host_states(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> to
     return place(optimizer, module)
 
 
+def local_optimizer(kind: Callable[..., torch.optim.Optimizer], parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    """`kind(parameters, **options)` for a module of `parallelize`: the same updates, made on this rank's shards as plain tensors.
+
+    So every optimizer of torch runs, fused or not, and several times as fast as on DTensors, which parameters and state are all the same.
+    `parameters`: the module, or its parameters or groups of them. An update that looks at more than one element at a time (Adafactor,
+    LAMB) is made on DTensors; what their arithmetic cannot do is a `RunError`.
+    """
+    from autopar.runtime.optimizers import local_optimizer as make
+
+    return make(kind, parameters, **options)
+
+
 def parameters_on_meta() -> AbstractContextManager[None]:
     """Inside, PyTorch modules are made with their parameters on the meta device, whatever their size, and with buffers as ever.
 

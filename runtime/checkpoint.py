@@ -9,7 +9,7 @@ plan and loaded under another; a shard in one piece is an ordinary DTensor.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,8 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils import _pytree as pytree
+
+from .uncompiled import runs_as_it_is
 
 
 class Run(NamedTuple):
@@ -76,8 +78,13 @@ class PieceTensor(DTensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """As DTensor's; what comes out split within parts can describe itself, too."""
-        made = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        return pytree.tree_map_only(DTensor, in_pieces, made)
+        return _arithmetic(super().__torch_dispatch__, func, types, args, kwargs)
+
+    @staticmethod
+    def __tensor_unflatten__(inner_tensors: Any, flatten_spec: Any, outer_size: Any, outer_stride: Any) -> DTensor:
+        """What a compiler has taken apart, put together again."""
+        found = DTensor.__tensor_unflatten__(inner_tensors, flatten_spec, outer_size, outer_stride)  # type: ignore[no-untyped-call]
+        return in_pieces(found)
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
         """What a checkpoint is to hold of this rank's shard."""
@@ -111,6 +118,11 @@ class PieceTensor(DTensor):
                 return local
         shard: Tensor = super().__get_tensor_shard__(index)  # type: ignore[no-untyped-call]
         return shard
+
+
+@runs_as_it_is
+def _arithmetic(plain: Callable[..., Any], *args: Any) -> Any:
+    return pytree.tree_map_only(DTensor, in_pieces, plain(*args))
 
 
 def in_pieces(tensor: DTensor) -> DTensor:

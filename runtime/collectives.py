@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ from autopar.sharding.layout import Kind, Layout, Placement, R, local_parts
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.redistribution import changed_axis
 
+from .groups import group_of
 from .present import exchanging
 
 _C10D = torch.ops._c10d_functional
@@ -103,28 +104,6 @@ class DeviceGroups:
     def single(cls) -> DeviceGroups:
         """One device, whether or not a process group runs."""
         return cls(mesh=Mesh(axes=()), rank=0, coordinate=(), axes=(), process_groups=())
-
-
-@dataclass(slots=True)
-class _Groups:
-    """The process groups made so far, within the process group of all ranks that is initialised at the time."""
-
-    world: Any = None
-    made: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
-
-
-_GROUPS = _Groups()
-
-
-def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """The group of these ranks, of which this is one; made once a process, by its members alone."""
-    if _GROUPS.world is not dist.group.WORLD:
-        _GROUPS.world, _GROUPS.made = dist.group.WORLD, {}
-    key = tuple(ranks)
-    if key not in _GROUPS.made:
-        world = dist.group.WORLD if key == tuple(range(dist.get_world_size())) else None
-        _GROUPS.made[key] = world if world is not None else dist.new_group(list(key), use_local_synchronization=True)
-    return _GROUPS.made[key]
 
 
 def cuts_of(layout: Layout, mesh: Sequence[int], coordinate: Sequence[int]) -> tuple[Cut, ...]:

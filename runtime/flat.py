@@ -38,11 +38,10 @@ def carry(values: Sequence[Tensor], steps: Sequence[tuple[Sequence[Action], Axis
             begun, finish = _BEGIN[actions[0].name](found, actions, group, last)
             found = []  # the inputs may go while their sum is under way
             found = finish((yield begun))
-            if last is not None:
-                return found
     if into is not None:
         for target, value in zip(into, found, strict=True):
-            target.copy_(value)
+            if value is not target:  # an all-gather has written it there
+                target.copy_(value)
         return list(into)
     return found
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from autopar.errors import PlanError
 from autopar.order.execution import Execution
 
+from .compiling import compile_engine
 from .engine import Engine
 
 
@@ -20,6 +22,7 @@ class Modes:
         self.main, self.evaluation = engine, evaluation
         self.planned, self.only = True, ""
         self._evaluating: Engine | None = None
+        self.compiled: Mapping[str, Any] | None = None
 
     def engine(self, *, training: bool) -> Engine:
         """The engine of a mode."""
@@ -34,10 +37,18 @@ class Modes:
         if self._evaluating is None:
             main = self.main
             self._evaluating = Engine(self.evaluation(), main.world, main.device, main.stored, exact=main.exact)
+            if self.compiled is not None:
+                compile_engine(self._evaluating, self.compiled)
         return self._evaluating
+
+    def compile(self, options: Mapping[str, Any]) -> None:
+        """Compile what the engines run, that of evaluation when it is made."""
+        self.compiled = dict(options)
+        for engine in (self.main, *(() if self._evaluating is None else (self._evaluating,))):
+            compile_engine(engine, self.compiled)
 
     def on(self, engine: Engine) -> Modes:
         """The same for another module."""
         other = Modes(engine, self.evaluation)
-        other.planned, other.only = self.planned, self.only
+        other.planned, other.only, other.compiled = self.planned, self.only, self.compiled
         return other

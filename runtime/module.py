@@ -31,6 +31,7 @@ from .original import Recalling, recall
 from .other_stages import OtherStages
 from .parameters import attach, local_of, placements_of
 from .stepping import Pending, differentiable_call
+from .uncompiled import runs_as_it_is
 from .weight_files import FileTensor
 from .weights import saved_buffers
 from .world import World
@@ -243,6 +244,11 @@ class ParallelModule(Recalling):
 
     # --- calls ---
 
+    def compile(self, **options: Any) -> None:
+        """`torch.compile(..., **options)` of what the module runs between the gathers of its units: a layer or more at a time."""
+        self._modes.compile(options)
+
+    @runs_as_it_is
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs in their original structure."""
         if not self._structured:
@@ -264,12 +270,14 @@ class ParallelModule(Recalling):
         found = pytree.tree_unflatten(leaves, record.out_spec)
         return found[0] if self._has_loss_function else found
 
+    @runs_as_it_is
     def local_outputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """This rank's outputs in their planned layouts, the loss last where it is not among them."""
         places = range(len(self._engine.outputs))
         found = self._run(self._agreed(args, kwargs), places)
         return tuple(found[place] for place in places)
 
+    @runs_as_it_is
     def loss(self, *args: Any, **kwargs: Any) -> Tensor:
         """The planned loss, whole on every rank; `loss(...).backward()` gives every parameter its gradient."""
         if self.loss_index is None:

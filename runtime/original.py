@@ -82,6 +82,13 @@ class Part(Recalling):
         name = self._original.kind.__name__ if self._original is not None else "submodule"
         raise PlanError(f"this {name} is part of a planned model and has no forward pass of its own: call the whole planned module")
 
+    def _no_hooks(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: nothing would call them."""
+        raise PlanError("parts of a planned model are not called one by one, and hooks on them would never run: put them on the whole")
+
+    register_forward_hook = register_forward_pre_hook = _no_hooks
+    register_full_backward_hook = register_full_backward_pre_hook = _no_hooks
+
     def _get_name(self) -> str:
         return (type(self) if self._original is None else self._original.kind).__name__
 

@@ -108,10 +108,12 @@ def run_plan(
 
 
 def _values(job: _Job, weights: str | Path | None) -> Values:
-    """What to run with; a check needs the model's own weights to be the same."""
+    """What to run with; a check needs the model's own weights to be the same, before and after they are cast."""
     values = model_values(job.model, job.plan.schedule.types, weights=weights)
     if weights is not None and job.check:
-        fill_module(job.model.module, values)
+        if job.model.given is not None:
+            fill_module(job.model.given, values)
+        fill_module(job.model.module, model_values(job.model, weights=weights))
     return values
 
 

@@ -7,7 +7,8 @@ gradients for the segments before it. So the order of a step is that of the acti
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -83,6 +84,7 @@ class Stage:
         self.arrivals, self.handed = tuple(arrivals), tuple(handed)
         self.count = plan.schedule.micro_batches
         self.units = ParameterUnits(plan, groups, stored, device)
+        self._way: Callable[[LocalProgram], LocalProgram] = lambda program: program
         self.first: LocalProgram = self._lower(0)
         self._programs: dict[int, LocalProgram] = {0: self.first}
         graph = plan.program.graph
@@ -108,9 +110,18 @@ class Stage:
         return None if self.split is None else Time(split=self.split, count=self.count, index=index)
 
     def _lower(self, index: int) -> LocalProgram:
-        return lower_scheduled(
-            self.plan, self.groups, device=self.device, time=self._time(index), arrivals=self.arrivals, handed=self.handed, late=self.late
-        )
+        return self._way(
+            lower_scheduled(
+                self.plan, self.groups, device=self.device, time=self._time(index), arrivals=self.arrivals, handed=self.handed,
+                late=self.late,
+            )
+        )  # fmt: skip
+
+    def run_as(self, way: Callable[[LocalProgram], LocalProgram]) -> None:
+        """Run what `way` makes of the programs, those that are still to be lowered among them."""
+        self._way, before = way, self.first
+        self.first = way(before)
+        self._programs = {index: self.first if program is before else way(program) for index, program in self._programs.items()}
 
     def program(self, index: int) -> LocalProgram:
         """The program of a micro-batch."""
@@ -159,7 +170,8 @@ class Stage:
 
     def _finish(self, passing: Passing, index: int, program: LocalProgram) -> None:
         """Set the outputs of a micro-batch aside."""
-        values = passing.values[index]
+        leaving = (*program.output_places, *(place for _, place in program.updates), *program.handed)
+        values = {place: self.units.lasting(passing.values[index][place]) for place in leaving}
         passing.outputs[index] = [values[place] for place in program.output_places]
         passing.updates.update((name, values[place]) for name, place in program.updates)
         passing.values[index] = {place: values[place] for place in program.handed}
@@ -200,8 +212,10 @@ class Stage:
         found = torch.autograd.grad(
             [o for o, _ in pairs], [leaf for _, leaf in wanted], [g for _, g in pairs], allow_unused=True, retain_graph=keep
         )
-        own = set(segment.parameters)
-        for (place, _), gradient in zip(wanted, found, strict=True):
+        own, made = set(segment.parameters), deque(zip((place for place, _ in wanted), found, strict=True))
+        del found  # a gradient goes as soon as it is cast
+        while made:
+            place, gradient = made.popleft()
             if gradient is not None and place in own:
                 passing.gradients.add(place, self.units.travelling(place[0], gradient))
             elif gradient is not None:

@@ -18,6 +18,7 @@ from .draws import Draws
 from .engine import Engine
 from .parameters import local_of
 from .runner import Call
+from .uncompiled import runs_as_it_is
 from .units import Gradients
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class _Record:
         self.versions = {name: engine.stored(name)._version for name in trained}
         self.held = {number: set(stage.units.held) for number, stage in engine.stages.items()}
 
+    @runs_as_it_is
     def gradients(self, upstream: Sequence[Tensor | None], *, keep: bool) -> list[Tensor | None]:
         """The gradients of the trained parameters, from those of the outputs."""
         module, engine = self.module, self.engine
@@ -82,23 +84,23 @@ class _Record:
         if changed:
             raise RuntimeError(f"parameter {changed[0]!r} has been changed between the forward and the backward pass that needs it")
         shares = self._shares(upstream, keep=keep)
-        summed = shares is None
-        if summed:
+        again = keep and self.call_is_over  # what has been found is given once more
+        self._kept = {number: passing.gradients.copied() for number, passing in self.call.passings.items() if again}
+        if shares is None:
             found = engine.home({number: passing.gradients for number, passing in self.call.passings.items()})
-            return self._reset(keep=keep, found=[self._given(name, found) for name in self.trained])
-        assert shares is not None
+            return self._reset([self._given(name, found) for name in self.trained])
         if module._synchronize:
             before = module._pending.current(module.graph_parameters())
             for number, more in before.items():
                 shares[number].join(more)
             engine.flush(shares)
             found = engine.home(shares)
-            return self._reset(keep=keep, found=[self._given(name, found) for name in self.trained])
+            return self._reset([self._given(name, found) for name in self.trained])
         reached = set().union(*(one.reached for one in shares.values()))
         module._pending.keep(shares)
         torch.autograd.Variable._execution_engine.queue_callback(lambda: module._pending.mark(module.graph_parameters()))
         zeros = {name: torch.zeros_like(engine.stored(name)) for name in self.trained if name in reached}
-        return self._reset(keep=keep, found=[self._given(name, zeros) for name in self.trained])
+        return self._reset([self._given(name, zeros) for name in self.trained])
 
     def _shares(self, upstream: Sequence[Tensor | None], *, keep: bool) -> Shares | None:
         """Run the backward pass; the shares where they are not summed yet."""
@@ -109,12 +111,10 @@ class _Record:
             return self.engine.described(name, found[name])
         return None
 
-    def _reset(self, *, keep: bool, found: list[Tensor | None]) -> list[Tensor | None]:
+    def _reset(self, found: list[Tensor | None]) -> list[Tensor | None]:
         """Make ready for another backward pass, if one may come."""
-        if keep and self.call_is_over:
-            return [gradient if gradient is None else gradient.clone() for gradient in found]
-        for passing in self.call.passings.values():
-            passing.gradients = Gradients()
+        for number, passing in self.call.passings.items():
+            passing.gradients = self._kept.get(number, Gradients())
             passing.behind.clear()
         return found
 

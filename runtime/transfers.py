@@ -59,7 +59,7 @@ class Edge:
         self.receives = world.stage == self.target % stages
         self.starts = world.firsts[self.source % stages], world.firsts[self.target % stages]
         self.sizes = first.mesh.devices, second.mesh.devices
-        self.rank = world.rank
+        self.rank, self.messages = world.rank, world.messages
         self.out = self._end(first, values, made=True) if self.sends else None
         self.into = self._end(second, values, made=False) if self.receives else None
 
@@ -105,7 +105,7 @@ class Edge:
         for dtype in dict.fromkeys(value.dtype for value in values):
             flat = torch.cat([value.reshape(-1) for value in values if value.dtype is dtype])
             for other in self._others(forward=forward, sending=True):
-                work = dist.isend(flat, other)
+                work = dist.isend(flat, other, group=self.messages)
                 assert work is not None
                 under_way.append((work, flat))
 
@@ -120,7 +120,7 @@ class Edge:
             own = [i for i in wanted if end.dtypes[i] is dtype]
             sizes = [torch.Size(end.shapes[i]).numel() for i in own]
             flat = torch.empty(sum(sizes), dtype=dtype, device=self.device)
-            dist.recv(flat, other)
+            dist.recv(flat, other, group=self.messages)
             pieces = flat.split(sizes)  # type: ignore[no-untyped-call]
             found.update((i, piece.view(end.shapes[i])) for i, piece in zip(own, pieces, strict=True))
         if not self.direct and not forward:

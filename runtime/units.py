@@ -54,6 +54,12 @@ class Gradients:
             self.at[place] = before + gradient
             self._own.add(place)
 
+    def copied(self) -> Gradients:
+        """The same in tensors of its own."""
+        other = Gradients()
+        other.at, other.reached = {place: gradient.clone() for place, gradient in self.at.items()}, set(self.reached)
+        return other
+
     def join(self, other: Gradients) -> None:
         """Add all of another's."""
         self.reached |= other.reached
@@ -114,6 +120,10 @@ class ParameterUnits:
         self.coming: dict[int, Moving] = {}
         self.going: list[tuple[int, Moving]] = []
         self.unit_of = {place: number for number, groups_ in enumerate(self.members) for group in groups_ for place in group.ends}
+        self.behind: dict[int, set[int]] = {}  # units that start from values of a unit: their gradients come home first
+        for number, groups_ in enumerate(self.members):
+            for place in (place for group in groups_ for place in group.starts if place in self.unit_of):
+                self.behind.setdefault(self.unit_of[place], set()).add(number)
         still = [group for groups_ in self.members for group in groups_ if not group.moves]
         self.alias = {end: start for group in still for start, end in zip(group.starts, group.ends, strict=True)}
 
@@ -169,6 +179,11 @@ class ParameterUnits:
             found.untyped_storage().resize_(found.numel() * found.element_size())
         return found
 
+    def lasting(self, value: Tensor) -> Tensor:
+        """A value that stays when units are let go: a copy, where it is the memory of one that is gathered again."""
+        gathered = {kept.untyped_storage()._cdata for kept in self.kept.values()}
+        return value.clone() if value.untyped_storage()._cdata in gathered else value
+
     def release(self, number: int) -> None:
         """Let the values of a unit go."""
         self.wait([number])
@@ -190,8 +205,10 @@ class ParameterUnits:
 
         With `only_present` nothing is done for groups of which no gradient is there.
         """
-        for _, moving in self.going:
-            if moving.left:
+        for other, moving in self.going:
+            if other in self.behind.get(number, ()):
+                moving.finish()
+            elif moving.left:
                 moving.go_on()
         unit = self.units[number]
         count = sum(1 for c in reduce_collectives(self.plan.program, unit, self.plan.schedule.types, last=last) if self._talks(c.axis))

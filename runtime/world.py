@@ -10,13 +10,14 @@ from autopar.errors import PlanError
 from autopar.order.execution import Execution
 
 from .collectives import DeviceGroups
+from .groups import group_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """`groups`: of the stage that this rank belongs to; None where the plan leaves it idle. `stage`: its number.
 
-    `firsts`: the first rank of every stage. `size`: of all ranks that run, idle ones included.
+    `firsts`: the first rank of every stage. `size`: of all ranks that run, idle ones included. `messages`: the group in which stages send.
     """
 
     groups: DeviceGroups | None
@@ -24,6 +25,7 @@ class World:
     firsts: tuple[int, ...]
     rank: int
     size: int
+    messages: dist.ProcessGroup | None = None
 
     @classmethod
     def of(cls, execution: Execution) -> World:
@@ -39,7 +41,8 @@ class World:
                 own = number
             at += chunk.mesh.devices
         groups = DeviceGroups.of_ranks(execution.chunks[own].mesh, firsts[own]) if own is not None else None
-        return cls(groups=groups, stage=own, firsts=tuple(firsts), rank=rank, size=size)
+        messages = group_of(range(at), messages=True) if own is not None and len(firsts) > 1 else None
+        return cls(groups=groups, stage=own, firsts=tuple(firsts), rank=rank, size=size, messages=messages)
 
     @classmethod
     def around(cls, groups: DeviceGroups) -> World:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..errors import PlanError
 from ..ir import Role
 from ..sharding.program import Bucket, Collective, Compute, Program, Redistribute, Step, chain_collectives, operator_collectives
-from ..sharding.rules import RULES, Call
-from ..sharding.rules.saved import keeps, shares_memory
 from ..sharding.schedule import PLAIN, Schedule
 from .actions import Action, Word
 from .passes import Need, expand, one_stage, phases
 from .places import Place, makes, moves_value, reads, with_casts
 from .units import Mode, Unit, gather_collectives, modes_of, reduce_collectives, sources_of, units_of
+from .views import Reads
 
 __all__ = ["Mode", "Scheduled", "Segment", "makes", "reads", "scheduled"]
 
@@ -154,50 +154,49 @@ def _segments(program: Program, schedule: Schedule, modes: dict[int, Mode], unit
     order = [index for steps, _ in parts for index in steps]
     starts = [0, *itertools.accumulate(len(steps) for steps, _ in parts)]
     unit_of = {index: unit.number for unit in units for index in unit.members}
-    read_by = _members_read(program, modes)
+    read = Reads(program, modes)
     cuts = {start for (_, again), edges in zip(parts, itertools.pairwise(starts), strict=True) if again for start in edges}
     first: dict[int, int] = {}
     for position, index in enumerate(order):
-        for member in read_by.get(index, ()):
+        for member in read.forward.get(index, ()):
             first.setdefault(unit_of[member], position)
     for position in first.values():
         part = bisect.bisect_right(starts, position) - 1
         cuts.add(starts[part] if part < len(parts) and parts[part][1] else position)
     again = {index for steps, repeated in parts if repeated for index in steps}
-    wanted = _wanted(program, modes, again)
+    before = _units_before(program, modes, unit_of)
     found = []
     bounds = sorted({0, len(order)} | cuts)
     for low, high in itertools.pairwise(bounds):
         steps = tuple(order[low:high])
-        members = {member for index in steps for member in read_by.get(index, ())}
+        members = {member for index in steps for member in read.forward.get(index, ())}
         if high == len(order):
             members |= _of_outputs(program, modes)
         repeated = steps[0] in again
-        needed = members if repeated else {member for index in steps for member in wanted.get(index, ())}
-        found.append(
-            Segment(steps=steps, again=repeated, units=_numbers(unit_of, members), wanted=_numbers(unit_of, needed))
-        )
+        needed = members if repeated else {member for index in steps for member in read.backward.get(index, ())}
+        here, later = ({unit_of[member] for member in some} for some in (members, needed))
+        found.append(Segment(steps=steps, again=repeated, units=_closed(here, before), wanted=_closed(later, before)))
     return tuple(found) or (Segment(steps=(), again=False, units=(), wanted=()),)
 
 
-def _numbers(unit_of: dict[int, int], members: set[int]) -> tuple[int, ...]:
-    return tuple(sorted({unit_of[member] for member in members}))
-
-
-def _members_read(program: Program, modes: dict[int, Mode]) -> dict[int, tuple[int, ...]]:
-    """For every step the redistributions of parameters whose values it reads, with those that they start from."""
-    made = {makes(program.steps[index])[0]: index for index in modes}
-    sources = sources_of(program, modes)
-    found: dict[int, tuple[int, ...]] = {}
-    for index, step in enumerate(program.steps):
-        if index not in modes:
-            members = [made[place] for place in reads(step) if place in made]
-            for member in members:
-                if member in sources:
-                    members.append(sources[member])
-            if members:
-                found[index] = tuple(dict.fromkeys(members))
+def _units_before(program: Program, modes: dict[int, Mode], unit_of: Mapping[int, int]) -> dict[int, set[int]]:
+    """For every unit those from whose values some of its redistributions start."""
+    found: dict[int, set[int]] = {}
+    for member, source in sources_of(program, modes).items():
+        found.setdefault(unit_of[member], set()).add(unit_of[source])
     return found
+
+
+def _closed(units: set[int], before: Mapping[int, set[int]]) -> tuple[int, ...]:
+    """Units with all those that have to be there before them; they have lower numbers."""
+    found: set[int] = set()
+    rest = list(units)
+    while rest:
+        unit = rest.pop()
+        if unit not in found:
+            found.add(unit)
+            rest += before.get(unit, ())
+    return tuple(sorted(found))
 
 
 def _of_outputs(program: Program, modes: dict[int, Mode]) -> set[int]:
@@ -249,26 +248,6 @@ def _parts(program: Program, schedule: Schedule, modes: dict[int, Mode]) -> list
         for stretch, steps in found
         if steps
     ]
-
-
-def _wanted(program: Program, modes: dict[int, Mode], again: set[int]) -> dict[int, tuple[int, ...]]:
-    """For every operator whose backward pass reads parameters that are gathered again: their redistributions."""
-    of_place = {makes(program.steps[i])[0]: i for i, mode in modes.items() if mode is Mode.AGAIN}
-    views: dict[Place, tuple[Place, bool]] = {}  # a view → what it is a view of, and whether in its order
-    found: dict[int, tuple[int, ...]] = {}
-    gradients = program.assignment.gradients
-    for index, step in enumerate(program.steps if of_place else ()):
-        if not isinstance(step, Compute) or index in again or step.operator.kind not in RULES:
-            continue
-        call, places = Call.of(program.graph, step.operator), reads(step)
-        roots = [views.get(place, (place, True)) for place in places]
-        if places and roots[0][0] in of_place and shares_memory(call, contiguous=roots[0][1]):
-            same = call.inputs[0].shape == call.outputs[0].shape or len(call.inputs[0].shape) != len(call.outputs[0].shape)
-            views.update((place, (roots[0][0], roots[0][1] and same)) for place in makes(step))
-        if any(place[0] in gradients for place in makes(step)):
-            kept = keeps(call, tuple(name in gradients for name in step.operator.inputs)).inputs
-            found[index] = tuple(of_place[roots[position][0]] for position in kept if roots[position][0] in of_place)
-    return found
 
 
 def _back(c: Collective) -> Collective:

@@ -63,7 +63,7 @@ class _Cutting:
         if missing:
             raise PlanError(f"the plan cuts the model at {missing[0]!r}, which is no operator of it")
         starts = [0, *(place[name] for name in cut.firsts[1:]), len(place)]
-        if sorted(starts) != starts:
+        if any(stop <= start for start, stop in itertools.pairwise(starts)):
             raise PlanError("the plan's stages do not follow one another in the model")
         if len(cut.firsts) % cut.interleave:
             raise PlanError(f"the plan has {len(cut.firsts)} chunks of the model, which do not make stages of {cut.interleave} each")
@@ -228,7 +228,8 @@ class _Cutting:
             if name not in reached:
                 reached[name] = {available[name]}
                 for chain in self.decided.chains.get(name, ()):
-                    if all(len(step) == len(mesh.axes) for step in chain) and chain[0] in reached[name]:
+                    fits = all(len(step) == len(mesh.axes) for step in chain)
+                    if fits and chain[0] in reached[name] and chain[-1] not in reached[name]:
                         found.setdefault(name, []).append(chain)
                         reached[name].add(chain[-1])
             if layout not in reached[name]:

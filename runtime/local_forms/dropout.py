@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,29 @@ def _stays(draws: Draws, operator: int, rate: float, shape: Sequence[int], cuts:
     return Source(draws, operator, Region.of(shape, cuts, device)).chosen(1 - rate)
 
 
+def _keep_mask(operator: int, rate: float, shape: Sequence[int], flat: Sequence[int], device: torch.device) -> Tensor:
+    """As `_stays`, of the draws of this thread: one operator, into which a compiler does not look."""
+    return _stays(current(), operator, rate, shape, _cuts_of(flat), device)
+
+
+def _fake_mask(operator: int, rate: float, shape: Sequence[int], flat: Sequence[int], device: torch.device) -> Tensor:
+    return torch.empty(Region.of(shape, _cuts_of(flat), device).shape, dtype=torch.bool, device=device)
+
+
+def _cuts_of(flat: Sequence[int]) -> list[Cut]:
+    fields = len(Cut._fields)
+    return [Cut(*flat[start : start + fields]) for start in range(0, len(flat), fields)]
+
+
+# Random, as far as a compiler is told: it must not be moved into constants, shared, or made again in the backward pass.
+_LIBRARY: Any = torch.library.Library("autopar", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "keep_mask(int operator, float rate, int[] shape, int[] flat, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
+)
+_LIBRARY.impl("keep_mask", _keep_mask, "CompositeExplicitAutograd")
+torch.library.register_fake("autopar::keep_mask", _fake_mask, lib=_LIBRARY)
+
+
 def exact_dropout(input: Tensor, p: float, shape: Sequence[int], cuts: Cuts) -> Tensor:
     """Mask and scale as `torch.nn.functional.dropout` on a CPU: the whole mask is drawn on every rank, from equal seeds."""
     if p >= 1:
@@ -40,6 +64,10 @@ def exact_dropout(input: Tensor, p: float, shape: Sequence[int], cuts: Cuts) -> 
 def dropout(input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cuts, operator: int) -> Tensor:
     """Dropout of elements, or of channels where `shape` has ones in the place of the rest; autograd keeps a mask of booleans."""
     assert train
+    if torch.compiler.is_compiling():
+        flat = [number for cut in cuts for number in cut]
+        mask = torch.ops.autopar.keep_mask(operator, p, tuple(shape), flat, input.device)
+        return torch.where(mask, input, 0.0) * (1 / (1 - p) if p < 1 else 0.0)
     draws = current()
     if draws.exact:
         return exact_dropout(input, p, shape, cuts)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from autopar.ir import Graph, Operator
 
 from . import attention_dropout, drawn, dropout, seeded
@@ -18,11 +21,15 @@ def draws_numbers(operator: Operator) -> bool:
     form = FORMS.get(operator.kind)
     if form is None or form.local is None:
         return False
-    home = getattr(getattr(form.local, "func", form.local), "__module__", "")
-    if home not in _FAMILIES:
+    if not is_drawing(form.local):
         return False
     given = operator.attributes
     return all(given.get(name, True) for name in _SWITCHES) and all(given.get(name, True) for name in _RATES)
+
+
+def is_drawing(function: Callable[..., Any]) -> bool:
+    """Whether a function stands among those that draw."""
+    return getattr(getattr(function, "func", function), "__module__", "") in _FAMILIES
 
 
 def is_random(graph: Graph) -> bool:

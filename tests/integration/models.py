@@ -19,6 +19,8 @@ from torch import nn
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 
+from .encoder_decoder import EncoderDecoder
+
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, SEQUENCE, VOCABULARY = 8, 16, 96
 WIDTH = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
@@ -152,9 +154,15 @@ def net(*, batch: int = 1, size: int = 48) -> tuple[nn.Module, tuple[torch.Tenso
     return nn.Sequential(*layers), (pixels,)
 
 
+def encoder_decoder() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """An encoder and a decoder, with padded sources."""
+    return EncoderDecoder(VOCABULARY, SEQUENCE), (tokens(BATCH, SEQUENCE), tokens(BATCH, SEQUENCE, seed=1), _padding())
+
+
 TORCH_MODELS: Mapping[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "gpt2": gpt2, "gpt2_labels": gpt2_labels, "bert": bert, "llama": llama, "llama_exact": llama_exact, "vit": vit,
     "resnet": resnet, "net": net, "mixtral": mixtral, "llama_mask": llama_mask, "mixtral_mask": mixtral_mask,
+    "encoder_decoder": encoder_decoder,
 }  # fmt: skip
 
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.pricing import MeshPrices
 from autopar.model import LoadedModel
 from autopar.plan import Plan
+from autopar.plan_parts import SchedulePlan, StagePlan
 from autopar.planner import Request, as_plan, evaluate, name_axes, search_plan
 from autopar.schemes import AXIS_SCHEMES
 from autopar.search import CostGraph
 from autopar.search.costgraph import solution
 from autopar.sharding.analysis import analyse
+from autopar.sharding.micro_batches import split_batch
+from autopar.sharding.schedule import Schedule
 from autopar.tables import build_tables
 
 SCHEMES = ("data", "zero3", "tensor", "megatron", "megatron-sp", "ulysses")
+ZEROS = {"zero1": ("kept", "whole"), "zero2": ("kept", "shards"), "zero3": ("again", "shards")}
 FEASIBLE = 1e30
 """Prices above it mark pairs of choices that exclude each other."""
 
@@ -49,6 +55,55 @@ def random_plans(model: LoadedModel, wanted: Request, *, count: int, seed: int =
         choices = random_choices(tables.graph, random.Random(number))
         chance = solution(tables.graph, choices, lower_bound=0.0, method="chance")
         yield f"random{number}", _read_back(as_plan(evaluate(tables, chance), wanted, lower_bound=0.0))
+
+
+def by_chance(model: LoadedModel, sizes: Sequence[int], count: int, seeds: Iterable[int]) -> Iterator[tuple[str, Plan]]:
+    """Plans of a micro-batch in which everything is chosen by chance, the schedule too."""
+    wanted = request(sizes, train=True)
+    assert wanted.mesh is not None
+    analysis = analyse(model.graph, train=True)
+    tables = build_tables(split_batch(analysis, count), MeshPrices(cluster=wanted.cluster, mesh=wanted.mesh), optimizer="adamw")
+    names = [op.name for op in analysis.warm]
+    for seed in seeds:
+        rng = random.Random(seed)
+        cuts = sorted(rng.sample(range(len(names)), 4))
+        recompute = (tuple(names[cuts[0] : cuts[1]]), tuple(names[cuts[2] : cuts[3]])) if seed % 2 else ()
+        gathered, accumulated = rng.choice(list(ZEROS.values()))
+        schedule = Schedule(micro_batches=count, recompute=recompute, gathered=gathered, accumulated=accumulated)  # type: ignore[arg-type]
+        chance = solution(tables.graph, random_choices(tables.graph, rng), lower_bound=0.0, method="chance")
+        found = as_plan(evaluate(tables, chance, schedule), wanted, lower_bound=0.0, analysis=analysis)
+        yield f"chance {seed} {schedule}", _read_back(found)
+
+
+def in_stages(model: LoadedModel, parts: Sequence[Plan], schedule: Mapping[str, Any]) -> Plan:
+    """A pipeline whose chunks hold equal numbers of operators, each as the plan of its part has them, on the mesh of that."""
+    interleave = schedule.get("interleave", 1)
+    names = [op.name for op in analyse(model.graph, train=True).warm]
+    starts = [number * len(names) // len(parts) for number in range(len(parts))]
+    part_of = {name: parts[bisect.bisect_right(starts, at) - 1] for at, name in enumerate(names)}
+    stages = len(parts) // interleave
+    chunks = [
+        StagePlan(first=names[start], mesh=parts[number % stages].mesh, forward=0.0, backward=0.0, memory=0.0)
+        for number, start in enumerate(starts)
+    ]
+    readers = {name: op.name for op in reversed(model.graph.operators) for name in op.inputs if op.name in part_of}
+    makers = {name: op.name for op in model.graph.operators for name in op.outputs}
+    chains: dict[str, dict[tuple[str, str], tuple[str, ...]]] = {}  # of those that lead from one layout to another, one
+    for part in parts:
+        for name, found in part.redistributions.items():
+            for chain in found:
+                chains.setdefault(name, {}).setdefault((chain[0], chain[-1]), chain)
+    made = parts[0].model_copy(
+        update={
+            "operators": {name: part.operators[name] for name, part in part_of.items()},
+            "parameters": {n: part_of[readers[n]].parameters[n] if n in readers else p for n, p in parts[0].parameters.items()},
+            "outputs": {n: (part_of[makers[n]] if makers.get(n) in part_of else parts[-1]).outputs[n] for n in parts[0].outputs},
+            "redistributions": {name: tuple(found.values()) for name, found in chains.items()},
+            "schedule": SchedulePlan.model_validate(schedule),
+            "stages": tuple(chunks),
+        }
+    )
+    return _read_back(made)
 
 
 def random_choices(graph: CostGraph, rng: random.Random) -> tuple[int, ...]:

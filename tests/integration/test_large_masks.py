@@ -23,8 +23,8 @@ from autopar.sharding.rules import preamble, registry
 
 from .models import Called, tokens
 from .parity import Subject, failures, subject
-from .plans import plans, random_plans, request
-from .test_schedules import _by_chance, _segments, _under
+from .plans import by_chance, plans, random_plans, request
+from .test_schedules import _segments, _under
 
 
 @pytest.fixture(scope="module")
@@ -102,5 +102,5 @@ def test_plans_by_chance(name: str, count: int, folder: Path) -> None:
     """Every layout of what no parameter leads to, with several micro-batches of samples and of one."""
     model = _subject(name, folder)
     wanted = request((2,), train=True)
-    named = list(_by_chance(model, (2,), count, range(3))) if count > 1 else list(random_plans(model.model, wanted, count=3))
+    named = list(by_chance(model.model, (2,), count, range(3))) if count > 1 else list(random_plans(model.model, wanted, count=3))
     assert not failures(model, wanted, named)

@@ -18,6 +18,7 @@ from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
+from autopar.runtime.module import ParallelModule
 from autopar.runtime.parallelize import parallelize
 
 from .models import FLOAT32_INSIDE
@@ -26,6 +27,11 @@ from .plans import plans, request
 from .train_script import batch, build
 
 Gradients = dict[str, Tensor]
+
+
+def _planned(model: LoadedModel, plan: Plan, outputs: str | None = None) -> ParallelModule:
+    """The module of this rank."""
+    return parallelize(lambda: (model, plan), outputs=outputs)
 
 
 def _gradients(module: nn.Module) -> Gradients:
@@ -70,7 +76,7 @@ def _outside(model: LoadedModel, named: list[tuple[str, Plan]], expected: Mappin
     wrong = []
     for name, plan in named:
         for outputs in ("whole", "split"):
-            module = parallelize(model, plan, outputs=outputs)
+            module = _planned(model, plan, outputs)
             logits = module(batch(0)).logits
             split = plan.outputs[_logits_of(model)].strip("R ") != ""
             assert isinstance(logits, DTensor) == (split and outputs == "split"), (name, outputs)
@@ -151,14 +157,14 @@ class _Seen:
 def _with_given_loss(model: LoadedModel, named: list[tuple[str, Plan]]) -> list[_Seen]:
     found = []
     for _, plan in named:
-        module = parallelize(model, plan)
+        module = _planned(model, plan)
         given = _arguments()
         outputs = module(**given)
         kinds = (type(outputs["scores"]).__name__, type(outputs["inner"][0]).__name__, type(outputs["inner"][1]).__name__)
         value = module.loss(given.pop("x"), **dict(reversed(given.items())))
         value.backward()  # type: ignore[no-untyped-call]
         gradients = _gradients(module)
-        whole = parallelize(model, plan, outputs="whole")(**_arguments())
+        whole = _planned(model, plan, "whole")(**_arguments())
         others = (whole["scores"].sum().item(), whole["inner"][0].sum().item())
         found.append(_Seen(loss=value.item(), gradients=gradients, kinds=kinds, count=outputs["count"], others=others))
     return found
@@ -186,7 +192,7 @@ def test_a_loss_given_to_the_plan() -> None:
 
 
 def _whole_state(model: LoadedModel, plan: Plan, state: dict[str, Tensor]) -> bool:
-    module = parallelize(model, plan)
+    module = _planned(model, plan)
     module.load_state_dict(state)
     return all(torch.equal(p.full_tensor() if isinstance(p, DTensor) else p, state[name]) for name, p in module.state_dict().items())
 

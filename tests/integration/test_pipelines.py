@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from autopar.model import LoadedModel
 from autopar.plan import Plan
 
 from .parity import Subject, failures_on, subject
-from .plans import random_plans, request, staged
+from .plans import by_chance, in_stages
 
 STEPS = 10
+_ZERO3 = {"gathered": "again", "accumulated": "shards"}
 
 
 def _pipeline(schedule: str, ranks: int, *, stages: int = 0, count: int = 4, **more: Any) -> dict[str, Any]:
@@ -45,17 +46,33 @@ PLANS: Mapping[str, Mapping[str, Any]] = {
     "zero-bubble of megatron": _pipeline("zero_bubble", 4, stages=2, scheme="megatron"),
     "three stages": _pipeline("1f1b", 3),
     "six ranks": _pipeline("1f1b", 6, stages=3, scheme="data"),
+    "whole batch": _pipeline("gpipe", 2, count=1),
     "data x tensor x pipeline": {"devices": 8, "scheme": "pipeline-1f1b 2 x data 2 x megatron 2", "micro_batches": 4},
 }  # fmt: skip
 """What `autopar.plan` is asked for."""
-OF_ALL = tuple(name for name in PLANS if name not in ("megatron", "megatron-sp", "2d", "expert", "zero-bubble of megatron",
-               "data x tensor x pipeline"))  # fmt: skip
+_ONLY_HEADS = ("megatron", "megatron-sp", "zero-bubble of megatron", "data x tensor x pipeline")
 OF_HEADS = tuple(name for name in PLANS if name != "expert")
+OF_ALL = tuple(name for name in OF_HEADS if name not in _ONLY_HEADS)
+OF_PICTURES = tuple(name for name in OF_ALL if name != "2d")
 MODELS: Mapping[str, tuple[str, ...]] = {
-    "gpt2": OF_HEADS, "llama_exact": OF_HEADS, "bert": OF_HEADS, "vit": OF_HEADS, "encoder_decoder": OF_HEADS,
-    "mixtral": tuple(PLANS), "resnet": OF_ALL, "residual_onnx": OF_ALL, "gpt2_onnx": OF_HEADS,
+    "gpt2": OF_HEADS, "llama_exact": OF_HEADS, "bert": OF_HEADS, "gpt2_onnx": OF_HEADS, "vit": OF_ALL, "encoder_decoder": OF_HEADS,
+    "mixtral": (*OF_HEADS, "expert"), "residual_onnx": OF_PICTURES, "resnet": ("data", "found"),
 }  # fmt: skip
-"""The models, and the plans that are made of each; by hand are made those of unlike stages, and by chance others."""
+"""The models, and the plans that are made of each. Batch norms with the statistics of the batch cannot be cut into micro-batches."""
+UNLIKE: Sequence[tuple[Sequence[tuple[int, ...]], Mapping[str, Any]]] = (
+    (((2,), (2,)), {"micro_batches": 2}),
+    (((2,), (1,)), {"micro_batches": 4, "pipeline": "gpipe", **_ZERO3}),
+    (((1,), (2,)), {"micro_batches": 2, "pipeline": "zero_bubble", **_ZERO3}),
+    (((1,), (2,), (1,)), {"micro_batches": 4, **_ZERO3}),
+    (((2,), (1,)), {"micro_batches": 2, "pipeline": "interleaved", "interleave": 2, **_ZERO3}),
+    (((2,), (2,)), {"micro_batches": 2, "pipeline": "interleaved", "interleave": 2, "accumulated": "shards"}),
+    (((2, 2), (2,)), {"micro_batches": 2, "accumulated": "shards"}),
+    (((4,), (2,)), {"micro_batches": 2, "pipeline": "zero_bubble"}),
+    (((2,), (2, 2)), {"micro_batches": 2, **_ZERO3}),
+    (((4,), (2, 2)), {"micro_batches": 1, "pipeline": "gpipe"}),
+    (((1,), (2,)), {"micro_batches": 1, "pipeline": "gpipe"}),
+)  # fmt: skip
+"""Meshes of the stages and the schedule of pipelines in which everything else is chosen by chance, for each chunk on its own."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +88,72 @@ def _subject(name: str, folder: Path, steps: int) -> Subject:
 
 def _planned(model: LoadedModel, name: str) -> Plan:
     """A plan of the table, read back from the text of its file."""
-    wanted = dict(PLANS[name])
+    wanted = PLANS[name]
     found = plan_loaded(model, cluster="dgx-h100", **wanted).plan
-    assert len(found.stages) == wanted.get("stages", len(found.stages)) * wanted.get("interleave", 1)
+    assert len(found.stages) == wanted.get("stages", 0) * wanted.get("interleave", 1) or "stages" not in wanted
     return Plan.model_validate_json(found.to_json())
+
+
+def _by_chance(model: LoadedModel, number: int, seed: int) -> Plan:
+    """A pipeline of the table of unlike stages."""
+    sizes, schedule = UNLIKE[number]
+    chunks = [(mesh, 100 * seed + part) for part, mesh in enumerate(sizes * schedule.get("interleave", 1))]
+    parts = [next(by_chance(model, mesh, schedule["micro_batches"], [own]))[1] for mesh, own in chunks]
+    return in_stages(model, parts, schedule)
+
+
+def _require_equal(model: Subject, plans: Mapping[str, Plan]) -> None:
+    """All plans give what one device gives, and issue what they are priced as."""
+    found: list[str] = []
+    for ranks in sorted({plan.devices for plan in plans.values()}):
+        found += failures_on(model, ranks, [(name, plan) for name, plan in plans.items() if plan.devices == ranks])
+    assert not found
+
+
+FAST: Mapping[str, tuple[str, ...]] = {
+    "gpt2": ("1f1b", "found"), "llama_exact": ("megatron", "zero-bubble of megatron"), "bert": ("zero1", "interleaved"),
+    "gpt2_onnx": ("2d", "gpipe"), "vit": ("zero2", "interleaved of data"), "encoder_decoder": ("zero3", "1f1b of zero3", "zero-bubble"),
+    "mixtral": ("expert", "megatron-sp"), "residual_onnx": ("data accumulated", "whole batch"), "resnet": ("data",),
+}  # fmt: skip
+
+
+def test_the_tables_are_whole() -> None:
+    """Every model and every plan on at most four ranks is among the fast ones."""
+    assert FAST.keys() == MODELS.keys() and all(set(names) <= set(MODELS[name]) for name, names in FAST.items())
+    small = {name for name, wanted in PLANS.items() if wanted["devices"] in (2, 4)}
+    assert {name for names in FAST.values() for name in names} == small
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_training(name: str, folder: Path) -> None:
+    """Each model and each plan at least once, three steps."""
+    model = _subject(name, folder, 3)
+    _require_equal(model, {plan: _planned(model.model, plan) for plan in FAST[name]})
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("encoder_decoder", (3, 4)), ("resnet", (10,))])
+def test_unlike_stages(name: str, numbers: Sequence[int], folder: Path) -> None:
+    """Tied tables on stages of other sizes, values that skip a stage, weights gathered again for each chunk; statistics of batches."""
+    model = _subject(name, folder, 3)
+    _require_equal(model, {f"unlike {number}": _by_chance(model.model, number, 0) for number in numbers})
+
+
+PAIRS = [(name, plan) for name, plans in MODELS.items() for plan in plans]
+IN_CI = random.Random(0).sample(PAIRS, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "plan"), [pytest.param(*pair, marks=[pytest.mark.ci] * (pair in IN_CI)) for pair in PAIRS])
+def test_every_model_under_every_plan(name: str, plan: str, folder: Path) -> None:
+    """Ten steps."""
+    model = _subject(name, folder, STEPS)
+    _require_equal(model, {plan: _planned(model.model, plan)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.ci), 2, 3])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama_exact", "encoder_decoder", "mixtral", "residual_onnx", "vit"])
+def test_more_unlike_stages(name: str, seed: int, folder: Path) -> None:
+    model = _subject(name, folder, STEPS)
+    numbers = random.Random(f"{name} {seed}").sample(range(len(UNLIKE)), 3)
+    _require_equal(model, {f"unlike {number}": _by_chance(model.model, number, seed) for number in numbers})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,26 +13,19 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.api import plan as plan_model
-from autopar.costmodel.pricing import MeshPrices
 from autopar.errors import PlanError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 from autopar.pins import Pins
 from autopar.plan import Plan
 from autopar.plan_parts import SchedulePlan, StagePlan
-from autopar.planner import as_plan, evaluate, search_plan
+from autopar.planner import search_plan
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.run import run_plan
-from autopar.search.costgraph import solution
 from autopar.sharding.analysis import analyse
-from autopar.sharding.micro_batches import split_batch
-from autopar.sharding.schedule import Schedule
-from autopar.tables import build_tables
 
 from .parity import Subject, failures, subject
-from .plans import plans, random_choices, request
-
-ZEROS = {"zero1": ("kept", "whole"), "zero2": ("kept", "shards"), "zero3": ("again", "shards")}
+from .plans import ZEROS, by_chance, plans, request
 
 
 @pytest.fixture(scope="module")
@@ -92,29 +84,11 @@ def test_training_in_every_combination(name: str, folder: Path) -> None:
     assert not failures(model, request((2,), train=True), list(_scheduled(model, (2,), (1, 2, 4))))
 
 
-def _by_chance(model: Subject, sizes: tuple[int, ...], count: int, seeds: range) -> Iterator[tuple[str, Plan]]:
-    """Plans of a micro-batch in which everything is chosen by chance, the schedule too."""
-    wanted = request(sizes, train=True)
-    assert wanted.mesh is not None
-    analysis = analyse(model.model.graph, train=True)
-    tables = build_tables(split_batch(analysis, count), MeshPrices(cluster=wanted.cluster, mesh=wanted.mesh), optimizer="adamw")
-    names = [op.name for op in analysis.warm]
-    for seed in seeds:
-        rng = random.Random(seed)
-        cuts = sorted(rng.sample(range(len(names)), 4))
-        recompute = (tuple(names[cuts[0] : cuts[1]]), tuple(names[cuts[2] : cuts[3]])) if seed % 2 else ()
-        gathered, accumulated = rng.choice(list(ZEROS.values()))
-        schedule = Schedule(micro_batches=count, recompute=recompute, gathered=gathered, accumulated=accumulated)  # type: ignore[arg-type]
-        chance = solution(tables.graph, random_choices(tables.graph, rng), lower_bound=0.0, method="chance")
-        found = as_plan(evaluate(tables, chance, schedule), wanted, lower_bound=0.0, analysis=analysis)
-        yield f"chance {seed} {schedule}", Plan.model_validate_json(found.to_json())
-
-
 @pytest.mark.slow
 @pytest.mark.ci
 def test_plans_by_chance_on_two_axes(folder: Path) -> None:
     model = _subject("gpt2", folder)
-    assert not failures(model, request((2, 2), train=True), list(_by_chance(model, (2, 2), 2, range(2))))
+    assert not failures(model, request((2, 2), train=True), list(by_chance(model.model, (2, 2), 2, range(2))))
 
 
 @pytest.mark.slow
@@ -123,7 +97,7 @@ def test_plans_by_chance_on_two_axes(folder: Path) -> None:
 def test_more_plans_by_chance(name: str, count: int, folder: Path) -> None:
     """With 8 micro-batches each is one sample."""
     model = _subject(name, folder)
-    assert not failures(model, request((2,), train=True), list(_by_chance(model, (2,), count, range(10, 16))))
+    assert not failures(model, request((2,), train=True), list(by_chance(model.model, (2,), count, range(10, 16))))
 
 
 def _pinned(model: Subject, kind: str, option: str) -> Plan:
@@ -202,7 +176,7 @@ def _dropping_plan(zero: str = "zero1", again: bool = True) -> Plan:
 def _steps(plan: Plan) -> list[tuple[float, list[Tensor]]]:
     """Three steps of SGD as anybody writes them, with a loss that is scaled and gradients that add up over two calls."""
     model = _dropping()
-    ours = autopar.parallelize(model, plan)
+    ours = autopar.parallelize(model, plan, exact_random=True)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.5, momentum=0.9)
     torch.manual_seed(7)
     found = []
@@ -245,7 +219,7 @@ def test_the_usual_loop_with_dropout(zero: str) -> None:
 
 def _accumulated(plan: Plan) -> list[Tensor]:
     """Two calls, the first under `no_sync`."""
-    ours = autopar.parallelize(_dropping(), plan)
+    ours = autopar.parallelize(_dropping(), plan, exact_random=True)
     torch.manual_seed(7)
     with ours.no_sync():
         ours.loss(_batch()).backward()
@@ -268,7 +242,7 @@ def test_accumulation_outside_of_the_step() -> None:
             assert all(torch.allclose(w, f, rtol=1e-9, atol=1e-12) for w, f in zip(wanted, found, strict=True) if w is not None)
 
 
-# --- what is refused, and the command ---
+# --- what is refused, stages, and the command ---
 
 
 def _regression() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -293,11 +267,21 @@ def test_a_loss_made_of_the_outputs_is_refused_with_the_reason() -> None:
     assert len(set(run_ranks(_called, 2, plan, timeout=60.0))) == 1
 
 
-def test_stages_are_refused_before_any_rank_starts() -> None:
+def test_stages_run() -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.Linear(16, 16), nn.Tanh())]
+    module, inputs = nn.Sequential(*layers, nn.Linear(16, 4)), (torch.zeros(8, 16),)
+    plan = plan_model(module, inputs, devices=4, cluster="local-cpu", stages=2, micro_batches=2)
+    assert [stage.devices for stage in plan.stages] == [2, 2]
+    report = run_plan(load_model(module, ModelOptions(train=True), inputs), plan, steps=2, check=True)
+    assert report.ok and report.ranks == 4, report
+
+
+def test_a_stage_without_operators_is_refused_before_any_rank_starts() -> None:
     module, inputs = _regression()
     plan = plan_model(module, inputs, devices=2, cluster="local-cpu")
     stage = StagePlan(first=next(iter(plan.operators)), mesh=plan.mesh, forward=0.0, backward=0.0, memory=0.0)
-    with pytest.raises(PlanError, match="executing pipeline stages is not built yet; plan with --stages 1"):
+    with pytest.raises(PlanError, match="stages do not follow one another"):
         run_plan(load_model(module, ModelOptions(train=True), inputs), plan.model_copy(update={"stages": (stage, stage)}), check=True)
 
 

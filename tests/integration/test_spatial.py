@@ -100,7 +100,7 @@ def test_split_space(sizes: tuple[int, ...], dims: tuple[int, ...], train: bool)
     plan = _spatial(model.model, sizes, dims, train=train)
     names = {option for operator in plan.operators.values() for option in operator.strategy}
     assert {f"y{dim - 2}" for dim in dims} <= names
-    kinds = [c.kind for c in plan.program(analyse(model.model.graph, train=train)).collectives()]
+    kinds = [c.kind for c in plan.execution(analyse(model.model.graph, train=train)).micro.collectives()]
     assert kinds.count("send") > 10 and ("all_gather" in kinds)
     assert not failures(model, request(sizes, train=train), [("spatial", plan)])
 
@@ -117,7 +117,7 @@ def _steps(module: torch.nn.Module, pixels: torch.Tensor) -> dict[str, torch.Ten
 
 
 def _on_rank(model: LoadedModel, plan: Plan, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
-    return _steps(parallelize(model, plan, outputs="whole"), pixels)
+    return _steps(parallelize(lambda: (model, plan), outputs="whole"), pixels)
 
 
 def test_running_statistics() -> None:

@@ -73,8 +73,8 @@ def test_fewer_heads_than_devices_are_a_ring(few: LoadedModel) -> None:
     with pytest.raises(UsageError):
         plan_of(few, **EIGHT, pins=["*attention*=gpu:g"])
     assert Plan.model_validate_json(found.to_json()) == found
-    again = Plan.model_validate_json(found.to_json())
-    assert scheduled(program_of(found, few)).collectives() == scheduled(program_of(again, few)).collectives()
+    read_back = Plan.model_validate_json(found.to_json())
+    assert scheduled(program_of(found, few)).collectives() == scheduled(program_of(read_back, few)).collectives()
 
 
 def test_a_ring_keeps_less_than_gathered_keys() -> None:

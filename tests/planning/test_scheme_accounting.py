@@ -6,16 +6,12 @@ an all-reduce. b, s, h: batch, sequence, hidden; p ranks, or q x q, or q x q x q
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-
 import pytest
 
 from autopar.frontends.load import LoadedModel
 from autopar.frontends.torch_experts import join_experts
 from autopar.ir import Operator
 from autopar.order.execution import Execution, execution
-from autopar.order.passes import phases
 from autopar.runtime.collective_log import CollectiveLog
 from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.launch import run_ranks
@@ -36,6 +32,7 @@ from .accounting import (
     ITEMSIZE,
     MEGATRON,
     MEGATRON_SEQUENCE,
+    ONE_BY_ONE,
     SEQUENCE,
     SUMMA,
     ULYSSES,
@@ -59,11 +56,6 @@ RANKS = [2, 4]
 def one(p: int) -> Mesh:
     """A mesh of one axis."""
     return Mesh.of(x=p)
-
-
-def moved(found: Iterable[Moved], phase: str) -> int:
-    """Bytes of all collectives of a phase."""
-    return sum(m.nbytes for m in found if m.phase == phase)
 
 
 def parameters(found: Program) -> int:
@@ -120,16 +112,13 @@ def test_gathering_again_takes_half_as_much_more(p: int, parts: int) -> None:
     def layer(schedule: Schedule, **wanted: str) -> float:
         return sent(priced(more, schedule), **wanted) - sent(priced(less, schedule), **wanted)
 
-    once = (p - 1) / p * 12 * HH
+    unit = (p - 1) / p * 12 * HH
     times = {("kept", "whole"): 2, ("kept", "shards"): 1 + parts, ("again", "whole"): 3 * parts}
-    for unit_bytes in (1, HH, 4 * HH):
-        for (gathered, accumulated), count in times.items():
-            schedule = Schedule(micro_batches=parts, gathered=gathered, accumulated=accumulated, unit_bytes=unit_bytes)
-            assert layer(schedule) == pytest.approx(count * once)
-        again = Schedule(micro_batches=parts, gathered="again", unit_bytes=unit_bytes)
-        assert layer(again, kind="all_gather", phase="backward") == pytest.approx(parts * once)
-    whole = Schedule(micro_batches=parts, gathered="again")
-    assert layer(whole) == pytest.approx(2 * parts * once), "what is one unit is gathered for both passes at once"
+    for (gathered, accumulated), count in times.items():
+        schedule = Schedule(micro_batches=parts, gathered=gathered, accumulated=accumulated, unit_bytes=1)
+        assert layer(schedule) == pytest.approx(count * unit)
+    again = Schedule(micro_batches=parts, gathered="again", unit_bytes=1)
+    assert layer(again, kind="all_gather", phase="backward") == pytest.approx(parts * unit)
 
 
 @pytest.mark.parametrize("p", RANKS)
@@ -194,11 +183,13 @@ def test_two_dims_as_optimus_states(q: int) -> None:
     much as forward. A block of the activations or weights is of 1 / p, and q - 1 others come in.
     """
     less, more = (
-        priced(program(transformer(layers, norm=False, bias=False), Mesh.of(j=q, i=q), SUMMA, DATA, storage=(1,))) for layers in (1, 2)
+        priced(program(transformer(layers, norm=False, bias=False), Mesh.of(j=q, i=q), SUMMA, DATA, storage=(1,)), ONE_BY_ONE)
+        for layers in (1, 2)
     )
+    layer = counted(more) - counted(less)
     for phase, kind in (("forward", "all_gather"), ("backward", "reduce_scatter")):
-        assert {m.kind for m in more if m.phase == phase} == {kind}
-        assert moved(more, phase) - moved(less, phase) == (7 * BSH + 12 * HH) // q
+        assert {key[1] for key in layer if key[0] == phase} == {kind}
+        assert sum(nbytes * n for (when, _, nbytes), n in layer.items() if when == phase) == (7 * BSH + 12 * HH) // q
     volume = sent(more) - sent(less)
     assert volume == pytest.approx(2 * (q - 1) * (7 * BSH + 12 * HH) / q**2)
 
@@ -247,17 +238,15 @@ def test_three_dims_as_stated(q: int) -> None:
     Of a product Y = X A a device moves blocks of (|X| + |A| + |Y|) / q² each way, of which it sends (q - 1) / q.
     """
     graphs = (model_of([FeedForward(norm=False, bias=False) for _ in range(n)], BATCH, SEQUENCE, HIDDEN).graph for n in (1, 2))
-    less, more = (priced(program_of(graph, Mesh.of(j=q, l=q, i=q), cube, storage=(2,))) for graph in graphs)
+    less, more = (priced(program_of(graph, Mesh.of(j=q, l=q, i=q), cube, storage=(2,)), ONE_BY_ONE) for graph in graphs)
     products = 2 * (BSH + 4 * BSH + 4 * HH)
+    layer = counted(more) - counted(less)
     for phase in ("forward", "backward"):
-        assert moved(more, phase) - moved(less, phase) == products // q**2
-    layer = counted(more, parameter=False) - counted(less, parameter=False)
+        assert sum(nbytes * n for (when, _, nbytes), n in layer.items() if when == phase) == products // q**2
     kinds = {(phase, kind): sum(n for key, n in layer.items() if key[:2] == (phase, kind)) for phase, kind, _ in layer}
     assert kinds == {
-        ("forward", "all_gather"): 2, ("forward", "reduce_scatter"): 2, ("backward", "all_gather"): 2, ("backward", "reduce_scatter"): 2,
+        ("forward", "all_gather"): 4, ("forward", "reduce_scatter"): 2, ("backward", "all_gather"): 2, ("backward", "reduce_scatter"): 4,
     }  # fmt: skip
-    weights = {(m.phase, m.kind) for m in more if m.parameter}
-    assert weights == {("forward", "all_gather"), ("backward", "reduce_scatter")}
     assert sent(more) - sent(less) == pytest.approx(2 * (q - 1) * products / q**3)
 
 
@@ -281,12 +270,10 @@ def _on_rank(model: LoadedModel, run: Execution) -> tuple[str, list[Moved]]:
         outputs = module(*model.inputs)
         assert module.loss_index is not None
         outputs[module.loss_index].backward()
-    often, found = Counter(log.actions), []
-    for action, phase in zip(log.actions, phases(log.actions), strict=True):
-        own = [c for at, c in log.issued if at == action]  # of a unit that is gathered several times, each time the same
-        each = own[: len(own) // often[action]]
-        found += [Moved(phase=phase, kind=c.kind, group=len(c.ranks), nbytes=c.nbytes) for c in each]
-    return log.mismatch(run, groups.rank), found
+    sizes = groups.mesh.shape
+    priced = [c for c in run.micro.collectives() if sizes[c.axis] > 1]
+    assert len(priced) == len(log.issued)
+    return log.mismatch(run, groups.rank), [Moved(phase=c.phase, kind=c.kind, group=sizes[c.axis], nbytes=c.nbytes) for c in priced]
 
 
 @pytest.fixture
@@ -320,16 +307,18 @@ def test_issued_on_one_axis() -> None:
 
 @pytest.mark.usefixtures("strict")
 def test_issued_under_schedules() -> None:
-    """ZeRO 1, 2 and 3 on two ranks. The first queries, keys and values hand no gradient on: their weights are not gathered again, nor is
-    the last weight, which is still there."""
-    p, weights, stays = 2, 2 * 12 * HH, 3 * HH + 4 * HH
+    """ZeRO 1, 2 and 3 on two ranks, parameter by parameter.
+
+    The first queries, keys and values hand no gradient on, so their weights are not gathered again; nor is the last, which is still there.
+    """
+    p, weights, kept = 2, 2 * 12 * HH, 3 * HH + 4 * HH
     model = transformer(2, norm=False, bias=False)
     found = program(model, one(p), DATA, storage=(0,))
     cases = {
-        (1, "again", "whole"): 3 * weights - stays,
+        (1, "again", "whole"): 3 * weights - kept,
         (2, "kept", "whole"): 2 * weights,
         (2, "kept", "shards"): 3 * weights,
-        (2, "again", "whole"): 2 * (3 * weights - stays),
+        (2, "again", "whole"): 2 * (3 * weights - kept),
     }
     for (parts, gathered, accumulated), volume in cases.items():
         schedule = Schedule(micro_batches=parts, gathered=gathered, accumulated=accumulated, unit_bytes=1)

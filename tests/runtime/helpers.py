@@ -152,10 +152,10 @@ def _chains(
     return found
 
 
-def alone(graph: Graph, values: Values, *, exact_random: bool = False, seed: int = 0) -> ParallelModule:
+def alone(graph: Graph, values: Values, *, exact_random: bool = False) -> ParallelModule:
     """The graph on one device, ready to be trained."""
     program = one_device(graph, tensors_with_gradient(graph, train=True))
-    return ParallelModule(program, DeviceGroups.single(), values, exact_random=exact_random, seed=seed)
+    return ParallelModule(program, DeviceGroups.single(), values, exact_random=exact_random)
 
 
 def random_values(graph: Graph, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -53,6 +53,23 @@ def test_runs(size: int, cuts: list[tuple[int, int, int]], runs: list[Run]) -> N
     assert runs_of(size, cuts) == runs
 
 
+def _compiled_step(layout: str) -> bool:
+    """An optimizer whose step is compiled, on pieces; its state tells them, too."""
+    pair = [nn.Parameter(_placed(layout, 2)) for _ in range(2)]
+    for value, wrap in zip(pair, (torch.compile, lambda step, **_: step), strict=True):
+        optimizer = torch.optim.SGD([value], lr=0.1, momentum=0.9)
+        step = wrap(optimizer.step, backend="aot_eager")
+        for _ in range(2):
+            value.grad = _placed(layout, 2)
+            step()
+        assert isinstance(optimizer.state[value]["momentum_buffer"], PieceTensor)
+    return torch.allclose(pair[0].detach().full_tensor(), pair[1].detach().full_tensor())  # type: ignore[attr-defined]
+
+
+def test_a_compiled_step_on_pieces() -> None:
+    assert run_ranks(_compiled_step, 2, "S0/3") == [True, True]
+
+
 def _placed(layout: str, ranks: int) -> DTensor:
     mesh = mesh_of((ranks,))
     storage = Storage(mesh, DeviceGroups.create(mesh), 0, torch.device("cpu"), plain=False)

@@ -25,6 +25,7 @@ from autopar.runtime.parameters import device_mesh, placements_of
 from autopar.sharding.candidates import storage_layouts
 from autopar.sharding.layout import format_layout
 from autopar.sharding.program import Program
+from autopar.sharding.schedule import Types
 
 from .graphs import GRAPHS, mlp
 from .helpers import alone, mesh_of, random_inputs, random_program, random_values
@@ -98,7 +99,7 @@ def test_gradients_are_brought_home_once() -> None:
     mesh = mesh_of((2,))
     program = next(p for p in (random_program(graph, mesh, seed) for seed in range(200)) if scheduled(p).buckets)
     units = scheduled(program).units
-    extra = sum(1 for unit in units for _ in reduce_collectives(program, unit, last=True))
+    extra = sum(1 for unit in units for _ in reduce_collectives(program, unit, Types(), last=True))
     assert extra >= sum(len(bucket.axes) for bucket in scheduled(program).buckets) > 0
     for quiet, loud in run_ranks(_no_sync_is_silent, 2, program, random_values(graph), random_inputs(graph)):
         assert loud - quiet == extra

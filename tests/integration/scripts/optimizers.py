@@ -60,7 +60,8 @@ for _name, _optimizer in OPTIMIZERS.items():
     def _run(make: Make, optimizer: Callable[[Iterable[Tensor]], Optimizer] = _optimizer) -> Values:
         return trained(make(), optimizer=optimizer)
 
-    SCRIPTS.add(_name, _run)
+    # torch has no DTensor form of Adafactor's norms of rows and columns.
+    SCRIPTS.add(_name, _run, expected="either" if _name == "adafactor" else "equal")
 
 
 @SCRIPTS.script()

@@ -29,8 +29,8 @@ PATIENCE = 10.0
 """Seconds that a rank waits for the others at the end of a script."""
 
 
-OTHER_MESH = "must have the same mesh"
-"""torch's own refusal to look at parameters of several stages at once."""
+REFUSALS = ("of which a planned module has only", "in-place operations that require placement changes")
+"""What is refused as Python has it, with an `AttributeError`, and what torch refuses to do to a DTensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,4 +133,5 @@ def _outcome(run: Callable[[Make], Values], make: Make) -> Outcome:
         return Outcome(values={name: value if isinstance(value, float) else value.cpu() for name, value in run(make).items()})
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
-        return Outcome(error=message, known=isinstance(error, AutoparError) or OTHER_MESH in str(error), trace=traceback.format_exc())
+        known = isinstance(error, AutoparError) or any(words in str(error) for words in REFUSALS)
+        return Outcome(error=message, known=known, trace=traceback.format_exc())

@@ -57,7 +57,7 @@ def the_config(make: Make) -> Values:
     return {"layers": float(module.config.layers), "dropout": float(module.config.dropout)}
 
 
-@SCRIPTS.script()
+@SCRIPTS.script(micro_batches="left out")
 def parts_by_name(make: Make) -> Values:
     """Submodules, their number and their parameters."""
     module: Any = make()

@@ -1,0 +1,70 @@
+"""Which steps read a parameter as it is used, forward and backward, also by way of values that are its memory in other shapes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from ..sharding.program import Compute, Program, Redistribute, Step
+from ..sharding.redistribution import changed_axis, transfers
+from ..sharding.rules import RULES, Call
+from ..sharding.rules.saved import keeps, shares_memory
+from .places import Place, makes, reads
+from .units import Mode
+
+
+class Reads:
+    """For steps by their index, the redistributions of parameters whose values they read `forward`, and in the `backward` pass.
+
+    Backward counts what is gathered again: the rest is there all the time.
+    """
+
+    def __init__(self, program: Program, modes: Mapping[int, Mode]) -> None:
+        self._program, self._mesh = program, program.assignment.mesh.shape
+        self._made = {makes(program.steps[index])[0]: index for index in modes}
+        self._again = {place for place, index in self._made.items() if modes[index] is Mode.AGAIN}
+        self._roots: dict[Place, tuple[Place, bool]] = {}  # of a view: what it is a view of, and whether in its order
+        self.forward: dict[int, tuple[int, ...]] = {}
+        self.backward: dict[int, tuple[int, ...]] = {}
+        for index, step in enumerate(program.steps):
+            if index not in modes:
+                self._read(index, step)
+
+    def _read(self, index: int, step: Step) -> None:
+        found = [self._roots.get(place, (place, True)) for place in reads(step)]
+        members = [self._made[root] for root, _ in found if root in self._made]
+        if not members:
+            return
+        self.forward[index] = tuple(dict.fromkeys(members))
+        again = [position for position, (root, _) in enumerate(found) if root in self._again]
+        if not again:
+            return
+        if isinstance(step, Redistribute):
+            if self._stays(step):
+                self._roots[makes(step)[0]] = found[0][0], True
+            return
+        kept = self._compute(step, found)
+        self.backward[index] = tuple(self._made[found[position][0]] for position in again if kept is None or position in kept)
+
+    def _compute(self, step: Compute, found: list[tuple[Place, bool]]) -> tuple[int, ...] | None:
+        """The inputs that an operator's backward pass reads (None: unknown); what it gives of its first input's memory is noted."""
+        gradients = self._program.assignment.gradients
+        if step.operator.kind not in RULES:
+            return None
+        call = Call.of(self._program.graph, step.operator)
+        root, contiguous = found[0]
+        if root in self._again and shares_memory(call, contiguous=contiguous):
+            same = call.inputs[0].shape == call.outputs[0].shape or len(call.inputs[0].shape) != len(call.outputs[0].shape)
+            self._roots.update((place, (root, contiguous and same)) for place in makes(step))
+        if not any(name in gradients for name, _ in makes(step)):
+            return ()
+        return keeps(call, tuple(name in gradients for name in step.operator.inputs)).inputs
+
+    def _stays(self, step: Redistribute) -> bool:
+        """Whether a redistribution may give its source's memory: nothing is communicated."""
+        for before, after in itertools.pairwise(step.chain):
+            axis = changed_axis(before, after)
+            degree = self._mesh[axis]
+            if degree > 1 and transfers(before[axis], after[axis], degree)[0] is not None:
+                return False
+        return True
