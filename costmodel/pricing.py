@@ -76,8 +76,11 @@ class MeshPrices:
         return lines(kind, place.size, level=place.level, cluster=self.cluster)
 
     def unit_lines(self, kind: str, axis: int) -> tuple[Line, ...]:
-        """The line of a parameter's part of a unit's message: it bears its share of the latency, by its bytes and as one of `SHARERS`."""
-        nbytes = self.unit_bytes
+        """The line of a parameter's part of a unit's message: it bears its share of the latency, by its bytes and as one of `SHARERS`.
+
+        The way is that of a message of some size, even if the model is small: all parameters are to take the same.
+        """
+        nbytes = max(self.unit_bytes, UNIT_BYTES)
         alpha, beta = min(self.lines(kind, axis), key=lambda line: line[0] + line[1] * nbytes)
         return ((alpha / SHARERS, beta + alpha / nbytes),)
 
@@ -85,6 +88,11 @@ class MeshPrices:
         """Seconds of a parameter's part of a unit's message."""
         ((alpha, beta),) = self.unit_lines(kind, axis)
         return alpha + beta * nbytes
+
+    def unit_share(self, kind: str, axis: int, nbytes: int) -> float:
+        """The same by its bytes alone, so that parameters of all sizes compare collectives in the same way."""
+        ((_, beta),) = self.unit_lines(kind, axis)
+        return beta * nbytes
 
     def seconds(self, kind: str, axis: int, nbytes: int) -> float:
         """Seconds of one collective of `nbytes` on `axis`."""
