@@ -102,7 +102,7 @@ class MeshPrices:
 
 LATENCY = 1 / 8
 """Share of its transfer that the latency of a unit's message may be."""
-SHARERS = 32
+SHARERS = 128
 """Parameters that share a message: what moves hardly any bytes has its price all the same, as no other may travel with it."""
 LEAST_UNIT, LARGEST_UNIT = 2**20, 2**29
 

@@ -82,7 +82,7 @@ def test_a_large_batch_and_small_weights_are_data_parallel(tall: LoadedModel) ->
 
 
 def test_less_memory_splits_the_storage_before_nothing_fits() -> None:
-    """Step by step: plans fit their limit and grow slower; parameters come to lie split and are gathered before use."""
+    """Step by step: plans fit their limit and grow slower; parameters come to lie split and are gathered before use, unit by unit."""
     model = loaded(perceptron(*[512] * 9), 4096, 512)
     options = {"devices": 8, "mesh": (8,), "micro_batches": 1, "offload": "none"}
     plans = [plan_of(model, **options)]
@@ -98,7 +98,7 @@ def test_less_memory_splits_the_storage_before_nothing_fits() -> None:
             assert plans[-1].predicted.memory <= limit
     steps = [plan.predicted.step for plan in plans]
     # Which collectives hide is known of a whole program only, so that a thriftier plan may turn out a little faster.
-    assert all(later >= 0.97 * step for step, later in itertools.pairwise(steps)) and len(plans) > 3
+    assert all(later >= 0.97 * step for step, later in itertools.pairwise(steps)) and len(plans) > 1
     split = [{name for name, p in plan.parameters.items() if p.storage != "R"} for plan in plans]
     assert split[-1]
     gathered = [_gathered(scheduled(program_of(plan, model), plan.schedule.in_stage)) for plan in plans]

