@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 from autopar.api import choose_cluster, plan_loaded
-from autopar.costmodel import load_cluster
+from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.compute import Product, memory_seconds, product_seconds, with_launch
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.operators import operator_seconds
-from autopar.costmodel.pricing import MeshPrices, optimizer_named, storage_bytes, update_seconds
+from autopar.costmodel.pricing import SHARERS, MeshPrices, optimizer_named, storage_bytes, update_seconds
 from autopar.errors import UsageError
 from autopar.frontends.load import LoadedModel, ModelOptions, load_model
 from autopar.ir import Role, Tensor
 from autopar.order.scheduled import scheduled
+from autopar.planner import name_axes
 from autopar.sharding.analysis import analyse
 from autopar.sharding.candidates import strategies_of
 
@@ -115,3 +116,51 @@ def test_a_step_is_the_sum_of_its_parts(train: bool) -> None:
     rows, gathered = 4 * ROWS * IN / 4, 0 if plan.parameters["0.weight"].storage == "R" or not train else 4 * IN * OUT
     assert found.memory.parameters == stored + rows + gathered, "the weight as stored and as used, the rows that are read"
     assert found.memory.optimizer == (2 * stored if train else 0)
+
+
+def _prices(preset: str, sizes: tuple[int, ...], parameters: float) -> MeshPrices:
+    cluster = load_cluster(preset).sized(math.prod(sizes))
+    levels = bind_axes(cluster, sizes)
+    assert levels is not None
+    return MeshPrices.of(cluster, name_axes(cluster, sizes, levels), parameters)
+
+
+@pytest.mark.parametrize(
+    ("preset", "sizes", "parameters", "mib"),
+    [
+        ("dgx-h100", (8,), 1e6, 4),
+        ("dgx-h100", (8,), 5e8, 64),
+        ("dgx-h100", (8,), 1.6e10, 128),
+        ("dgx-h100", (2, 8), 1.6e10, 128),
+        ("dgx-h100", (1024,), 1.4e11, 512),
+        ("local-cpu", (4,), 1e3, 1),
+        ("local-cpu", (4,), 5e8, 2),
+        ("dgx-h100", (1,), 5e8, 25),
+    ],
+)
+def test_units_grow_with_latency_and_with_the_model(preset: str, sizes: tuple[int, ...], parameters: float, mib: int) -> None:
+    prices = _prices(preset, sizes, parameters)
+    assert prices.unit_bytes == mib * 2**20
+
+
+@pytest.mark.parametrize(("preset", "sizes"), [("dgx-h100", (8,)), ("dgx-a100", (2, 8)), ("grand-teton", (16, 8)), ("local-cpu", (4,))])
+def test_the_latency_of_a_unit_is_an_eighth_of_its_transfer(preset: str, sizes: tuple[int, ...]) -> None:
+    """On the axis that decides, within the rounding to a power of two; on the others it is less."""
+    prices = _prices(preset, sizes, 1e13)
+    shares = []
+    for axis in range(len(sizes)):
+        alpha, beta = min(prices.lines("all_gather", axis), key=lambda line: line[0] + line[1] * prices.unit_bytes)
+        shares.append(alpha / (beta * prices.unit_bytes))
+    assert 1 / 8 / 2**0.5 <= max(shares) <= 2**0.5 / 8
+
+
+def test_parts_of_a_message_add_up_to_it() -> None:
+    """As many parameters as share a unit, of equal size: its latency once by their bytes, and once more as shares of what is tiny."""
+    prices = _prices("dgx-h100", (8,), 1.6e10)
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        whole = prices.seconds(kind, 0, prices.unit_bytes)
+        parts = SHARERS * prices.unit_seconds(kind, 0, prices.unit_bytes // SHARERS)
+        alpha = min(prices.lines(kind, 0), key=lambda line: line[0] + line[1] * prices.unit_bytes)[0]
+        assert parts == pytest.approx(whole + alpha, rel=1e-6)
+        assert SHARERS * prices.unit_share(kind, 0, prices.unit_bytes // SHARERS) == pytest.approx(whole, rel=1e-6)
+        assert prices.unit_seconds(kind, 0, 4096) < 0.05 * prices.seconds(kind, 0, 4096), "not a latency for each parameter"

@@ -18,6 +18,7 @@ from autopar import api
 from autopar.errors import PlanError
 from autopar.frontends.load import LoadedModel
 from autopar.plan import Plan
+from autopar.sharding.schedule import UNIT_BYTES
 
 from .modules import Layer, loaded, perceptron, plan_of, program_of, transformer
 
@@ -277,3 +278,33 @@ def test_chains_that_lie(chain: str, model: LoadedModel, moving: Plan) -> None:
     data["redistributions"][name] = [chain.split(", ") if chain else []]
     with pytest.raises(PlanError, match=r"redistribution|no single step|bad layout"):
         plan_of(model, cluster=None, load=Plan.model_validate(data))
+
+
+# --- units ---
+
+
+def test_units_are_read_back_and_old_files_have_the_default(tmp_path: Path, plan: Plan) -> None:
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    held = plan.schedule
+    assert held.unit_bytes == held.in_stage.unit_bytes != UNIT_BYTES and held.prefetch == held.in_stage.prefetch == 1
+    assert Plan.load(path).schedule == held
+    data = json.loads(path.read_text())
+    data["schedule"] = {name: value for name, value in data["schedule"].items() if name not in ("unit_bytes", "prefetch")}
+    path.write_text(json.dumps(data))
+    old = Plan.load(path).schedule.in_stage
+    assert (old.unit_bytes, old.prefetch) == (UNIT_BYTES, 1)
+    for name, wrong in (("unit_bytes", 0), ("prefetch", -1)):
+        path.write_text(json.dumps({**data, "schedule": {**data["schedule"], name: wrong}}))
+        with pytest.raises(PlanError, match=name):
+            Plan.load(path)
+
+
+def test_a_plan_in_less_memory_has_smaller_units() -> None:
+    """Weights of 256 MiB, stored split: of small units less is gathered at once, which takes no thriftier strategy."""
+    wide = loaded(perceptron(*[2048] * 17), 512, 2048)
+    options: dict[str, Any] = {"devices": 4, "mesh": (4,), "scheme": "zero3", "micro_batches": 1, "offload": "none", "recompute": "none"}
+    free = plan_of(wide, **options)
+    tight = plan_of(wide, **options, memory=0.9 * free.predicted.memory)
+    assert tight.schedule.unit_bytes < free.schedule.unit_bytes and tight.predicted.memory <= 0.9 * free.predicted.memory
+    assert tight.operators == free.operators and tight.parameters == free.parameters
