@@ -59,9 +59,8 @@ def planned(analysis: Analysis, sizes: Sequence[int], *, split: bool = True, sch
         scalar = not offer.call.outputs[0].shape
         return [S(0), *([S(1) if columns and not scalar else R] * (len(sizes) - 1))]
 
-    assignment = pinned_assignment(
-        analysis, mesh, {op.name: wanted(analysis.offers[op.name]) for op in analysis.warm}, split_storage=range(len(sizes)) if split else ()
-    )
+    decided = {op.name: wanted(analysis.offers[op.name]) for op in analysis.warm}
+    assignment = pinned_assignment(analysis, mesh, decided, split_storage=range(len(sizes)) if split else ())
     return execution(assignment, analysis, schedule or Schedule())
 
 

@@ -104,7 +104,7 @@ def test_gradients_of_one_device_in_every_mode(sizes: tuple[int, ...]) -> None:
 
 
 def test_flat_and_one_by_one_are_the_same_to_the_last_bit() -> None:
-    """Two ranks add in one order, whatever else is in the message. (Uses of one weight in several segments are added up in another order.)"""
+    """Two ranks add in one order, whatever else is in the message. (Uses of one weight in several segments add up in another order.)"""
     module, analysis, x = net()
     for mode in MODES.values():
         plans = [planned(analysis, (2,), schedule=Schedule(micro_batches=2, unit_bytes=size, **mode)) for size in (1, UNIT_BYTES)]
