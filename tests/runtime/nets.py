@@ -1,0 +1,97 @@
+"""A small network on ranks: plans of it by hand, and what a rank finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autopar.frontends.load import ModelOptions, load_model
+from autopar.order.execution import Execution, execution
+from autopar.runtime.module import ParallelModule
+from autopar.runtime.world import World
+from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.layout import Placement, R, S
+from autopar.sharding.pinned import pinned_assignment
+from autopar.sharding.schedule import Schedule
+
+from .helpers import mesh_of
+
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "once": {"gathered": "kept", "accumulated": "whole"},
+    "shards": {"gathered": "kept", "accumulated": "shards"},
+    "again": {"gathered": "again", "accumulated": "shards"},
+}
+
+
+class Net(nn.Module):
+    """Layers and their loss: a fused weight, a frozen one, one that is used twice, and one that the loss does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice, self.last = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self.frozen, self.aside = nn.Linear(16, 16, bias=False), nn.Linear(16, 4)
+        self.frozen.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and what it does not read."""
+        h = torch.tanh(self.twice(torch.tanh(self.first(x))))
+        h = torch.tanh(self.twice(self.frozen(h)))
+        return self.last(h).square().mean(), self.aside(h)
+
+
+def net() -> tuple[Net, Analysis, Tensor]:
+    """The network in float64, its analysis, and an input."""
+    torch.manual_seed(0)
+    module, x = Net().double(), torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model = load_model(module, ModelOptions(train=True), (x,))
+    return module, analyse(model.graph, train=True), x
+
+
+def planned(analysis: Analysis, sizes: Sequence[int], *, split: bool = True, schedule: Schedule | None = None) -> Execution:
+    """The batch over the first axis, columns of matrix products over others; with `split` parameters are stored split over all axes."""
+    mesh = mesh_of(tuple(sizes))
+
+    def wanted(offer: Any) -> list[Placement]:
+        columns = "linear" in offer.call.operator.kind
+        scalar = not offer.call.outputs[0].shape
+        return [S(0), *([S(1) if columns and not scalar else R] * (len(sizes) - 1))]
+
+    decided = {op.name: wanted(analysis.offers[op.name]) for op in analysis.warm}
+    assignment = pinned_assignment(analysis, mesh, decided, split_storage=range(len(sizes)) if split else ())
+    return execution(assignment, analysis, schedule or Schedule())
+
+
+def parameters_of(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters by name."""
+    return {name: value.detach() for name, value in module.named_parameters()}
+
+
+def gradients_alone(module: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
+    """Those of the loss on one device; None where it has none."""
+    module.zero_grad()
+    module(x)[0].backward()
+    return {name: p.grad for name, p in module.named_parameters()}
+
+
+def whole_gradients(module: ParallelModule) -> dict[str, Tensor | None]:
+    """The gradients of a planned module, whole on every rank."""
+    found = module.graph_parameters()
+    return {name: None if p.grad is None else module.full_value(name, p.grad) for name, p in found.items()}
+
+
+def on_this_rank(plan: Execution, module: nn.Module) -> ParallelModule:
+    """The planned module."""
+    return ParallelModule(plan, World.of(plan), parameters_of(module), exact_random=True)
+
+
+def require_equal(found: Mapping[str, Tensor | None], wanted: Mapping[str, Tensor | None]) -> None:
+    """All gradients are the same, and those that are None too."""
+    assert found.keys() <= wanted.keys()
+    for name, value in found.items():
+        other = wanted[name]
+        assert (value is None) == (other is None), name
+        if value is not None and other is not None:
+            torch.testing.assert_close(value, other, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")

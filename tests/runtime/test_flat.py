@@ -1,0 +1,137 @@
+"""Several tensors in one message: what each of them would be by itself, for every step, into memory that is there too."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from autopar.runtime.collective_log import CollectiveLog
+from autopar.runtime.collectives import Action, AxisGroup, DeviceGroups, act, step_actions
+from autopar.runtime.flat import Moving, carry
+from autopar.runtime.launch import run_ranks
+from autopar.sharding.layout import local_shape, parse_layout
+from autopar.sharding.redistribution import changed_axis
+
+from .helpers import mesh_of
+
+pytestmark = pytest.mark.usefixtures("strict_collectives")
+
+MESH = (2, 2)
+SHAPES = [(12, 8), (24, 4, 2), (12, 16)]
+CHAINS = {
+    "gather": ["S0 R", "R R"],
+    "gather fused parts": ["S0/3 R", "R R"],
+    "gather on both axes": ["S0 S0", "S0 R", "R R"],
+    "gather a share": ["R S1", "R B"],
+    "scatter": ["P R", "S0 R"],
+    "scatter parts": ["R P", "R S0/3"],
+    "sum": ["P R", "R R"],
+    "sum to shares": ["R P", "R B"],
+    "exchange": ["S0 R", "S1 R"],
+    "exchange parts": ["R S0/3", "R S1/2"],
+    "take": ["R R", "S0 R"],
+    "shares to a split": ["R B", "R S0"],
+    "one's own of a sum": ["R R", "R P"],
+    "exchange and gather": ["S0 R", "S1 R", "B R"],
+    "gather and take": ["S0 R", "R R", "R S1"],
+}
+
+Steps = list[tuple[list[Action], AxisGroup]]
+
+
+def _steps(texts: Sequence[str], groups: DeviceGroups, *, back: bool) -> Steps:
+    """The steps of a chain of layouts for every tensor, or those of its gradient."""
+    found: Steps = []
+    for before, after in itertools.pairwise([parse_layout(text) for text in texts]):
+        axis = changed_axis(before, after)
+        found.append(([step_actions(before, after, axis, MESH)[back]] * len(SHAPES), groups.axes[axis]))
+    return found[::-1] if back else found
+
+
+def _values(text: str, rank: int, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    shapes = [local_shape(parse_layout(text), shape, MESH) for shape in SHAPES]
+    return [(torch.randn(shape, generator=generator, dtype=torch.float64) * 10).to(dtype) for shape in shapes]
+
+
+def _ended(carried: Generator[Tensor, Tensor, list[Tensor]]) -> list[Tensor]:
+    found: list[list[Tensor]] = []
+
+    def kept() -> Generator[Tensor, Tensor, None]:
+        found.append((yield from carried))
+
+    Moving(kept(), 0).finish()
+    return found[0]
+
+
+def _wrong() -> list[str]:
+    """The chains that do not carry tensors together as they would go one by one."""
+    groups = DeviceGroups.create(mesh_of(MESH))
+    wrong = []
+    for (name, texts), back in itertools.product(CHAINS.items(), (False, True)):
+        steps = _steps(texts, groups, back=back)
+        given = _values(texts[-1] if back else texts[0], groups.rank, torch.float64)
+        alone = given
+        for actions, group in steps:
+            alone = [act(value, action, group) for value, action in zip(alone, actions, strict=True)]
+        flat = _ended(carry(given, steps))
+        into = [torch.full_like(value, -1.0) for value in alone]
+        written = _ended(carry(given, steps, into))
+        same = all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(alone, flat, into, strict=True))
+        if not same or any(a is not b for a, b in zip(written, into, strict=True)):
+            wrong.append(f"{name}{' back' if back else ''}")
+    return wrong
+
+
+def test_together_as_one_by_one() -> None:
+    assert run_ranks(_wrong, 4, timeout=60.0) == [[]] * 4
+
+
+def _moved_as_bytes() -> list[str]:
+    """Types that a backend cannot carry."""
+    groups = DeviceGroups.create(mesh_of(MESH))
+    wrong = []
+    for name, dtype in itertools.product(("gather", "exchange"), (torch.bool, torch.int16, torch.float8_e4m3fn, torch.bfloat16)):
+        steps = _steps(CHAINS[name], groups, back=False)
+        given = _values(CHAINS[name][0], groups.rank, dtype)
+        (actions, group), = steps
+        alone = [act(value, action, group) for value, action in zip(given, actions, strict=True)]
+        flat = _ended(carry(given, steps))
+        if any(a.dtype != b.dtype or not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(alone, flat, strict=True)):
+            wrong.append(f"{name} of {dtype}")
+    return wrong
+
+
+def test_other_types_travel_as_bytes() -> None:
+    assert run_ranks(_moved_as_bytes, 4, timeout=60.0) == [[]] * 4
+
+
+def _counted() -> tuple[list[int], list[int]]:
+    """Collectives issued and still to come, before a chain of two of them, behind its first step, and at its end."""
+    groups = DeviceGroups.create(mesh_of(MESH))
+    chain = CHAINS["gather on both axes"]
+    with CollectiveLog() as log:
+        issued, left = [len(log.issued)], []
+        moving = Moving(carry(_values(chain[0], groups.rank, torch.float64), _steps(chain, groups, back=False)), 2)
+        for go_on in (lambda: None, moving.go_on, moving.finish, moving.finish):
+            go_on()
+            issued.append(len(log.issued))
+            left.append(moving.left)
+    return issued, left
+
+
+def test_a_chain_under_way_issues_one_collective_for_all_at_a_time() -> None:
+    assert run_ranks(_counted, 4, timeout=60.0) == [([0, 1, 2, 2, 2], [1, 0, 0, 0])] * 4
+
+
+def test_on_one_device_nothing_is_sent() -> None:
+    alone = AxisGroup("", 1, 0)
+    (action, _) = step_actions(parse_layout("S0"), parse_layout("S1"), 0, (1,))
+    value = torch.arange(6.0).view(2, 3)
+    into = [torch.empty(2, 3)]
+    assert _ended(carry([value], [([action], alone)], into))[0] is into[0]
+    assert torch.equal(into[0], value)

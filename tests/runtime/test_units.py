@@ -1,0 +1,201 @@
+"""Units of parameters on real ranks: gathered, let go and gathered again; gradients brought home in every mode, flat or one by one."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autopar.order.execution import Chunk, Execution
+from autopar.order.scheduled import scheduled
+from autopar.runtime.check import CollectiveLog
+from autopar.runtime.collectives import DeviceGroups
+from autopar.runtime.launch import run_ranks
+from autopar.runtime.module import ParallelModule
+from autopar.runtime.units import Gradients, ParameterUnits
+from autopar.sharding.layout import Kind
+from autopar.sharding.program import Program, Redistribute, build_program
+from autopar.sharding.redistribution import cheapest_chain
+from autopar.sharding.schedule import UNIT_BYTES, Schedule
+
+from .graphs import GRAPHS
+from .helpers import alone, flat_price, mesh_of, random_inputs, random_program, random_values
+from .nets import MODES, Net, gradients_alone, net, on_this_rank, parameters_of, planned, require_equal, whole_gradients
+
+pytestmark = pytest.mark.usefixtures("strict_collectives")
+
+Found = tuple[dict[str, Tensor | None], str]
+
+
+# --- values ---
+
+
+def _there_and_back(plan: Execution, module: Net, x: Tensor) -> dict[str, object]:
+    """What a product keeps of a gathered weight over its release."""
+    values = parameters_of(module)
+    cut = on_this_rank(plan, module)
+    units = ParameterUnits(plan.whole, DeviceGroups.create(plan.chunks[0].mesh), cut.engine.stored, torch.device("cpu"))
+    (place,) = (place for place in units.unit_of if place[0] == "first.weight")
+    number = units.unit_of[place]
+    found: dict[str, object] = {}
+    units.gather(number)
+    weight = units.value(place)
+    found["whole"] = torch.equal(weight, values["first.weight"])
+    leaf = weight.detach().requires_grad_()
+    inputs = x.clone().requires_grad_()
+    product = inputs @ leaf.t()
+    units.release(number)
+    found["bytes let go"] = weight.untyped_storage().nbytes()
+    units.gather(number)
+    found["same tensor"] = units.value(place) is weight and torch.equal(weight, values["first.weight"])
+    found["gradient"] = torch.equal(torch.autograd.grad(product.sum(), inputs)[0], torch.ones(8, 16).double() @ values["first.weight"])
+    units.release(number)
+    with torch.no_grad():
+        units.stored("first.weight").mul_(2)
+    units.gather(number)
+    found["as it is stored now"] = torch.equal(units.value(place), 2 * values["first.weight"])
+    units.forget()
+    found["held"] = len(units.held) + len(units.coming) + weight.untyped_storage().nbytes()
+    return found
+
+
+def test_a_gathered_value_gives_up_its_memory_and_finds_it_again() -> None:
+    module, analysis, x = net()
+    plan = planned(analysis, (2,), schedule=Schedule(**MODES["again"]))
+    wanted = {"whole": True, "bytes let go": 0, "same tensor": True, "gradient": True, "as it is stored now": True, "held": 0}
+    assert run_ranks(_there_and_back, 2, plan, module, x, timeout=60.0) == [wanted, wanted]
+
+
+# --- gradients ---
+
+
+def _gradients(plans: list[Execution], module: Net, x: Tensor) -> list[Found]:
+    """Those of a step of each plan, and how its log differs from the order."""
+    found = []
+    for plan in plans:
+        ours = on_this_rank(plan, module)
+        with CollectiveLog() as log:
+            ours.loss(x).backward()  # type: ignore[no-untyped-call]
+        found.append((whole_gradients(ours), log.mismatch(plan, dist.get_rank())))
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(2,), (2, 2)])
+def test_gradients_of_one_device_in_every_mode(sizes: tuple[int, ...]) -> None:
+    """With micro-batches; a weight that is used twice; a frozen one and one that the loss does not reach have none."""
+    module, analysis, x = net()
+    wanted = gradients_alone(module, x)
+    assert {name for name, gradient in wanted.items() if gradient is None} == {"frozen.weight", "aside.weight", "aside.bias"}
+    schedules = [
+        Schedule(micro_batches=count, unit_bytes=size, **mode)
+        for (mode, count) in itertools.product(MODES.values(), (1, 2, 4 if len(sizes) == 1 else 2))
+        for size in (1, UNIT_BYTES)
+    ]
+    plans = [planned(analysis, sizes, schedule=schedule) for schedule in schedules]
+    plans += [planned(analysis, sizes, split=False, schedule=Schedule(micro_batches=count)) for count in (1, 2)]
+    for results in run_ranks(_gradients, plans[0].devices, plans, module, x, timeout=120.0):
+        for found, mismatch in results:
+            assert not mismatch
+            require_equal(found, wanted)
+
+
+def test_flat_and_one_by_one_are_the_same_to_the_last_bit() -> None:
+    """Two ranks add in one order, whatever else is in the message. (Uses of one weight in several segments add up in another order.)"""
+    module, analysis, x = net()
+    for mode in MODES.values():
+        plans = [planned(analysis, (2,), schedule=Schedule(micro_batches=2, unit_bytes=size, **mode)) for size in (1, UNIT_BYTES)]
+        assert [len(plan.whole.units) for plan in plans] == [9, 1]
+        for (one, _), (flat, _) in run_ranks(_gradients, 2, plans, module, x, timeout=60.0):
+            once = {name: value for name, value in one.items() if value is not None and not name.startswith("twice")}
+            assert len(once) == 4 and all(torch.equal(value, flat[name]) for name, value in once.items())  # type: ignore[arg-type]
+
+
+def test_only_parameters_on_the_way_to_the_loss_send_gradients() -> None:
+    _, analysis, _ = net()
+    plan = planned(analysis, (2,), schedule=Schedule(unit_bytes=1, **MODES["again"]))
+    for action in plan.whole.actions():
+        if action.unit is not None:
+            (member,) = plan.whole.units[action.unit].members
+            step = plan.whole.program.steps[member]
+            assert isinstance(step, Redistribute)
+            reduced = action.word == "REDUCE_GRAD" and not step.tensor.startswith(("frozen", "aside"))
+            assert bool(plan.whole.issued(action)) == (reduced or action.word == "UNSHARD"), f"{action} of {step.tensor}"
+
+
+# --- random plans under every mode ---
+
+
+def _under(program: Program, schedule: Schedule) -> Execution:
+    plan = scheduled(program, schedule)
+    return Execution(chunks=(Chunk(whole=plan, micro=plan, split=None),))
+
+
+def _linked(program: Program) -> Program:
+    """The program in which a parameter's second layout is made of its first one."""
+    assignment, tensors = program.assignment, program.graph.tensors
+    chains = dict(assignment.chains)
+    for name, found in assignment.chains.items():
+        if name in assignment.storage and len(found) > 1:
+            ends = found[0][-1], found[1][-1]
+            chain = cheapest_chain(*ends, tensors[name].shape, 8, assignment.mesh.shape, flat_price, gradient=True)
+            chains[name] = (found[0], chain, *found[2:])
+    return build_program(program.graph, replace(assignment, chains=chains))
+
+
+def _random(plans: list[Execution], values: dict[str, Tensor], inputs: list[Tensor]) -> list[Found]:
+    found = []
+    for plan in plans:
+        module = ParallelModule(plan, DeviceGroups.create(plan.chunks[0].mesh), values)
+        with CollectiveLog() as log:
+            outputs = module(*inputs)
+            outputs[-1].backward()
+        found.append((whole_gradients(module), log.mismatch(plan, dist.get_rank())))
+    return found
+
+
+@pytest.mark.parametrize("name", ["mlp", "embedding", "attention"])
+def test_random_plans_in_every_mode(name: str) -> None:
+    """Fused weights whose parts are split, parameters that are used in two layouts, chains that start from what another one gave."""
+    graph, mesh = GRAPHS[name](), mesh_of((2, 2))
+    values, inputs = random_values(graph), random_inputs(graph)
+    programs = [random_program(graph, mesh, seed) for seed in range(40, 46)]
+    if name == "attention":
+        splits = [p for program in programs for p in program.assignment.storage["qkv.weight"] if p.kind is Kind.SPLIT]
+        assert any(p.parts > 1 for p in splits)
+    else:
+        programs += [_linked(program) for program in programs]
+        chains = [program.assignment.chains["up.weight" if name == "mlp" else "table.weight"] for program in programs]
+        assert any(second[0] == first[-1] for found in chains for first, second in itertools.pairwise(found))
+    schedules = [Schedule(unit_bytes=size, **MODES["again"]) for size in (1, UNIT_BYTES)]
+    plans = [_under(program, schedule) for program in programs for schedule in schedules]
+    module = alone(graph, values)
+    module(*inputs)[-1].backward()
+    wanted = {name: p.grad for name, p in module.graph_parameters().items()}
+    for results in run_ranks(_random, 4, plans, values, inputs, timeout=120.0):
+        for found, mismatch in results:
+            assert not mismatch
+            require_equal(found, wanted)
+
+
+# --- gradients as they add up ---
+
+
+def test_gradients_add_up_without_touching_what_others_hold() -> None:
+    place, first, second = ("w", ()), torch.ones(2), torch.full((2,), 3.0)
+    found = Gradients()
+    found.add(place, first)
+    found.add(place, second)
+    found.add(place, second)
+    assert found.at[place].tolist() == [7, 7] and first.tolist() == [1, 1] and second.tolist() == [3, 3]
+    other = Gradients()
+    other.bring(place, first)
+    assert not other.reached, "what is brought does not say that the loss has reached it"
+    found.join(other)
+    found.scale(2.0)
+    assert found.at[place].tolist() == [16, 16] and found.reached == {"w"}
+    found.drop("w")
+    assert not found.at and not found.reached and found.take(place) is None
