@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.order.scheduled import Scheduled
@@ -73,6 +73,20 @@ def flat_steps(plan: Scheduled, members: Sequence[int], *, back: bool) -> list[F
             )
         )  # fmt: skip
     return found
+
+
+Moving = Iterator[None]
+"""Gives whenever a collective is under way that has to be waited for."""
+
+
+@dataclass(slots=True)
+class Going:
+    """Gradients of a unit on their way, `left` collectives to be issued yet; `rests`: the last is a sum in place, which frees nothing."""
+
+    unit: int
+    moving: Moving
+    left: int
+    rests: bool
 
 
 Carried = Generator[None, None, list[int]]

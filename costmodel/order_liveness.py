@@ -10,38 +10,27 @@ Of several micro-batches the first two and the last are played: those between ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from autopar.ir import Role
 from autopar.order.actions import Action, Word
-from autopar.order.places import makes, moves_value, only_casts, reads_from_outside
+from autopar.order.places import boundaries, makes, moves_value, only_casts
 from autopar.order.scheduled import Mode, Scheduled
 from autopar.order.units import Unit, reduce_collectives
 from autopar.sharding.program import Redistribute
 
-from .flat import FlatStep, carried, flat_steps
+from .flat import FlatStep, Going, Moving, carried, flat_steps
 from .kept import Facts
 from .memories import BUFFER, GATHERED, GRADIENT, STORED, Live
 from .steps import Place, Steps
 
 PLAYED = 3
-Moving = Iterator[None]
-"""Gives whenever a collective is under way that has to be waited for."""
 
 
 def step_bytes(plan: Scheduled, facts: Mapping[str, Facts], *, train: bool) -> Live:
     """Play a step of a program under its schedule."""
     return _Played(plan, facts, train).live(accumulating=False)
-
-
-@dataclass(slots=True)
-class _Going:
-    """Gradients on their way: `left` collectives are still to be issued; `rests`: the last one is a sum in place, which frees nothing."""
-
-    moving: Moving
-    left: int
-    rests: bool
 
 
 class _Played(Steps):
@@ -52,8 +41,8 @@ class _Played(Steps):
         count = plan.schedule.micro_batches
         self.count, self.train = count, train
         self.plan = replace(plan, schedule=replace(plan.schedule, micro_batches=min(count, PLAYED)))
-        self.outer = [reads_from_outside([plan.program.steps[index] for index in segment.steps]) for segment in plan.segments]
-        self.given = self._given()
+        stretches = [[plan.program.steps[index] for index in segment.steps] for segment in plan.segments]
+        self.outer, self.given = boundaries(stretches, plan.program.assignment.outputs.items())
         self.here: dict[Place, int] = {}
         self.prepared: dict[Place, int] = {}
         self.tapes: dict[int, list[int]] = {}
@@ -62,18 +51,13 @@ class _Played(Steps):
         self.own: set[Place] = set()
         self.closed: set[int] = set()
         self.coming: dict[int, Moving] = {}
-        self.going: list[_Going] = []
+        self.going: list[Going] = []
         self.outputs: list[int] = []
         self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
+        self.followers = plan.followers()
         for action in self.plan.actions():
             self._do(action)
         self._end()
-
-    def _given(self) -> list[list[Place]]:
-        """What each segment gives to others, or out of the program."""
-        read = {place for places in self.outer for place in places} | set(self.program.assignment.outputs.items())
-        each = ([p for index in segment.steps for p in makes(self.program.steps[index])] for segment in self.plan.segments)
-        return [[place for place in places if place in read] for places in each]
 
     def _do(self, action: Action) -> None:
         if action.word is Word.FORWARD:
@@ -137,7 +121,7 @@ class _Played(Steps):
         graph = self.program.graph
         if graph.loss is not None and number == len(self.plan.segments) - 1:
             self.behind[graph.loss, self.program.assignment.outputs[graph.loss]] = self.new(self.tensors[graph.loss].bytes)
-        upstream = [(place, self.behind.pop(place)) for place in dict.fromkeys(self.given[number]) if place in self.behind]
+        upstream = [(place, self.behind.pop(place)) for place in self.given[number] if place in self.behind]
         self._wait(segment.wanted)
         values = dict(self.here)
         for index in segment.steps if segment.again else ():
@@ -218,8 +202,9 @@ class _Played(Steps):
                 self.read(memory)
 
     def _start(self, step: Redistribute) -> int:
-        """What a chain starts from: another one's value, or the shard, which may have to be cast."""
-        found = self.values.get((step.tensor, step.chain[0])) if not only_casts(step) else None
+        """What a chain starts from: another one's value, or the shard, which may have to be cast, if only again."""
+        place = step.tensor, step.chain[0]
+        found = self.values.get(place) if place[1] != self.program.assignment.storage[step.tensor] else None
         if found is None:
             found = self.new(self.bytes_of(step.tensor, step.chain[0])) if self.types.casts(self.tensors[step.tensor]) else STORED
         return found
@@ -235,15 +220,21 @@ class _Played(Steps):
     def _reduce(self, unit: Unit, *, last: bool) -> None:
         self.tick(self._name(unit))
         for going in self.going:
-            if going.left or not going.rests:
+            if going.unit in self.followers.get(unit.number, ()):
+                self._complete(going)
+            elif going.left or not going.rests:
                 self._go_on(going)
         self.tick(self._name(unit))
         issued = sum(1 for c in reduce_collectives(self.program, unit, self.types, last=last) if self.mesh[c.axis] > 1)
-        self.going.append(_Going(self._reducing(unit, last=last), issued, last and bool(unit.buckets)))
+        self.going.append(Going(unit.number, self._reducing(unit, last=last), issued, last and bool(unit.buckets)))
         self._go_on(self.going[-1])
 
-    def _go_on(self, going: _Going) -> None:
+    def _go_on(self, going: Going) -> None:
         if next(going.moving, self) is None:
+            going.left -= 1
+
+    def _complete(self, going: Going) -> None:
+        for _ in going.moving:
             going.left -= 1
 
     def _reducing(self, unit: Unit, *, last: bool) -> Moving:
@@ -287,8 +278,7 @@ class _Played(Steps):
         """The gradients are there, and outputs and what was made once have stayed so long."""
         self.tick("")
         for going in self.going:
-            for _ in going.moving:
-                pass
+            self._complete(going)
         given = []
         for (name, layout), memory in self.home.items():
             if layout == self.program.assignment.storage[name]:

@@ -46,11 +46,12 @@ class Seconds(NamedTuple):
 
 @dataclass(slots=True)
 class _Moving:
-    """A chain under way: when the collective at hand ends (None: it is over), and what comes behind it.
+    """A chain of a unit under way: when the collective at hand ends (None: it is over), and what comes behind it.
 
     `phase`: in which it was begun. `rests`: the last one is a sum in place, for which nobody waits before the end of the step.
     """
 
+    unit: int
     steps: Iterator[float]
     until: float | None
     left: int
@@ -75,6 +76,7 @@ class Player:
         }
         self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
         self.casts = unit_seconds(plan, prices.cluster)
+        self.followers = plan.followers()
         self.coming: dict[int, _Moving] = {}
         self.going: list[_Moving] = []
 
@@ -116,7 +118,7 @@ class Player:
         match action.word:
             case Word.GATHER:
                 assert action.unit is not None
-                self.coming[action.unit] = self._begun(self._gathering(units[action.unit]))
+                self.coming[action.unit] = self._begun(action.unit, self._gathering(units[action.unit]))
             case Word.RELEASE:
                 assert action.unit is not None
                 self._wait([action.unit])
@@ -172,8 +174,8 @@ class Player:
             self.flat[group, back] = flat_steps(self.plan, group, back=back)
         return self.flat[group, back]
 
-    def _begun(self, steps: Iterator[float], left: int = 0, *, rests: bool = False) -> _Moving:
-        return _Moving(steps, next(steps, None), left - 1, self.clock.phase, rests)
+    def _begun(self, unit: int, steps: Iterator[float], left: int = 0, *, rests: bool = False) -> _Moving:
+        return _Moving(unit, steps, next(steps, None), left - 1, self.clock.phase, rests)
 
     def _go_on(self, moving: _Moving) -> None:
         if moving.until is not None:
@@ -193,11 +195,13 @@ class Player:
 
     def _reduce(self, unit: Unit, *, last: bool) -> None:
         for moving in self.going:
-            if moving.left > 0 or not moving.rests:
+            if moving.unit in self.followers.get(unit.number, ()):
+                self._finish(moving)
+            elif moving.left > 0 or not moving.rests:
                 self._go_on(moving)
         steps = [s for g in unit.groups for s in self._flat(g, back=True) if s.kind] if last or unit.mode is not Mode.ONCE else []
         left = len(steps) + sum(self.mesh[axis] > 1 for bucket in unit.buckets for axis in bucket.axes if last)
-        self.going.append(self._begun(self._reducing(unit, last=last), left, rests=last and bool(unit.buckets)))
+        self.going.append(self._begun(unit.number, self._reducing(unit, last=last), left, rests=last and bool(unit.buckets)))
         if not self.hides:
             self._finish(self.going[-1])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..sharding.layout import Kind, Layout
 from ..sharding.program import Compute, Program, Redistribute, Step
@@ -27,10 +27,13 @@ def makes(step: Step) -> tuple[Place, ...]:
     return tuple(zip(step.operator.outputs, step.decision.outputs, strict=True))
 
 
-def reads_from_outside(steps: Sequence[Step]) -> list[Place]:
-    """What steps read and do not make."""
-    made = {place for step in steps for place in makes(step)}
-    return [place for place in dict.fromkeys(place for step in steps for place in reads(step)) if place not in made]
+def boundaries(stretches: Sequence[Sequence[Step]], leaving: Iterable[Place]) -> tuple[list[list[Place]], list[list[Place]]]:
+    """What each stretch of steps reads and does not make; and what it makes that others read, or that is `leaving`."""
+    made = [dict.fromkeys(place for step in steps for place in makes(step)) for steps in stretches]
+    read = [dict.fromkeys(place for step in steps for place in reads(step)) for steps in stretches]
+    entering = [[place for place in here if place not in own] for here, own in zip(read, made, strict=True)]
+    wanted = {place for places in entering for place in places} | set(leaving)
+    return entering, [[place for place in own if place in wanted] for own in made]
 
 
 def only_casts(step: Redistribute) -> bool:

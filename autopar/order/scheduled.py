@@ -97,6 +97,15 @@ class Scheduled:
                 found[unit] = number
         return found
 
+    def followers(self) -> dict[int, set[int]]:
+        """For units from whose values others start: these others, whose gradients are brought home first."""
+        unit_of = {index: unit.number for unit in self.units for index in unit.members}
+        found: dict[int, set[int]] = {}
+        for number, before in _units_before(self.program, self.modes, unit_of).items():
+            for unit in before - {number}:
+                found.setdefault(unit, set()).add(number)
+        return found
+
     def actions(self) -> tuple[Action, ...]:
         """The order of a step without pipeline stages."""
         return expand({0: self}, one_stage(self.schedule.micro_batches, train=self.trains), prefetch=self.schedule.prefetch)
