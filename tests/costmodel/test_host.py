@@ -16,7 +16,7 @@ from autopar.costmodel.estimate import estimate
 from autopar.costmodel.host import COPIES, SHARE, host_rate, state_bytes, stream_seconds, streamed_bytes, streamed_update
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.costmodel.memory import predicted_memory
+from autopar.costmodel.memory import Precision, predicted_memory, states_of
 from autopar.costmodel.pricing import MeshPrices, update_seconds
 from autopar.ir import Role, Tensor
 from autopar.planner import Request, best_on_mesh
@@ -124,14 +124,18 @@ def test_a_stream_takes_little_more_than_the_sum_of_its_prices(shards: int) -> N
 
 
 def test_the_states_that_stream_count_at_the_update() -> None:
-    """With hardly any activations the update is the peak: all gradients, three states, and the temporaries of one parameter."""
+    """Beside all gradients: the states that stream, and the temporaries of one parameter, or of all that have theirs on the device."""
     program, analysis, prices = _program(batch=2, sequence=8)
     tensors = [t for t in program.graph.parameters if t.trainable]
-    sizes = [local_bytes(program.assignment.storage[t.name], t.bytes, prices.mesh.shape) for t in tensors]
-    memory = predicted_memory(_in_host(program, [t.name for t in tensors]), analysis, optimizer="adamw")
-    assert memory.gradients == sum(sizes) and memory.optimizer == 0 and memory.host == 2 * sum(sizes)
-    assert memory.transient == streamed_bytes([2 * size for size in sizes]) + max(sizes)
-    half = {t.name for t in tensors[::2]}
-    memory = predicted_memory(_in_host(program, list(half)), analysis, optimizer="adamw")
-    held = [size for t, size in zip(tensors, sizes, strict=True) if t.name in half]
-    assert memory.transient == max(streamed_bytes([2 * size for size in held]) + max(sizes), sum(sizes) - sum(held))
+    sizes = {t.name: local_bytes(program.assignment.storage[t.name], t.bytes, prices.mesh.shape) for t in tensors}
+    whole = sum(sizes.values())
+    for held in (list(sizes), list(sizes)[::2]):
+        streams = sum(sizes[name] for name in held)
+        in_host = _in_host(program, held)
+        states = states_of(in_host, analysis, optimizer="adamw", precision=Precision())
+        assert (states.gradients, states.host, states.optimizer) == (whole, 2 * streams, 2 * (whole - streams))
+        alone = streamed_bytes([2 * sizes[name] for name in held]) + max(sizes.values())
+        needed = states.temporaries("adamw", Precision(), one_by_one=False)
+        assert needed == max(alone, whole - streams)
+        memory = predicted_memory(in_host, analysis, optimizer="adamw")
+        assert memory.host == states.host and memory.total >= states.parameters + states.optimizer + whole + needed
