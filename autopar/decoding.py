@@ -95,10 +95,12 @@ class _Decoder:
         prices, itemsize = self.tables.prices, DTYPE_BYTES[tensor.dtype]
         mesh = prices.mesh.shape
 
+        seconds = prices.unit_seconds if tensor.role is Role.PARAMETER else self.seconds
+
         def find(start: Layout, end: Layout) -> tuple[tuple[Layout, ...], float]:
-            chain = cheapest_chain(start, end, tensor.shape, itemsize, mesh, self.seconds, gradient=gradient, kinds=kinds)
-            return chain, chain_price(chain, tensor.bytes, mesh, self.seconds, gradient=gradient)
+            chain = cheapest_chain(start, end, tensor.shape, itemsize, mesh, seconds, gradient=gradient, kinds=kinds)
+            return chain, chain_price(chain, tensor.bytes, mesh, seconds, gradient=gradient)
 
         if stored:
-            return parameter_chain(source, target, find, prices.bucket_seconds, tensor.bytes, mesh)
+            return parameter_chain(source, target, find, prices.unit_seconds, tensor.bytes, mesh)
         return find(source, target)[0]

@@ -171,9 +171,14 @@ class Plan(Part):
         missing = [name for name in (*analysis.outputs, *(t.name for t in analysis.graph.parameters)) if name not in {**outputs, **storage}]
         if missing:
             raise PlanError(f"the plan gives no layout for {', '.join(map(repr, missing[:10]))}")
-        unknown = [name for name in storage if name not in analysis.graph.tensors]
+        # In evaluation a model gives less than it was planned to give.
+        given = outputs if self._is_of(analysis.graph) else {}
+        unknown = [name for name in (*storage, *given) if name not in analysis.graph.tensors]
         if unknown:
             raise PlanError(f"the plan stores {unknown[0]!r}, which is not in the model")
+        for name, layout in outputs.items():
+            if any(p != R and p.kind is not Kind.SPLIT for p in layout):
+                raise PlanError(f"the plan gives {name!r} as [{format_layout(layout)}]; what leaves is whole or split on each axis")
         host = frozenset(name for name, parameter in self.parameters.items() if parameter.state == "host")
         untrained = [name for name in sorted(host) if not (analysis.train and analysis.graph.tensors[name].trainable)]
         if untrained:
@@ -181,6 +186,10 @@ class Plan(Part):
         return Decided(
             decide=lambda name, mesh: self._decision(name, analysis, mesh), storage=storage, outputs=outputs, chains=chains, host=host
         )
+
+    def _is_of(self, graph: Graph) -> bool:
+        """Whether the plan was made for this very graph, and not for another mode of its model."""
+        return graph.fingerprint() == self.model.fingerprint
 
     def _decision(self, name: str, analysis: Analysis, mesh: Mesh) -> Decision:
         if name not in self.operators:

@@ -10,7 +10,7 @@ from .errors import unknown
 from .ir.dtype import FLOATS
 from .order.schedules import SCHEDULES
 from .sharding.mesh import Axis, Mesh
-from .sharding.schedule import Schedule, Types
+from .sharding.schedule import UNIT_BYTES, Schedule, Types
 
 
 class Part(BaseModel):
@@ -119,7 +119,8 @@ class SchedulePlan(Part):
     parameters are added up "whole" and scattered once a step (ZeRO 1), or as "shards" after every micro-batch (ZeRO 2). `pipeline`,
     `interleave`: the order in which stages run micro-batches, and how many chunks of the model each holds. `master`: the type in which
     trained parameters are stored and updated; `reduce`: that in which their gradients travel and are added up (null: the type in which
-    they are used).
+    they are used). `unit_bytes`, `prefetch`: parameters are gathered, and their gradients reduced, in units of about so many bytes, so many
+    segments of the model ahead.
     """
 
     micro_batches: int = Field(default=1, ge=1)
@@ -130,6 +131,8 @@ class SchedulePlan(Part):
     interleave: int = Field(default=1, ge=1)
     master: FloatName | None = None
     reduce: FloatName | None = None
+    unit_bytes: int = Field(default=UNIT_BYTES, ge=1)
+    prefetch: int = Field(default=1, ge=0)
 
     @property
     def types(self) -> Types:
@@ -141,7 +144,7 @@ class SchedulePlan(Part):
         """The part of it that concerns one stage."""
         return Schedule(
             micro_batches=self.micro_batches, recompute=self.recompute, gathered=self.gathered, accumulated=self.accumulated,
-            types=self.types,
+            unit_bytes=self.unit_bytes, prefetch=self.prefetch, types=self.types,
         )  # fmt: skip
 
 

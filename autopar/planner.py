@@ -121,11 +121,11 @@ class _Search:
 
 def best_on_mesh(analysis: Analysis, mesh: Mesh, request: Request) -> Found:
     """The best program on one mesh, in one pass; raises `Infeasible` when none fits, `NoAssignment` when the limits forbid all."""
-    prices = MeshPrices(cluster=request.cluster, mesh=mesh)
+    prices = MeshPrices.of(request.cluster, mesh, sum(tensor.bytes for tensor in analysis.graph.parameters))
     limits = request.limits(analysis, mesh) if request.limits else None
     zero = 1 if request.zero is None else request.zero
     tables = build_tables(analysis, prices, optimizer=request.optimizer, limits=limits, work=Work(zero=zero), types=request.types)
     tables = request.offering(tables, 1, binding=False)
     room = max(request.limit - certain_bytes(analysis), 0.0)
-    schedule = Schedule(gathered="again" if zero == 3 else "kept", types=request.types)
+    schedule = Schedule(gathered="again" if zero == 3 else "kept", unit_bytes=prices.unit_bytes, types=request.types)
     return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)

@@ -398,7 +398,7 @@ class _Builder:
             prices = self._once(matrix_key, lambda: self._distances(tensor, space, often))
             if from_storage:
                 summed = self.types.reduced_bytes(tensor)
-                rows = prices.rows_from_storage(source_codes, self.prices.bucket_share, summed, 1 - self.work.hidden)
+                rows = prices.rows_from_storage(source_codes, self.prices.unit_lines, summed, 1 - self.work.hidden)
             else:
                 rows = prices.rows(source_codes)
             return count * np.ascontiguousarray(rows[:, target_codes])
@@ -417,9 +417,10 @@ class _Builder:
 
     def _distances(self, tensor: Tensor, space: LayoutSpace, often: tuple[float, float]) -> Distances:
         """Tensors of equal bytes for which the same layouts are valid share them."""
-        gradient, wider = tensor.name in self.analysis.gradients, self._wider(tensor)
+        gradient, wider, stored = tensor.name in self.analysis.gradients, self._wider(tensor), tensor.role is Role.PARAMETER
+        lines = self.prices.unit_lines if stored else self.prices.lines
 
         def make() -> Distances:
-            return Distances(space, tensor.shape, tensor.bytes, self.prices.lines, gradient=gradient, often=often, wider=wider)
+            return Distances(space, tensor.shape, tensor.bytes, lines, gradient=gradient, often=often, wider=wider)
 
-        return self._once(("reach", id(space), tensor.bytes, wider, gradient, often, space.valid(tensor.shape).tobytes()), make)
+        return self._once(("reach", id(space), tensor.bytes, wider, gradient, stored, often, space.valid(tensor.shape).tobytes()), make)

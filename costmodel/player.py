@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.order.actions import Action, Word
+from autopar.order.passes import phases
 from autopar.order.places import moves_value
 from autopar.order.scheduled import Mode, Scheduled, Segment
 from autopar.order.units import Unit
@@ -99,12 +100,8 @@ class Player:
         clock.wait(max(clock.free.values(), default=0.0))
 
     def _micro_batches(self) -> Iterator[list[tuple[Action, str]]]:
-        """The actions of each micro-batch, up to the first of the next one, with their phase: of a gather that of the pass behind it."""
+        """The actions of each micro-batch, up to the first of the next one, with their phases."""
         actions = self.plan.actions()
-        phase, phases = "forward", []
-        for action in reversed(actions):
-            phase = {Word.FORWARD: "forward", Word.BACKWARD: "backward"}.get(action.word, phase)
-            phases.append(phase if action.word is not Word.REDUCE else "backward")
         number = 0
 
         def micro_batch(pair: tuple[Action, str]) -> int:
@@ -112,7 +109,7 @@ class Player:
             number = max(number, pair[0].micro_batch or 0) if pair[0].word is Word.FORWARD else number
             return number
 
-        return (list(group) for _, group in itertools.groupby(zip(actions, reversed(phases), strict=True), micro_batch))
+        return (list(group) for _, group in itertools.groupby(zip(actions, phases(actions), strict=True), micro_batch))
 
     def _do(self, action: Action) -> None:
         segments, units = self.plan.segments, self.plan.units

@@ -6,8 +6,9 @@ collective the line of its algorithm, on the level that its mesh axis is bound t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,30 +58,63 @@ def optimizer_named(name: str) -> Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPrices:
-    """Collectives on the axes of a mesh whose levels are bound to a cluster."""
+    """Collectives on the axes of a mesh whose levels are bound to a cluster; parameters travel in units of about `unit_bytes`."""
 
     cluster: Cluster
     mesh: Mesh
+    unit_bytes: int = UNIT_BYTES
+
+    @classmethod
+    def of(cls, cluster: Cluster, mesh: Mesh, parameters: float) -> MeshPrices:
+        """Those for a model (or a stage of it) that holds so many bytes of parameters."""
+        alone = cls(cluster=cluster, mesh=mesh)
+        return replace(alone, unit_bytes=unit_bytes(alone, parameters))
 
     def lines(self, kind: str, axis: int) -> tuple[Line, ...]:
         """The (seconds, seconds per byte) lines of a collective on `axis`."""
         place = self.mesh.axes[axis]
         return lines(kind, place.size, level=place.level, cluster=self.cluster)
 
-    def bucket_share(self, kind: str, axis: int) -> tuple[Line, ...]:
-        """The line of a collective that is part of a gradient bucket, of whose latency it bears its share."""
-        alpha, beta = self.lines(kind, axis)[-1]
-        return ((0.0, beta + alpha / UNIT_BYTES),)
+    def unit_lines(self, kind: str, axis: int) -> tuple[Line, ...]:
+        """The line of a parameter's part of a unit's message: it bears its share of the latency."""
+        return ((0.0, self.seconds(kind, axis, self.unit_bytes) / self.unit_bytes),)
 
-    def bucket_seconds(self, kind: str, axis: int, nbytes: int) -> float:
-        """Seconds of one gradient's share of a bucket."""
-        ((alpha, beta),) = self.bucket_share(kind, axis)
-        return alpha + beta * nbytes
+    def unit_seconds(self, kind: str, axis: int, nbytes: int) -> float:
+        """Seconds of a parameter's part of a unit's message."""
+        ((_, beta),) = self.unit_lines(kind, axis)
+        return beta * nbytes
 
     def seconds(self, kind: str, axis: int, nbytes: int) -> float:
         """Seconds of one collective of `nbytes` on `axis`."""
         place = self.mesh.axes[axis]
         return float(collective_time(kind, nbytes, place.size, level=place.level, cluster=self.cluster))
+
+
+LATENCY = 1 / 8
+"""Share of its transfer that the latency of a unit's message may be."""
+LEAST_UNIT, LARGEST_UNIT = 2**20, 2**29
+
+
+def unit_bytes(prices: MeshPrices, parameters: float) -> int:
+    """Bytes of the units in which `parameters` bytes travel, a power of two: of all axes of the mesh the largest
+
+        U = min(8 a / b, sqrt(P a / b))        a, b: latency and seconds per byte of an all-gather of U bytes, P: `parameters`
+
+    so that latency is an eighth of the transfer, and the last unit, of which nothing is hidden, takes no longer than the latency of all.
+    """
+    wanted = [_unit(prices.lines("all_gather", number), parameters) for number, axis in enumerate(prices.mesh.axes) if axis.size > 1]
+    if not any(wanted):
+        return UNIT_BYTES
+    return int(2 ** round(math.log2(min(max(*wanted, LEAST_UNIT), LARGEST_UNIT))))
+
+
+def _unit(ways: Sequence[Line], parameters: float) -> float:
+    """The same on one axis, by the first way whose latency is so small while it is the fastest."""
+    for alpha, beta in sorted(ways, key=lambda line: line[0] / line[1]):
+        nbytes = alpha / beta / LATENCY
+        if all(alpha + beta * nbytes <= a + b * nbytes for a, b in ways):
+            return min(nbytes, math.sqrt(parameters * alpha / beta))
+    return 0.0
 
 
 def communication_seconds(call: Call, strategies: Strategies, prices: MeshPrices, gradients: frozenset[str]) -> Floats:

@@ -188,16 +188,11 @@ class SummedOptimizer(Optimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update the parameters that have a gradient, and lie on this rank."""
+        """Update the parameters that have a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        given = [value for group in self.param_groups for value in group["params"]]
-        elsewhere = [p for p in given if isinstance(p, DTensor) and p.device_mesh.get_coordinate() is None]
-        kept = [value.grad for value in elsewhere]
-        for value in elsewhere:
-            value.grad = None
         try:
             with _Summing():
                 self.inner.step()
@@ -207,9 +202,6 @@ class SummedOptimizer(Optimizer):
                 f"{name} cannot update parameters that are split over ranks, because torch's DTensor cannot: {str(error).splitlines()[0]}; "
                 "take another optimizer, or a plan that stores parameters whole (--zero 0 --scheme data)"
             ) from error
-        finally:
-            for value, gradient in zip(elsewhere, kept, strict=True):
-                value.grad = gradient
         return loss
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

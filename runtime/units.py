@@ -125,6 +125,7 @@ class ParameterUnits:
             for place in (place for group in groups_ for place in group.starts if place in self.unit_of):
                 self.behind.setdefault(self.unit_of[place], set()).add(number)
         still = [group for groups_ in self.members for group in groups_ if not group.moves]
+        self.cast = {end for groups_ in self.members for group in groups_ if group.moves and not group.leads for end in group.ends}
         self.alias = {end: start for group in still for start, end in zip(group.starts, group.ends, strict=True)}
 
     # --- values ---
@@ -158,7 +159,8 @@ class ParameterUnits:
         for group in self.members[number]:
             if not group.moves:
                 continue
-            found = map(self.value, group.starts) if group.leads else (self.stored(name) for name, _ in group.starts)
+            # A cast starts from the shard; so does what comes after one, whose own unit may have been let go.
+            found = (self.stored(place[0]) if place in self.cast else self.value(place) for place in group.starts)
             starts = [value.to(self.dtypes[name]) for value, (name, _) in zip(found, group.starts, strict=True)]
             if not again:
                 made = yield from carry(starts, group.ahead)

@@ -56,6 +56,18 @@ def one_stage(micro_batches: int, *, train: bool) -> Iterator[Action]:
             yield Action(word=Word.BACKWARD, micro_batch=number)
 
 
+def phases(actions: Sequence[Action]) -> list[str]:
+    """The phase of every action: forward or backward; of a gather that of the pass before which it stands."""
+    found, phase = [], "forward"
+    for action in reversed(actions):
+        if action.word is Word.FORWARD:
+            phase = "forward"
+        elif action.word in (Word.BACKWARD, Word.BACKWARD_INPUT, Word.BACKWARD_WEIGHT, Word.REDUCE):
+            phase = "backward"
+        found.append(phase)
+    return found[::-1]
+
+
 def expand(chunks: Mapping[int, Chunk], passes: Iterable[Action], *, prefetch: int) -> tuple[Action, ...]:
     """All actions of a rank that holds these chunks and runs these passes (with sends and receives among them)."""
     needs = {number: tuple(chunk.needs()) for number, chunk in chunks.items()}

@@ -17,12 +17,12 @@ from ..ir import Role
 from ..sharding.program import Bucket, Collective, Compute, Program, Redistribute, Step, chain_collectives, operator_collectives
 from ..sharding.schedule import PLAIN, Schedule
 from .actions import Action, Word
-from .passes import Need, expand, one_stage
+from .passes import Need, expand, one_stage, phases
 from .places import Place, makes, moves_value, reads, with_casts
 from .units import Mode, Unit, gather_collectives, modes_of, reduce_collectives, sources_of, units_of
 from .views import Reads
 
-__all__ = ["Mode", "Scheduled", "Segment", "kept_steps", "makes", "reads", "scheduled"]
+__all__ = ["Mode", "Scheduled", "Segment", "makes", "reads", "scheduled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,16 +131,12 @@ class Scheduled:
         """Every collective of one training step (or one inference) without pipeline stages, in the order of the actions."""
         known: dict[tuple[Word, int | None, int | None, bool], tuple[Collective, ...]] = {}
         found: list[Collective] = []
-        waiting: list[Collective] = []
-        for action in self.actions():
+        actions = self.actions()
+        for action, phase in zip(actions, phases(actions), strict=True):
             key = (action.word, action.segment, action.unit, action.micro_batch == self.schedule.micro_batches - 1)
-            issued = known.setdefault(key, self.issued(action)) if key not in known else known[key]
-            if action.word is Word.GATHER:
-                waiting += issued  # its phase is that of the pass before which it stands
-                continue
-            found += waiting if action.word is Word.FORWARD else map(_back, waiting)
-            found += issued
-            waiting = []
+            if key not in known:
+                known[key] = self.issued(action)
+            found += known[key] if phase == "forward" else map(_back, known[key])
         return tuple(found)
 
 
@@ -150,15 +146,6 @@ def scheduled(program: Program, schedule: Schedule = PLAIN) -> Scheduled:
     modes = modes_of(program, schedule)
     units = units_of(program, schedule, modes)
     return Scheduled(program=program, schedule=schedule, modes=modes, units=units, segments=_segments(program, schedule, modes, units))
-
-
-def kept_steps(plan: Scheduled) -> tuple[int, ...]:
-    """The redistributions of parameters whose values stay from one micro-batch to the next."""
-    if plan.schedule.micro_batches == 1:
-        return ()
-    steps = plan.program.steps
-    moved = ((index, steps[index]) for index, mode in plan.modes.items() if mode is not Mode.AGAIN)
-    return tuple(index for index, step in moved if isinstance(step, Redistribute) and moves_value(step))
 
 
 def _segments(program: Program, schedule: Schedule, modes: dict[int, Mode], units: tuple[Unit, ...]) -> tuple[Segment, ...]:

@@ -101,15 +101,15 @@ class _Figures:
     def _move(self, step: Redistribute, index: int) -> None:
         """Seconds of a redistribution: of a parameter once a step, or for every pass; of a value in every pass."""
         forward, backward = chain_collectives(self.graph, step, self.mesh, self.types)
-        ahead = sum(self._collective(c.kind, c.axis, c.nbytes) for c in forward)
-        back = sum(self._collective(c.kind, c.axis, c.nbytes) for c in backward)
         stored = self.graph.tensors[step.tensor].role is Role.PARAMETER
+        seconds = self.prices.unit_seconds if stored else self._collective
+        ahead, back = (sum(seconds(c.kind, c.axis, c.nbytes) for c in found) for found in (forward, backward))
         if stored:
             size = local_bytes(step.chain[0], self.types.reduced_bytes(self.graph.tensors[step.tensor]), self.mesh)
             summed = self._summed(step)
             self.of["flat"][index] += size if summed else 0.0
             for axis in summed:
-                self.of["once"][index] += self.prices.bucket_seconds("all_reduce", axis, size)
+                self.of["once"][index] += self.prices.unit_seconds("all_reduce", axis, size)
             if self.schedule.gathered == "kept":
                 self.of["once"][index] += ahead
                 if self.schedule.accumulated == "whole":
@@ -122,7 +122,7 @@ class _Figures:
         self.of["moved"][index] += ahead + back + (ahead if again else 0.0)
 
     def _summed(self, step: Redistribute) -> list[int]:
-        """The axes over which the gradient of a parameter is summed in a bucket."""
+        """The axes over which the gradient of a parameter is summed as it is stored."""
         pairs = list(zip(step.chain, step.chain[1:], strict=False))[: step.bucketed]
         return [next(a for a, (b, c) in enumerate(zip(before, after, strict=True)) if b != c) for before, after in pairs]
 

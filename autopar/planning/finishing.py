@@ -130,7 +130,7 @@ class Finisher:
         """What an interrupted search of the whole graph had found, if it fits the memory."""
         if not isinstance(interrupt, Interrupted) or interrupt.best is None or solved.candidate.stages > 1:
             return []
-        schedule = self.trials.schedule(solved.mode, solved.candidate.micro_batches, short=False)
+        schedule = self._schedule(solved.candidate, solved.mode)
         found = evaluate(self.tables(solved.candidate, solved.mode), interrupt.best, schedule)
         return [found] if found.estimate.memory.total <= self.request.limit else []
 
@@ -156,7 +156,7 @@ class Finisher:
     def _finish(self, solved: Solved) -> Found | Staged:
         """The program that its tables give."""
         candidate, request, trials = solved.candidate, self.request, self.trials
-        schedule = trials.schedule(solved.mode, candidate.micro_batches, short=False)
+        schedule = self._schedule(candidate, solved.mode)
         if candidate.stages > 1:
             return staged([trials.group(candidate)], lambda _: self.tables(candidate, solved.mode), schedule, request, always=trials.always)
         first = self._in_one(candidate, solved.mode, schedule, HIDDEN if request.train else 0.0)
@@ -175,12 +175,18 @@ class Finisher:
         room = max(request.limit - self.trials.always, 0.0)
         return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)
 
+    def _prices(self, candidate: Candidate) -> MeshPrices:
+        return self.subject.prices(candidate.cluster, candidate.mesh, candidate.stages)
+
+    def _schedule(self, candidate: Candidate, mode: Mode) -> Schedule:
+        return self.trials.schedule(mode, candidate.micro_batches, [self._prices(candidate)], short=False)
+
     def tables(self, candidate: Candidate, mode: Mode, hidden: float = 0.0) -> Tables:
         """The tables of the whole graph."""
         request = self.request
         analysis = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
         work = replace(self.trials.work(candidate, mode, Counts(), short=False), hidden=hidden)
-        prices = MeshPrices(cluster=candidate.cluster, mesh=candidate.mesh)
+        prices = self._prices(candidate)
         return self.trials.offering(request.tables(analysis, prices, work, whole=candidate.micro_batches == 1), candidate, mode)
 
     def _thriftiest(self) -> list[Found | Staged]:
@@ -197,7 +203,7 @@ class Finisher:
             place[entry[1].micro_batches] += 1
         for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 2 * TRIED if self.is_small else TRIED]:
             try:
-                schedule = self.trials.schedule(mode, candidate.micro_batches, short=False)
+                schedule = self._schedule(candidate, mode)
                 tables = self.tables(candidate, mode)
                 return [smallest(tables, method=self.request.method, limit=self.request.limit, schedule=schedule)]
             except Infeasible as error:

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.pricing import MeshPrices
 from autopar.order.schedules import SCHEDULES, in_flight
 from autopar.search import Infeasible, NoAssignment
 
@@ -133,15 +132,16 @@ class Mixed:
         """The best cuts of a combination, on the folded graph or the whole one; raises `Infeasible` and `NoAssignment`."""
         request, count = self.request, combination.micro_batches
         stages = sum(group.stages for group in combination.groups)
-        analysis, schedule = self.subject.analysis(short=short, micro_batches=count), outer.trials.schedule(mode, count, short=short)
+        analysis = self.subject.analysis(short=short, micro_batches=count)
+        prices = {id(group): self.subject.prices(group.cluster, group.mesh, stages) for group in combination.groups}
+        schedule = outer.trials.schedule(mode, count, list(prices.values()), short=short)
         work = Work(
             counts=self.subject.counts if short else Counts(), passes=self._passes(stages, count), accumulating=count > 1, zero=mode.zero,
             in_flight=in_flight(thrifty(request.pipeline, stages, count), 0, stages, count), segments=schedule.recompute,
         )  # fmt: skip
 
         def tables(group: Group) -> Tables:
-            prices = MeshPrices(cluster=group.cluster, mesh=group.mesh)
-            return request.offering(request.tables(analysis, prices, work, whole=count == 1), group.stages / group.share)
+            return request.offering(request.tables(analysis, prices[id(group)], work, whole=count == 1), group.stages / group.share)
 
         expand = self.subject.expand if short else unfolded
         return staged(combination.groups, tables, schedule, request, always=outer.trials.always, expand=expand)

@@ -9,12 +9,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.costmodel import Cluster
+from autopar.costmodel.pricing import MeshPrices
 from autopar.search import Solution
 from autopar.search.stages import least_bottleneck
 
 from ..errors import UsageError, unknown
 from ..ir import Graph, Role
 from ..sharding.analysis import Analysis, analyse
+from ..sharding.mesh import Mesh
 from ..sharding.micro_batches import micro_batch_options, split_batch
 from ..sharding.rules import RULES, preamble
 from ..sharding.rules.experts import EXPERTS
@@ -40,6 +43,15 @@ class Subject:
         self._analyses: dict[tuple[bool, int], Analysis] = {}
         self._segments: dict[tuple[bool, str], Segments] = {}
         self._refused: dict[int, str] = {}
+
+    @property
+    def parameters(self) -> float:
+        """Bytes of all parameters."""
+        return sum(tensor.bytes for tensor in self.graph.parameters)
+
+    def prices(self, cluster: Cluster, mesh: Mesh, stages: int) -> MeshPrices:
+        """What it costs to communicate on the mesh of one of so many stages."""
+        return MeshPrices.of(cluster, mesh, self.parameters / stages)
 
     def analysis(self, *, short: bool, micro_batches: int = 1) -> Analysis:
         """The analysis of one of so many micro-batches; `UsageError` where the model does not divide into them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -75,7 +75,7 @@ class Trials:
         self.left: Solved | None = None
         self.base: dict[tuple[int, int, Mesh], float] = {}
         self.free: dict[Candidate, float] = {}
-        self.known: OrderedDict[tuple[int, int, Mesh], Known] = OrderedDict()
+        self.known: OrderedDict[tuple[int, int, int, Mesh], Known] = OrderedDict()
         self.binding: set[tuple[Candidate, Mode]] = set()
 
     # --- bounds ---
@@ -102,14 +102,14 @@ class Trials:
         key = (devices, stages, mesh)
         if key not in self.base:
             work = Work(counts=self.subject.counts, passes=micro_batches, hidden=_hidden(stages))
-            tables = self._tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, mesh, work)
+            tables = self._tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
             self.base[key] = solve(tables.graph).lower_bound
         return self.base[key]
 
-    def _tables(self, analysis: Analysis, devices: int, mesh: Mesh, work: Work) -> Tables:
+    def _tables(self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Work) -> Tables:
         request = self.request
-        prices = MeshPrices(cluster=request.cluster.sized(devices), mesh=mesh)
-        key = (id(analysis), devices, mesh)
+        prices = self.subject.prices(request.cluster.sized(devices), mesh, stages)
+        key = (id(analysis), devices, stages, mesh)
         known = self.known.setdefault(key, Known())
         self.known.move_to_end(key)
         if len(self.known) > REMEMBERED:
@@ -156,19 +156,20 @@ class Trials:
         cluster = candidate.cluster
         return Group(cluster=cluster, whole=cluster, start=0, stages=candidate.stages, mesh=candidate.mesh)
 
-    def schedule(self, mode: Mode, micro_batches: int, *, short: bool) -> Schedule:
-        """What the runtime is told."""
+    def schedule(self, mode: Mode, micro_batches: int, prices: Sequence[MeshPrices], *, short: bool) -> Schedule:
+        """What the runtime is told; of the meshes of several groups the one with the largest units decides."""
         return Schedule(
             micro_batches=micro_batches,
             recompute=self.subject.segments(mode.recompute, short=short),
             gathered="again" if mode.zero == 3 else "kept",
             accumulated="shards" if mode.zero == 2 else "whole",
+            unit_bytes=max(one.unit_bytes for one in prices),
             types=self.request.types,
         )
 
     def cut(self, solved: Solved) -> Solved:
         """A pipeline with the seconds of its best cuts; raises `Infeasible` where no cut fits."""
-        schedule = self.schedule(solved.mode, solved.candidate.micro_batches, short=True)
+        schedule = self.schedule(solved.mode, solved.candidate.micro_batches, [solved.tables.prices], short=True)
         groups, expand = [self.group(solved.candidate)], self.subject.expand
         found = staged(groups, lambda _: solved.tables, schedule, self.request, always=self.always, expand=expand)
         return replace(solved, seconds=found.pipeline.step)
@@ -209,7 +210,7 @@ class Trials:
         """The tables of a candidate, on the folded graph."""
         analysis = self.subject.analysis(short=True, micro_batches=candidate.micro_batches)
         work = self.work(candidate, mode, self.subject.counts, short=True)
-        return self.offering(self._tables(analysis, candidate.cluster.devices, candidate.mesh, work), candidate, mode)
+        return self.offering(self._tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work), candidate, mode)
 
     def offering(self, tables: Tables, candidate: Candidate, mode: Mode) -> Tables:
         """Tables of a candidate with the choices of host memory, if they are to have them."""

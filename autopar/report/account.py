@@ -1,13 +1,13 @@
-"""What a plan's program does, operator by operator: every redistribution and collective belongs to exactly one of them.
+"""What a plan's program does, operator by operator: every redistribution, and every collective of values, belongs to exactly one of them.
 
 A redistribution of a partial sum belongs to the operator that left the partial sum; any other to its first reader.
-The gradients that are reduced in buckets belong to no operator.
+The collectives of parameters and of their gradients belong to units, which several parameters of several operators share.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.costmodel import Cluster
@@ -16,13 +16,14 @@ from autopar.costmodel.pricing import MeshPrices
 from ..ir import Operator
 from ..order.actions import Word
 from ..order.execution import execution
+from ..order.passes import phases
 from ..order.places import only_casts
-from ..order.scheduled import Mode, Scheduled
+from ..order.scheduled import Scheduled
 from ..plan import Plan
 from ..schemes.meanings import Meanings, read_meanings
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind, Layout
-from ..sharding.program import Bucket, Collective, Compute, Decision, Redistribute, chain_collectives, operator_collectives
+from ..sharding.program import Collective, Compute, Decision, Redistribute, chain_collectives, operator_collectives
 from ..sharding.redistribution import changed_axis
 
 Seconds = Callable[[Collective], float]
@@ -30,12 +31,24 @@ Seconds = Callable[[Collective], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A redistribution that the program executes, with its priced collectives; on the axes `reduced_later`, buckets sum its gradient."""
+    """A redistribution that the program executes, with its priced collectives; of a parameter, these are those of its `unit`.
+
+    On the axes `reduced_later` its gradient is summed as it is stored.
+    """
 
     tensor: str
     chain: tuple[Layout, ...]
     collectives: tuple[tuple[Collective, float], ...]
     reduced_later: tuple[int, ...]
+    unit: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitAccount:
+    """The parameters of a unit, and its collectives of one step with their seconds: gathers, reductions, and sums of gradients."""
+
+    parameters: tuple[str, ...]
+    collectives: tuple[tuple[Collective, float], ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,19 +69,19 @@ class OperatorAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """All operators of a plan in order, and the gradient buckets with the seconds of each of their collectives."""
+    """All operators of a plan in order, and the units of its parameters."""
 
     plan: Plan
     analysis: Analysis
     meanings: Meanings
     operators: tuple[OperatorAccount, ...]
-    buckets: tuple[tuple[Bucket, tuple[float, ...]], ...]
+    units: tuple[UnitAccount, ...]
 
     @property
     def communication(self) -> float:
         """Seconds of all collectives of one step."""
         parts = [seconds for account in self.operators for _, seconds in account.collectives]
-        return math.fsum([*parts, *(seconds for _, each in self.buckets for seconds in each)])
+        return math.fsum([*parts, *(seconds for unit in self.units for _, seconds in unit.collectives)])
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -85,7 +98,7 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
     """Walk the program of `plan` and give every collective to its operator, as often as the schedule issues it, priced on `cluster`."""
     micro = execution(plan.assignment(analysis), analysis, plan.schedule.in_stage).micro
     program = micro.program
-    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
+    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
     known: dict[Collective, float] = {}
 
     def seconds(collective: Collective) -> float:
@@ -96,7 +109,7 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
     accounts: dict[str, OperatorAccount] = {}
     makers: dict[str, str] = {}
     waiting: dict[tuple[str, Layout], Move] = {}
-    flats = _flats(micro, plan.mesh_.shape)
+    unit_of = {index: unit.number for unit in micro.units for index in unit.members}
     for index, (step, times) in enumerate(zip(program.steps, _times(micro), strict=True)):
         if isinstance(step, Compute):
             _compute(step, accounts, makers, waiting)
@@ -105,7 +118,7 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
             continue
         if only_casts(step):
             continue
-        move = _move(step, micro, plan.mesh_.shape, times, seconds, flats.get(index, ()))
+        move = _move(step, micro, plan.mesh_.shape, times, seconds, unit_of.get(index))
         maker = makers.get(step.tensor)
         if maker is not None and any(placement.kind is Kind.PARTIAL for placement in step.chain[0]):
             accounts[maker].after.append(move)
@@ -114,17 +127,27 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
     for move in waiting.values():  # what leaves the model
         if move.tensor in makers:
             accounts[makers[move.tensor]].after.append(move)
-    buckets = [(bucket, tuple(prices.seconds("all_reduce", axis, bucket.nbytes) for axis in bucket.axes)) for bucket in micro.buckets]
     shown = tuple(accounts[op.name] for op in analysis.warm)
-    return Account(
-        plan=plan, analysis=analysis, meanings=read_meanings(analysis), operators=shown,
-        buckets=tuple(buckets),
-    )  # fmt: skip
+    units = tuple(_units(micro, seconds))
+    return Account(plan=plan, analysis=analysis, meanings=read_meanings(analysis), operators=shown, units=units)
+
+
+def _units(micro: Scheduled, seconds: Seconds) -> Iterator[UnitAccount]:
+    """What the units issue in one step."""
+    issued: dict[int, list[tuple[Collective, float]]] = {unit.number: [] for unit in micro.units}
+    actions = micro.actions()
+    for action, phase in zip(actions, phases(actions), strict=True):
+        if action.unit is not None:
+            issued[action.unit] += ((replace(c, phase=phase), seconds(c)) for c in micro.issued(action))
+    steps = micro.program.steps
+    for unit in micro.units:
+        names = dict.fromkeys(step.tensor for index in unit.members if isinstance(step := steps[index], Redistribute))
+        yield UnitAccount(parameters=tuple(names), collectives=tuple(issued[unit.number]))
 
 
 @dataclass(slots=True)
 class _Times:
-    """How often a step of the program is executed: forward, forward again in the backward pass, and backward."""
+    """How often a step of a segment is executed: forward, forward again in the backward pass, and backward."""
 
     forward: int = 0
     again: int = 0
@@ -143,30 +166,13 @@ class _Times:
 def _times(micro: Scheduled) -> list[_Times]:
     """The executions of every step of a micro-batch's program in one step of training."""
     found = [_Times() for _ in micro.program.steps]
-    last = micro.schedule.micro_batches - 1
-    gathered: list[int] = []
     for action in micro.actions():
-        if action.word is Word.GATHER:
-            assert action.unit is not None
-            gathered += micro.units[action.unit].members
-            continue
-        for index in gathered:  # a gather counts to the pass before which it stands
-            found[index].forward += action.word is Word.FORWARD
-            found[index].again += action.word is not Word.FORWARD
-        gathered = []
-        match action.word:
-            case Word.FORWARD | Word.BACKWARD:
-                assert action.segment is not None
-                segment, backward = micro.segments[action.segment], action.word is Word.BACKWARD
-                for index in segment.steps:
-                    found[index].forward += not backward
-                    found[index].again += backward and segment.again
-                    found[index].backward += backward
-            case Word.REDUCE:
-                assert action.unit is not None
-                unit = micro.units[action.unit]
-                for index in unit.members if action.micro_batch == last or unit.mode is not Mode.ONCE else ():
-                    found[index].backward += 1
+        if action.segment is not None:
+            segment, backward = micro.segments[action.segment], action.word is Word.BACKWARD
+            for index in segment.steps:
+                found[index].forward += not backward
+                found[index].again += backward and segment.again
+                found[index].backward += backward
     return found
 
 
@@ -184,26 +190,10 @@ def _compute(step: Compute, accounts: dict[str, OperatorAccount], makers: dict[s
 
 
 def _move(
-    step: Redistribute, micro: Scheduled, mesh: Sequence[int], times: _Times, seconds: Seconds, flats: tuple[int, ...]
-) -> Move:
-    """The collectives of a redistribution, each with its share of the message that it travels in."""
+    step: Redistribute, micro: Scheduled, mesh: Sequence[int], times: _Times, seconds: Seconds, unit: int | None
+) -> Move:  # fmt: skip
     forward, backward = chain_collectives(micro.program.graph, step, mesh, micro.schedule.types)
-    priced: list[tuple[Collective, float]] = []
-    for number, collective in enumerate((*forward, *backward)):
-        flat = flats[number] if flats else collective.nbytes
-        own = seconds(replace(collective, nbytes=flat)) * collective.nbytes / max(flat, 1)
-        priced += [(one, own) for one in times.of([collective])]
+    priced = tuple((collective, seconds(collective)) for collective in times.of((*forward, *backward)))
     bucketed = zip(step.chain[: step.bucketed], step.chain[1:], strict=False)
-    later = tuple(changed_axis(b, a) for b, a in bucketed)
-    return Move(tensor=step.tensor, chain=step.chain, collectives=tuple(priced), reduced_later=later)
-
-
-def _flats(micro: Scheduled, mesh: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """For the redistributions of parameters: the bytes of the messages in which their collectives travel, forward ones first."""
-    found: dict[int, tuple[int, ...]] = {}
-    for group in (group for unit in micro.units for group in unit.groups):
-        steps = [step for index in group if isinstance(step := micro.program.steps[index], Redistribute)]
-        each = [chain_collectives(micro.program.graph, step, mesh, micro.schedule.types) for step in steps]
-        sums = tuple(sum(c.nbytes for c in joined) for joined in zip(*((*ahead, *back) for ahead, back in each), strict=True))
-        found.update(dict.fromkeys(group, sums))
-    return found
+    later = tuple(changed_axis(before, after) for before, after in bucketed)
+    return Move(tensor=step.tensor, chain=step.chain, collectives=priced, reduced_later=later, unit=unit)

@@ -89,15 +89,21 @@ def _tensor_text(tensor: Tensor, layout: Layout, mesh: Sequence[int]) -> str:
 def _move_lines(title: str, move: Move, whole: Account) -> list[str]:
     chain = " -> ".join(map(format_layout, move.chain))
     lines = [f"  {title} {move.tensor}: {chain}"]
-    lines += _collective_lines(move.collectives, whole)
-    if move.reduced_later:
-        axes = ", ".join(whole.axes[axis] for axis in move.reduced_later)
-        lines.append(f"      its gradient is summed over {axes} in a bucket, with those of other parameters")
-    elif not move.collectives:
+    collectives = _collectives_of(move, whole)
+    if move.unit is not None and collectives:
+        others = len(whole.units[move.unit].parameters) - 1
+        lines.append(f"      in unit {move.unit}" + (f", with {others} other parameter{'s' if others > 1 else ''}" if others else ""))
+    lines += _collective_lines(collectives, whole)
+    if not collectives:
         lines.append("      no communication")
     if gathered(move, whole):
         lines.append(f"      gathered before use: {zero_words(whole)} over {', '.join(whole.axes[axis] for axis in gathered(move, whole))}")
     return lines
+
+
+def _collectives_of(move: Move, whole: Account) -> tuple[tuple[Collective, float], ...]:
+    """Those of a redistribution: of a parameter's, those of its unit."""
+    return move.collectives if move.unit is None else whole.units[move.unit].collectives
 
 
 def _collective_lines(collectives: Iterable[tuple[Collective, float]], whole: Account) -> list[str]:
@@ -143,8 +149,9 @@ def _move_json(move: Move, whole: Account) -> dict[str, Any]:
     return {
         "tensor": move.tensor,
         "chain": [format_layout(layout) for layout in move.chain],
-        "collectives": _collectives_json(move.collectives, whole),
-        "reduced_in_bucket": [whole.axes[axis] for axis in move.reduced_later],
+        "unit": move.unit,
+        "collectives": _collectives_json(_collectives_of(move, whole), whole),
+        "reduced_as_stored": [whole.axes[axis] for axis in move.reduced_later],
     }
 
 

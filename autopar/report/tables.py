@@ -155,19 +155,28 @@ def _amounts(nbytes: int, seconds: float) -> tuple[str, str]:
 def operators_table(groups: Sequence[Group], whole: Account) -> Table:
     """Operators by row of equal strategy, each with the collectives of one step that belong to it."""
     rows = [(g.name, str(len(g.operators)), g.strategy, _collective_text(g.collectives), *_amounts(g.nbytes, g.seconds)) for g in groups]
-    kinds = Counter({"all_reduce": sum(len(seconds) for _, seconds in whole.buckets)})
-    if whole.buckets:
-        names = sum(len(bucket.parameters) for bucket, _ in whole.buckets)
-        axes = sorted({axis for bucket, _ in whole.buckets for axis in bucket.axes})
-        nbytes = sum(bucket.nbytes * len(bucket.axes) for bucket, _ in whole.buckets)
-        seconds = sum(sum(each) for _, each in whole.buckets)
-        count = f"{len(whole.buckets)} bucket" + ("s" if len(whole.buckets) > 1 else "")
-        words = f"gradients of {names} parameters summed over {', '.join(whole.axes[axis] for axis in axes)} in {count}"
-        rows.append(("(gradients)", "", words, _collective_text(kinds), *_amounts(nbytes, seconds)))
-    total = sum(g.nbytes for g in groups) + sum(bucket.nbytes * len(bucket.axes) for bucket, _ in whole.buckets)
+    issued = [pair for unit in whole.units for pair in unit.collectives]
+    nbytes = sum(c.nbytes for c, _ in issued)
+    if issued:
+        kinds = Counter(c.kind for c, _ in issued)
+        rows.append(("(parameters)", "", _units_text(whole), _collective_text(kinds), *_amounts(nbytes, sum(s for _, s in issued))))
+    total = sum(g.nbytes for g in groups) + nbytes
     rows.append(("total", str(len(whole.operators)), "", "", *_amounts(total, whole.communication)))
     columns = ("operators", ">ops", "strategy", "collectives per step", ">bytes", ">time")
     return Table(title="Operators", columns=columns, rows=tuple(rows))
+
+
+def _units_text(whole: Account) -> str:
+    """How many parameters are gathered, and the gradients of how many reduced, over which axes, in how many units."""
+    said = []
+    units = [unit for unit in whole.units if unit.collectives]
+    for words, gathers in (("gathered", True), ("gradients summed", False)):
+        found = [(u, c.axis) for u in units for c, _ in u.collectives if (c.kind == "all_gather") is gathers]
+        axes = [whole.axes[axis] for axis in sorted({axis for _, axis in found})]
+        said += [f"{words} over {', '.join(axes)}"] if found else []
+    names = len({name for unit in units for name in unit.parameters})
+    several = "s" if len(units) > 1 else ""
+    return f"{names} parameters in {len(units)} unit{several}: {', '.join(said)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

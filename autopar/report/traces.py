@@ -38,7 +38,7 @@ def write_trace(path: str | Path, plan: Plan, graph: Graph, cluster: Cluster) ->
 
 
 def _of_one(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str, Sequence[Event]]:
-    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
+    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
     micro, count = plan.execution(analysis).micro, plan.schedule.micro_batches
     part = split_batch(analysis, count) if count > 1 else analysis
     found = timeline(micro, part, prices, optimizer=plan.model.optimizer)
@@ -77,7 +77,7 @@ def _figures(plan: Plan, analysis: Analysis, cluster: Cluster) -> Figures:
     schedule = plan.schedule.in_stage
     program = execution(plan.assignment(analysis), analysis, schedule).micro.program
     part = split_batch(analysis, schedule.micro_batches) if schedule.micro_batches > 1 else analysis
-    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
+    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
     return figures_of(program, part, prices, optimizer=plan.model.optimizer, schedule=schedule)
 
 

@@ -86,7 +86,7 @@ def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:
         zero=3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1,
     )  # fmt: skip
     part = split_batch(analysis, count) if count > 1 else analysis
-    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
+    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
     tables = build_tables(part, prices, optimizer=plan.model.optimizer, work=work, types=schedule.types)
     hosts = any(parameter.state == "host" for parameter in plan.parameters.values())
     return offering_host(tables, room=math.inf) if hosts else tables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.distributed.tensor import DTensor
 
 import autopar
 from autopar.plan import Plan
@@ -26,7 +27,8 @@ def _on_rank(plan: Plan) -> Found:
     planned = autopar.parallelize(module, plan, inputs)
     loss = planned(*inputs)
     loss.backward()
-    return loss.detach(), {name: value.grad.full_tensor() for name, value in planned.named_parameters() if value.grad is not None}
+    gradients = {name: value.grad for name, value in planned.named_parameters() if value.grad is not None}
+    return loss.detach(), {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in gradients.items()}
 
 
 def require_parity(plan: Plan) -> None:

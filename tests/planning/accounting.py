@@ -192,6 +192,10 @@ class Moved:
         return bus_factor(self.kind, self.group) * self.nbytes
 
 
+ONE_BY_ONE = Schedule(unit_bytes=1)
+"""Every parameter travels by itself, as the published counts have it."""
+
+
 def priced(found: Program, schedule: Schedule = PLAIN) -> list[Moved]:
     """The list of a program under a schedule."""
     axes, tensors = found.assignment.mesh.axes, found.graph.tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -10,6 +11,7 @@ from autopar.api import choose_cluster
 from autopar.costmodel.pricing import MeshPrices
 from autopar.errors import NoPlanFits, UsageError
 from autopar.frontends.load import LoadedModel
+from autopar.order.scheduled import scheduled
 from autopar.plan import Plan
 from autopar.sharding.layout import Kind, S, parse_layout
 from autopar.sharding.program import Compute, Program
@@ -21,7 +23,7 @@ MATRICES = ("q", "k", "v", "o", "up", "down")
 
 
 def counted(program: Program) -> Counter[tuple[str, str]]:
-    return Counter((c.phase, c.kind) for c in program.collectives())
+    return Counter((c.phase, c.kind) for c in scheduled(program).collectives())
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def test_megatron_has_two_all_reduces_a_layer_and_direction(wide: LoadedModel, m
     """The input carries no gradient, so the last of the backward ones is the first norm's: its two vectors in a bucket."""
     program = program_of(megatron, wide)
     assert counted(program) == {("forward", "all_reduce"): 2 * LAYERS, ("backward", "all_reduce"): 2 * LAYERS}
-    activations = [c for c in program.collectives() if not c.tensor.endswith(".bias")]
+    activations = [c for c in scheduled(program).collectives() if not c.tensor.endswith(".bias")]
     assert {c.nbytes for c in activations} == {512 * 4096 * 2} and len(activations) == 4 * LAYERS - 1
     for layer in range(LAYERS):
         names = {name: megatron.operators[f"{layer}.{name}/linear"].strategy for name in MATRICES}
@@ -69,9 +71,9 @@ def test_a_large_batch_and_small_weights_are_data_parallel(tall: LoadedModel) ->
     for step in program.steps:
         if isinstance(step, Compute) and not step.operator.name.startswith("loss/"):
             assert step.decision.outputs == ((S(0),),), step.operator.name
-    reduced = {name for bucket in program.buckets for name in bucket.parameters}
+    reduced = {name for bucket in scheduled(program).buckets for name in bucket.parameters}
     assert reduced == {t.name for t in tall.graph.parameters}
-    assert counted(program) == {("forward", "all_reduce"): 1, ("backward", "all_reduce"): len(program.buckets)}
+    assert counted(program) == {("forward", "all_reduce"): 1, ("backward", "all_reduce"): len(scheduled(program).buckets)}
     assert all(parameter.storage == "R" for parameter in found.parameters.values())
     assert found.predicted.step == pytest.approx(plan_of(tall, devices=8, mesh=(8,), scheme="data").predicted.step, rel=1e-9)
 
@@ -92,10 +94,11 @@ def test_less_memory_splits_the_storage_before_nothing_fits() -> None:
         else:
             assert plans[-1].predicted.memory <= limit
     steps = [plan.predicted.step for plan in plans]
-    assert steps == sorted(steps) and len(plans) > 3
+    # Which collectives hide is known of a whole program only, so that a thriftier plan may turn out a little faster.
+    assert all(later >= 0.97 * step for step, later in itertools.pairwise(steps)) and len(plans) > 3
     split = [{name for name, p in plan.parameters.items() if p.storage != "R"} for plan in plans]
     assert split[-1]
-    issued = [program_of(plan, model).collectives() for plan in plans]
+    issued = [scheduled(program_of(plan, model)).collectives() for plan in plans]
     gathered = [{c.tensor for c in collectives if (c.phase, c.kind) == ("forward", "all_gather")} for collectives in issued]
     assert any(names & used for names, used in zip(split, gathered, strict=True))
     assert error.exit_code == 4 and error.limit < error.minimum <= plans[-1].predicted.memory
@@ -114,7 +117,7 @@ def test_rows_into_columns_is_one_gather() -> None:
     model = loaded(perceptron(2048, 2048, 2048), 4096, 2048, train=False)
     pins = ["0/linear=gpu:d0", "1/relu=gpu:d0", "2/linear=gpu:n"]
     found = plan_of(model, devices=4, mesh=(4,), mode="infer", pins=pins)
-    (only,) = program_of(found, model).collectives()
+    (only,) = scheduled(program_of(found, model)).collectives()
     assert (only.phase, only.kind, only.axis, only.tensor, only.nbytes) == ("forward", "all_gather", 0, "1/relu:0", 4096 * 2048 * 4)
     prices = MeshPrices(cluster=choose_cluster("dgx-h100", 4)[0], mesh=found.mesh_)
     assert found.predicted.communication == pytest.approx(prices.seconds("all_gather", 0, 4096 * 2048 * 4), rel=1e-12)
@@ -129,7 +132,7 @@ def test_any_number_of_devices(devices: int) -> None:
     assert found.devices + found.unused == devices and found.predicted.step > 0
     assert found.unused <= (1 if devices == 7 else 0)
     if devices == 1:
-        assert not program.collectives() and found.predicted.communication == 0
+        assert not scheduled(program).collectives() and found.predicted.communication == 0
     else:
         assert found.predicted.step < plan_of(model, devices=1).predicted.step
 

@@ -14,6 +14,7 @@ from autopar.costmodel.estimate import estimate
 from autopar.costmodel.pricing import MeshPrices
 from autopar.decoding import decode
 from autopar.frontends.load import LoadedModel
+from autopar.order.scheduled import scheduled
 from autopar.pins import Pins
 from autopar.planner import name_axes
 from autopar.search import solve
@@ -93,7 +94,7 @@ def test_what_is_executed_costs_no_more_than_the_tables_say(sizes: tuple[int, ..
         seconds = estimate(program, tables.analysis, tables.prices, optimizer=tables.optimizer).step
         wanted = tables.graph.cost(choices)
         parameters = {t.name for t in program.graph.parameters}
-        reductions = [c for c in program.collectives() if c.kind == "all_reduce" and c.tensor in parameters]
+        reductions = [c for c in scheduled(program).collectives() if c.tensor in parameters]
         prices = tables.prices
         paid = [(prices.seconds(c.kind, c.axis, c.nbytes), prices.bucket_seconds(c.kind, c.axis, c.nbytes)) for c in reductions]
         slack = sum(max(0.0, alone - share) for alone, share in paid)

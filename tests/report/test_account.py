@@ -1,9 +1,8 @@
-"""Every collective of the program belongs to one operator or to the gradient buckets, and words say what is split."""
+"""Every collective of the program belongs to one operator or to one unit of parameters, and words say what is split."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import pytest
 from onnx import TensorProto, helper
@@ -36,28 +35,17 @@ def test_no_collective_of_a_schedule_is_lost(zero: int, recompute: str) -> None:
 
 def _check(found: Planned) -> None:
     whole = account(found)
-    micro = found.plan.execution(whole.analysis).micro
-    told = [collective for operator in whole.operators for collective, _ in operator.collectives]
-    for bucket, _ in whole.buckets:
-        name, size = bucket.parameters[0], bucket.nbytes
-        told += [Collective(phase="backward", kind="all_reduce", axis=axis, nbytes=size, tensor=name) for axis in bucket.axes]
-    parameters = {tensor.name for tensor in micro.program.graph.parameters}
-    issued = micro.collectives()
-    assert Counter(_key(c) for c in told if c.tensor not in parameters) == Counter(_key(c) for c in issued if c.tensor not in parameters)
-    # Parameters travel together; every operator has its share of the message.
-    assert _bytes(told, parameters) == _bytes(issued, parameters)
+    issued = Counter((c.phase, c.kind, c.axis, c.nbytes, c.tensor) for c in found.plan.execution(whole.analysis).micro.collectives())
+    told: Counter[tuple[str, str, int, int, str]] = Counter()
+    for operator in whole.operators:
+        told.update(_key(collective) for collective, _ in operator.collectives)
+    for unit in whole.units:
+        told.update(_key(collective) for collective, _ in unit.collectives)
+    assert told == issued
     assert whole.communication == pytest.approx(found.plan.predicted.communication)
     groups = groups_of(whole)
     assert sorted(name for group in groups for name in group.operators) == sorted(op.operator.name for op in whole.operators)
     assert sum(group.collectives.total() for group in groups) == sum(len(op.collectives) for op in whole.operators)
-
-
-def _bytes(collectives: Iterable[Collective], parameters: set[str]) -> dict[tuple[str, str, int], int]:
-    found: Counter[tuple[str, str, int]] = Counter()
-    for c in collectives:
-        if c.tensor in parameters:
-            found[c.phase, c.kind, c.axis] += c.nbytes
-    return dict(found)
 
 
 def _key(collective: Collective) -> tuple[str, str, int, int, str]:

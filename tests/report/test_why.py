@@ -30,7 +30,7 @@ def test_the_price_is_that_of_the_pinned_problem(mesh: tuple[int, ...]) -> None:
     analysis = analyse(found.model.graph, train=True)
     asked = Why(found.plan, analysis, found.cluster)
     told = asked.alternatives(UP)
-    prices = MeshPrices(cluster=found.cluster, mesh=found.plan.mesh_)
+    prices = MeshPrices(cluster=found.cluster, mesh=found.plan.mesh_, unit_bytes=found.plan.schedule.unit_bytes)
     assert len(told) == len(asked.tables.strategies[UP].choices) > 4 ** len(mesh)
     for other in told:
         limits = Pins(operators={UP: other.strategy})(analysis, found.plan.mesh_)

@@ -97,7 +97,7 @@ def on_rank(plan: Plan, scale: float) -> tuple[list[float], dict[str, Tensor], d
         stepper.step()
         losses.append(float(loss.detach()))
     own = module.graph_parameters()
-    weights = {name: module.full_value(name, value).clone() for name, value in own.items()}
+    weights = {name: value.clone() for name, value in module.full_values(own).items()}
     gradients = {name: local_of(value.grad) for name, value in own.items() if value.grad is not None}
     short = {name: bool((g == g.bfloat16().to(g.dtype)).all()) for name, g in gradients.items()}
     types = {f"{str(p.dtype)[6:]} {str(p.grad.dtype)[6:] if p.grad is not None else ''}".strip() for p in own.values()}
@@ -250,7 +250,7 @@ def test_states_are_of_the_master_type() -> None:
     assert {value.dtype for state in stepper.state.values() for value in state.values()} == {torch.float32}
     module.load_state_dict(Net().state_dict())
     assert torch.equal(module.get_parameter("up.weight"), Net().up.weight), "not rounded on its way in"
-    with pytest.raises(PlanError, match=r"the plan is for torch\.float32"):
+    with pytest.raises(PlanError, match=r"which the plan has as torch\.float32"):
         module.bfloat16().loss(TOKENS)
 
 
