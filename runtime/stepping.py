@@ -6,6 +6,7 @@ place of old ones. The gradients that leave the node are summed over the ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,10 @@ class _Record:
         self._kept = {number: passing.gradients.copied() for number, passing in self.call.passings.items() if again}
         if shares is None:
             found = engine.home({number: passing.gradients for number, passing in self.call.passings.items()})
+            before = module._pending.current(module.graph_parameters()) if module._synchronize else {}
+            if before:  # left by calls since this one
+                engine.flush(before)
+                found |= {name: found[name] + more if name in found else more for name, more in engine.home(before).items()}
             return self._reset([self._given(name, found) for name in self.trained])
         if module._synchronize:
             before = module._pending.current(module.graph_parameters())
@@ -176,14 +181,15 @@ class _AtOnce(_Record):
         (given,) = (g for place, g in zip(self.wanted, upstream, strict=True) if place == self.engine.loss) if upstream else (None,)
         gradient = 0.0 if given is None else float(given)
         if gradient != self.guess:
-            self.engine.loss_gradient = gradient if gradient else 1.0
-            if self.whole is not None and gradient:
+            usual = math.isfinite(gradient) and gradient != 0.0  # what the next call may guess
+            self.engine.loss_gradient = gradient if usual else 1.0
+            if self.whole is not None and usual:
                 self.guess = gradient
                 self.call = self._run(self.engine, self.whole)
             else:
                 for passing in self.call.passings.values():
                     passing.gradients.scale(gradient / self.guess)
-                self.guess = gradient if gradient else self.guess
+                self.guess = gradient if usual else self.guess
         shares = {number: passing.gradients for number, passing in self.call.passings.items()}
         return None if self.summed else shares
 

@@ -29,4 +29,4 @@ def tied_parameters(execution: Execution) -> dict[str, tuple[int, ...]]:
         for name in chunk.whole.program.assignment.storage:
             holders.setdefault(name, {})[number % execution.stages] = None
     gradients = execution.chunks[0].whole.program.assignment.gradients
-    return {name: tuple(stages) for name, stages in holders.items() if len(stages) > 1 and name in gradients}
+    return {name: tuple(sorted(stages)) for name, stages in holders.items() if len(stages) > 1 and name in gradients}

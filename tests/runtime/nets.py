@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.order.execution import Execution, execution
+from autopar.order.stages import Decided, Pipelined, staged_execution
 from autopar.runtime.module import ParallelModule
 from autopar.runtime.world import World
 from autopar.sharding.analysis import Analysis, analyse
@@ -50,18 +51,41 @@ def net() -> tuple[Net, Analysis, Tensor]:
     return module, analyse(model.graph, train=True), x
 
 
+def _wanted(analysis: Analysis, sizes: Sequence[int]) -> dict[str, list[Placement]]:
+    """The batch over the first axis, columns of matrix products over others."""
+    found = {}
+    for op in analysis.warm:
+        call = analysis.offers[op.name].call
+        others = S(1) if "linear" in op.kind and call.outputs[0].shape else R
+        found[op.name] = [S(0), *([others] * (len(sizes) - 1))]
+    return found
+
+
 def planned(analysis: Analysis, sizes: Sequence[int], *, split: bool = True, schedule: Schedule | None = None) -> Execution:
     """The batch over the first axis, columns of matrix products over others; with `split` parameters are stored split over all axes."""
     mesh = mesh_of(tuple(sizes))
-
-    def wanted(offer: Any) -> list[Placement]:
-        columns = "linear" in offer.call.operator.kind
-        scalar = not offer.call.outputs[0].shape
-        return [S(0), *([S(1) if columns and not scalar else R] * (len(sizes) - 1))]
-
-    decided = {op.name: wanted(analysis.offers[op.name]) for op in analysis.warm}
-    assignment = pinned_assignment(analysis, mesh, decided, split_storage=range(len(sizes)) if split else ())
+    assignment = pinned_assignment(analysis, mesh, _wanted(analysis, sizes), split_storage=range(len(sizes)) if split else ())
     return execution(assignment, analysis, schedule or Schedule())
+
+
+def pipelined(
+    analysis: Analysis, sizes: Sequence[tuple[int, ...]], *, pipeline: str = "1f1b", interleave: int = 1, schedule: Schedule | None = None
+) -> Execution:
+    """The same in stages on meshes of these sizes, which hold equal numbers of operators; parameters are stored split."""
+    meshes = [mesh_of(mesh) for mesh in sizes]
+    found = {
+        mesh: pinned_assignment(analysis, mesh, _wanted(analysis, mesh.shape), split_storage=range(len(mesh.axes))) for mesh in meshes
+    }
+    first = found[meshes[0]]
+    decided = Decided(
+        decide=lambda name, mesh: found[mesh].decisions[name], storage=first.storage, outputs=first.outputs, chains={}, host=frozenset()
+    )
+    names, count = [op.name for op in analysis.warm], len(sizes) * interleave
+    cut = Pipelined(
+        firsts=[names[number * len(names) // count] for number in range(count)], meshes=meshes * interleave, pipeline=pipeline,
+        interleave=interleave, schedule=schedule or Schedule(micro_batches=2),
+    )  # fmt: skip
+    return staged_execution(analysis, decided, cut)
 
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:
@@ -78,8 +102,9 @@ def gradients_alone(module: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
 
 def whole_gradients(module: ParallelModule) -> dict[str, Tensor | None]:
     """The gradients of a planned module, whole on every rank."""
-    found = module.graph_parameters()
-    return {name: None if p.grad is None else module.full_value(name, p.grad) for name, p in found.items()}
+    found = {name: p.grad for name, p in module.graph_parameters().items() if p.grad is not None}
+    whole = module.full_values(found)
+    return {tensor.name: whole.get(tensor.name) for tensor in module.engine.graph.parameters}
 
 
 def on_this_rank(plan: Execution, module: nn.Module) -> ParallelModule:

@@ -162,7 +162,7 @@ def test_random_plans_in_every_mode(name: str) -> None:
     """Fused weights whose parts are split, parameters that are used in two layouts, chains that start from what another one gave."""
     graph, mesh = GRAPHS[name](), mesh_of((2, 2))
     values, inputs = random_values(graph), random_inputs(graph)
-    programs = [random_program(graph, mesh, seed) for seed in range(40, 46)]
+    programs = [random_program(graph, mesh, seed) for seed in range(40, 44)]
     if name == "attention":
         splits = [p for program in programs for p in program.assignment.storage["qkv.weight"] if p.kind is Kind.SPLIT]
         assert any(p.parts > 1 for p in splits)
