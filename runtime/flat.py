@@ -29,7 +29,7 @@ def carry(values: Sequence[Tensor], steps: Sequence[tuple[Sequence[Action], Axis
 
     `into`: where the last step's results are to be written, if not into new memory.
     """
-    found = list(values)
+    found, values = list(values), ()
     for number, (actions, group) in enumerate(steps):
         last = into if number == len(steps) - 1 else None
         if actions[0].name in ON_ONE_DEVICE or group.size == 1:

@@ -54,6 +54,11 @@ class Gradients:
             self.at[place] = before + gradient
             self._own.add(place)
 
+    def bring_all(self, places: Sequence[Place], gradients: Sequence[Tensor]) -> None:
+        """The same of several places."""
+        for place, gradient in zip(places, gradients, strict=True):
+            self.bring(place, gradient)
+
     def copied(self) -> Gradients:
         """The same in tensors of its own."""
         other = Gradients()
@@ -118,7 +123,7 @@ class ParameterUnits:
         self.kept: dict[Place, Tensor] = {}  # values of units that are gathered again, with or without memory behind them
         self.held: set[int] = set()
         self.coming: dict[int, Moving] = {}
-        self.going: list[tuple[int, Moving]] = []
+        self.going: list[tuple[int, bool, Moving]] = []  # units, whether what ends there is a sum in place, their gradients on the way
         self.unit_of = {place: number for number, groups_ in enumerate(self.members) for group in groups_ for place in group.ends}
         self.behind: dict[int, set[int]] = {}  # units that start from values of a unit: their gradients come home first
         for number, groups_ in enumerate(self.members):
@@ -205,16 +210,18 @@ class ParameterUnits:
     def reduce(self, number: int, gradients: Gradients, *, last: bool, only_present: bool = False) -> None:
         """Begin to bring a unit's gradients home, and in the `last` micro-batch of a step to sum them over the ranks that share them.
 
-        With `only_present` nothing is done for groups of which no gradient is there.
+        With `only_present` nothing is done for groups of which no gradient is there. What was begun before goes one step on, so that its
+        message is let go and its gradients are at home before those of the next micro-batch; a last sum in place may take its time.
         """
-        for other, moving in self.going:
+        for other, rests, moving in self.going:
             if other in self.behind.get(number, ()):
                 moving.finish()
-            elif moving.left:
+            elif moving.left or not rests:
                 moving.go_on()
         unit = self.units[number]
         count = sum(1 for c in reduce_collectives(self.plan.program, unit, self.plan.schedule.types, last=last) if self._talks(c.axis))
-        self.going.append((number, Moving(self._reducing(number, gradients, last=last, all_groups=not only_present), count)))
+        moving = Moving(self._reducing(number, gradients, last=last, all_groups=not only_present), count)
+        self.going.append((number, last and bool(unit.buckets), moving))
 
     def _reducing(self, number: int, gradients: Gradients, *, last: bool, all_groups: bool) -> Generator[Tensor, Tensor, None]:
         unit = self.units[number]
@@ -224,17 +231,16 @@ class ParameterUnits:
                     continue
                 if not ((group.flows and all_groups) or any(place in gradients.at for place in group.ends)):
                     continue
-                shares = [self._taken(gradients, place, shape) for place, shape in zip(group.ends, group.shapes, strict=True)]
-                home = yield from carry(shares, group.back)
-                for place, gradient in zip(group.starts, home, strict=True):
-                    gradients.bring(place, gradient)
+                pairs = zip(group.ends, group.shapes, strict=True)
+                # Only the chain holds the shares: they go when their message has been made of them.
+                gradients.bring_all(group.starts, (yield from carry([self._taken(gradients, *pair) for pair in pairs], group.back)))
         if last:
             for bucket in unit.buckets:
                 places = [(name, self.plan.program.assignment.storage[name]) for name in bucket.parameters]
-                shapes = [self.stored(name).shape for name in bucket.parameters]
-                shares = [self._taken(gradients, place, tuple(shape)) for place, shape in zip(places, shapes, strict=True)]
+                shapes = [tuple(self.stored(name).shape) for name in bucket.parameters]
                 steps = [([Action("all_reduce")] * len(places), self.groups.axes[axis]) for axis in bucket.axes]
-                sums = yield from carry(shares, steps)
+                pairs = zip(places, shapes, strict=True)
+                sums = yield from carry([self._taken(gradients, *pair) for pair in pairs], steps)
                 gradients.at.update(zip(places, sums, strict=True))
 
     def _taken(self, gradients: Gradients, place: Place, shape: tuple[int, ...]) -> Tensor:
@@ -247,7 +253,7 @@ class ParameterUnits:
 
     def settle(self) -> None:
         """Wait for all gradients under way, in the order in which they were begun."""
-        for _, moving in self.going:
+        for _, _, moving in self.going:
             moving.finish()
         self.going.clear()
 

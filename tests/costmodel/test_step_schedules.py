@@ -24,7 +24,7 @@ from autopar.sharding.micro_batches import split_batch
 from autopar.sharding.program import Program
 from autopar.sharding.schedule import Schedule
 
-from .test_memory import WAITING, gpt2, graph_of, planned
+from .test_memory import gpt2, graph_of, planned
 
 RANKS = 4
 
@@ -58,14 +58,12 @@ def _case(program: Program, analysis: Analysis, schedule: Schedule) -> tuple[Exe
     return execution(program.assignment, analysis, schedule), split_batch(analysis, schedule.micro_batches)
 
 
-@WAITING
 @pytest.mark.parametrize("scheme", ["data", "zero3", "megatron"])
 def test_memory_as_tracked(scheme: str, analysis: Analysis, programs: dict[str, Program]) -> None:
     for schedule in list(_schedules(analysis, scheme))[:: 7 if scheme == "zero3" else 4]:
         _as_tracked(programs[scheme], analysis, schedule)
 
 
-@WAITING
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["data", "zero3", "megatron"])
 def test_memory_as_tracked_under_every_schedule(scheme: str, analysis: Analysis, programs: dict[str, Program]) -> None:
@@ -81,7 +79,6 @@ def _as_tracked(program: Program, analysis: Analysis, schedule: Schedule) -> Non
     assert told.total == pytest.approx(seen.peak, rel=0.03), schedule
 
 
-@WAITING
 def test_memory_drops(analysis: Analysis, programs: dict[str, Program]) -> None:
     """By torch's tracker: with recompute, with micro-batches, with gathering again, and with gradients that are added up as shards."""
 
