@@ -3,7 +3,8 @@
 The computation is one stream, the collectives of each mesh axis another (a process group has a stream). A task starts when its stream is
 free and what it waits for has ended:
 
-    a redistribution    of values waits for the computation before it, and stops the one after it
+    a redistribution    of values begins its first collective behind the computation before it; the first reader of its result waits for
+                        it, and for those behind it in the chain. Backward it begins behind that reader, and ends where it had begun
     a unit's gather     begins with the first collective of its first group; the others follow one by one when a segment needs the unit,
                         which waits for them. Its shards are copied into the message and out of it
     a unit's reduction  begins in the same way, and goes one collective on whenever another one begins; the end of the step waits for all
@@ -17,17 +18,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from autopar.ir import Graph
 from autopar.order.actions import Action, Word
 from autopar.order.passes import phases
-from autopar.order.places import moves_value
+from autopar.order.places import Place, makes, moves_value, reads
 from autopar.order.scheduled import Mode, Scheduled, Segment
 from autopar.order.units import Unit
-from autopar.sharding.program import Collective, Compute, Redistribute, chain_collectives, operator_collectives
+from autopar.sharding.program import Collective, Compute, Redistribute, chain_collectives, departure, operator_collectives
 
 from .casts import adding_seconds, gradient_seconds, unit_seconds
 from .compute import memory_seconds, with_launch
@@ -59,6 +61,22 @@ class _Moving:
     rests: bool = False
 
 
+class _Chain(NamedTuple):
+    """The collectives of a redistribution: of the step that departs, and of those behind it; backward ones in the order of issue."""
+
+    first_ahead: list[Collective]
+    ahead: list[Collective]
+    first_back: list[Collective]
+    back: list[Collective]
+
+    @classmethod
+    def of(cls, graph: Graph, step: Redistribute, mesh: Sequence[int]) -> _Chain:
+        number = departure(step, mesh) or 0
+        ahead, back = chain_collectives(graph, replace(step, chain=step.chain[number : number + 2]), mesh)
+        more_ahead, more_back = chain_collectives(graph, replace(step, chain=step.chain[number + 1 :]), mesh)
+        return cls(ahead, more_ahead, back, more_back[::-1])
+
+
 class Player:
     """Issues the tasks of a step on the streams of `clock`; `hides`: reductions of gradients run under the backward pass."""
 
@@ -70,7 +88,7 @@ class Player:
         self.known: dict[tuple[str, int, int], float] = {}
         self.inside: dict[str, tuple[list[Collective], list[Collective]]] = {}
         self.chains = {
-            index: chain_collectives(self.graph, step, self.mesh)
+            index: _Chain.of(self.graph, step, self.mesh)
             for index, step in enumerate(plan.program.steps)
             if isinstance(step, Redistribute) and index not in plan.modes
         }
@@ -208,22 +226,57 @@ class Player:
     # --- passes ---
 
     def _forward_pass(self, segment: Segment) -> None:
+        travelling: dict[Place, tuple[int, float]] = {}
         for index in segment.steps:
             step = self.program.steps[index]
+            for place in reads(step):
+                if place in travelling:
+                    self._arrive(*travelling.pop(place))
             if isinstance(step, Compute):
                 self._forward(step)
             else:
-                self._blocking(self.chains[index][0])
+                travelling[makes(step)[0]] = index, self._departed(self.chains[index].first_ahead)
+        for coming in travelling.values():
+            self._arrive(*coming)
+
+    def _arrive(self, index: int, until: float) -> None:
+        self.clock.wait(until)
+        self._blocking(self.chains[index].ahead)
 
     def _backward_pass(self, segment: Segment) -> None:
         if segment.again:
             self._forward_pass(segment)
+        read_by = self._first_readers(segment)
+        travelling = {index: self._returned(index) for index in reversed(read_by.pop(None, []))}
         for index in reversed(segment.steps):
             step = self.program.steps[index]
             if isinstance(step, Compute):
                 self._backward(step)
             else:
-                self._blocking(self.chains[index][1][::-1])
+                self.clock.wait(travelling.pop(index))
+            travelling.update((other, self._returned(other)) for other in reversed(read_by.get(index, [])))
+
+    def _returned(self, index: int) -> float:
+        """Gradients of a redistribution's result are complete: the end of the collective that brings them to where it had begun."""
+        self._blocking(self.chains[index].back)
+        return self._departed(self.chains[index].first_back)
+
+    def _departed(self, collectives: Sequence[Collective]) -> float:
+        return max([self.clock.now, *(self._started(collective) for collective in collectives)])
+
+    def _first_readers(self, segment: Segment) -> dict[int | None, list[int]]:
+        """The redistributions of a segment by the step that first reads their result (None: none does)."""
+        found: dict[int | None, list[int]] = {}
+        waiting: dict[Place, int] = {}
+        for index in segment.steps:
+            step = self.program.steps[index]
+            for place in reads(step):
+                if place in waiting:
+                    found.setdefault(index, []).append(waiting.pop(place))
+            if isinstance(step, Redistribute):
+                waiting[makes(step)[0]] = index
+        found[None] = list(waiting.values())
+        return found
 
     def _forward(self, step: Compute) -> None:
         clock, name, kind = self.clock, step.operator.name, step.operator.kind

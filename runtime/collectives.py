@@ -1,19 +1,7 @@
-"""Redistribution on real ranks: process groups of a mesh, and every single-axis step as an autograd function.
-
-A step between two kinds is a pair of actions, one on the value and one on the gradient:
-
-    R → B   nothing / all_reduce        S → R   all_gather / take           P → R   all_reduce / nothing
-    R → S   take / all_gather           S → B   all_gather / reduce_scatter P → S   reduce_scatter / all_gather
-    B → R   nothing / keep              S → S'  all_to_all / all_to_all     P → B   all_reduce / all_reduce
-    B → S   take / pad                  R → P   keep / nothing              B → P   keep / keep
-                                        S → P   pad / take
-
-`take` slices this rank's shard, `pad` surrounds it with zeros, `keep` leaves the value on coordinate 0 and zeros elsewhere.
-"""
+"""The process groups of a mesh, this rank's shards, and the collectives that bring a tensor from one split to another."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,7 +13,6 @@ from torch import Tensor
 from autopar.errors import PlanError
 from autopar.sharding.layout import Kind, Layout, Placement, R, local_parts
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.redistribution import changed_axis
 
 from .groups import group_of
 from .present import exchanging
@@ -51,21 +38,6 @@ class Cut(NamedTuple):
     parts: int
     degree: int
     coordinate: int
-
-
-class Action(NamedTuple):
-    """What happens to a value (or a gradient): `dim` and `parts` are the split gathered or made, `into` that of an all-to-all."""
-
-    name: str
-    dim: int = -1
-    parts: int = 1
-    into_dim: int = -1
-    into_parts: int = 1
-    reduction: str = "sum"
-
-
-Chain = tuple[tuple[Action, Action, AxisGroup], ...]
-"""Single-axis steps: what happens to the value, what to its gradient, and in which group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +92,7 @@ def cuts_of(layout: Layout, mesh: Sequence[int], coordinate: Sequence[int]) -> t
 def shard_of(value: Tensor, cuts: Sequence[Cut]) -> Tensor:
     """This rank's shard of a whole tensor; a view where the layout of memory allows."""
     for cut in cuts:
-        value = _take(value, cut.dim, cut.parts, cut.degree, cut.coordinate)
+        value = take(value, cut.dim, cut.parts, cut.degree, cut.coordinate)
     return value
 
 
@@ -130,11 +102,11 @@ def _levels(value: Tensor, dim: int, parts: int, degree: int) -> Tensor:
     return value.reshape(*shape[:dim], parts, degree, shape[dim] // (parts * degree), *shape[dim + 1 :])
 
 
-def _take(value: Tensor, dim: int, parts: int, degree: int, coordinate: int) -> Tensor:
+def take(value: Tensor, dim: int, parts: int, degree: int, coordinate: int) -> Tensor:
     return _levels(value, dim, parts, degree).select(dim + 1, coordinate).flatten(dim, dim + 1)
 
 
-def _pad(value: Tensor, dim: int, parts: int, degree: int, coordinate: int) -> Tensor:
+def pad(value: Tensor, dim: int, parts: int, degree: int, coordinate: int) -> Tensor:
     shape = value.shape
     out = value.new_zeros(*shape[:dim], parts, degree, shape[dim] // parts, *shape[dim + 1 :])
     out.select(dim + 1, coordinate).copy_(_levels(value, dim, parts, 1).squeeze(dim + 1))
@@ -160,43 +132,51 @@ def deal(value: Tensor, dim: int, parts: int, degree: int) -> Tensor:
     return _levels(value, dim, parts, degree).movedim(dim + 1, 0).flatten(dim + 1, dim + 2).contiguous()
 
 
+def arrived(coming: Tensor) -> Tensor:
+    """What a collective that has begun gives, once it is there."""
+    out: Tensor = _C10D.wait_tensor(coming)
+    return out
+
+
 def _moved(value: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
-    """Run a collective that only moves elements; what the backends cannot carry goes as bytes."""
+    """Run a collective that only moves elements; what the backends cannot carry goes as bytes, and is waited for."""
     if value.dtype in MOVABLE:
-        out = move(value.contiguous())
-    else:
-        out = move(value.contiguous().view(-1).view(torch.uint8).view(value.shape[0], -1)).view(-1).view(value.dtype)
-    waited: Tensor = _C10D.wait_tensor(out)
-    return waited
+        return move(value.contiguous())
+    return arrived(move(value.contiguous().view(-1).view(torch.uint8).view(value.shape[0], -1))).view(-1).view(value.dtype)
+
+
+def begin_all_reduce(value: Tensor, group: AxisGroup, reduction: str = "sum") -> Tensor:
+    """The sum (maximum, minimum) over the group, on its way."""
+    out: Tensor = _C10D.all_reduce(value.contiguous(), reduction, group.name)
+    return out
+
+
+def begin_all_gather(value: Tensor, group: AxisGroup) -> Tensor:
+    """The shards of the group one behind the other, on their way."""
+    flat = value.contiguous().view(1, *value.shape)
+    return _moved(flat, lambda x: _C10D.all_gather_into_tensor(x, group.size, group.name))
+
+
+def begin_reduce_scatter(value: Tensor, dim: int, parts: int, group: AxisGroup) -> Tensor:
+    """This rank's shard of the sum over the group, on its way."""
+    out: Tensor = _C10D.reduce_scatter_tensor(deal(value, dim, parts, group.size), "sum", group.size, group.name)
+    return out
+
+
+def begin_all_to_all(value: Tensor, into_dim: int, into_parts: int, group: AxisGroup) -> Tensor:
+    """This rank's piece of every shard of the group, on their way."""
+    each = [1] * group.size
+    return _moved(deal(value, into_dim, into_parts, group.size), lambda x: _C10D.all_to_all_single(x, each, each, group.name))
 
 
 def all_reduce(value: Tensor, group: AxisGroup, reduction: str = "sum") -> Tensor:
     """The sum (maximum, minimum) over the group."""
-    out: Tensor = _C10D.wait_tensor(_C10D.all_reduce(value.contiguous(), reduction, group.name))
-    return out
+    return arrived(begin_all_reduce(value, group, reduction))
 
 
 def all_gather(value: Tensor, dim: int, parts: int, group: AxisGroup) -> Tensor:
     """The whole `dim` from the group's shards of it."""
-    flat = value.contiguous().view(1, *value.shape)
-    pieces = _moved(flat, lambda x: _C10D.all_gather_into_tensor(x, group.size, group.name))
-    return join(pieces.view(group.size, *value.shape), dim, parts)
-
-
-def reduce_scatter(value: Tensor, dim: int, parts: int, group: AxisGroup) -> Tensor:
-    """This rank's shard of the sum over the group."""
-    pieces = deal(value, dim, parts, group.size)
-    out: Tensor = _C10D.wait_tensor(_C10D.reduce_scatter_tensor(pieces, "sum", group.size, group.name))
-    return out.view(pieces.shape[1:])
-
-
-def all_to_all(value: Tensor, dim: int, parts: int, into_dim: int, into_parts: int, group: AxisGroup) -> Tensor:
-    """From a split of `dim` to a split of `into_dim`."""
-    pieces = deal(value, into_dim, into_parts, group.size)
-    each = [1] * group.size
-    pieces_shape = pieces.shape
-    out = _moved(pieces, lambda x: _C10D.all_to_all_single(x, each, each, group.name))
-    return join(out.view(pieces_shape), dim, parts)
+    return join(arrived(begin_all_gather(value, group)).view(group.size, *value.shape), dim, parts)
 
 
 def _uneven(value: Tensor, outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup, kind: str) -> Tensor:
@@ -212,12 +192,6 @@ def set_off(value: Tensor, group: AxisGroup, *, by: int = 1) -> Tensor:
     outgoing, incoming = [0] * group.size, [0] * group.size
     outgoing[(group.coordinate + by) % group.size] = incoming[(group.coordinate - by) % group.size] = flat.numel()
     return _uneven(flat, outgoing, incoming, group, "send")
-
-
-def arrived(coming: Tensor) -> Tensor:
-    """What `set_off` gave, once it is there."""
-    out: Tensor = _C10D.wait_tensor(coming)
-    return out
 
 
 def shift(value: Tensor, group: AxisGroup, *, by: int = 1) -> Tensor:
@@ -245,113 +219,3 @@ def exchange_rows(value: Tensor, outgoing: Sequence[int], incoming: Sequence[int
     """An all-to-all of whole rows whose numbers depend on data."""
     out: Tensor = _Rows.apply(value, list(outgoing), list(incoming), group)  # type: ignore[no-untyped-call]
     return out
-
-
-ON_ONE_DEVICE = frozenset(("nothing", "take", "pad", "keep"))
-"""Actions that communicate nothing."""
-
-
-def act(value: Tensor, action: Action, group: AxisGroup) -> Tensor:
-    """Run one action; the result is contiguous."""
-    match action.name:
-        case "nothing":
-            return value
-        case "take":
-            return _take(value, action.dim, action.parts, group.size, group.coordinate).contiguous()
-        case "pad":
-            return _pad(value, action.dim, action.parts, group.size, group.coordinate)
-        case "keep":
-            return value if group.coordinate == 0 else torch.zeros_like(value, memory_format=torch.contiguous_format)
-    if group.size == 1:
-        return value
-    match action.name:
-        case "all_reduce":
-            return all_reduce(value, group, action.reduction)
-        case "all_gather":
-            return all_gather(value, action.dim, action.parts, group)
-        case "reduce_scatter":
-            return reduce_scatter(value, action.dim, action.parts, group)
-        case "all_to_all":
-            return all_to_all(value, action.dim, action.parts, action.into_dim, action.into_parts, group)
-    raise AssertionError(action.name)
-
-
-class _Step(torch.autograd.Function):
-    """One action on the value, another on its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, ahead: Action, back: Action, group: AxisGroup) -> Tensor:
-        ctx.back, ctx.group = back, group
-        out = act(value, ahead, group)
-        return out.view_as(out) if out is value else out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return act(gradients[0], ctx.back, ctx.group), None, None, None
-
-
-def step(value: Tensor, ahead: Action, back: Action | None, group: AxisGroup) -> Tensor:
-    """One single-axis step of a redistribution; `back` is None where no gradient flows."""
-    if back is None or not value.requires_grad:
-        return act(value.detach(), ahead, group)
-    if ahead.reduction != "sum":
-        raise PlanError(f"a partial {ahead.reduction} has no gradient")
-    out: Tensor = _Step.apply(value, ahead, back, group)  # type: ignore[no-untyped-call]
-    return out
-
-
-def step_actions(before: Layout, after: Layout, axis: int, mesh: Sequence[int]) -> tuple[Action, Action]:
-    """What a single-axis step does to the value and to the gradient."""
-    split, whole, share, partial = Kind.SPLIT, Kind.REPLICATED, Kind.BROADCAST, Kind.PARTIAL
-    kinds = before[axis].kind, after[axis].kind
-    if (before[axis].reduction, after[axis].reduction) != ("sum", "sum") and after[axis].kind is not whole:
-        raise PlanError(f"a partial {before[axis].reduction} can only be brought to R, not to {after[axis]}")
-    nothing, keep = Action("nothing"), Action("keep")
-    reduce = Action("all_reduce", reduction=before[axis].reduction)
-    if kinds == (split, split):
-        own, other = _dim(before, axis, mesh), _dim(after, axis, mesh)
-        return Action("all_to_all", *own, *other), Action("all_to_all", *other, *own)
-    dim, parts = _dim(before if before[axis].kind is split else after, axis, mesh)
-    gather, scatter, take, pad = (Action(name, dim, parts) for name in ("all_gather", "reduce_scatter", "take", "pad"))
-    table = {
-        (whole, share): (nothing, reduce),
-        (whole, split): (take, gather),
-        (whole, partial): (keep, nothing),
-        (share, whole): (nothing, keep),
-        (share, split): (take, pad),
-        (share, partial): (keep, keep),
-        (split, whole): (gather, take),
-        (split, share): (gather, scatter),
-        (split, partial): (pad, take),
-        (partial, whole): (reduce, nothing),
-        (partial, split): (scatter, gather),
-        (partial, share): (reduce, reduce),
-    }
-    return table[kinds]
-
-
-def _dim(layout: Layout, axis: int, mesh: Sequence[int]) -> tuple[int, int]:
-    return (layout[axis].dim, local_parts(layout, axis, mesh)) if layout[axis].kind is Kind.SPLIT else (-1, 1)
-
-
-def apply_chain(value: Tensor, chain: Sequence[Layout], groups: DeviceGroups, *, gradient: bool) -> Tensor:
-    """Bring a local value along a chain of layouts."""
-    for before, after in itertools.pairwise(chain):
-        axis = changed_axis(before, after)
-        ahead, back = step_actions(before, after, axis, groups.mesh.shape)
-        value = step(value, ahead, back if gradient else None, groups.axes[axis])
-    return value
-
-
-def whole_chain(layout: Layout) -> list[Layout]:
-    """The chain that gathers and sums a tensor to the whole one, the innermost axis first."""
-    chain = [layout]
-    for axis in reversed(range(len(layout))):
-        if layout[axis].kind in (Kind.SPLIT, Kind.PARTIAL):
-            chain.append((*chain[-1][:axis], R, *chain[-1][axis + 1 :]))
-    return chain
-
-
-def gather_full(value: Tensor, layout: Layout, groups: DeviceGroups) -> Tensor:
-    """The whole tensor on every rank, without a gradient; for checks and checkpoints."""
-    return apply_chain(value, whole_chain(layout), groups, gradient=False)

@@ -22,11 +22,12 @@ from autopar.sharding.layout import Kind, Layout, R, local_shape
 from autopar.sharding.program import Program
 
 from .agreement import first_rank_says
-from .collectives import DeviceGroups, gather_full
+from .collectives import DeviceGroups
 from .draws import Draws
 from .local_forms.randomness import is_random
 from .parameters import Storage, device_mesh
 from .present import aside
+from .redistribution import gather_full
 from .runner import Call, before_backward
 from .stage import Stage
 from .tied import TiedSums

@@ -11,8 +11,9 @@ from collections.abc import Callable, Generator, Sequence
 import torch
 from torch import Tensor
 
-from .collectives import MOVABLE, ON_ONE_DEVICE, Action, AxisGroup, act, deal, join, write_joined
+from .collectives import MOVABLE, AxisGroup, deal, join, write_joined
 from .present import PRESENT, at
+from .redistribution import ON_ONE_DEVICE, Action, act
 
 _C10D = torch.ops._c10d_functional
 

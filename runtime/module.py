@@ -24,12 +24,13 @@ from .agreement import DIGEST, update_digest
 from .arguments import Arguments, other_input
 from .batches import Batches
 from .clipping import clip_grad_norm
-from .collectives import DeviceGroups, apply_chain, gather_full, whole_chain
+from .collectives import DeviceGroups
 from .engine import Engine
 from .modes import Modes
 from .original import Recalling, recall
 from .other_stages import OtherStages
 from .parameters import attach, local_of, placements_of
+from .redistribution import apply_chain, gather_full, whole_chain
 from .stepping import Pending, differentiable_call
 from .uncompiled import runs_as_it_is
 from .weight_files import FileTensor

@@ -16,8 +16,9 @@ from autopar.order.execution import Execution
 from autopar.order.ranks import tied_parameters
 from autopar.sharding.layout import Layout
 
-from .collectives import AxisGroup, all_reduce, cuts_of, gather_full, shard_of
+from .collectives import AxisGroup, all_reduce, cuts_of, shard_of
 from .groups import group_of
+from .redistribution import gather_full
 from .units import Gradients, Stored
 from .world import World
 

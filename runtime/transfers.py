@@ -19,9 +19,9 @@ from autopar.order.execution import Chunk, Execution, Handed
 from autopar.sharding.layout import Kind, Layout, R, local_shape
 from autopar.sharding.redistribution import changed_axis
 
-from .collectives import Chain, act, step_actions
 from .lowering.frame import Frame
 from .lowering.program import Place, Time
+from .redistribution import Chain, act, step_actions
 from .world import World
 
 

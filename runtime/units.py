@@ -23,8 +23,9 @@ from autopar.sharding.layout import local_shape
 from autopar.sharding.program import Redistribute
 from autopar.sharding.redistribution import changed_axis
 
-from .collectives import Action, AxisGroup, DeviceGroups, step_actions
+from .collectives import AxisGroup, DeviceGroups
 from .flat import Moving, carry
+from .redistribution import Action, step_actions
 
 Stored = Callable[[str], Tensor]
 """This rank's shard of a parameter, as it is stored."""

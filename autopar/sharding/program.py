@@ -149,6 +149,16 @@ def chain_collectives(
     return forward, backward
 
 
+def departure(step: Redistribute, mesh: Sequence[int]) -> int | None:
+    """The first step of a chain that communicates, forward or backward: it runs beside computation, from there to the first reader."""
+    for number, (before, after) in enumerate(itertools.pairwise(step.chain)):
+        axis = changed_axis(before, after)
+        ahead, back = transfers(before[axis], after[axis], mesh[axis])
+        if mesh[axis] > 1 and (ahead or (back and step.differentiable)):
+            return number
+    return None
+
+
 def build_program(
     graph: Graph,
     assignment: Assignment,

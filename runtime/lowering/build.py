@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator as python_operator
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import torch
 from torch import fx
@@ -13,15 +13,16 @@ from autopar.errors import PlanError
 from autopar.ir import Operator, Ref, Role, Tensor
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.layout import Layout, R, format_layout, replicated
-from autopar.sharding.program import Compute, Program, Redistribute
+from autopar.sharding.program import Compute, Program, Redistribute, departure
 from autopar.sharding.redistribution import changed_axis
 from autopar.sharding.rules import RULES
 
-from ..collectives import ON_ONE_DEVICE, Chain, DeviceGroups, step, step_actions
+from ..collectives import DeviceGroups
 from ..functions import arguments_of, is_onnx, named, on_device, only, returns_sequence
 from ..local_call import LocalOperator
 from ..postponing import product
-from .draft import Draft
+from ..redistribution import ON_ONE_DEVICE, Chain, arrive, depart, step, step_actions
+from .draft import Coming, Draft
 from .frame import Frame
 from .program import LocalProgram, Place, Time, identifier
 
@@ -100,6 +101,8 @@ class _Builder:
             self.drafts.append(self.draft)
             for index in segment.steps:
                 self._step(index)
+            for place in tuple(self.draft.coming):
+                self._value(place)
         outputs = self._outputs()
         places = tuple(self.frame.place(*pair) for pair in outputs)
         updates = tuple(self._updates())
@@ -157,6 +160,8 @@ class _Builder:
     def _value(self, place: Place) -> fx.Node:
         """A value: made in this segment or before it, a parameter, or a source."""
         draft = self.draft
+        if place in draft.coming:
+            self._arrive(place)
         if place in draft.nodes:
             return draft.nodes[place]
         name, role = place[0], self.model.tensors[place[0]].role
@@ -223,17 +228,41 @@ class _Builder:
         return tuple(found)
 
     def _redistribute(self, item: Redistribute) -> None:
-        """One node a step."""
+        """Begin the first collective of a chain; it is waited for, and the steps behind it run, where the value is read."""
         frame = self.frame
-        value = self._value(frame.place(item.tensor, item.chain[0]))
         places = [frame.place(item.tensor, layout) for layout in item.chain]
-        for (ahead, back, group), after in zip(self._chain([layout for _, layout in places]), item.chain[1:], strict=True):
-            axis = frame.axes[frame.groups.index(group) - (frame.time is not None)].name
-            what = "share" if ahead.name == "nothing" else ahead.name
-            arguments = (value, ahead, back if item.differentiable else None, group)
-            value = self.draft.graph.create_node("call_function", step, arguments, name=f"{identifier(item.tensor)}_{what}_{axis}")
-            value.meta["tensor"] = _describe(self.model.tensors[item.tensor], after)
-        self._made(places[-1], value)
+        coming = Coming(self._value(places[0]), item, self._chain([layout for _, layout in places]))
+        first = departure(item, self.program.assignment.mesh.shape)
+        coming = self._steps(coming, 0, len(coming.chain) if first is None else first)
+        if first is None:
+            self.draft.nodes[places[-1]] = coming.node
+        else:
+            self.draft.coming[places[-1]] = coming._replace(node=self._moved(coming, first, depart), number=first)
+        self.made[places[-1]] = self.draft.number
+
+    def _arrive(self, place: Place) -> None:
+        """Wait for what is on its way to a place, and run the steps behind."""
+        coming = self.draft.coming.pop(place)
+        coming = coming._replace(node=self._moved(coming, coming.number, arrive))
+        self.draft.nodes[place] = self._steps(coming, coming.number + 1, len(coming.chain)).node
+
+    def _steps(self, coming: Coming, first: int, end: int) -> Coming:
+        """Run the steps of a chain from `first` to before `end`, a node each."""
+        for number in range(first, end):
+            coming = coming._replace(node=self._moved(coming, number, step))
+        return coming
+
+    def _moved(self, coming: Coming, number: int, function: Callable[..., object]) -> fx.Node:
+        """A node for one step of a chain."""
+        frame, item = self.frame, coming.item
+        ahead, back, group = coming.chain[number]
+        axis = frame.axes[frame.groups.index(group) - (frame.time is not None)].name
+        what = "leaves" if function is depart else "share" if ahead.name == "nothing" else ahead.name
+        arguments = (coming.node, ahead, back if item.differentiable else None, group)
+        node = self.draft.graph.create_node("call_function", function, arguments, name=f"{identifier(item.tensor)}_{what}_{axis}")
+        if function is not depart:
+            node.meta["tensor"] = _describe(self.model.tensors[item.tensor], item.chain[number + 1])
+        return node
 
     def _compute(self, item: Compute) -> None:
         """One call with local sizes; a mean over a split factor is scaled."""

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 import torch
 from torch import fx
 
 from autopar.sharding.layout import Placement
+from autopar.sharding.program import Redistribute
 
+from ..redistribution import Chain
 from .program import LocalSegment, Place, identifier
 
 Source = tuple[str, Placement | None]
+
+
+class Coming(NamedTuple):
+    """A redistribution under way: the node that it goes on from, all its steps, and the number of the one that has begun."""
+
+    node: fx.Node
+    item: Redistribute
+    chain: Chain
+    number: int = 0
 
 
 class Draft:
@@ -21,6 +33,7 @@ class Draft:
         self.number, self.again = number, again
         self.graph = fx.Graph()
         self.nodes: dict[Place, fx.Node] = {}
+        self.coming: dict[Place, Coming] = {}
         self.values: dict[Place, fx.Node] = {}
         self.parameters: dict[Place, fx.Node] = {}
         self.sources: dict[Source, fx.Node] = {}

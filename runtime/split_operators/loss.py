@@ -15,9 +15,10 @@ from torch import Tensor
 
 from autopar.ir import Value
 
-from ..collectives import Action, AxisGroup, all_reduce, step
+from ..collectives import AxisGroup, all_reduce
 from ..local_call import LocalCall
 from ..local_forms.registry import register
+from ..redistribution import Action, step
 
 NONE, MEAN, SUM = 0, 1, 2
 

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from autopar.ir import Value
 
-from ..collectives import Action, AxisGroup, step
+from ..collectives import AxisGroup
 from ..functions import function_of
 from ..local_call import LocalCall
 from ..local_forms.registry import register
+from ..redistribution import Action, step
 
 
 def _before(total: Tensor, dim: int, group: AxisGroup, *, reverse: bool, product: bool) -> Tensor:

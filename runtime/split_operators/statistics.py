@@ -17,9 +17,10 @@ from torch import Tensor
 
 from autopar.ir import Value
 
-from ..collectives import Action, AxisGroup, all_gather, all_reduce, step
+from ..collectives import AxisGroup, all_gather, all_reduce
 from ..local_call import LocalCall
 from ..local_forms.registry import register
+from ..redistribution import Action, step
 
 Groups = Sequence[AxisGroup]
 

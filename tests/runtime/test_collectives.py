@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autopar.runtime.collectives import DeviceGroups, apply_chain, cuts_of, gather_full, shard_of
+from autopar.runtime.collectives import DeviceGroups, cuts_of, shard_of
 from autopar.runtime.launch import run_ranks
+from autopar.runtime.redistribution import apply_chain, gather_full
 from autopar.sharding.layout import Layout, format_layout, is_valid, parse_layout
 from autopar.sharding.redistribution import is_step, steps_from
 

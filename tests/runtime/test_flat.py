@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.collective_log import CollectiveLog
-from autopar.runtime.collectives import Action, AxisGroup, DeviceGroups, act, step_actions
+from autopar.runtime.collectives import AxisGroup, DeviceGroups
 from autopar.runtime.flat import Moving, carry
 from autopar.runtime.launch import run_ranks
+from autopar.runtime.redistribution import Action, act, step_actions
 from autopar.sharding.layout import local_shape, parse_layout
 from autopar.sharding.redistribution import changed_axis
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from autopar.order.execution import Execution
 from autopar.order.ranks import tied_parameters
 from autopar.runtime.check import CollectiveLog
-from autopar.runtime.collectives import gather_full
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.parameters import local_of
+from autopar.runtime.redistribution import gather_full
 from autopar.sharding.schedule import Schedule
 
 from .nets import MODES, Net, gradients_alone, net, on_this_rank, pipelined, require_equal, whole_gradients

@@ -1,0 +1,271 @@
+"""Redistribution on real ranks: every single-axis step as an autograd function.
+
+A step between two kinds is a pair of actions, one on the value and one on the gradient:
+
+    R → B   nothing / all_reduce        S → R   all_gather / take           P → R   all_reduce / nothing
+    R → S   take / all_gather           S → B   all_gather / reduce_scatter P → S   reduce_scatter / all_gather
+    B → R   nothing / keep              S → S'  all_to_all / all_to_all     P → B   all_reduce / all_reduce
+    B → S   take / pad                  R → P   keep / nothing              B → P   keep / keep
+                                        S → P   pad / take
+
+`take` slices this rank's shard, `pad` surrounds it with zeros, `keep` leaves the value on coordinate 0 and zeros elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from autopar.errors import PlanError
+from autopar.sharding.layout import Kind, Layout, R, local_parts
+from autopar.sharding.redistribution import changed_axis
+
+from .collectives import (
+    AxisGroup,
+    DeviceGroups,
+    arrived,
+    begin_all_gather,
+    begin_all_reduce,
+    begin_all_to_all,
+    begin_reduce_scatter,
+    join,
+    pad,
+    take,
+)
+
+
+class Action(NamedTuple):
+    """What happens to a value (or a gradient): `dim` and `parts` are the split gathered or made, `into` that of an all-to-all."""
+
+    name: str
+    dim: int = -1
+    parts: int = 1
+    into_dim: int = -1
+    into_parts: int = 1
+    reduction: str = "sum"
+
+
+Chain = tuple[tuple[Action, Action, AxisGroup], ...]
+"""Single-axis steps: what happens to the value, what to its gradient, and in which group."""
+
+
+ON_ONE_DEVICE = frozenset(("nothing", "take", "pad", "keep"))
+"""Actions that communicate nothing."""
+
+
+def _is_local(action: Action, group: AxisGroup) -> bool:
+    return action.name in ON_ONE_DEVICE or group.size == 1
+
+
+def begin(value: Tensor, action: Action, group: AxisGroup) -> Tensor:
+    """Start the collective of an action; `finish` gives its result."""
+    match action.name:
+        case "all_reduce":
+            return begin_all_reduce(value, group, action.reduction)
+        case "all_gather":
+            return begin_all_gather(value, group)
+        case "reduce_scatter":
+            return begin_reduce_scatter(value, action.dim, action.parts, group)
+        case "all_to_all":
+            return begin_all_to_all(value, action.into_dim, action.into_parts, group)
+    raise AssertionError(action.name)
+
+
+def finish(coming: Tensor, action: Action, group: AxisGroup, given: Sequence[int]) -> Tensor:
+    """Wait for what `begin` gave on a tensor of shape `given`, and put its pieces together. The result is contiguous."""
+    came = arrived(coming)
+    shape = list(given)
+    match action.name:
+        case "all_gather":
+            return join(came.view(group.size, *shape), action.dim, action.parts)
+        case "reduce_scatter":
+            shape[action.dim] //= group.size
+        case "all_to_all":
+            shape[action.into_dim] //= group.size
+            return join(came.view(group.size, *shape), action.dim, action.parts)
+    return came.view(shape)
+
+
+def act(value: Tensor, action: Action, group: AxisGroup) -> Tensor:
+    """Run one action; the result is contiguous."""
+    match action.name:
+        case "nothing":
+            return value
+        case "take":
+            return take(value, action.dim, action.parts, group.size, group.coordinate).contiguous()
+        case "pad":
+            return pad(value, action.dim, action.parts, group.size, group.coordinate)
+        case "keep":
+            return value if group.coordinate == 0 else torch.zeros_like(value, memory_format=torch.contiguous_format)
+    return value if group.size == 1 else finish(begin(value, action, group), action, group, value.shape)
+
+
+class _Step(torch.autograd.Function):
+    """One action on the value, another on its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, ahead: Action, back: Action, group: AxisGroup) -> Tensor:
+        ctx.back, ctx.group = back, group
+        out = act(value, ahead, group)
+        return out.view_as(out) if out is value else out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return act(gradients[0], ctx.back, ctx.group), None, None, None
+
+
+class _Departure(torch.autograd.Function):
+    """Start the action on a value; backward, wait for the one on its gradient.
+
+    Gives what stands for the value on the way (of its shape, without its memory where a collective runs), and what is on its way.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, ahead: Action, back: Action, group: AxisGroup) -> tuple[Tensor, Tensor]:
+        ctx.back, ctx.group, ctx.after = back, group, _shape_after(value.shape, ahead, group.size)
+        if _is_local(ahead, group):
+            tag, coming = value.view_as(value), value.new_empty(0)
+        else:
+            tag, coming = value.new_empty(()).expand(value.shape), begin(value, ahead, group)
+        ctx.mark_non_differentiable(coming)
+        return tag, coming
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        gradient = gradients[0]
+        if not _is_local(ctx.back, ctx.group):
+            gradient = finish(gradient, ctx.back, ctx.group, ctx.after)
+        return gradient, None, None, None
+
+
+class _Arrival(torch.autograd.Function):
+    """Wait for what has departed; backward, start the action on its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tag: Tensor, coming: Tensor, ahead: Action, back: Action, group: AxisGroup) -> Tensor:
+        ctx.back, ctx.group, ctx.shape = back, group, tag.shape
+        if _is_local(ahead, group):
+            out = act(tag, ahead, group)
+            return out.view_as(out) if out is tag else out
+        return finish(coming, ahead, group, tag.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        gradient = gradients[0]
+        if _is_local(ctx.back, ctx.group):
+            return act(gradient, ctx.back, ctx.group), None, None, None, None
+        coming = begin(gradient, ctx.back, ctx.group)
+        if torch.is_anomaly_enabled():  # which reads the gradient before it has come
+            coming = arrived(coming)
+        return coming.view(ctx.shape), None, None, None, None
+
+
+def _shape_after(shape: Sequence[int], action: Action, size: int) -> list[int]:
+    """The local shape that an action leads to."""
+    found = list(shape)
+    if action.name in ("take", "reduce_scatter"):
+        found[action.dim] //= size
+    elif action.name in ("pad", "all_gather", "all_to_all"):
+        found[action.dim] *= size
+    if action.name == "all_to_all":
+        found[action.into_dim] //= size
+    return found
+
+
+def depart(value: Tensor, ahead: Action, back: Action | None, group: AxisGroup) -> tuple[Tensor, Tensor]:
+    """Begin a single-axis step, which `arrive` ends; in between, computation goes on. `back` is None where no gradient flows.
+
+    Backward, the gradient's collective begins where the value arrived and is waited for where it departed.
+    """
+    if back is not None and value.requires_grad:
+        _check_sum(ahead)
+        pair: tuple[Tensor, Tensor] = _Departure.apply(value, ahead, back, group)  # type: ignore[no-untyped-call]
+        return pair
+    alone = value.detach()
+    if _is_local(ahead, group):
+        return alone, alone.new_empty(0)
+    return alone.new_empty(()).expand(alone.shape), begin(alone, ahead, group)
+
+
+def arrive(sent: tuple[Tensor, Tensor], ahead: Action, back: Action | None, group: AxisGroup) -> Tensor:
+    """The value at the end of the step that `depart` began."""
+    tag, coming = sent
+    if back is not None and tag.requires_grad:
+        out: Tensor = _Arrival.apply(tag, coming, ahead, back, group)  # type: ignore[no-untyped-call]
+        return out
+    return act(tag, ahead, group) if _is_local(ahead, group) else finish(coming, ahead, group, tag.shape)
+
+
+def step(value: Tensor, ahead: Action, back: Action | None, group: AxisGroup) -> Tensor:
+    """One single-axis step of a redistribution, waited for at once; `back` is None where no gradient flows."""
+    if back is None or not value.requires_grad:
+        return act(value.detach(), ahead, group)
+    _check_sum(ahead)
+    out: Tensor = _Step.apply(value, ahead, back, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _check_sum(ahead: Action) -> None:
+    if ahead.reduction != "sum":
+        raise PlanError(f"a partial {ahead.reduction} has no gradient")
+
+
+def step_actions(before: Layout, after: Layout, axis: int, mesh: Sequence[int]) -> tuple[Action, Action]:
+    """What a single-axis step does to the value and to the gradient."""
+    split, whole, share, partial = Kind.SPLIT, Kind.REPLICATED, Kind.BROADCAST, Kind.PARTIAL
+    kinds = before[axis].kind, after[axis].kind
+    if (before[axis].reduction, after[axis].reduction) != ("sum", "sum") and after[axis].kind is not whole:
+        raise PlanError(f"a partial {before[axis].reduction} can only be brought to R, not to {after[axis]}")
+    nothing, keep = Action("nothing"), Action("keep")
+    reduce = Action("all_reduce", reduction=before[axis].reduction)
+    if kinds == (split, split):
+        own, other = _dim(before, axis, mesh), _dim(after, axis, mesh)
+        return Action("all_to_all", *own, *other), Action("all_to_all", *other, *own)
+    dim, parts = _dim(before if before[axis].kind is split else after, axis, mesh)
+    gather, scatter, take, pad = (Action(name, dim, parts) for name in ("all_gather", "reduce_scatter", "take", "pad"))
+    table = {
+        (whole, share): (nothing, reduce),
+        (whole, split): (take, gather),
+        (whole, partial): (keep, nothing),
+        (share, whole): (nothing, keep),
+        (share, split): (take, pad),
+        (share, partial): (keep, keep),
+        (split, whole): (gather, take),
+        (split, share): (gather, scatter),
+        (split, partial): (pad, take),
+        (partial, whole): (reduce, nothing),
+        (partial, split): (scatter, gather),
+        (partial, share): (reduce, reduce),
+    }
+    return table[kinds]
+
+
+def _dim(layout: Layout, axis: int, mesh: Sequence[int]) -> tuple[int, int]:
+    return (layout[axis].dim, local_parts(layout, axis, mesh)) if layout[axis].kind is Kind.SPLIT else (-1, 1)
+
+
+def apply_chain(value: Tensor, chain: Sequence[Layout], groups: DeviceGroups, *, gradient: bool) -> Tensor:
+    """Bring a local value along a chain of layouts."""
+    for before, after in itertools.pairwise(chain):
+        axis = changed_axis(before, after)
+        ahead, back = step_actions(before, after, axis, groups.mesh.shape)
+        value = step(value, ahead, back if gradient else None, groups.axes[axis])
+    return value
+
+
+def whole_chain(layout: Layout) -> list[Layout]:
+    """The chain that gathers and sums a tensor to the whole one, the innermost axis first."""
+    chain = [layout]
+    for axis in reversed(range(len(layout))):
+        if layout[axis].kind in (Kind.SPLIT, Kind.PARTIAL):
+            chain.append((*chain[-1][:axis], R, *chain[-1][axis + 1 :]))
+    return chain
+
+
+def gather_full(value: Tensor, layout: Layout, groups: DeviceGroups) -> Tensor:
+    """The whole tensor on every rank, without a gradient; for checks and checkpoints."""
+    return apply_chain(value, whole_chain(layout), groups, gradient=False)
