@@ -172,6 +172,11 @@ def fit_products(times: Mapping[tuple[int, int, int], float], device: Device, dt
         if found[1] > 0 and float((residual**2).sum()) < best[0]:
             best = (float((residual**2).sum()), half_size, float(found[1]), float(np.abs(residual).mean()))
     _, half_size, slower, error = best
+    if not slower:
+        raise NoisyMeasurement(
+            f"the times of {dtype} products do not grow with their sizes: nothing is written. Stop what else runs on these machines and "
+            "calibrate again."
+        )
     return ProductFit(rate=device.flops(dtype) / slower, half_size=half_size, mean_error=error)
 
 

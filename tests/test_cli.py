@@ -258,10 +258,11 @@ def test_main_prints_the_error(
     assert capsys.readouterr() == ("", message)
 
 
-def test_a_missing_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "model.pt2").touch()
     with pytest.raises(UsageError, match=r"pip install 'autopar\[torch\]'"):
-        run(["plan", "model.pt2", *FOUR])
+        run(["plan", str(tmp_path / "model.pt2"), *FOUR])
 
 
 def test_planning_an_onnx_file_imports_no_torch(folder: Path) -> None:

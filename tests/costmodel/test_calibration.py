@@ -141,6 +141,12 @@ def test_matrix_products_are_found_again(units: int, half_size: float) -> None:
     assert (fit.rate, fit.half_size) == pytest.approx((0.7 * truth.flops("float32"), half_size), rel=1e-6)
 
 
+def test_products_that_do_not_grow_are_refused() -> None:
+    times = {(32, 32, 32): 3e-4, (64, 64, 64): 2e-4, (512, 512, 512): 1e-4}
+    with pytest.raises(NoisyMeasurement, match="float32 products do not grow with their sizes"):
+        fit_products(times, LOCAL.device, "float32", itemsize=4)
+
+
 def repeats(value: float) -> tuple[float, ...]:
     return (value, value, value)
 

@@ -76,6 +76,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 ]
 
 
+@torch.no_grad()
 def _calls(plans: dict[str, Plan]) -> tuple[list[bool], list[str]]:
     modules = {name: autopar.parallelize(build(), plan, PLANNED[name]) for name, plan in plans.items()}
     same = [torch.allclose(modules[name](*args, **kwargs), build()(*args, **kwargs), atol=1e-6) for name, args, kwargs in RIGHT]

@@ -172,7 +172,9 @@ def test_ranks_end_with_their_parent(tmp_path: Path, head: str, number: signal.S
     pids.mkdir()
     temporary.mkdir()
     shared = set(os.listdir("/dev/shm"))
-    command = _script(tmp_path, head + f"run_ranks(work.stays, 3, {str(pids)!r})")
+    # Where a shell has started the tests in the background, an interrupt is ignored, by its children too.
+    heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    command = _script(tmp_path, heard + head + f"run_ranks(work.stays, 3, {str(pids)!r})")
     environment = {**os.environ, "TMPDIR": str(temporary)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True) as program:
         assert _until(lambda: len([path for path in pids.iterdir() if path.read_text(encoding="ascii")]) == 3 or program.poll() is not None)

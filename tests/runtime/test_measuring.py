@@ -33,7 +33,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_device, "BATCH_SECONDS", 1e-4)
     monkeypatch.setattr(measured_device, "PASSES", 3)
     monkeypatch.setattr(measured_device, "COLD", 2**20)
-    monkeypatch.setattr(measured_device, "SHAPES", measured_device.SHAPES[:3])
+    monkeypatch.setattr(measured_device, "SHAPES", ((32, 32, 32), (64, 64, 64), (512, 512, 512)))
     monkeypatch.setattr(measured_device, "QUICK", 3)
     monkeypatch.setattr(calibrated, "QUICK_SIZES", (2**10, 2**18))
 
