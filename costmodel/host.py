@@ -1,6 +1,6 @@
 """Optimizer state in the memory of a device's host, streamed through the device when its parameters are updated.
 
-The state of the parameters of chunk i (`sharding/streams.py`), s_i bytes, is copied in, their update takes u_i on the device, and the state
+The state of the parameters of chunk i (`state_chunks.py`), s_i bytes, is copied in, their update takes u_i on the device, and the state
 is copied out again. While one chunk is updated, the next comes in and the one before goes out (three are on the device at once):
 
     in_i      ends  s_i / r  after  in_(i-1), update_(i-2), out_(i-3)
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from autopar.ir import Tensor
 from autopar.sharding.schedule import PLAIN, Types
-from autopar.sharding.streams import chunks
+from autopar.sharding.state_chunks import chunks
 
 from .cluster import Cluster
 from .device import Device

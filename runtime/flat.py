@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .collectives import MOVABLE, AxisGroup, deal, join, write_joined
 from .present import PRESENT, at
-from .redistribution import ON_ONE_DEVICE, Action, act
+from .redistribution import ON_ONE_DEVICE, Move, act
 
 _C10D = torch.ops._c10d_functional
 
@@ -25,7 +25,7 @@ Begun = tuple[Tensor, Callable[[Tensor], list[Tensor]]]
 Into = Sequence[Tensor] | None
 
 
-def carry(values: Sequence[Tensor], steps: Sequence[tuple[Sequence[Action], AxisGroup]], into: Sequence[Tensor] | None = None) -> Carried:
+def carry(values: Sequence[Tensor], steps: Sequence[tuple[Sequence[Move], AxisGroup]], into: Sequence[Tensor] | None = None) -> Carried:
     """Take `values` through the steps: of each the action for every value, and the group.
 
     `into`: where the last step's results are to be written, if not into new memory.
@@ -88,7 +88,7 @@ def _moved(flat: Tensor, move: Callable[[Tensor], Tensor]) -> tuple[Tensor, Call
     return move(flat.contiguous().view(torch.uint8)), lambda out: out.view(flat.dtype)
 
 
-def _all_gather(values: Sequence[Tensor], actions: Sequence[Action], group: AxisGroup, into: Into) -> Begun:
+def _all_gather(values: Sequence[Tensor], actions: Sequence[Move], group: AxisGroup, into: Into) -> Begun:
     shapes = [value.shape for value in values]
     flat = torch.cat([value.reshape(-1) for value in values]).unsqueeze(0)
     begun, seen = _moved(flat, lambda x: _C10D.all_gather_into_tensor(x, group.size, group.name))
@@ -105,20 +105,20 @@ def _all_gather(values: Sequence[Tensor], actions: Sequence[Action], group: Axis
     return begun, finish
 
 
-def _reduce_scatter(values: Sequence[Tensor], actions: Sequence[Action], group: AxisGroup, _: Into) -> Begun:
+def _reduce_scatter(values: Sequence[Tensor], actions: Sequence[Move], group: AxisGroup, _: Into) -> Begun:
     dealt = [deal(value, action.dim, action.parts, group.size) for value, action in zip(values, actions, strict=True)]
     begun = _C10D.reduce_scatter_tensor(_rows(dealt), "sum", group.size, group.name)
     shapes = [pieces.shape[1:] for pieces in dealt]
     return begun, lambda out: _cut(out.view(-1), shapes)
 
 
-def _all_reduce(values: Sequence[Tensor], actions: Sequence[Action], group: AxisGroup, _: Into) -> Begun:
+def _all_reduce(values: Sequence[Tensor], actions: Sequence[Move], group: AxisGroup, _: Into) -> Begun:
     shapes = [value.shape for value in values]
     flat = torch.cat([value.reshape(-1) for value in values])
     return _C10D.all_reduce_(flat, actions[0].reduction, group.name), lambda out: _cut(out, shapes)
 
 
-def _all_to_all(values: Sequence[Tensor], actions: Sequence[Action], group: AxisGroup, _: Into) -> Begun:
+def _all_to_all(values: Sequence[Tensor], actions: Sequence[Move], group: AxisGroup, _: Into) -> Begun:
     dealt = [deal(value, action.into_dim, action.into_parts, group.size) for value, action in zip(values, actions, strict=True)]
     shapes, each = [pieces.shape for pieces in dealt], [1] * group.size
     begun, seen = _moved(_rows(dealt), lambda x: _C10D.all_to_all_single(x, each, each, group.name))

@@ -1,6 +1,6 @@
 """An optimizer of which some state is in the memory of the device's host, as a plan has it.
 
-A step updates the parameters whose state is on the device together, as ever, and the others chunk by chunk (`sharding/streams.py`): the
+A step updates the parameters whose state is on the device together, as ever, and the others chunk by chunk (`state_chunks.py`): the
 state is copied in, the wrapped optimizer makes its step on these parameters alone, the state is copied out. On a GPU three streams do this
 at once: while one chunk is updated, the next comes in and the one before goes out. On a CPU the host's memory is the device's, and nothing
 is copied.
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from autopar.errors import RunError
-from autopar.sharding.streams import chunks
+from autopar.sharding.state_chunks import chunks
 
 from .module import ParallelModule
 from .parameters import local_of

@@ -74,7 +74,7 @@ class Recalling(nn.Module):
         return sorted({*found, *(self._original.names() if self._original is not None else ())})
 
 
-class Part(Recalling):
+class OriginalModule(Recalling):
     """A submodule of the original."""
 
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -93,29 +93,29 @@ class Part(Recalling):
         return (type(self) if self._original is None else self._original.kind).__name__
 
 
-class PartList(Part, nn.ModuleList):
+class OriginalList(OriginalModule, nn.ModuleList):
     """A list of submodules."""
 
 
-class PartSequence(Part, nn.Sequential):
+class OriginalSequence(OriginalModule, nn.Sequential):
     """A sequence of submodules."""
 
 
-class PartDict(Part, nn.ModuleDict):
+class OriginalDict(OriginalModule, nn.ModuleDict):
     """A dict of submodules."""
 
 
-class PartParameters(Part, nn.ParameterList):
+class OriginalParameters(OriginalModule, nn.ParameterList):
     """A list of parameters."""
 
 
-class PartNamedParameters(Part, nn.ParameterDict):
+class OriginalNamedParameters(OriginalModule, nn.ParameterDict):
     """A dict of parameters."""
 
 
-_KINDS: Mapping[type[nn.Module], type[Part]] = {
-    nn.ModuleList: PartList, nn.Sequential: PartSequence, nn.ModuleDict: PartDict, nn.ParameterList: PartParameters,
-    nn.ParameterDict: PartNamedParameters,
+_KINDS: Mapping[type[nn.Module], type[OriginalModule]] = {
+    nn.ModuleList: OriginalList, nn.Sequential: OriginalSequence, nn.ModuleDict: OriginalDict, nn.ParameterList: OriginalParameters,
+    nn.ParameterDict: OriginalNamedParameters,
 }  # fmt: skip
 
 
@@ -131,8 +131,8 @@ def recall(root: Recalling, module: nn.Module) -> None:
             recall(part, child)
 
 
-def _part(module: nn.Module) -> Part:
-    found = next((made for kind, made in _KINDS.items() if isinstance(module, kind)), Part)()
+def _part(module: nn.Module) -> OriginalModule:
+    found = next((made for kind, made in _KINDS.items() if isinstance(module, kind)), OriginalModule)()
     if isinstance(module, nn.ParameterList):
         vars(found)["_size"] = len(module)
     if isinstance(module, nn.ParameterDict):

@@ -38,7 +38,7 @@ from .collectives import (
 )
 
 
-class Action(NamedTuple):
+class Move(NamedTuple):
     """What happens to a value (or a gradient): `dim` and `parts` are the split gathered or made, `into` that of an all-to-all."""
 
     name: str
@@ -49,7 +49,7 @@ class Action(NamedTuple):
     reduction: str = "sum"
 
 
-Chain = tuple[tuple[Action, Action, AxisGroup], ...]
+Chain = tuple[tuple[Move, Move, AxisGroup], ...]
 """Single-axis steps: what happens to the value, what to its gradient, and in which group."""
 
 
@@ -57,11 +57,11 @@ ON_ONE_DEVICE = frozenset(("nothing", "take", "pad", "keep"))
 """Actions that communicate nothing."""
 
 
-def _is_local(action: Action, group: AxisGroup) -> bool:
+def _is_local(action: Move, group: AxisGroup) -> bool:
     return action.name in ON_ONE_DEVICE or group.size == 1
 
 
-def begin(value: Tensor, action: Action, group: AxisGroup) -> Tensor:
+def begin(value: Tensor, action: Move, group: AxisGroup) -> Tensor:
     """Start the collective of an action; `finish` gives its result."""
     match action.name:
         case "all_reduce":
@@ -75,7 +75,7 @@ def begin(value: Tensor, action: Action, group: AxisGroup) -> Tensor:
     raise AssertionError(action.name)
 
 
-def finish(coming: Tensor, action: Action, group: AxisGroup, given: Sequence[int]) -> Tensor:
+def finish(coming: Tensor, action: Move, group: AxisGroup, given: Sequence[int]) -> Tensor:
     """Wait for what `begin` gave on a tensor of shape `given`, and put its pieces together. The result is contiguous."""
     came = arrived(coming)
     shape = list(given)
@@ -90,7 +90,7 @@ def finish(coming: Tensor, action: Action, group: AxisGroup, given: Sequence[int
     return came.view(shape)
 
 
-def act(value: Tensor, action: Action, group: AxisGroup) -> Tensor:
+def act(value: Tensor, action: Move, group: AxisGroup) -> Tensor:
     """Run one action; the result is contiguous."""
     match action.name:
         case "nothing":
@@ -108,7 +108,7 @@ class _Step(torch.autograd.Function):
     """One action on the value, another on its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, ahead: Action, back: Action, group: AxisGroup) -> Tensor:
+    def forward(ctx: Any, value: Tensor, ahead: Move, back: Move, group: AxisGroup) -> Tensor:
         ctx.back, ctx.group = back, group
         out = act(value, ahead, group)
         return out.view_as(out) if out is value else out
@@ -125,7 +125,7 @@ class _Departure(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, ahead: Action, back: Action, group: AxisGroup) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, value: Tensor, ahead: Move, back: Move, group: AxisGroup) -> tuple[Tensor, Tensor]:
         ctx.back, ctx.group, ctx.after = back, group, _shape_after(value.shape, ahead, group.size)
         if _is_local(ahead, group):
             tag, coming = value.view_as(value), value.new_empty(0)
@@ -146,7 +146,7 @@ class _Arrival(torch.autograd.Function):
     """Wait for what has departed; backward, start the action on its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, tag: Tensor, coming: Tensor, ahead: Action, back: Action, group: AxisGroup) -> Tensor:
+    def forward(ctx: Any, tag: Tensor, coming: Tensor, ahead: Move, back: Move, group: AxisGroup) -> Tensor:
         ctx.back, ctx.group, ctx.shape = back, group, tag.shape
         if _is_local(ahead, group):
             out = act(tag, ahead, group)
@@ -164,7 +164,7 @@ class _Arrival(torch.autograd.Function):
         return coming.view(ctx.shape), None, None, None, None
 
 
-def _shape_after(shape: Sequence[int], action: Action, size: int) -> list[int]:
+def _shape_after(shape: Sequence[int], action: Move, size: int) -> list[int]:
     """The local shape that an action leads to."""
     found = list(shape)
     if action.name in ("take", "reduce_scatter"):
@@ -176,7 +176,7 @@ def _shape_after(shape: Sequence[int], action: Action, size: int) -> list[int]:
     return found
 
 
-def depart(value: Tensor, ahead: Action, back: Action | None, group: AxisGroup) -> tuple[Tensor, Tensor]:
+def depart(value: Tensor, ahead: Move, back: Move | None, group: AxisGroup) -> tuple[Tensor, Tensor]:
     """Begin a single-axis step, which `arrive` ends; in between, computation goes on. `back` is None where no gradient flows.
 
     Backward, the gradient's collective begins where the value arrived and is waited for where it departed.
@@ -191,7 +191,7 @@ def depart(value: Tensor, ahead: Action, back: Action | None, group: AxisGroup) 
     return alone.new_empty(()).expand(alone.shape), begin(alone, ahead, group)
 
 
-def arrive(sent: tuple[Tensor, Tensor], ahead: Action, back: Action | None, group: AxisGroup) -> Tensor:
+def arrive(sent: tuple[Tensor, Tensor], ahead: Move, back: Move | None, group: AxisGroup) -> Tensor:
     """The value at the end of the step that `depart` began."""
     tag, coming = sent
     if back is not None and tag.requires_grad:
@@ -200,7 +200,7 @@ def arrive(sent: tuple[Tensor, Tensor], ahead: Action, back: Action | None, grou
     return act(tag, ahead, group) if _is_local(ahead, group) else finish(coming, ahead, group, tag.shape)
 
 
-def step(value: Tensor, ahead: Action, back: Action | None, group: AxisGroup) -> Tensor:
+def step(value: Tensor, ahead: Move, back: Move | None, group: AxisGroup) -> Tensor:
     """One single-axis step of a redistribution, waited for at once; `back` is None where no gradient flows."""
     if back is None or not value.requires_grad:
         return act(value.detach(), ahead, group)
@@ -209,24 +209,24 @@ def step(value: Tensor, ahead: Action, back: Action | None, group: AxisGroup) ->
     return out
 
 
-def _check_sum(ahead: Action) -> None:
+def _check_sum(ahead: Move) -> None:
     if ahead.reduction != "sum":
         raise PlanError(f"a partial {ahead.reduction} has no gradient")
 
 
-def step_actions(before: Layout, after: Layout, axis: int, mesh: Sequence[int]) -> tuple[Action, Action]:
+def step_actions(before: Layout, after: Layout, axis: int, mesh: Sequence[int]) -> tuple[Move, Move]:
     """What a single-axis step does to the value and to the gradient."""
     split, whole, share, partial = Kind.SPLIT, Kind.REPLICATED, Kind.BROADCAST, Kind.PARTIAL
     kinds = before[axis].kind, after[axis].kind
     if (before[axis].reduction, after[axis].reduction) != ("sum", "sum") and after[axis].kind is not whole:
         raise PlanError(f"a partial {before[axis].reduction} can only be brought to R, not to {after[axis]}")
-    nothing, keep = Action("nothing"), Action("keep")
-    reduce = Action("all_reduce", reduction=before[axis].reduction)
+    nothing, keep = Move("nothing"), Move("keep")
+    reduce = Move("all_reduce", reduction=before[axis].reduction)
     if kinds == (split, split):
         own, other = _dim(before, axis, mesh), _dim(after, axis, mesh)
-        return Action("all_to_all", *own, *other), Action("all_to_all", *other, *own)
+        return Move("all_to_all", *own, *other), Move("all_to_all", *other, *own)
     dim, parts = _dim(before if before[axis].kind is split else after, axis, mesh)
-    gather, scatter, take, pad = (Action(name, dim, parts) for name in ("all_gather", "reduce_scatter", "take", "pad"))
+    gather, scatter, take, pad = (Move(name, dim, parts) for name in ("all_gather", "reduce_scatter", "take", "pad"))
     table = {
         (whole, share): (nothing, reduce),
         (whole, split): (take, gather),

@@ -22,8 +22,8 @@ from autopar.sharding.analysis import analyse
 
 from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, one_device, optimizer_of
 from .collectives import DeviceGroups
+from .example_inputs import example_values
 from .host_states import host_states
-from .inputs import example_values
 from .launch import in_steps, require_cuda, run_ranks
 from .local_forms.randomness import is_random
 from .masters import mastered

@@ -20,10 +20,10 @@ from autopar.sharding.time_split import TimeSplit
 
 from .collectives import Cut, DeviceGroups, join, shard_of
 from .draws import Draws, drawing
+from .generator_states import GeneratorStates
 from .lowering import Arrival, LocalProgram, LocalSegment, Time, lower_preamble, lower_scheduled, same_operators
 from .lowering.program import Place
 from .postponing import Postponed, of_segment
-from .streams import Streams
 from .units import Gradients, ParameterUnits, Stored
 
 
@@ -48,7 +48,7 @@ class Passing:
     known: Mapping[str, Tensor]
     keep: bool
     draws: Draws
-    streams: Streams
+    streams: GeneratorStates
     gradients: Gradients = field(default_factory=Gradients)
     values: dict[int, dict[Place, Tensor]] = field(default_factory=dict)
     behind: dict[int, dict[Place, Tensor]] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Stage:
         with torch.no_grad():
             prepared = self.preamble(*(whole[name] for name in self.preamble_inputs))
         known = {**whole, **dict(zip(self.prepared, prepared, strict=True))}
-        passing = Passing(known=known, keep=keep, draws=draws, streams=Streams(self.device, active=draws.exact))
+        passing = Passing(known=known, keep=keep, draws=draws, streams=GeneratorStates(self.device, active=draws.exact))
         passing.updates.update((name, known[fresh]) for name, fresh in self.early_updates.items())
         return passing
 

@@ -25,7 +25,7 @@ from autopar.sharding.redistribution import changed_axis
 
 from .collectives import AxisGroup, DeviceGroups
 from .flat import Moving, carry
-from .redistribution import Action, step_actions
+from .redistribution import Move, step_actions
 
 Stored = Callable[[str], Tensor]
 """This rank's shard of a parameter, as it is stored."""
@@ -100,8 +100,8 @@ class _Group:
         self.flows, self.moves, self.leads = steps[0].gradient, moves_value(steps[0]), not only_casts(steps[0])
         self.differentiable = steps[0].differentiable
         self.shapes = [local_shape(step.chain[-1], plan.program.graph.tensors[step.tensor].shape, groups.mesh.shape) for step in steps]
-        self.ahead: list[tuple[list[Action], AxisGroup]] = []
-        self.back: list[tuple[list[Action], AxisGroup]] = []
+        self.ahead: list[tuple[list[Move], AxisGroup]] = []
+        self.back: list[tuple[list[Move], AxisGroup]] = []
         for pairs in zip(*(list(itertools.pairwise(step.chain[step.bucketed :])) for step in steps), strict=True):
             axis = changed_axis(*pairs[0])
             both = [step_actions(before, after, axis, groups.mesh.shape) for before, after in pairs]
@@ -239,7 +239,7 @@ class ParameterUnits:
             for bucket in unit.buckets:
                 places = [(name, self.plan.program.assignment.storage[name]) for name in bucket.parameters]
                 shapes = [tuple(self.stored(name).shape) for name in bucket.parameters]
-                steps = [([Action("all_reduce")] * len(places), self.groups.axes[axis]) for axis in bucket.axes]
+                steps = [([Move("all_reduce")] * len(places), self.groups.axes[axis]) for axis in bucket.axes]
                 pairs = zip(places, shapes, strict=True)
                 sums = yield from carry([self._taken(gradients, *pair) for pair in pairs], steps)
                 gradients.at.update(zip(places, sums, strict=True))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..ir import Graph, Operator, Role
 from .candidates import Option, options_of
 from .classes import FactorClass, factor_classes
-from .hints import keep_useful_factors, split_variants
+from .equal_parts import keep_useful_factors, split_variants
 from .layout import B, Placement, R, S
 from .notation import Rule
 from .rules import Call, check_supported, preamble, rule_of, tensors_with_gradient

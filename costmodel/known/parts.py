@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 
 from autopar.ir import DTYPE_BYTES, Role
 from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.mesh import Axis, Mesh
-from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Compute, Program, Redistribute, build_program, chain_collectives, operator_collectives
 from autopar.sharding.redistribution import local_bytes
 

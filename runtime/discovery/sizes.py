@@ -13,7 +13,7 @@ from autopar.ir import Value
 from ..proof import Sample
 from .calls import combinations, resized
 
-Place = tuple[int, int]
+SizedDim = tuple[int, int]
 """An input and one of its dims."""
 
 MAX_ELEMENTS = 200_000
@@ -44,7 +44,7 @@ class _Spread:
 
     def run(self) -> Sample:
         """Larger sizes first, so that a small table is not asked for rows that it lost."""
-        members: dict[int, list[Place]] = {}
+        members: dict[int, list[SizedDim]] = {}
         for index, value in enumerate(self.case.values):
             for dim, size in enumerate(value.shape):
                 members.setdefault(size, []).append((index, dim))
@@ -55,7 +55,7 @@ class _Spread:
             self._grow(place)
         return self.current
 
-    def _separate(self, size: int, places: Sequence[Place]) -> None:
+    def _separate(self, size: int, places: Sequence[SizedDim]) -> None:
         remaining = list(places)
         while remaining:
             for others in combinations(remaining[1:], MAX_GROUPS):
@@ -69,7 +69,7 @@ class _Spread:
                 group = (remaining[0],)
             remaining = [place for place in remaining if place not in group]
 
-    def _grow(self, place: Place) -> None:
+    def _grow(self, place: SizedDim) -> None:
         """A dim of size 1: a size of its own, or that of the dims it is broadcast to."""
         known = sorted({size for value in self.current.values for size in value.shape if size > 1})
         for fresh in (*self._fresh(1), *known):
@@ -84,7 +84,7 @@ class _Spread:
                 count += 1
             yield count * self.unit
 
-    def _set(self, group: Sequence[Place], size: int) -> bool:
+    def _set(self, group: Sequence[SizedDim], size: int) -> bool:
         shapes = [list(value.shape) for value in self.current.values]
         for index, dim in group:
             shapes[index][dim] = size

@@ -32,7 +32,7 @@ Key = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class GroupPlace:
     """Groups of `size` ranks that communicate over `level`, all at once; `drivers` of them through each node's port."""
 
     level: str
@@ -41,7 +41,7 @@ class Place:
     drivers: int = 1
 
 
-def places(nodes: int, per_node: int, backend: str) -> tuple[Place, ...]:
+def places(nodes: int, per_node: int, backend: str) -> tuple[GroupPlace, ...]:
     """The groups worth measuring: inside a node, across nodes, and all ranks where that is neither.
 
     >>> [(p.level, p.size, p.groups) for p in places(2, 2, "gloo")]
@@ -51,13 +51,13 @@ def places(nodes: int, per_node: int, backend: str) -> tuple[Place, ...]:
     inside, world = INSIDE[backend], nodes * per_node
     for size in _sizes(per_node):
         groups = (tuple(range(start, start + size)) for node in range(nodes) for start in _blocks(node * per_node, per_node, size))
-        found.append(Place(level=inside, size=size, groups=tuple(groups)))
+        found.append(GroupPlace(level=inside, size=size, groups=tuple(groups)))
     for size in _sizes(nodes):
         starts = _blocks(0, nodes, size)
         columns = (tuple((start + i) * per_node + local for i in range(size)) for local in range(per_node) for start in starts)
-        found.append(Place(level=ACROSS, size=size, groups=tuple(columns), drivers=per_node))
+        found.append(GroupPlace(level=ACROSS, size=size, groups=tuple(columns), drivers=per_node))
     if nodes > 1 and per_node > 1:
-        found.append(Place(level=f"{inside}:{per_node}+{ACROSS}:{nodes}", size=world, groups=(tuple(range(world)),)))
+        found.append(GroupPlace(level=f"{inside}:{per_node}+{ACROSS}:{nodes}", size=world, groups=(tuple(range(world)),)))
     return tuple(found)
 
 
@@ -72,7 +72,7 @@ def _blocks(start: int, count: int, size: int) -> list[int]:
 
 def measure_collectives(
     crew: Crew,
-    where: Sequence[Place],
+    where: Sequence[GroupPlace],
     sizes: Sequence[int],
     settled: Callable[[Sequence[float]], bool],
     kinds: Sequence[str],
@@ -89,7 +89,7 @@ def measure_collectives(
 
 def _measure(
     crew: Crew,
-    place: Place,
+    place: GroupPlace,
     group: dist.ProcessGroup | None,
     members: tuple[int, ...],
     kind: str,
@@ -112,20 +112,20 @@ def _measure(
                 break
 
 
-def _one_repeat(crew: Crew, place: Place, call: Callable[[], None]) -> float:
+def _one_repeat(crew: Crew, place: GroupPlace, call: Callable[[], None]) -> float:
     """The median of some calls, after one that is not counted but tells how long a call takes."""
     first = _slowest_group(crew.timed(call, 1), place)
     calls = max(1, min(CALLS, round(BUDGET / float(first))))
     return float(_slowest_group(crew.timed(call, calls), place).median())
 
 
-def _slowest_group(times: torch.Tensor, place: Place) -> torch.Tensor:
+def _slowest_group(times: torch.Tensor, place: GroupPlace) -> torch.Tensor:
     """Seconds of each call: [ranks, calls, 3] → [calls]."""
     spans = [times[list(ranks), :, 2].amax(0) - times[list(ranks), :, 1].amax(0) for ranks in place.groups]
     return torch.stack(spans).amax(0)
 
 
-def _group(crew: Crew, place: Place) -> tuple[dist.ProcessGroup | None, tuple[int, ...]]:
+def _group(crew: Crew, place: GroupPlace) -> tuple[dist.ProcessGroup | None, tuple[int, ...]]:
     """This rank's group at a place and its members; none where the groups leave it out. All ranks make all groups."""
     own: tuple[dist.ProcessGroup | None, tuple[int, ...]] = (None, ())
     for ranks in place.groups:

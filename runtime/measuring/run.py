@@ -11,7 +11,7 @@ import torch
 from autopar.errors import RunError
 
 from ..launch import init_from_environment, require_cuda, run_ranks
-from .collectives import ACROSS, Key, Place, measure_collectives, places
+from .collectives import ACROSS, GroupPlace, Key, measure_collectives, places
 from .crew import Crew
 from .device import DeviceTimes, measure_device, memory_of
 
@@ -39,7 +39,7 @@ class Measurements:
     backend: str
     nodes: int
     per_node: int
-    places: tuple[Place, ...]
+    places: tuple[GroupPlace, ...]
     collectives: dict[Key, tuple[float, ...]]
     device: DeviceTimes | None
     port: tuple[tuple[float, ...], tuple[float, ...]] | None
@@ -79,7 +79,7 @@ def measure_on_rank(wanted: Wanted, device: torch.device) -> Measurements:
     )
 
 
-def _port(crew: Crew, where: Sequence[Place], wanted: Wanted) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+def _port(crew: Crew, where: Sequence[GroupPlace], wanted: Wanted) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Messages between two nodes from one rank alone, and from all ranks of a node at once; None where a node has one rank."""
     across = [place for place in where if (place.level, place.size) == (ACROSS, 2) and place.drivers > 1]
     if not across:

@@ -17,7 +17,7 @@ from torch import Tensor
 from autopar.ir import Ref
 from autopar.order.actions import Action, Word
 from autopar.sharding.candidates import Strategies, options_of, strategies_of
-from autopar.sharding.hints import split_variants
+from autopar.sharding.equal_parts import split_variants
 from autopar.sharding.layout import Kind, Layout, format_layout
 from autopar.sharding.program import Compute, Decision, operator_collectives
 from autopar.sharding.rules import RULES, Call, rule_of

@@ -26,7 +26,7 @@ Attended = tuple[Tensor, Tensor]
 """The attention to some keys, and the log of the sum of their exponentials [..., heads, queries, 1]."""
 
 
-class Place(NamedTuple):
+class Corner(NamedTuple):
     """The numbers of the first query and the first key in the whole sequences."""
 
     row: int
@@ -39,17 +39,17 @@ class Seen(NamedTuple):
     low: int | None
     high: int | None
 
-    def nothing(self, place: Place, rows: int, columns: int) -> bool:
+    def nothing(self, place: Corner, rows: int, columns: int) -> bool:
         """Whether no query of a block sees any of its keys."""
         least, most = self._span(place, rows, columns)
         return (self.low is not None and most < self.low) or (self.high is not None and least > self.high)
 
-    def whole(self, place: Place, rows: int, columns: int) -> bool:
+    def whole(self, place: Corner, rows: int, columns: int) -> bool:
         """Whether every query of a block sees all its keys."""
         least, most = self._span(place, rows, columns)
         return (self.low is None or least >= self.low) and (self.high is None or most <= self.high)
 
-    def hidden(self, place: Place, rows: int, columns: int, device: torch.device) -> Tensor | None:
+    def hidden(self, place: Corner, rows: int, columns: int, device: torch.device) -> Tensor | None:
         """Which keys are not seen [rows, columns]; None where all are."""
         if self.whole(place, rows, columns):
             return None
@@ -59,7 +59,7 @@ class Seen(NamedTuple):
         return out if self.high is None else out | (distance > self.high)
 
     @staticmethod
-    def _span(place: Place, rows: int, columns: int) -> tuple[int, int]:
+    def _span(place: Corner, rows: int, columns: int) -> tuple[int, int]:
         """The least and the greatest `row - column`."""
         offset = place.row - place.column
         return offset - columns + 1, offset + rows - 1
@@ -86,13 +86,13 @@ def _rows(query: Tensor, columns: int) -> Iterator[slice]:
     return (slice(start, min(start + each, total)) for start in range(0, total, each))
 
 
-def _mask_part(mask: Tensor, rows: slice, place: Place, columns: int) -> Tensor:
+def _mask_part(mask: Tensor, rows: slice, place: Corner, columns: int) -> Tensor:
     """The mask of these queries and this block; dims of size 1 serve all."""
     part = mask[..., rows, :] if mask.shape[-2] > 1 else mask
     return part[..., place.column : place.column + columns] if mask.shape[-1] > 1 else part
 
 
-def _scores(query: Tensor, key: Tensor, part: Tensor | None, seen: Seen, place: Place, scale: float) -> Tensor:
+def _scores(query: Tensor, key: Tensor, part: Tensor | None, seen: Seen, place: Corner, scale: float) -> Tensor:
     """[..., heads, rows, columns], minus infinity where a query does not see."""
     scores = _unfold(_fold(query * scale, key.shape[-3]) @ key.mT, query.shape[-3])
     if part is not None:
@@ -106,7 +106,7 @@ def finite(normal: Tensor) -> Tensor:
     return normal.masked_fill(normal == -torch.inf, 0)
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seen: Seen, place: Place) -> bool | None:
+def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seen: Seen, place: Corner) -> bool | None:
     """Whether the kernel is to be causal; None where it does not serve the block."""
     shapes = query.dim() == 4 and query.shape[0] == key.shape[0] and query.shape[-1] == value.shape[-1]
     if mask is not None or not shapes or query.device.type != "cpu":
@@ -116,7 +116,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seen:
     return True if seen == Seen(0, None) and place.row == place.column and query.shape[:3] == key.shape[:3] else None
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seen: Seen, place: Place, scale: float) -> Attended:
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seen: Seen, place: Corner, scale: float) -> Attended:
     """The attention to one block; `mask` holds these queries and all keys."""
     causal = _fused(query, key, value, mask, seen, place)
     if causal is not None:
@@ -126,7 +126,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seen:
     found: list[Attended] = []
     for rows in _rows(query, key.shape[-2]):
         part = None if mask is None else _mask_part(mask, rows, place, key.shape[-2])
-        scores = _scores(_wide(query[..., rows, :]), key, part, seen, Place(place.row + rows.start, place.column), scale)
+        scores = _scores(_wide(query[..., rows, :]), key, part, seen, Corner(place.row + rows.start, place.column), scale)
         normal = scores.logsumexp(-1, keepdim=True)
         weights = (scores - finite(normal)).exp()
         found.append((_unfold(_fold(weights, key.shape[-3]) @ value, weights.shape[-3]), normal))
@@ -161,7 +161,7 @@ def gradients(
     ahead: Ahead,
     into: tuple[Tensor, Tensor, Tensor, Tensor | None],
     seen: Seen,
-    place: Place,
+    place: Corner,
     scale: float,
 ) -> None:
     """Add the gradients of one block to `into`, those of (query, key, value, mask), which were `given`."""
@@ -182,7 +182,7 @@ def gradients(
         part = None if mask is None else _mask_part(mask, rows, place, key.shape[-2])
         q = _wide(query[..., rows, :])
         d_out, out, normal = (_wide(x[..., rows, :]) for x in ahead)
-        scores = _scores(q, key, part, seen, Place(place.row + rows.start, place.column), scale)
+        scores = _scores(q, key, part, seen, Corner(place.row + rows.start, place.column), scale)
         weights = (scores - finite(normal)).exp()
         d_value += (_fold(weights, groups).mT @ _fold(d_out, groups)).sum_to_size(d_value.shape)
         d_scores = weights * (_unfold(_fold(d_out, groups) @ value.mT, heads) - (d_out * out).sum(-1, keepdim=True))

@@ -18,14 +18,14 @@ from autopar.ir import Value
 from ..collectives import AxisGroup, all_reduce
 from ..local_call import LocalCall
 from ..local_forms.registry import register
-from ..redistribution import Action, step
+from ..redistribution import Move, step
 
 NONE, MEAN, SUM = 0, 1, 2
 
 
 def sum_over(value: Tensor, group: AxisGroup) -> Tensor:
     """The sum over the group; its gradient is the same on every rank and stays as it is."""
-    return step(value, Action("all_reduce"), Action("nothing"), group)
+    return step(value, Move("all_reduce"), Move("nothing"), group)
 
 
 def _pick(scores: Tensor, column: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from autopar.ir import Value
 from ..collectives import AxisGroup, arrived, set_off
 from ..local_call import LocalCall
 from ..local_forms.registry import register
-from .blocks import Ahead, Attended, Place, Seen, attend, finite, gradients, merge, nothing
+from .blocks import Ahead, Attended, Corner, Seen, attend, finite, gradients, merge, nothing
 
 
 class Round(NamedTuple):
@@ -32,10 +32,10 @@ class Round(NamedTuple):
     scale: float
     seen: Seen
 
-    def block(self, number: int, queries: int, keys: int) -> Place | None:
+    def block(self, number: int, queries: int, keys: int) -> Corner | None:
         """Where the block of this round lies before our queries; None where they see nothing of it."""
         source = (self.group.coordinate - number) % self.group.size
-        place = Place(self.group.coordinate * queries, source * keys)
+        place = Corner(self.group.coordinate * queries, source * keys)
         return None if self.seen.nothing(place, queries, keys) else place
 
 

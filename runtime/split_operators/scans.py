@@ -19,12 +19,12 @@ from ..collectives import AxisGroup
 from ..functions import function_of
 from ..local_call import LocalCall
 from ..local_forms.registry import register
-from ..redistribution import Action, step
+from ..redistribution import Move, step
 
 
 def _before(total: Tensor, dim: int, group: AxisGroup, *, reverse: bool, product: bool) -> Tensor:
     """The totals of the ranks before (after, where the scan runs in reverse) put together, as [..., 1, ...]."""
-    totals = step(total, Action("all_gather", dim), Action("reduce_scatter", dim), group)
+    totals = step(total, Move("all_gather", dim), Move("reduce_scatter", dim), group)
     start, count = (group.coordinate + 1, group.size - group.coordinate - 1) if reverse else (0, group.coordinate)
     part = totals.narrow(dim, start, count)
     return part.prod(dim, keepdim=True, dtype=total.dtype) if product else part.sum(dim, keepdim=True, dtype=total.dtype)

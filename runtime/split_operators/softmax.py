@@ -13,9 +13,9 @@ from autopar.ir import Value
 from ..collectives import AxisGroup, all_reduce
 from ..local_call import LocalCall
 from ..local_forms.registry import register
-from ..redistribution import Action, step
+from ..redistribution import Move, step
 
-SUM = Action("all_reduce")
+SUM = Move("all_reduce")
 
 
 def _rows(x: Tensor, dim: int, group: AxisGroup) -> tuple[Tensor, Tensor, Tensor]:

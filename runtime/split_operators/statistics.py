@@ -20,7 +20,7 @@ from autopar.ir import Value
 from ..collectives import AxisGroup, all_gather, all_reduce
 from ..local_call import LocalCall
 from ..local_forms.registry import register
-from ..redistribution import Action, step
+from ..redistribution import Move, step
 
 Groups = Sequence[AxisGroup]
 
@@ -157,7 +157,7 @@ def onnx_batch_norm(
     assert training_mode
     y, mean, variance = _normalised(X, scale, B, groups, epsilon)
     for group in groups:  # the old statistics enter on every rank, and their gradients are shares
-        input_mean, input_var = (step(old, Action("nothing"), Action("keep"), group) for old in (input_mean, input_var))
+        input_mean, input_var = (step(old, Move("nothing"), Move("keep"), group) for old in (input_mean, input_var))
     return y, input_mean * momentum + mean * (1 - momentum), input_var * momentum + variance * (1 - momentum)
 
 

@@ -24,7 +24,7 @@ from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Program, build_program
 from autopar.sharding.redistribution import local_bytes
-from autopar.sharding.streams import chunks
+from autopar.sharding.state_chunks import chunks
 
 CLUSTER = load_cluster("dgx-h100").sized(2)
 DEVICE = replace(CLUSTER.device, launch=0.0)

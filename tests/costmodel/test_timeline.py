@@ -28,8 +28,8 @@ from autopar.order.times import Times
 from autopar.pins import Pins, parse_pin
 from autopar.planner import Request, best_on_mesh
 from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.mesh import Axis, Mesh
-from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Compute, Program, Redistribute, build_program
 from autopar.sharding.schedule import PLAIN, Schedule
 

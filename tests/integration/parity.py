@@ -17,7 +17,7 @@ from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.planner import Request
 from autopar.runtime.check import CollectiveLog, Observation, differences, observe
-from autopar.runtime.inputs import example_values
+from autopar.runtime.example_inputs import example_values
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module import ParallelModule
 from autopar.runtime.parallelize import model_values

@@ -21,9 +21,9 @@ from autopar.order.execution import execution
 from autopar.order.scheduled import Mode, Scheduled, makes, reads, scheduled
 from autopar.order.units import gathers
 from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, R, S
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Assignment, Collective, Compute, Program, Redistribute
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import Schedule

@@ -22,9 +22,9 @@ from autopar.order.playing import check_order
 from autopar.order.ranks import rank_order, tied_parameters
 from autopar.order.stages import Decided, Pipelined, staged_execution
 from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, R, S, is_valid
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Assignment, Compute, Program, Redistribute, build_program
 from autopar.sharding.rules import without_parameters
 from autopar.sharding.schedule import PLAIN, Schedule

@@ -12,7 +12,7 @@ from autopar.runtime.check import one_device
 from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.module import ParallelModule, Values
 from autopar.sharding.candidates import options_of, storage_layouts, strategies_of
-from autopar.sharding.hints import split_variants
+from autopar.sharding.equal_parts import split_variants
 from autopar.sharding.layout import Layout, replicated
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Assignment, Decision, Program, build_program

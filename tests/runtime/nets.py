@@ -14,8 +14,8 @@ from autopar.order.stages import Decided, Pipelined, staged_execution
 from autopar.runtime.module import ParallelModule
 from autopar.runtime.world import World
 from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import Placement, R, S
-from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.schedule import Schedule
 
 from .helpers import mesh_of

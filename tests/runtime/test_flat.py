@@ -13,7 +13,7 @@ from autopar.runtime.collective_log import CollectiveLog
 from autopar.runtime.collectives import AxisGroup, DeviceGroups
 from autopar.runtime.flat import Moving, carry
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.redistribution import Action, act, step_actions
+from autopar.runtime.redistribution import Move, act, step_actions
 from autopar.sharding.layout import local_shape, parse_layout
 from autopar.sharding.redistribution import changed_axis
 
@@ -41,7 +41,7 @@ CHAINS = {
     "gather and take": ["S0 R", "R R", "R S1"],
 }
 
-Steps = list[tuple[list[Action], AxisGroup]]
+Steps = list[tuple[list[Move], AxisGroup]]
 
 
 def _steps(texts: Sequence[str], groups: DeviceGroups, *, back: bool) -> Steps:

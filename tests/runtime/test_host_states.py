@@ -13,7 +13,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 from autopar.errors import RunError
 from autopar.runtime.host_states import HostStates, Leaving, Link, Values, host_states
-from autopar.sharding.streams import chunks
+from autopar.sharding.state_chunks import chunks
 
 STEPS = 4
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {

@@ -19,9 +19,9 @@ from autopar.runtime.draws import Draws
 from autopar.runtime.engine import Engine
 from autopar.runtime.measuring.memory import fake_world
 from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import R, S
 from autopar.sharding.mesh import Axis, Mesh
-from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Assignment, Program, build_program
 from autopar.sharding.schedule import Schedule
 from tests.runtime.helpers import GraphBuilder

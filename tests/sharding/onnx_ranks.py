@@ -16,7 +16,7 @@ from autopar.runtime.draws import Draws
 from autopar.runtime.engine import Engine
 from autopar.runtime.launch import run_ranks
 from autopar.sharding.candidates import options_of, strategies_of
-from autopar.sharding.hints import split_variants
+from autopar.sharding.equal_parts import split_variants
 from autopar.sharding.layout import Layout, replicated
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.notation import Rule

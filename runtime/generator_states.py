@@ -22,7 +22,7 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
         torch.set_rng_state(state)
 
 
-class Streams:
+class GeneratorStates:
     """Where each micro-batch of a call is in the stream of random numbers; nothing where it is not `active`."""
 
     def __init__(self, device: torch.device, *, active: bool) -> None:
