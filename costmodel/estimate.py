@@ -20,7 +20,7 @@ from autopar.sharding.schedule import PLAIN, Schedule
 from .host import state_bytes, stream_seconds
 from .memory import Memory, predicted_memory
 from .operators import operator_parts
-from .player import Seconds
+from .pass_player import Seconds
 from .pricing import MeshPrices, update_seconds
 from .timeline import SLOWDOWN, Overlap, Timeline, step_timeline
 

@@ -1,14 +1,7 @@
 """Plays the actions of a step's order on streams, as the runtime issues them.
 
 The computation is one stream, the collectives of each mesh axis another (a process group has a stream). A task starts when its stream is
-free and what it waits for has ended:
-
-    a redistribution    of values begins its first collective behind the computation before it; the first reader of its result waits for
-                        it, and for those behind it in the chain. Backward it begins behind that reader, and ends where it had begun
-    a unit's gather     begins with the first collective of its first group; the others follow one by one when a segment needs the unit,
-                        which waits for them. Its shards are copied into the message and out of it
-    a unit's reduction  begins in the same way, and goes one collective on whenever another one begins; the end of the step waits for all
-    ring attention      sends a block while it attends to one
+free and what it waits for has ended; `pass_player.py` says so of operators and redistributions, `unit_player.py` of units of parameters.
 
 Gradients are added to those of the micro-batches before with three passes over them.
 """
@@ -17,86 +10,29 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
-import numpy as np
-
-from autopar.ir import Graph
 from autopar.order.actions import Action, Word
 from autopar.order.passes import phases
-from autopar.order.places import Place, makes, moves_value, reads
-from autopar.order.scheduled import Mode, Scheduled, Segment
-from autopar.order.units import Unit
-from autopar.sharding.program import Collective, Compute, Redistribute, chain_collectives, departure, operator_collectives
+from autopar.order.scheduled import Scheduled
+from autopar.sharding.program import Compute
 
-from .casts import adding_seconds, gradient_seconds, unit_seconds
-from .compute import memory_seconds, with_launch
-from .flat import FlatStep, flat_steps
+from .casts import adding_seconds, gradient_seconds
+from .issuing import Issuer
+from .pass_player import PassPlayer, Seconds
 from .pricing import MeshPrices
 from .streams import Clock
-
-
-class Seconds(NamedTuple):
-    """Seconds of an operator; `weight` is the part of `backward` that makes the gradients of parameters."""
-
-    forward: float
-    backward: float
-    weight: float = 0.0
-
-
-@dataclass(slots=True)
-class _Moving:
-    """A chain of a unit under way: when the collective at hand ends (None: it is over), and what comes behind it.
-
-    `phase`: in which it was begun. `rests`: the last one is a sum in place, for which nobody waits before the end of the step.
-    """
-
-    unit: int
-    steps: Iterator[float]
-    until: float | None
-    left: int
-    phase: str
-    rests: bool = False
-
-
-class _Chain(NamedTuple):
-    """The collectives of a redistribution: of the step that departs, and of those behind it; backward ones in the order of issue."""
-
-    first_ahead: list[Collective]
-    ahead: list[Collective]
-    first_back: list[Collective]
-    back: list[Collective]
-
-    @classmethod
-    def of(cls, graph: Graph, step: Redistribute, mesh: Sequence[int]) -> _Chain:
-        number = departure(step, mesh) or 0
-        ahead, back = chain_collectives(graph, replace(step, chain=step.chain[number : number + 2]), mesh)
-        more_ahead, more_back = chain_collectives(graph, replace(step, chain=step.chain[number + 1 :]), mesh)
-        return cls(ahead, more_ahead, back, more_back[::-1])
+from .unit_player import UnitPlayer
 
 
 class Player:
     """Issues the tasks of a step on the streams of `clock`; `hides`: reductions of gradients run under the backward pass."""
 
     def __init__(self, plan: Scheduled, prices: MeshPrices, seconds: Callable[[Compute], Seconds], clock: Clock, *, hides: bool) -> None:
-        self.plan, self.prices, self.seconds_of, self.clock, self.hides = plan, prices, seconds, clock, hides
-        self.program, self.graph, self.mesh = plan.program, plan.program.graph, prices.mesh.shape
+        self.plan, self.prices, self.clock = plan, prices, clock
+        issuer = Issuer(prices, clock)
+        self.units, self.passes = UnitPlayer(plan, issuer, hides=hides), PassPlayer(plan, issuer, seconds)
         self.gradients = plan.program.assignment.gradients
-        self.streams = tuple(axis.name for axis in prices.mesh.axes)
-        self.known: dict[tuple[str, int, int], float] = {}
-        self.inside: dict[str, tuple[list[Collective], list[Collective]]] = {}
-        self.chains = {
-            index: _Chain.of(self.graph, step, self.mesh)
-            for index, step in enumerate(plan.program.steps)
-            if isinstance(step, Redistribute) and index not in plan.modes
-        }
-        self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
-        self.casts = unit_seconds(plan, prices.cluster)
-        self.followers = plan.followers()
-        self.coming: dict[int, _Moving] = {}
-        self.going: list[_Moving] = []
 
     def play(self, count: int) -> None:
         """A step of `count` micro-batches; those that the plan's schedule leaves out take as long as the last but one that it has."""
@@ -113,10 +49,8 @@ class Player:
             if number == played - 2 and count > played:
                 more, left = clock.now - start, count - played
                 clock.skip(left * more, {p: left * (clock.spent[p] - spent[p]) for p in spent}, left * math.fsum(clock.sent[sent:]))
-                for moving in (*self.coming.values(), *self.going):
-                    moving.until = None if moving.until is None else moving.until + left * more
-        for moving in self.going:
-            self._finish(moving)
+                self.units.shift(left * more)
+        self.units.settle()
         clock.wait(max(clock.free.values(), default=0.0))
 
     def _micro_batches(self) -> Iterator[list[tuple[Action, str]]]:
@@ -136,212 +70,18 @@ class Player:
         match action.word:
             case Word.GATHER:
                 assert action.unit is not None
-                self.coming[action.unit] = self._begun(action.unit, self._gathering(units[action.unit]))
+                self.units.gather(units[action.unit])
             case Word.RELEASE:
                 assert action.unit is not None
-                self._wait([action.unit])
+                self.units.wait([action.unit])
             case Word.FORWARD:
                 assert action.segment is not None
-                self._wait(segments[action.segment].units)
-                self._forward_pass(segments[action.segment])
+                self.units.wait(segments[action.segment].units)
+                self.passes.ahead(segments[action.segment])
             case Word.BACKWARD:
                 assert action.segment is not None
-                self._wait(segments[action.segment].wanted)
-                self._backward_pass(segments[action.segment])
+                self.units.wait(segments[action.segment].wanted)
+                self.passes.back(segments[action.segment])
             case Word.REDUCE:
                 assert action.unit is not None
-                self._reduce(units[action.unit], last=action.micro_batch == self.plan.schedule.micro_batches - 1)
-
-    def _traffic(self, nbytes: Sequence[float]) -> float:
-        """Seconds of kernels that each read and write so many bytes."""
-        device = self.prices.cluster.device
-        return float(with_launch(0.0, memory_seconds(np.array(nbytes), device), device).sum()) if nbytes else 0.0
-
-    # --- units ---
-
-    def _gathering(self, unit: Unit) -> Iterator[float]:
-        self.clock.compute(f"unit {unit.number}", "cast parameters", self.casts.get(unit.number, 0.0))
-        for group in unit.groups:
-            first = self.program.steps[group[0]]
-            assert isinstance(first, Redistribute)
-            if moves_value(first):
-                for step in self._flat(group, back=False):
-                    yield from self._sent(step, first.tensor)
-
-    def _reducing(self, unit: Unit, *, last: bool) -> Iterator[float]:
-        for group in reversed(unit.groups) if last or unit.mode is not Mode.ONCE else ():
-            first = self.program.steps[group[0]]
-            assert isinstance(first, Redistribute)
-            for step in self._flat(group, back=True) if first.gradient else ():
-                yield from self._sent(step, first.tensor)
-        for bucket in unit.buckets if last else ():
-            for axis in bucket.axes:
-                if self.mesh[axis] > 1:
-                    self.clock.compute(bucket.parameters[0], "flatten", self._traffic([2.0 * bucket.nbytes]))
-                    yield self._issue("all_reduce", axis, bucket.nbytes, bucket.parameters[0])
-
-    def _sent(self, step: FlatStep, name: str) -> Iterator[float]:
-        """One step of a flat chain, with the copies into the message and out of it."""
-        if step.kind:
-            self.clock.compute(name, "flatten", self._traffic([step.traffic]))
-            yield self._issue(step.kind, step.axis, step.nbytes, name)
-            self.clock.compute(name, "unflatten", self._traffic([2.0 * size for size in step.copied]))
-
-    def _flat(self, group: tuple[int, ...], *, back: bool) -> list[FlatStep]:
-        if (group, back) not in self.flat:
-            self.flat[group, back] = flat_steps(self.plan, group, back=back)
-        return self.flat[group, back]
-
-    def _begun(self, unit: int, steps: Iterator[float], left: int = 0, *, rests: bool = False) -> _Moving:
-        return _Moving(unit, steps, next(steps, None), left - 1, self.clock.phase, rests)
-
-    def _go_on(self, moving: _Moving) -> None:
-        if moving.until is not None:
-            self.clock.wait(moving.until)
-            now, self.clock.phase = self.clock.phase, moving.phase
-            moving.until = next(moving.steps, None)
-            self.clock.phase = now
-            moving.left -= 1
-
-    def _finish(self, moving: _Moving | None) -> None:
-        while moving is not None and moving.until is not None:
-            self._go_on(moving)
-
-    def _wait(self, units: Sequence[int]) -> None:
-        for unit in units:
-            self._finish(self.coming.pop(unit, None))
-
-    def _reduce(self, unit: Unit, *, last: bool) -> None:
-        for moving in self.going:
-            if moving.unit in self.followers.get(unit.number, ()):
-                self._finish(moving)
-            elif moving.left > 0 or not moving.rests:
-                self._go_on(moving)
-        steps = [s for g in unit.groups for s in self._flat(g, back=True) if s.kind] if last or unit.mode is not Mode.ONCE else []
-        left = len(steps) + sum(self.mesh[axis] > 1 for bucket in unit.buckets for axis in bucket.axes if last)
-        self.going.append(self._begun(unit.number, self._reducing(unit, last=last), left, rests=last and bool(unit.buckets)))
-        if not self.hides:
-            self._finish(self.going[-1])
-
-    # --- passes ---
-
-    def _forward_pass(self, segment: Segment) -> None:
-        travelling: dict[Place, tuple[int, float]] = {}
-        for index in segment.steps:
-            step = self.program.steps[index]
-            for place in reads(step):
-                if place in travelling:
-                    self._arrive(*travelling.pop(place))
-            if isinstance(step, Compute):
-                self._forward(step)
-            else:
-                travelling[makes(step)[0]] = index, self._departed(self.chains[index].first_ahead)
-        for coming in travelling.values():
-            self._arrive(*coming)
-
-    def _arrive(self, index: int, until: float) -> None:
-        self.clock.wait(until)
-        self._blocking(self.chains[index].ahead)
-
-    def _backward_pass(self, segment: Segment) -> None:
-        if segment.again:
-            self._forward_pass(segment)
-        read_by = self._first_readers(segment)
-        travelling = {index: self._returned(index) for index in reversed(read_by.pop(None, []))}
-        for index in reversed(segment.steps):
-            step = self.program.steps[index]
-            if isinstance(step, Compute):
-                self._backward(step)
-            else:
-                self.clock.wait(travelling.pop(index))
-            travelling.update((other, self._returned(other)) for other in reversed(read_by.get(index, [])))
-
-    def _returned(self, index: int) -> float:
-        """Gradients of a redistribution's result are complete: the end of the collective that brings them to where it had begun."""
-        self._blocking(self.chains[index].back)
-        return self._departed(self.chains[index].first_back)
-
-    def _departed(self, collectives: Sequence[Collective]) -> float:
-        return max([self.clock.now, *(self._started(collective) for collective in collectives)])
-
-    def _first_readers(self, segment: Segment) -> dict[int | None, list[int]]:
-        """The redistributions of a segment by the step that first reads their result (None: none does)."""
-        found: dict[int | None, list[int]] = {}
-        waiting: dict[Place, int] = {}
-        for index in segment.steps:
-            step = self.program.steps[index]
-            for place in reads(step):
-                if place in waiting:
-                    found.setdefault(index, []).append(waiting.pop(place))
-            if isinstance(step, Redistribute):
-                waiting[makes(step)[0]] = index
-        found[None] = list(waiting.values())
-        return found
-
-    def _forward(self, step: Compute) -> None:
-        clock, name, kind = self.clock, step.operator.name, step.operator.kind
-        seconds = self.seconds_of(step).forward
-        ahead = self._inside(step)[0]
-        if not _is_ring(step, ahead):
-            self._blocking(ahead)
-            clock.compute(name, kind, seconds)
-            return
-        share = seconds / (len(ahead) + 1)
-        for collective in ahead:
-            coming = self._started(collective)
-            clock.compute(name, kind, share)
-            clock.wait(coming)
-        clock.compute(name, kind, share)
-
-    def _backward(self, step: Compute) -> None:
-        seconds = self.seconds_of(step).backward
-        back = self._inside(step)[1]
-        if _is_ring(step, back):
-            self._backward_ring(step, back, seconds)
-            return
-        self._blocking(back)
-        self.clock.compute(step.operator.name, step.operator.kind, seconds)
-
-    def _backward_ring(self, step: Compute, back: list[Collective], seconds: float) -> None:
-        """Each round sends the next keys and values on, computes, and sends the gradients so far after them."""
-        clock = self.clock
-        rounds = (len(back) + 1) // 2
-        travelling = 0.0
-        for number in range(rounds):
-            last = number == rounds - 1
-            coming = 0.0 if last else self._started(back[2 * number])
-            clock.compute(step.operator.name, step.operator.kind, seconds / rounds)
-            clock.wait(travelling)
-            travelling = self._started(back[-1] if last else back[2 * number + 1])
-            clock.wait(coming)
-        clock.wait(travelling)
-
-    # --- collectives ---
-
-    def _inside(self, step: Compute) -> tuple[list[Collective], list[Collective]]:
-        if not any(option.communication is not None for option in step.decision.options):
-            return [], []
-        name = step.operator.name
-        if name not in self.inside:
-            found = operator_collectives(self.graph, step, self.mesh, self.gradients)
-            self.inside[name] = [c for c in found if c.phase == "forward"], [c for c in found if c.phase == "backward"]
-        return self.inside[name]
-
-    def _blocking(self, collectives: list[Collective]) -> None:
-        for collective in collectives:
-            self.clock.wait(self._started(collective))
-
-    def _started(self, collective: Collective) -> float:
-        return self._issue(collective.kind, collective.axis, collective.nbytes, collective.tensor)
-
-    def _issue(self, kind: str, axis: int, nbytes: int, name: str) -> float:
-        """Start a collective behind the computation so far; its end."""
-        key = (kind, axis, nbytes)
-        if key not in self.known:
-            self.known[key] = self.prices.seconds(*key)
-        return self.clock.send(name, kind, self.streams[axis], self.known[key], self.clock.now)
-
-
-def _is_ring(step: Compute, inside: list[Collective]) -> bool:
-    """Whether an operator computes while it sends around a ring."""
-    return bool(inside) and all(c.kind == "send" for c in inside) and any(o.communication == "ring" for o in step.decision.options)
+                self.units.reduce(units[action.unit], last=action.micro_batch == self.plan.schedule.micro_batches - 1)

@@ -16,7 +16,8 @@ from autopar.order.scheduled import Scheduled
 from autopar.sharding.program import Compute
 
 from .casts import gradient_seconds
-from .player import Player, Seconds
+from .pass_player import Seconds
+from .player import Player
 from .pricing import MeshPrices
 from .streams import Clock, Event
 

@@ -15,7 +15,7 @@ from autopar.costmodel.estimate import step_seconds
 from autopar.costmodel.host import state_bytes, streamed_update
 from autopar.costmodel.kept import facts_of
 from autopar.costmodel.liveness import Recompute, live_bytes
-from autopar.costmodel.player import Seconds
+from autopar.costmodel.pass_player import Seconds
 from autopar.costmodel.pricing import MeshPrices, storage_bytes, update_seconds
 
 from ..ir import Role, Tensor

@@ -21,7 +21,7 @@ from autopar.sharding.redistribution import local_bytes
 from ..cluster import Cluster, bind_axes
 from ..estimate import step_seconds
 from ..fusion import inside_chains
-from ..player import Seconds
+from ..pass_player import Seconds
 from ..pricing import MeshPrices
 from ..timeline import SLOWDOWN
 from .configuration import Configuration

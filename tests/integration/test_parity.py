@@ -13,6 +13,8 @@ from .plans import plans, random_plans, request
 
 FAST = tuple(name for name in MODELS if name != "llama")
 """Without the model whose precision is looser than that of its twin."""
+TRAINED = ("gpt2", "residual_onnx")
+"""Models that the fast tests train under every scheme; the pipelines, scripts and schedules train the others."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def _subject(name: str, folder: Path, train: bool, dtype: str = "float64") -> Su
     return subject(name, folder, train=train, dtype=dtype)
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", [n if n in TRAINED else pytest.param(n, marks=[pytest.mark.slow, pytest.mark.ci]) for n in FAST])
 def test_training(name: str, folder: Path) -> None:
     """The plan found and every scheme on two ranks; the plan found and others on two by two."""
     model = _subject(name, folder, True)

@@ -1,0 +1,35 @@
+"""`Issuer`: collectives of a step on the streams of its axes, each behind the computation so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.sharding.program import Collective
+
+from .pricing import MeshPrices
+from .streams import Clock
+
+
+class Issuer:
+    """Issues collectives at their prices on `clock`; a process group, that is a mesh axis, has a stream of its own."""
+
+    def __init__(self, prices: MeshPrices, clock: Clock) -> None:
+        self.prices, self.clock = prices, clock
+        self.streams = tuple(axis.name for axis in prices.mesh.axes)
+        self.known: dict[tuple[str, int, int], float] = {}
+
+    def issue(self, kind: str, axis: int, nbytes: int, name: str) -> float:
+        """Start a collective; its end."""
+        key = (kind, axis, nbytes)
+        if key not in self.known:
+            self.known[key] = self.prices.seconds(*key)
+        return self.clock.send(name, kind, self.streams[axis], self.known[key], self.clock.now)
+
+    def started(self, collective: Collective) -> float:
+        """The same of a program's collective."""
+        return self.issue(collective.kind, collective.axis, collective.nbytes, collective.tensor)
+
+    def blocking(self, collectives: Sequence[Collective]) -> None:
+        """Start collectives one after the other; computation waits for each."""
+        for collective in collectives:
+            self.clock.wait(self.started(collective))

@@ -1,0 +1,165 @@
+"""The passes of a segment on the streams of a step: its operators, and the redistributions and collectives between and inside them.
+
+    a redistribution   of values begins its first collective behind the computation before it; the first reader of its result waits for it,
+                       and for those behind it in the chain. Backward it begins behind that reader, and ends where it had begun
+    ring attention     sends a block while it attends to one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from autopar.ir import Graph
+from autopar.order.places import Place, makes, reads
+from autopar.order.scheduled import Scheduled, Segment
+from autopar.sharding.program import Collective, Compute, Redistribute, chain_collectives, departure, operator_collectives
+
+from .issuing import Issuer
+
+
+class Seconds(NamedTuple):
+    """Seconds of an operator; `weight` is the part of `backward` that makes the gradients of parameters."""
+
+    forward: float
+    backward: float
+    weight: float = 0.0
+
+
+class _Chain(NamedTuple):
+    """The collectives of a redistribution: of the step that departs, and of those behind it; backward ones in the order of issue."""
+
+    first_ahead: list[Collective]
+    ahead: list[Collective]
+    first_back: list[Collective]
+    back: list[Collective]
+
+    @classmethod
+    def of(cls, graph: Graph, step: Redistribute, mesh: Sequence[int]) -> _Chain:
+        number = departure(step, mesh) or 0
+        ahead, back = chain_collectives(graph, replace(step, chain=step.chain[number : number + 2]), mesh)
+        more_ahead, more_back = chain_collectives(graph, replace(step, chain=step.chain[number + 1 :]), mesh)
+        return cls(ahead, more_ahead, back, more_back[::-1])
+
+
+class PassPlayer:
+    """Plays forward and backward passes; `seconds` are those of an operator."""
+
+    def __init__(self, plan: Scheduled, issuer: Issuer, seconds: Callable[[Compute], Seconds]) -> None:
+        self.issuer, self.clock, self.seconds_of = issuer, issuer.clock, seconds
+        self.program, self.graph, self.mesh = plan.program, plan.program.graph, issuer.prices.mesh.shape
+        self.gradients = plan.program.assignment.gradients
+        self.inside: dict[str, tuple[list[Collective], list[Collective]]] = {}
+        self.chains = {
+            index: _Chain.of(self.graph, step, self.mesh)
+            for index, step in enumerate(plan.program.steps)
+            if isinstance(step, Redistribute) and index not in plan.modes
+        }
+
+    def ahead(self, segment: Segment) -> None:
+        """The forward pass of a segment."""
+        travelling: dict[Place, tuple[int, float]] = {}
+        for index in segment.steps:
+            step = self.program.steps[index]
+            for place in reads(step):
+                if place in travelling:
+                    self._arrive(*travelling.pop(place))
+            if isinstance(step, Compute):
+                self._forward(step)
+            else:
+                travelling[makes(step)[0]] = index, self._departed(self.chains[index].first_ahead)
+        for coming in travelling.values():
+            self._arrive(*coming)
+
+    def _arrive(self, index: int, until: float) -> None:
+        self.clock.wait(until)
+        self.issuer.blocking(self.chains[index].ahead)
+
+    def back(self, segment: Segment) -> None:
+        """Its backward pass, behind the forward pass once more where it is made again."""
+        if segment.again:
+            self.ahead(segment)
+        read_by = self._first_readers(segment)
+        travelling = {index: self._returned(index) for index in reversed(read_by.pop(None, []))}
+        for index in reversed(segment.steps):
+            step = self.program.steps[index]
+            if isinstance(step, Compute):
+                self._backward(step)
+            else:
+                self.clock.wait(travelling.pop(index))
+            travelling.update((other, self._returned(other)) for other in reversed(read_by.get(index, [])))
+
+    def _returned(self, index: int) -> float:
+        """Gradients of a redistribution's result are complete: the end of the collective that brings them to where it had begun."""
+        self.issuer.blocking(self.chains[index].back)
+        return self._departed(self.chains[index].first_back)
+
+    def _departed(self, collectives: Sequence[Collective]) -> float:
+        return max([self.clock.now, *(self.issuer.started(collective) for collective in collectives)])
+
+    def _first_readers(self, segment: Segment) -> dict[int | None, list[int]]:
+        """The redistributions of a segment by the step that first reads their result (None: none does)."""
+        found: dict[int | None, list[int]] = {}
+        waiting: dict[Place, int] = {}
+        for index in segment.steps:
+            step = self.program.steps[index]
+            for place in reads(step):
+                if place in waiting:
+                    found.setdefault(index, []).append(waiting.pop(place))
+            if isinstance(step, Redistribute):
+                waiting[makes(step)[0]] = index
+        found[None] = list(waiting.values())
+        return found
+
+    def _forward(self, step: Compute) -> None:
+        clock, name, kind = self.clock, step.operator.name, step.operator.kind
+        seconds = self.seconds_of(step).forward
+        ahead = self._inside(step)[0]
+        if not _is_ring(step, ahead):
+            self.issuer.blocking(ahead)
+            clock.compute(name, kind, seconds)
+            return
+        share = seconds / (len(ahead) + 1)
+        for collective in ahead:
+            coming = self.issuer.started(collective)
+            clock.compute(name, kind, share)
+            clock.wait(coming)
+        clock.compute(name, kind, share)
+
+    def _backward(self, step: Compute) -> None:
+        seconds = self.seconds_of(step).backward
+        back = self._inside(step)[1]
+        if _is_ring(step, back):
+            self._backward_ring(step, back, seconds)
+            return
+        self.issuer.blocking(back)
+        self.clock.compute(step.operator.name, step.operator.kind, seconds)
+
+    def _backward_ring(self, step: Compute, back: list[Collective], seconds: float) -> None:
+        """Each round sends the next keys and values on, computes, and sends the gradients so far after them."""
+        clock = self.clock
+        rounds = (len(back) + 1) // 2
+        travelling = 0.0
+        for number in range(rounds):
+            last = number == rounds - 1
+            coming = 0.0 if last else self.issuer.started(back[2 * number])
+            clock.compute(step.operator.name, step.operator.kind, seconds / rounds)
+            clock.wait(travelling)
+            travelling = self.issuer.started(back[-1] if last else back[2 * number + 1])
+            clock.wait(coming)
+        clock.wait(travelling)
+
+    def _inside(self, step: Compute) -> tuple[list[Collective], list[Collective]]:
+        if not any(option.communication is not None for option in step.decision.options):
+            return [], []
+        name = step.operator.name
+        if name not in self.inside:
+            found = operator_collectives(self.graph, step, self.mesh, self.gradients)
+            self.inside[name] = [c for c in found if c.phase == "forward"], [c for c in found if c.phase == "backward"]
+        return self.inside[name]
+
+
+def _is_ring(step: Compute, inside: list[Collective]) -> bool:
+    """Whether an operator computes while it sends around a ring."""
+    return bool(inside) and all(c.kind == "send" for c in inside) and any(o.communication == "ring" for o in step.decision.options)
