@@ -18,10 +18,11 @@ from autopar.sharding.program import Assignment, Decision, Program, build_progra
 from .collective_log import CollectiveLog
 from .collectives import DeviceGroups
 from .differences import LEARNING_RATES, Entry, Observation, Report, differences
+from .held_shards import Values
 from .host_states import host_states
 from .launch import in_steps, run_ranks
 from .local_forms.own_functions import mean_square
-from .module import ParallelModule, Values
+from .module import ParallelModule
 
 __all__ = [
     "CollectiveLog", "Entry", "Loss", "Observation", "Report", "compare", "differences", "observe", "observe_model", "one_device",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
@@ -20,27 +18,23 @@ from autopar.order.execution import Execution
 from autopar.sharding.layout import Layout, R
 from autopar.sharding.program import Program
 
-from .agreement import DIGEST, update_digest
 from .arguments import Arguments, other_input
 from .batches import Batches
 from .clipping import clip_grad_norm
 from .collectives import DeviceGroups
 from .engine import Engine
+from .held_shards import HeldShards, Values
 from .modes import Modes
-from .original import Recalling, recall
+from .original import recall
 from .other_stages import OtherStages
-from .parameters import attach, local_of, placements_of
+from .parameters import placements_of
 from .redistribution import apply_chain, gather_full, whole_chain
 from .stepping import Pending, differentiable_call
 from .uncompiled import runs_as_it_is
-from .weight_files import FileTensor
-from .weights import saved_buffers
 from .world import World
 
-Values = Mapping[str, Tensor | Callable[[], Tensor]]
 
-
-class ParallelModule(Recalling):
+class ParallelModule(HeldShards):
     """A model under a plan. Parameters keep the original names; the arithmetic is this rank's local program.
 
     `values` gives every parameter and constant whole, as a tensor or as a function that makes it (called one at a time). `aliases` gives
@@ -81,35 +75,9 @@ class ParallelModule(Recalling):
         self._whole_outputs, self._structured = whole, model is not None
         self._has_loss_function = model is not None and model.loss is not None
         self._loss_is_output = model is not None and self._graph.loss in model.source.outputs
-        self._checksum = hashlib.sha256()
-        names = [*(t.name for t in self._graph.parameters), *engine.constants]
-        missing = [name for name in names if name not in values]
-        if missing:
-            raise PlanError(f"no values are given for {', '.join(missing[:10])}" + (" and more" if len(missing) > 10 else ""))
         if model is not None and model.torch is not None:
             recall(self, model.module)
-        self._places: dict[str, tuple[nn.Module, str]] = {}
-        owned = {}
-        for tensor in self._graph.parameters:  # weights of other stages are looked at all the same: all ranks are to have equal ones
-            own = self._given(tensor.name, values)
-            if engine.holds(tensor.name):
-                owned[tensor.name] = self._parameter(tensor.name, own)
-        for name, parameter in owned.items():
-            self._places[name] = attach(self, name, parameter)
-        found = aliases or (model.torch.aliases if model is not None and model.torch is not None else {})
-        for alias, name in found.items():
-            if name in owned:
-                attach(self, alias, owned[name])
-        self._elsewhere = {name: name for name in names if name not in owned and name not in engine.constants}
-        self._elsewhere |= {alias: name for alias, name in found.items() if name in self._elsewhere}
-        changed = set(self._graph.updates)
-        self._constants = {n: self._whole(n, values).clone() if n in changed else self._whole(n, values) for n in engine.constants}
-        self._buffer_places: dict[str, tuple[nn.Module, str]] = {}
-        for paths, buffer in saved_buffers(model.module) if model is not None and model.torch is not None else ():
-            given = values.get(paths[0], buffer)
-            self.attach_buffer(paths, given if isinstance(given, Tensor) else given())
-        self.weights_digest = self._checksum.digest()[:DIGEST]
-        del self._checksum
+        self._hold(values, model, aliases)
         self._anchor = torch.zeros((), requires_grad=True)
         self._pending = Pending()
         self._synchronize = True
@@ -125,98 +93,6 @@ class ParallelModule(Recalling):
                 f"the model was in evaluation when it was planned, and its {other[0]!r} does something else in training: "
                 "call train() before autopar.plan"
             )
-
-    # --- parameters and buffers ---
-
-    def attach_buffer(self, paths: Sequence[str], value: Tensor) -> None:
-        """Register a buffer under its names; where it is a constant of the program, the program reads it there from now on."""
-        own = value.detach().to(self._device, copy=True)
-        for path in paths:
-            place = attach(self, path, own)
-            if path in self._constants:
-                self._buffer_places[path] = place
-
-    def _given(self, name: str, values: Values) -> Tensor | FileTensor:
-        """A given value, checked against the graph; what lies in a file is not read yet."""
-        given, wanted = values[name], self._graph.tensors[name]
-        value = given if isinstance(given, FileTensor) else (given if isinstance(given, Tensor) else given()).detach()
-        master = self._engine.master(name)
-        if tuple(value.shape) != wanted.shape or value.dtype not in (getattr(torch, wanted.dtype), master):
-            raise PlanError(f"{name!r} is {value.dtype} {list(value.shape)}, the plan's model has {wanted.dtype} {list(wanted.shape)}")
-        if isinstance(value, FileTensor):
-            self._checksum.update(value.fact)
-            return value
-        value = value.to(master)
-        update_digest(self._checksum, value)
-        return value
-
-    def _whole(self, name: str, values: Values) -> Tensor:
-        """The given value of a constant."""
-        value = self._given(name, values)
-        return (value() if isinstance(value, FileTensor) else value).to(self._device)
-
-    def _parameter(self, name: str, given: Tensor | FileTensor) -> nn.Parameter:
-        """This rank's shard of a given value."""
-        storage, layout = self._engine.storage_of(name)
-        return nn.Parameter(storage.placed(given, layout), requires_grad=self._graph.tensors[name].trainable)
-
-    def _stored(self, name: str) -> Tensor:
-        """This rank's shard of a parameter, wherever the user's changes have put it."""
-        module, leaf = self._places[name]
-        return local_of(getattr(module, leaf))
-
-    def _constant(self, name: str) -> Tensor:
-        if name in self._buffer_places:
-            module, leaf = self._buffer_places[name]
-            found: Tensor = getattr(module, leaf)
-            return found
-        return self._constants[name]
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As torch's; whole tensors, and DTensors that lie in another way, are cut into this rank's shards."""
-        names = {id(parameter): name for name, parameter in self.graph_parameters().items()}
-        own: dict[str, Any] = dict(self.named_parameters(remove_duplicate=False))
-        given = {path: value for path, value in state_dict.items() if path not in self._elsewhere}
-        for path, value in list(given.items()):
-            mine = own.get(path)
-            if mine is None or not isinstance(value, Tensor) or value.shape != mine.shape:
-                continue
-            if isinstance(value, DTensor) and isinstance(mine, DTensor) and value._spec == mine._spec:
-                continue
-            storage, layout = self._engine.storage_of(names[id(mine)])
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
-            if type(whole) in (Tensor, nn.Parameter):
-                given[path] = storage.placed(whole.detach().to(self._device, mine.dtype), layout)
-        missing = self._missing_elsewhere(state_dict)
-        if missing and strict:
-            raise RuntimeError(f"the state dict has no {', '.join(map(repr, missing[:5]))}, which other stages hold")
-        found = super().load_state_dict(given, strict=strict, assign=assign)
-        found.missing_keys.extend(missing)
-        return found
-
-    def _missing_elsewhere(self, state_dict: Mapping[str, Any]) -> list[str]:
-        """What a whole state dict lacks of the parameters of other stages; that of this rank alone has none of them."""
-        there = [path for path in self._elsewhere if path in state_dict]
-        for path in there:
-            name = self._elsewhere[path]
-            if tuple(state_dict[path].shape) != self._graph.tensors[name].shape:
-                raise RuntimeError(f"size mismatch for {path}: {list(state_dict[path].shape)} for {list(self._graph.tensors[name].shape)}")
-        return [path for path in self._elsewhere if path not in state_dict] if there else []
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """This rank's parameters; with stages one more at the end, which stands for those of the others (see `other_stages`)."""
-        yield from super().parameters(recurse)
-        if self.other_stages is not None:
-            yield self.other_stages.parameter
-
-    def graph_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters by their names in the graph, in its order."""
-        return {name: getattr(module, leaf) for name, (module, leaf) in self._places.items()}
-
-    def host_parameters(self) -> list[nn.Parameter]:
-        """The parameters whose optimizer state the plan has in host memory (see `host_states`)."""
-        held = self._engine.host
-        return [value for name, value in self.graph_parameters().items() if name in held]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; shares that wait to be summed are dropped too."""
@@ -375,19 +251,6 @@ class ParallelModule(Recalling):
         """The whole outputs on every rank, from what `local_outputs` returned; not part of the planned program."""
         pairs = zip(outputs, self._engine.outputs, strict=True)
         return tuple(gather_full(value, layout, self._engine.groups) if layout else value for value, (_, layout) in pairs)
-
-    def full_value(self, name: str, local: Tensor) -> Tensor:
-        """The whole tensor on every rank from this rank's shard of parameter `name` (or of its gradient)."""
-        return self._engine.whole_parameter(name, local_of(local).detach())
-
-    def full_values(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The whole tensors on every rank from the shards of parameters (or gradients) that each of them has."""
-        names = [tensor.name for tensor in self._graph.parameters]
-        there = torch.tensor([float(name in values) for name in names], device=self._device)
-        if self._engine.world.staged:
-            dist.all_reduce(there)
-        found = [name for name, some in zip(names, there.tolist(), strict=True) if some]
-        return {name: self._engine.whole_parameter(name, local_of(values[name]).detach() if name in values else None) for name in found}
 
     def _global(self, value: Tensor, name: str) -> Tensor:
         layout = dict(self._engine.outputs)[name]

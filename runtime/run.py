@@ -23,11 +23,12 @@ from autopar.sharding.analysis import analyse
 from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, one_device, optimizer_of
 from .collectives import DeviceGroups
 from .example_inputs import example_values
+from .held_shards import Values
 from .host_states import host_states
 from .launch import in_steps, require_cuda, run_ranks
 from .local_forms.randomness import is_random
 from .masters import mastered
-from .module import ParallelModule, Values
+from .module import ParallelModule
 from .onnx_module import OnnxModule
 from .parallelize import join_world, model_values
 from .weights import fill_module

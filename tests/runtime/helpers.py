@@ -10,7 +10,8 @@ import torch
 from autopar.ir import Graph, Operator, Ref, Role, Tensor, Value
 from autopar.runtime.check import one_device
 from autopar.runtime.collectives import DeviceGroups
-from autopar.runtime.module import ParallelModule, Values
+from autopar.runtime.held_shards import Values
+from autopar.runtime.module import ParallelModule
 from autopar.sharding.candidates import options_of, storage_layouts, strategies_of
 from autopar.sharding.equal_parts import split_variants
 from autopar.sharding.layout import Layout, replicated
