@@ -10,12 +10,11 @@ import torch
 from torch import fx
 
 from autopar.errors import PlanError
-from autopar.ir import Operator, Ref, Role, Tensor
+from autopar.ir import Operator, Role, Tensor
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.layout import Layout, R, format_layout, replicated
 from autopar.sharding.program import Compute, Program, Redistribute, departure
 from autopar.sharding.redistribution import changed_axis
-from autopar.sharding.rules import RULES
 
 from ..collectives import DeviceGroups
 from ..functions import arguments_of, is_onnx, named, on_device, only, returns_sequence
@@ -271,7 +270,7 @@ class _Builder:
         inputs = [self._value(place) for place in self.frame.inputs(item)]
         arguments = arguments_of(local.function, local.attributes, inputs, self.device)
         function = on_device(local.function, self.device) if is_onnx(operator.kind) and not inputs else named(local.function)
-        weights = self._weights(item) if self.late else {}
+        weights = self.frame.weights(item) if self.late else {}
         if weights:
             function = product(function, weights)
         result = graph.create_node("call_function", function, (), arguments, name=identifier(operator.name))
@@ -281,18 +280,6 @@ class _Builder:
         for place, value in zip(self.frame.outputs(item), results, strict=True):
             value.meta["tensor"] = _describe(self.model.tensors[place[0]], place[1])
             self._made(place, value)
-
-    def _weights(self, item: Compute) -> dict[str, Place]:
-        """The arguments of a matrix product that are parameters with a gradient, where others are values."""
-        operator, gradients = item.operator, self.program.assignment.gradients
-        entry = RULES.get(operator.kind)
-        if entry is None or not entry.products or len(operator.outputs) != 1:
-            return {}
-        places = self.frame.inputs(item)
-        roles = [self.model.tensors[name].role for name in operator.inputs]
-        given = {name: value.index for name, value in operator.attributes.items() if isinstance(value, Ref)}
-        found = {n: places[i] for n, i in given.items() if roles[i] is Role.PARAMETER and operator.inputs[i] in gradients}
-        return found if any(role is not Role.PARAMETER for role in roles) else {}
 
     def _unpack(self, result: fx.Node, operator: Operator, sequence: bool) -> list[fx.Node]:
         if sequence:

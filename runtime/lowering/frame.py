@@ -7,12 +7,12 @@ Nothing is communicated on it: inputs and constants come cut.
 from __future__ import annotations
 
 from autopar.errors import PlanError
-from autopar.ir import Role
+from autopar.ir import Ref, Role
 from autopar.order.scheduled import Scheduled
 from autopar.sharding.candidates import Option
 from autopar.sharding.layout import B, Kind, Layout, Placement, R, S
 from autopar.sharding.program import Compute, Decision
-from autopar.sharding.rules import Call, rule_of
+from autopar.sharding.rules import RULES, Call, rule_of
 
 from ..collectives import AxisGroup, DeviceGroups
 from ..local_call import LocalCall, LocalOperator
@@ -104,3 +104,15 @@ class Frame:
             groups=self.groups,
         )
         return localise(call)
+
+    def weights(self, item: Compute) -> dict[str, Place]:
+        """The arguments of a matrix product that are parameters with a gradient, where others are values."""
+        operator, gradients = item.operator, self.program.assignment.gradients
+        entry = RULES.get(operator.kind)
+        if entry is None or not entry.products or len(operator.outputs) != 1:
+            return {}
+        places = self.inputs(item)
+        roles = [self.model.tensors[name].role for name in operator.inputs]
+        given = {name: value.index for name, value in operator.attributes.items() if isinstance(value, Ref)}
+        found = {n: places[i] for n, i in given.items() if roles[i] is Role.PARAMETER and operator.inputs[i] in gradients}
+        return found if any(role is not Role.PARAMETER for role in roles) else {}
