@@ -159,7 +159,7 @@ class _Arrival(torch.autograd.Function):
         if _is_local(ctx.back, ctx.group):
             return act(gradient, ctx.back, ctx.group), None, None, None, None
         coming = begin(gradient, ctx.back, ctx.group)
-        if torch.is_anomaly_enabled():  # which reads the gradient before it has come
+        if not torch.compiler.is_compiling() and torch.is_anomaly_enabled():  # which reads the gradient before it has come
             coming = arrived(coming)
         return coming.view(ctx.shape), None, None, None, None
 
