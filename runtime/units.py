@@ -182,7 +182,9 @@ class ParameterUnits:
         """The tensor of a gathered value, with memory behind it."""
         found = self.kept.get(place)
         if found is None:
-            found = self.kept[place] = torch.empty(shape, dtype=self.dtypes[place[0]], device=self.device)
+            # A call for inference may be the first: autograd takes none of the tensors that are made in its mode.
+            with torch.inference_mode(False):
+                found = self.kept[place] = torch.empty(shape, dtype=self.dtypes[place[0]], device=self.device)
         else:
             found.untyped_storage().resize_(found.numel() * found.element_size())
         return found

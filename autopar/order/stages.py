@@ -215,8 +215,10 @@ class _Cutting:
 
     def _fitting(self, name: str, layout: Layout, mesh: Mesh) -> Layout:
         """A layout that is for this mesh; one that was meant for another stage's gives way to a whole copy."""
-        fits = len(layout) == len(mesh.axes) and is_valid(layout, self.graph.tensors[name].shape, mesh.shape)
-        return layout if fits else (R,) * len(mesh.axes)
+        return layout if self._fits(name, layout, mesh) else (R,) * len(mesh.axes)
+
+    def _fits(self, name: str, layout: Layout, mesh: Mesh) -> bool:
+        return len(layout) == len(mesh.axes) and is_valid(layout, self.graph.tensors[name].shape, mesh.shape)
 
     def _chains(
         self, mesh: Mesh, available: Mapping[str, Layout], needed: Sequence[tuple[str, Layout]]
@@ -228,7 +230,8 @@ class _Cutting:
             if name not in reached:
                 reached[name] = {available[name]}
                 for chain in self.decided.chains.get(name, ()):
-                    fits = all(len(step) == len(mesh.axes) for step in chain)
+                    # One for the mesh of another stage may pass layouts that do not exist on this one.
+                    fits = all(self._fits(name, step, mesh) for step in chain)
                     if fits and chain[0] in reached[name] and chain[-1] not in reached[name]:
                         found.setdefault(name, []).append(chain)
                         reached[name].add(chain[-1])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+DROPPED = 0.1
+"""How often dropout drops."""
+
 
 class _Attending(nn.Module):
     """Attention with a bias by distance, of a sequence to itself or to another one, as T5 has it."""
@@ -33,14 +36,15 @@ class _Layer(nn.Module):
         self.cross = _Attending(width, heads) if crossed else None
         self.norms = nn.ModuleList(nn.RMSNorm(width, eps=1e-6) for _ in range(3))
         self.up, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+        self.drop = nn.Dropout(DROPPED)
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
         """The residual stream behind it."""
         normed = self.norms[0](x)
-        x = x + self.own(normed, normed, bias)
+        x = x + self.drop(self.own(normed, normed, bias))
         if self.cross is not None and other is not None:
-            x = x + self.cross(self.norms[1](x), other, None)
-        after: torch.Tensor = x + self.down(self.up(self.norms[2](x)).relu())
+            x = x + self.drop(self.cross(self.norms[1](x), other, None))
+        after: torch.Tensor = x + self.drop(self.down(self.drop(self.up(self.norms[2](x)).relu())))
         return after
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 
-from .encoder_decoder import EncoderDecoder
+from .encoder_decoder import DROPPED, EncoderDecoder
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, SEQUENCE, VOCABULARY = 8, 16, 96
@@ -88,7 +88,7 @@ def bert() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 def llama() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """Llama: grouped queries, RMSNorm, rotary positions, SwiGLU."""
-    sizes = WIDTH | {"num_attention_heads": 8, "num_key_value_heads": 4}
+    sizes = WIDTH | {"num_attention_heads": 8, "num_key_value_heads": 4, "attention_dropout": DROPPED}
     config = _transformers().LlamaConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=32, attn_implementation="sdpa")
     return Called(_transformers().LlamaForCausalLM(config), "input_ids", use_cache=False), (tokens(BATCH, SEQUENCE),)
 
@@ -96,6 +96,7 @@ def llama() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 def mixtral() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """Mixtral: Llama with four experts, of which two take each token."""
     sizes = WIDTH | {"num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    sizes["attention_dropout"] = DROPPED
     config = _transformers().MixtralConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=32, attn_implementation="sdpa")
     model = _transformers().AutoModelForCausalLM.from_config(config, experts_implementation="grouped_mm")
     return Called(model, "input_ids", use_cache=False), (tokens(BATCH, SEQUENCE),)
@@ -133,7 +134,8 @@ def llama_exact() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 def vit() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """ViT: patches by a convolution, a class token, pictures of 16 patches."""
-    config = _transformers().ViTConfig(**WIDTH, image_size=32, patch_size=8, num_labels=16, attn_implementation="sdpa")
+    dropped = {"hidden_dropout_prob": DROPPED, "attention_probs_dropout_prob": DROPPED}
+    config = _transformers().ViTConfig(**WIDTH, **dropped, image_size=32, patch_size=8, num_labels=16, attn_implementation="sdpa")
     return Called(_transformers().ViTForImageClassification(config), "pixel_values"), (images(32),)
 
 
@@ -254,8 +256,8 @@ def write_gpt2(path: Path, **sizes: int) -> Path:
     return written
 
 
-def load(name: str, folder: Path, *, train: bool = True, dtype: str = "float64") -> LoadedModel:
-    """A model of this file as the planner takes it; `folder` receives the ONNX files."""
+def load(name: str, folder: Path, *, train: bool = True, dtype: str = "float64", dropping: bool = False) -> LoadedModel:
+    """A model of this file as the planner takes it; `folder` receives the ONNX files. `dropping`: with its dropout, if it has any."""
     options = ModelOptions(train=train, dtype=dtype, batch=BATCH)
     if name == "resnet50_onnx":
         return load_model(write_resnet50(folder / "resnet50.onnx"), replace(options, batch=4))
@@ -267,7 +269,7 @@ def load(name: str, folder: Path, *, train: bool = True, dtype: str = "float64")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         module, inputs = TORCH_MODELS[name]()
-    return load_model(module.train(train and name in OWN_STATISTICS), replace(options, batch=len(inputs[0])), inputs)
+    return load_model(module.train(train and (dropping or name in OWN_STATISTICS)), replace(options, batch=len(inputs[0])), inputs)
 
 
 OWN_STATISTICS = frozenset({"resnet", "net"})

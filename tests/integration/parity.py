@@ -16,9 +16,11 @@ from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.planner import Request
-from autopar.runtime.check import CollectiveLog, Observation, differences, observe
+from autopar.runtime.check import CollectiveLog, Observation, differences, observe, one_device
+from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.example_inputs import example_values
 from autopar.runtime.launch import run_ranks
+from autopar.runtime.local_forms.randomness import is_random
 from autopar.runtime.module import ParallelModule
 from autopar.runtime.parallelize import model_values
 from autopar.runtime.run import reference_observation
@@ -50,13 +52,21 @@ class Subject:
     tolerance: float
 
 
-def subject(name: str, folder: Path, *, train: bool, dtype: str = "float64", steps: int = STEPS) -> Subject:
-    """Load a model and run it on one device: some steps in training, its outputs in inference."""
-    model = load(name, folder, train=train, dtype=dtype)
+def subject(name: str, folder: Path, *, train: bool, dtype: str = "float64", steps: int = STEPS, dropping: bool = False) -> Subject:
+    """Load a model and run it on one device: some steps in training, its outputs in inference.
+
+    Of a model with dropout one device draws what any plan draws: it runs the graph on one rank.
+    """
+    model = load(name, folder, train=train, dtype=dtype, dropping=dropping)
+    assert dropping or not is_random(model.graph)
     inputs = tuple(model.inputs) if model.inputs is not None else example_values(model.graph)
     twin = copy.deepcopy(model.module)
     alone = replace(model, build=lambda: twin)
-    found = reference_observation(alone, _any_plan(model, train), inputs, steps=steps if train else 1, seed=0)
+    if is_random(model.graph):
+        program = one_device(model.graph, analyse(model.graph, train=train).gradients)
+        found = observe(ParallelModule(program, DeviceGroups.single(), model_values(alone)), inputs, optimizer="adamw", steps=steps)
+    else:
+        found = reference_observation(alone, _any_plan(model, train), inputs, steps=steps if train else 1, seed=0)
     tolerance = TOLERANCE["float32" if name in FLOAT32_INSIDE else dtype]
     values = model_values(model)
     return Subject(model=model, train=train, steps=steps, inputs=inputs, values=values, reference=found, tolerance=tolerance)

@@ -1,4 +1,4 @@
-"""Every kind of model under every kind of plan, pipelines above all: losses and weights of one device, and a log that equals the order."""
+"""Every kind of model, with its dropout, under every kind of plan: losses and weights of one device, and a log that equals the order."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from autopar.api import plan_loaded
 from autopar.model import LoadedModel
 from autopar.plan import Plan
+from autopar.runtime.local_forms.randomness import is_random
 
 from .parity import Subject, failures_on, subject
 from .plans import by_chance, in_stages
@@ -47,6 +48,10 @@ PLANS: Mapping[str, Mapping[str, Any]] = {
     "three stages": _pipeline("1f1b", 3),
     "six ranks": _pipeline("1f1b", 6, stages=3, scheme="data"),
     "whole batch": _pipeline("gpipe", 2, count=1),
+    "seven stages": _pipeline("1f1b", 7),
+    "found of seven": {"devices": 7},
+    "found of eight": {"devices": 8},
+    "zero3 of eight": {"devices": 8, "scheme": "zero3"},
     "data x tensor x pipeline": {"devices": 8, "scheme": "pipeline-1f1b 2 x data 2 x megatron 2", "micro_batches": 4},
 }  # fmt: skip
 """What `autopar.plan` is asked for."""
@@ -54,11 +59,13 @@ _ONLY_HEADS = ("megatron", "megatron-sp", "zero-bubble of megatron", "data x ten
 OF_HEADS = tuple(name for name in PLANS if name != "expert")
 OF_ALL = tuple(name for name in OF_HEADS if name not in _ONLY_HEADS)
 OF_PICTURES = tuple(name for name in OF_ALL if name != "2d")
+OF_WHOLE_BATCHES = ("data", "2d", "found", "found of seven", "found of eight", "zero3 of eight")
 MODELS: Mapping[str, tuple[str, ...]] = {
     "gpt2": OF_HEADS, "llama_exact": OF_HEADS, "bert": OF_HEADS, "gpt2_onnx": OF_HEADS, "vit": OF_ALL, "encoder_decoder": OF_HEADS,
-    "mixtral": (*OF_HEADS, "expert"), "residual_onnx": OF_PICTURES, "resnet": ("data", "found"),
+    "mixtral": (*OF_HEADS, "expert"), "residual_onnx": OF_PICTURES, "resnet": OF_WHOLE_BATCHES,
 }  # fmt: skip
 """The models, and the plans that are made of each. Batch norms with the statistics of the batch cannot be cut into micro-batches."""
+WITHOUT_DROPOUT = ("gpt2_onnx", "residual_onnx", "resnet")
 UNLIKE: Sequence[tuple[Sequence[tuple[int, ...]], Mapping[str, Any]]] = (
     (((2,), (2,)), {"micro_batches": 2}),
     (((2,), (1,)), {"micro_batches": 4, "pipeline": "gpipe", **_ZERO3}),
@@ -83,7 +90,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def _subject(name: str, folder: Path, steps: int) -> Subject:
-    return subject(name, folder, train=True, dtype="float32" if name == "mixtral" else "float64", steps=steps)
+    found = subject(name, folder, train=True, dtype="float32" if name == "mixtral" else "float64", steps=steps, dropping=True)
+    assert is_random(found.model.graph) == (name not in WITHOUT_DROPOUT)
+    return found
 
 
 def _planned(model: LoadedModel, name: str) -> Plan:
@@ -148,6 +157,14 @@ def test_every_model_under_every_plan(name: str, plan: str, folder: Path) -> Non
     """Ten steps."""
     model = _subject(name, folder, STEPS)
     _require_equal(model, {plan: _planned(model.model, plan)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_by_chance(name: str, folder: Path) -> None:
+    """Ten steps under plans on four ranks in which everything is chosen by chance."""
+    model, count = _subject(name, folder, STEPS), 1 if name == "resnet" else 2
+    _require_equal(model, dict(by_chance(model.model, (2, 2), count, range(2))))
 
 
 UNLIKE_MODELS = ("gpt2", "bert", "llama_exact", "encoder_decoder", "mixtral", "residual_onnx", "vit")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from autopar.order.ranks import rank_order, tied_parameters
 from autopar.order.stages import Decided, Pipelined, staged_execution
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
-from autopar.sharding.layout import B, R, S, is_valid
+from autopar.sharding.layout import B, Layout, R, S, is_valid
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Assignment, Compute, Program, Redistribute, build_program
 from autopar.sharding.rules import without_parameters
@@ -32,6 +33,8 @@ from autopar.sharding.schedule import PLAIN, Schedule
 from ..sharding.assigned import graph_of
 
 SHAPE = Shape(layers=4, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=96, sequence=16, dropout=False)
+Chains = Mapping[str, tuple[tuple[Layout, ...], ...]]
+EMPTY: Chains = MappingProxyType({})
 TWO, FOUR, SQUARE = Mesh.of(data=2), Mesh.of(data=4), Mesh.of(node=2, gpu=2)
 
 
@@ -82,12 +85,12 @@ def _firsts(name: str, count: int) -> tuple[str, ...]:
 
 
 def _staged(
-    name: str, meshes: Sequence[Mesh], *, split: bool = False, schedule: Schedule = PLAIN, interleave: int = 1
+    name: str, meshes: Sequence[Mesh], *, split: bool = False, schedule: Schedule = PLAIN, interleave: int = 1, chains: Chains = EMPTY
 ) -> Execution:  # fmt: skip
     first = _assignment(name, meshes[0], split)
     decided = Decided(
         decide=lambda operator, mesh: _assignment(name, mesh, split).decisions[operator],
-        storage=first.storage, outputs=first.outputs, chains=first.chains, host=frozenset(),
+        storage=first.storage, outputs=first.outputs, chains={**first.chains, **chains}, host=frozenset(),
     )  # fmt: skip
     cut = Pipelined(firsts=_firsts(name, len(meshes)), meshes=meshes, pipeline="1f1b", interleave=interleave, schedule=schedule)
     return staged_execution(_analysis(name), decided, cut)
@@ -210,6 +213,16 @@ def test_storage_that_is_of_another_mesh_gives_way_to_whole_copies() -> None:
             assert len(layout) == len(chunk.mesh.axes) and is_valid(layout, _model("plain").tensors[name].shape, chunk.mesh.shape)
     assert set(found.chunks[1].whole.program.assignment.storage.values()) == {(R,)}
     assert any(S(0) in layout for layout in found.chunks[0].whole.program.assignment.storage.values())
+
+
+def test_chains_of_another_mesh_are_left_out() -> None:
+    """Four heads are split over two devices, but not over eight: there no micro-batch lies so."""
+    tensors, eight = _model("plain").tensors, Mesh.of(data=8)
+    name = next(n for n, t in tensors.items() if n.startswith("layers.3.attention") and len(t.shape) == 4 and SHAPE.heads in t.shape)
+    chain = ((S(0),), (S(tensors[name].shape.index(SHAPE.heads)),))
+    for mesh, kept in ((TWO, (chain,)), (eight, ())):
+        found = _staged("plain", (TWO, mesh), schedule=Schedule(micro_batches=2), chains={name: (chain,)})
+        assert found.chunks[1].whole.program.assignment.chains.get(name, ()) == kept
 
 
 def test_every_output_leaves_one_chunk() -> None:

@@ -38,6 +38,15 @@ def autograd_grad_of_some(make: Make) -> Values:
     return gradients(module)
 
 
+@SCRIPTS.script()
+def inference_before_training(make: Make) -> Values:
+    """A look at the validation data comes first, in `inference_mode`, whose tensors autograd does not take."""
+    module = make()
+    with torch.inference_mode():
+        before = float(module(*batch(8)))
+    return {"before": before, **trained(module)}
+
+
 @SCRIPTS.script(expected="either", micro_batches="left out")
 def gradient_penalty(make: Make) -> Values:
     """The norm of the gradients joins the loss."""

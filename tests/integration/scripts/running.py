@@ -24,7 +24,7 @@ from . import making
 from .table import Make, Script, Values
 
 TIMEOUT = 60.0
-"""Seconds that the ranks have for the scripts of a scheme, and for a collective; no script may hang."""
+"""Seconds that the ranks have for the scripts of a scheme, and for a collective, with one more for each script; no script may hang."""
 PATIENCE = 10.0
 """Seconds that a rank waits for the others at the end of a script."""
 
@@ -84,7 +84,7 @@ def _try(scripts: Sequence[Script], make: Make, nproc: int) -> Outcomes:
     with tempfile.TemporaryDirectory() as folder:
         broken = "the ranks stopped before it"
         try:
-            run_ranks(_on_rank, nproc, scripts, make, nproc, Path(folder), timeout=TIMEOUT)
+            run_ranks(_on_rank, nproc, scripts, make, nproc, Path(folder), timeout=TIMEOUT + len(scripts))
         except RunError as error:
             broken = str(error)
         found: Outcomes = {}
