@@ -1,4 +1,8 @@
-"""Which steps read a parameter as it is used, forward and backward, also by way of values that are its memory in other shapes."""
+"""Which steps read a parameter as it is used, forward and backward, also by way of values that are its memory in other shapes.
+
+Of what copies only where memory lies out of order, as a reshape does, it is not known whether it does: it counts as a view, since what is
+gathered once too often costs time, and what is not there when it is read is wrong.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ class Reads:
         self._program, self._mesh = program, program.assignment.mesh.shape
         self._made = {makes(program.steps[index])[0]: index for index in modes}
         self._again = {place for place, index in self._made.items() if modes[index] is Mode.AGAIN}
-        self._roots: dict[Place, tuple[Place, bool]] = {}  # of a view: what it is a view of, and whether in its order
+        self._roots: dict[Place, Place] = {}  # of a view: what it is a view of
         self.forward: dict[int, tuple[int, ...]] = {}
         self.backward: dict[int, tuple[int, ...]] = {}
         for index, step in enumerate(program.steps):
@@ -31,31 +35,29 @@ class Reads:
                 self._read(index, step)
 
     def _read(self, index: int, step: Step) -> None:
-        found = [self._roots.get(place, (place, True)) for place in reads(step)]
-        members = [self._made[root] for root, _ in found if root in self._made]
+        found = [self._roots.get(place, place) for place in reads(step)]
+        members = [self._made[root] for root in found if root in self._made]
         if not members:
             return
         self.forward[index] = tuple(dict.fromkeys(members))
-        again = [position for position, (root, _) in enumerate(found) if root in self._again]
+        again = [position for position, root in enumerate(found) if root in self._again]
         if not again:
             return
         if isinstance(step, Redistribute):
             if self._stays(step):
-                self._roots[makes(step)[0]] = found[0][0], True
+                self._roots[makes(step)[0]] = found[0]
             return
         kept = self._compute(step, found)
-        self.backward[index] = tuple(self._made[found[position][0]] for position in again if kept is None or position in kept)
+        self.backward[index] = tuple(self._made[found[position]] for position in again if kept is None or position in kept)
 
-    def _compute(self, step: Compute, found: list[tuple[Place, bool]]) -> tuple[int, ...] | None:
+    def _compute(self, step: Compute, found: list[Place]) -> tuple[int, ...] | None:
         """The inputs that an operator's backward pass reads (None: unknown); what it gives of its first input's memory is noted."""
         gradients = self._program.assignment.gradients
         if step.operator.kind not in RULES:
             return None
         call = Call.of(self._program.graph, step.operator)
-        root, contiguous = found[0]
-        if root in self._again and shares_memory(call, contiguous=contiguous):
-            same = call.inputs[0].shape == call.outputs[0].shape or len(call.inputs[0].shape) != len(call.outputs[0].shape)
-            self._roots.update((place, (root, contiguous and same)) for place in makes(step))
+        if found[0] in self._again and shares_memory(call, contiguous=True):
+            self._roots.update(dict.fromkeys(makes(step), found[0]))
         if not any(name in gradients for name, _ in makes(step)):
             return ()
         return keeps(call, tuple(name in gradients for name in step.operator.inputs)).inputs

@@ -9,7 +9,7 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.order.actions import Word
 from autopar.order.places import only_casts, with_casts
 from autopar.order.scheduled import scheduled
-from autopar.order.units import Mode
+from autopar.order.units import Mode, sources_of
 from autopar.sharding.analysis import analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, S
@@ -53,6 +53,13 @@ def test_casts_are_gathered_once_a_step(gathered: str) -> None:
     assert all(unit.mode is Mode.ONCE and plan.moves(unit.number) for unit in plan.units)
     words = [action.word for action in plan.actions()]
     assert words.count(Word.GATHER) == words.count(Word.RELEASE) == words.count(Word.REDUCE) == len(plan.units)
+
+
+def test_what_starts_from_a_cast_comes_behind_it() -> None:
+    plan = scheduled(program_of(split=False), Schedule(types=TYPES))
+    order = [member for unit in plan.units for group in unit.groups for member in group]
+    sources = sources_of(plan.program, plan.modes)
+    assert sources and all(order.index(source) < order.index(member) for member, source in sources.items())
 
 
 def test_units_hold_as_much_as_without_casts() -> None:

@@ -367,6 +367,14 @@ def test_the_collectives_are_those_of_the_actions() -> None:
         assert not plan.issued(Action(word=Word.RELEASE, unit=0))
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_micro_batches_have_a_program_of_their_own(count: int) -> None:
+    (chunk,) = execution(*MESHES["zero"], Schedule(micro_batches=count)).chunks
+    assert (chunk.split is None) is (chunk.micro is chunk.whole) is (count == 1)
+    whole, micro = (plan.program.graph.tensors for plan in (chunk.whole, chunk.micro))
+    assert all(micro[name].size * count == whole[name].size for name in chunk.whole.program.graph.inputs)
+
+
 def test_scheduling_twice_gives_the_same() -> None:
     for name, (assignment, analysis) in MESHES.items():
         schedule = Schedule(unit_bytes=SMALL, gathered="again", micro_batches=2)

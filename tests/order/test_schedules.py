@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from autopar.costmodel.pipeline import pipeline_seconds
 from autopar.costmodel.pipeline_simulation import PipelineRun, simulate
 from autopar.errors import UsageError
+from autopar.order import positions
 from autopar.order.actions import Word
 from autopar.order.pipeline import neighbours, pipeline_order
 from autopar.order.schedules import SCHEDULES, in_flight, tabled, thriftiest
@@ -90,6 +91,19 @@ def test_many_micro_batches_are_extrapolated_by_the_exact_period(name: str, over
     for m in (200, 201, 202, 203):
         closed, simulated = both(name, times, m, overlap=overlap)
         assert closed == pytest.approx(simulated, rel=1e-12)
+
+
+def test_a_million_micro_batches_take_no_longer_than_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions are walked until they repeat, then counted."""
+    taken, step = [], positions._step
+    monkeypatch.setattr(positions, "_step", lambda *given: taken.append(1) or step(*given))
+    times = Times.of([1.0, 1.25, 1.0, 0.75], [2.0, 2.25, 2.0, 2.0], 0.75, 0.125)
+    steps = []
+    for m in (10**3, 10**6):
+        taken.clear()
+        pipeline_seconds("zero_bubble", times.forward, times.backward, times.weight, times.send, m)
+        steps.append(len(taken))
+    assert steps[1] < 100 and abs(steps[1] - steps[0]) < 10
 
 
 @given(found=pipelines(uneven=0.0, sends=0.3), groups=st.integers(1, 5), v=st.integers(2, 4))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.errors import PlanError
 from autopar.plan import Plan
-from autopar.runtime.agreement import agree, checksum, digest, first_rank_says
+from autopar.runtime.agreement import _compare, agree, checksum, digest, first_rank_says
 from autopar.runtime.launch import run_ranks
 
 pytestmark = pytest.mark.usefixtures("strict_collectives")
@@ -62,22 +62,29 @@ ONE_TEXT = {
 }
 
 
+def _all_said(names: list[str]) -> list[tuple[str, str]]:
+    return [_said(name) for name in names]
+
+
 def test_every_rank_raises_the_same() -> None:
+    """One after the other in one world; where all have failed each raises its own error, and a long text is cut."""
+    names = [*ONE_TEXT, "all have failed", "one has failed at length"]
+    ranks = run_ranks(_all_said, RANKS, names, timeout=30.0)
+    found = {name: [said[number] for said in ranks] for number, name in enumerate(names)}
     for name, text in ONE_TEXT.items():
-        found = run_ranks(_said, RANKS, name, timeout=30.0)
-        assert {said for said, _ in found} == {text}, name
-    assert [cause for _, cause in run_ranks(_said, RANKS, "two have failed", timeout=30.0)] == ["", "broken 1", "broken 2"]
-
-
-def test_where_all_have_failed_each_raises_its_own() -> None:
-    found = run_ranks(_said, RANKS, "all have failed", timeout=30.0)
-    assert [said for said, _ in found] == [f"ValueError: each for itself: {rank}" for rank in range(RANKS)]
-
-
-def test_a_long_text_is_cut() -> None:
-    texts = {said for said, _ in run_ranks(_said, RANKS, "one has failed at length", timeout=30.0)}
+        assert {said for said, _ in found[name]} == {text}, name
+    assert [cause for _, cause in found["two have failed"]] == ["", "broken 1", "broken 2"]
+    assert [said for said, _ in found["all have failed"]] == [f"ValueError: each for itself: {rank}" for rank in range(RANKS)]
+    texts = {said for said, _ in found["one has failed at length"]}
     assert len(texts) == 1
     assert re.fullmatch(r"PlanError: rank 0 cannot take part: ü{400,}�?", texts.pop())
+
+
+@pytest.mark.parametrize(("others", "said"), [(8, "7, 8"), (9, "7, 8 and 1 more")])
+def test_many_ranks_are_counted(others: int, said: str) -> None:
+    messages = [b"\0" + digest("one"), *[b"\0" + digest("another")] * others]
+    with pytest.raises(PlanError, match=f"the plan of rank 1, 2, 3, 4, 5, 6, {said} is another"):
+        _compare(messages, ["the plan"], None)
 
 
 def test_without_other_ranks_a_failure_is_raised_as_it_is() -> None:
@@ -147,6 +154,10 @@ def _refused(name: str, plan: Plan, other: Plan) -> str:
     return ""
 
 
+def _all_refused(names: list[str], plan: Plan, other: Plan) -> list[str]:
+    return [_refused(name, plan, other) for name in names]
+
+
 REFUSED = {
     "weights": "the weights of rank 1 is another",
     "models": "rank 1 cannot take part: the plan (for Sequential) does not match the model",
@@ -161,6 +172,6 @@ def test_a_module_is_refused_everywhere() -> None:
     example = (torch.zeros(8, 8),)
     plan = autopar.plan(_model(0), example, devices=2, cluster="local-cpu")
     other = plan.model_copy(update={"provenance": plan.provenance.model_copy(update={"seed": 1})})
-    for name, part in REFUSED.items():
-        texts = set(run_ranks(_refused, 2, name, plan, other, timeout=60.0))
-        assert len(texts) == 1 and part in (text := texts.pop()) and bool(text) == bool(name), (name, texts)
+    ranks = run_ranks(_all_refused, 2, list(REFUSED), plan, other, timeout=60.0)
+    for (name, part), said in zip(REFUSED.items(), zip(*ranks, strict=True), strict=True):
+        assert len(set(said)) == 1 and part in said[0] and bool(said[0]) == bool(name), (name, said)

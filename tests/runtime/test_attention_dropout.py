@@ -110,6 +110,12 @@ def test_a_row_that_sees_nothing_gives_zeros() -> None:
     assert not found[1][:, :, 3].any()
 
 
+def test_what_drops_everything_gives_zeros() -> None:
+    with drawing(DRAWS):
+        found = _results(lambda *x: attention(*x, (2, 4, 12, 10), (), OPERATOR, 1.0), _given((2,), 4, 4, 12, 10))
+    assert len(found) == 4 and not any(value.any() for value in found)
+
+
 @pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 1), (1, 2)])
 def test_shards_of_batch_heads_and_rows(dims: tuple[int, ...]) -> None:
     values = _given((4,), 4, 4, 12, 10)

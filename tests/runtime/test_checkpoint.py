@@ -135,10 +135,14 @@ def test_states_between_layouts(ranks: int) -> None:
         assert run_ranks(_all_saved, ranks, folder, ranks) == [[True] * len(PAIRS)] * ranks
 
 
-def test_dtensor_is_left_alone() -> None:
-    """Importing the runtime changes no method of torch's classes, of which other code in the process may make use."""
+def test_torch_is_left_alone() -> None:
+    """Importing the runtime changes no method of torch's classes, of which other code in the process may make use.
+
+    Nor does it bring the compiler in where nobody compiles: it takes a second to import.
+    """
     script = (
-        "from torch.distributed.tensor import DTensor\nbefore = dict(vars(DTensor))\n"
+        "import sys\nfrom torch.distributed.tensor import DTensor\nbefore = dict(vars(DTensor))\n"
         "import autopar.runtime.module, autopar.runtime.parallelize\nassert dict(vars(DTensor)) == before\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autopar.runtime.collective_log import CollectiveLog
 from autopar.runtime.collectives import AxisGroup, DeviceGroups
-from autopar.runtime.flat import Moving, carry
+from autopar.runtime.flat import Moving, _rows, carry
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.redistribution import Move, act, step_actions
 from autopar.sharding.layout import local_shape, parse_layout
@@ -88,10 +88,6 @@ def _wrong() -> list[str]:
     return wrong
 
 
-def test_together_as_one_by_one() -> None:
-    assert run_ranks(_wrong, 4, timeout=60.0) == [[]] * 4
-
-
 def _moved_as_bytes() -> list[str]:
     """Types that a backend cannot carry."""
     groups = DeviceGroups.create(mesh_of(MESH))
@@ -105,10 +101,6 @@ def _moved_as_bytes() -> list[str]:
         if any(a.dtype != b.dtype or not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(alone, flat, strict=True)):
             wrong.append(f"{name} of {dtype}")
     return wrong
-
-
-def test_other_types_travel_as_bytes() -> None:
-    assert run_ranks(_moved_as_bytes, 4, timeout=60.0) == [[]] * 4
 
 
 def _counted() -> tuple[list[int], list[int]]:
@@ -125,8 +117,19 @@ def _counted() -> tuple[list[int], list[int]]:
     return issued, left
 
 
-def test_a_chain_under_way_issues_one_collective_for_all_at_a_time() -> None:
-    assert run_ranks(_counted, 4, timeout=60.0) == [([0, 1, 2, 2, 2], [1, 0, 0, 0])] * 4
+def _all() -> tuple[list[str], list[str], tuple[list[int], list[int]]]:
+    return _wrong(), _moved_as_bytes(), _counted()
+
+
+def test_together_as_one_by_one() -> None:
+    """Types that no backend carries travel as bytes; a chain under way issues one collective for all tensors at a time."""
+    assert run_ranks(_all, 4, timeout=60.0) == [([], [], ([0, 1, 2, 2, 2], [1, 0, 0, 0]))] * 4
+
+
+def test_one_tensor_is_sent_from_where_it_lies() -> None:
+    value = torch.arange(6.0).view(2, 3)
+    assert _rows([value]).data_ptr() == value.data_ptr()
+    assert _rows([value, value.view(2, 3, 1)]).tolist() == [[0, 1, 2, 0, 1, 2], [3, 4, 5, 3, 4, 5]]
 
 
 def test_on_one_device_nothing_is_sent() -> None:

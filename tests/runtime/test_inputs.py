@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,12 +18,12 @@ from autopar.order.execution import Execution, execution
 from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.draws import Draws
 from autopar.runtime.engine import Engine
-from autopar.runtime.measuring.memory import fake_world
+from autopar.runtime.measuring.memory import _views, fake_world
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import R, S
 from autopar.sharding.mesh import Axis, Mesh
-from autopar.sharding.program import Assignment, Program, build_program
+from autopar.sharding.program import Assignment, Compute, Program, build_program
 from autopar.sharding.schedule import Schedule
 from tests.runtime.helpers import GraphBuilder
 
@@ -82,6 +83,21 @@ def test_a_device_gets_the_part_that_it_reads() -> None:
     assert _moved(program, analysis.graph, train=False) == {(BATCH // RANKS, WIDTH): 1, (BATCH,): 1}
     stored = predicted_memory(program, analysis, optimizer="none").parameters
     assert stored == DTYPE_BYTES["float32"] * (WIDTH * WIDTH + BATCH // RANKS * WIDTH + BATCH)
+
+
+def test_parts_that_lie_together_are_views_on_the_host() -> None:
+    """Rows one after the other, and what is whole; columns, and rows in several pieces, are copied, and tracked as what is made."""
+    analysis, assignment = _assigned()
+    program = build_program(analysis.graph, assignment)
+    whole = BATCH * DTYPE_BYTES["float32"]
+    for placement, rows in ((S(0), WIDTH * whole // RANKS), (S(1), 0), (S(0, 2), 0), (R, WIDTH * whole)):
+        steps = [
+            replace(step, decision=replace(step.decision, inputs=((placement,), *step.decision.inputs[1:])))
+            if isinstance(step, Compute) and step.operator.inputs[0] == "rows"
+            else step
+            for step in program.steps
+        ]
+        assert _views(replace(program, steps=tuple(steps))) == rows + whole
 
 
 @pytest.mark.parametrize("train", [True, False])

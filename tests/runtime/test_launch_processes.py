@@ -75,14 +75,18 @@ def test_ranks_start_after_a_backward_pass(tmp_path: Path) -> None:
         tmp_path,
         AFTER_BACKWARD
         + """
+from autopar.runtime.launch import clean
 torch.set_default_dtype(torch.float64)
 os.environ["GIVEN"] = "yes"
+servers = set()
 os.chdir(os.path.dirname(__file__))
 for count in (2, 4):
     start = time.monotonic()
     found = run_ranks(work.step, count, 2.0)
     assert found == [(2.0 * count, torch.float64, "yes", os.getcwd())] * count, found
     print(f"{count} ranks: {time.monotonic() - start:.2f} s")
+    servers.add(clean._server().process.pid)
+assert len(servers) == 1, servers
 try:
     run_ranks(work.fails, 3)
 except RunError as error:

@@ -11,10 +11,11 @@ import torch
 from autopar.ir import Graph
 from autopar.runtime.check import differences, observe, one_device
 from autopar.runtime.collectives import DeviceGroups, cuts_of
+from autopar.runtime.draws import Draws, drawing
 from autopar.runtime.functions import function_of
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.local_forms.attention_dropout import attention
-from autopar.runtime.local_forms.dropout import dropout
+from autopar.runtime.local_forms.dropout import dropout, native_dropout, onnx_dropout
 from autopar.runtime.local_forms.lookup import padding_row, shard_index
 from autopar.runtime.local_forms.registry import form_of, register, standing_in
 from autopar.runtime.lowering import lower
@@ -50,6 +51,19 @@ def test_dropout_is_that_of_torch() -> None:
     expected = torch.nn.functional.dropout(x, 0.3, training=True)
     torch.manual_seed(5)
     assert torch.equal(dropout(x, 0.3, True, x.shape, (), 1), expected)
+
+
+@pytest.mark.parametrize("p", [0.3, 1.0])
+@pytest.mark.parametrize("exact", [False, True])
+def test_dropout_keeps_what_it_scales(p: float, exact: bool) -> None:
+    x = torch.rand(8, 6) + 1
+    with drawing(Draws(exact=exact)):
+        found = [dropout(x, p, True, x.shape, (), 1), native_dropout(x, p, True, x.shape, (), 1)[0]]
+        found += [onnx_dropout(x, x.shape, (), 1, p, True)[0]] if p < 1 else []
+    for value in found:
+        kept = value != 0
+        torch.testing.assert_close(value[kept], x[kept] / (1 - p))
+        assert not kept.all() and kept.any() == (p < 1)
 
 
 @pytest.mark.parametrize("causal", [False, True])

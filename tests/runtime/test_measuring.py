@@ -6,6 +6,7 @@ import itertools
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from autopar.runtime.launch import run_ranks
 from autopar.runtime.measuring import KINDS, Wanted, byte_sizes, measure_on_rank, places
 from autopar.runtime.measuring import collectives as measured_collectives
 from autopar.runtime.measuring import device as measured_device
+from autopar.runtime.measuring import run as measured_run
+from autopar.runtime.measuring.collectives import Place
 from autopar.runtime.measuring.crew import Crew
 
 CPU = torch.device("cpu")
@@ -57,6 +60,21 @@ def test_groups_of_a_place_are_disjoint_and_on_their_level(nodes: int, per_node:
             assert all(len(held) == place.size for held in on) and place.drivers == per_node
         else:
             assert place.level == f"loopback:{per_node}+nic:{nodes}" and place.size == nodes * per_node
+
+
+@pytest.mark.parametrize(("per_node", "groups"), [(1, []), (3, [1, 3])])
+def test_messages_of_one_rank_and_of_all_share_a_port(monkeypatch: pytest.MonkeyPatch, per_node: int, groups: list[int]) -> None:
+    """Where a node has one rank there is nothing to share."""
+    asked: list[int] = []
+
+    def measured(crew: Crew, where: list[Place], *given: object) -> dict[str, tuple[float, ...]]:
+        asked.append(len(where[0].groups))
+        return {"send": (float(len(asked)),)}
+
+    monkeypatch.setattr(measured_run, "measure_collectives", measured)
+    wanted = Wanted(kinds=KINDS, sizes=(1024,), settled=lambda repeats: True, device=True)
+    found = measured_run._port(cast(Crew, None), places(2, per_node, "gloo"), wanted)
+    assert asked == groups and found == (((1.0,), (2.0,)) if groups else None)
 
 
 def test_sizes() -> None:

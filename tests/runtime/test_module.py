@@ -85,6 +85,20 @@ def test_training_with_accumulation_and_clipping() -> None:
             torch.testing.assert_close(torch.tensor(seen), torch.tensor(expected), rtol=1e-7, atol=0)
 
 
+@pytest.mark.parametrize("kind", [1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("most", [0.01, 1e3])
+def test_clipping_is_that_of_torch(kind: float, most: float) -> None:
+    module = alone(mlp(), random_values(mlp()))
+    module(*random_inputs(mlp()))[module.loss_index].backward()
+    given = [p.grad for p in module.parameters() if p.grad is not None]
+    copies = [torch.zeros_like(gradient).requires_grad_() for gradient in given]
+    for copy, gradient in zip(copies, given, strict=True):
+        copy.grad = gradient.clone()
+    wanted = torch.nn.utils.clip_grad_norm_(copies, most, kind)
+    torch.testing.assert_close(module.clip_grad_norm_(most, kind), wanted)
+    torch.testing.assert_close([p.grad for p in module.parameters() if p.grad is not None], [copy.grad for copy in copies])
+
+
 def _no_sync_is_silent(program: Program, values: dict[str, Tensor], inputs: list[Tensor]) -> tuple[int, int]:
     module = ParallelModule(program, DeviceGroups.create(program.assignment.mesh), values)
     with CollectiveLog() as quiet, module.no_sync():

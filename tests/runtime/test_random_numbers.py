@@ -13,6 +13,7 @@ from torch import Tensor
 
 from autopar.runtime.collectives import Cut, shard_of
 from autopar.runtime.draws import Draws, current, drawing, operator_number
+from autopar.runtime.local_forms.drawn import drawn
 from autopar.runtime.random_bits import Key, Region, bits, places
 from autopar.runtime.random_numbers import Source
 
@@ -165,6 +166,15 @@ def test_types_and_bounds() -> None:
     assert stats.chisquare(torch.bincount(values.flatten() + 3).numpy()).pvalue > 1e-4
     wide = UNIT.integers(0, 2**63)
     assert int(wide.min()) >= 0 and int(wide.max()) > 2**62
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint8, torch.float16, torch.bfloat16])
+def test_numbers_without_bounds_are_those_of_torch(dtype: torch.dtype) -> None:
+    """From zero to the largest integer up to which the type holds all."""
+    given = torch.empty(2**17, dtype=dtype)
+    with drawing(Draws(seed=1)):
+        found = drawn("aten.random.default", given.shape, (), 7, self=given)
+    assert found.dtype == dtype and torch.equal(found.double().unique(), given.random_().double().unique())
 
 
 def test_draws_are_of_the_thread_and_nest() -> None:

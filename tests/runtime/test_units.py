@@ -106,10 +106,11 @@ def test_gradients_of_one_device_in_every_mode(sizes: tuple[int, ...]) -> None:
 def test_flat_and_one_by_one_are_the_same_to_the_last_bit() -> None:
     """Two ranks add in one order, whatever else is in the message. (Uses of one weight in several segments add up in another order.)"""
     module, analysis, x = net()
-    for mode in MODES.values():
-        plans = [planned(analysis, (2,), schedule=Schedule(micro_batches=2, unit_bytes=size, **mode)) for size in (1, UNIT_BYTES)]
-        assert [len(plan.whole.units) for plan in plans] == [9, 1]
-        for (one, _), (flat, _) in run_ranks(_gradients, 2, plans, module, x, timeout=60.0):
+    schedules = [Schedule(micro_batches=2, unit_bytes=size, **mode) for mode in MODES.values() for size in (1, UNIT_BYTES)]
+    plans = [planned(analysis, (2,), schedule=schedule) for schedule in schedules]
+    assert [len(plan.whole.units) for plan in plans] == [9, 1] * len(MODES)
+    for found in run_ranks(_gradients, 2, plans, module, x, timeout=60.0):
+        for (one, _), (flat, _) in zip(found[::2], found[1::2], strict=True):
             once = {name: value for name, value in one.items() if value is not None and not name.startswith("twice")}
             assert len(once) == 4 and all(torch.equal(value, flat[name]) for name, value in once.items())  # type: ignore[arg-type]
 

@@ -21,6 +21,7 @@ import autopar
 from autopar.errors import AutoparError, ModelError, RunError, UsageError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.plan import Plan
+from autopar.runtime import weights
 from autopar.runtime.collectives import Cut, shard_of
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.run import run_plan
@@ -202,6 +203,12 @@ def _text(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+@pytest.mark.parametrize(("count", "end"), [(1, "n0"), (20, "n19"), (21, "n19 and 1 more")])
+def test_long_lists_end(count: int, end: str) -> None:
+    listed = weights._listed([f"n{i}" for i in range(count)]).split(", ")
+    assert len(listed) == min(count, weights.SHOWN) and listed[-1] == end
 
 
 @pytest.mark.parametrize("name", REFUSED)
