@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from autopar.order.scheduled import scheduled
 from autopar.order.units import Mode
 from autopar.sharding.analysis import analyse
+from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, S
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.pinned import pinned_assignment
 from autopar.sharding.program import Redistribute, build_program
 from autopar.sharding.schedule import Schedule
 
