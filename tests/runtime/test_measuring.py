@@ -22,7 +22,7 @@ from autopar.runtime.measuring import KINDS, Wanted, byte_sizes, measure_on_rank
 from autopar.runtime.measuring import collectives as measured_collectives
 from autopar.runtime.measuring import device as measured_device
 from autopar.runtime.measuring import run as measured_run
-from autopar.runtime.measuring.collectives import Place
+from autopar.runtime.measuring.collectives import GroupPlace
 from autopar.runtime.measuring.crew import Crew
 
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ def test_messages_of_one_rank_and_of_all_share_a_port(monkeypatch: pytest.Monkey
     """Where a node has one rank there is nothing to share."""
     asked: list[int] = []
 
-    def measured(crew: Crew, where: list[Place], *given: object) -> dict[str, tuple[float, ...]]:
+    def measured(crew: Crew, where: list[GroupPlace], *given: object) -> dict[str, tuple[float, ...]]:
         asked.append(len(where[0].groups))
         return {"send": (float(len(asked)),)}
 
