@@ -94,9 +94,15 @@ def _profile(op: Operator, offer: Offer, held: tuple[bool, ...], classes: tuple[
     weighed = {f for dims, weight in zip(offer.rule.inputs, held, strict=True) if weight for dim in dims for f in dim}
     splits = tuple(_split(offer, option, classes, words, weighed) for option in offer.options)
     reduces = tuple(option.factor >= 0 and any(p.kind is Kind.PARTIAL for p in option.outputs) for option in offer.options)
-    layer = op.kind == EXPERTS
-    work = float(multiply_adds(offer.call) if layer else math.prod(factor.size for factor in offer.rule.factors))
-    return Profile(part=_part(offer, held, classes, splits), splits=splits, reduces=reduces, work=work)
+    return Profile(part=_part(offer, held, classes, splits), splits=splits, reduces=reduces, work=_work(op, offer))
+
+
+def _work(op: Operator, offer: Offer) -> float:
+    """The multiply-adds of an operator, or at least what all its factors multiply to."""
+    if op.kind == EXPERTS:
+        return float(multiply_adds(offer.call))
+    counted = RULES[op.kind].products or ("",)
+    return float(sum(math.prod(f.size for f in offer.rule.factors if not f.name.startswith(tuple(left))) for left in counted))
 
 
 def _part(offer: Offer, held: tuple[bool, ...], classes: tuple[FactorClass, ...], splits: tuple[Split, ...]) -> Part:

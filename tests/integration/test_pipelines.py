@@ -58,11 +58,10 @@ PLANS: Mapping[str, Mapping[str, Any]] = {
 _ONLY_HEADS = ("megatron", "megatron-sp", "zero-bubble of megatron", "data x tensor x pipeline")
 OF_HEADS = tuple(name for name in PLANS if name != "expert")
 OF_ALL = tuple(name for name in OF_HEADS if name not in _ONLY_HEADS)
-OF_PICTURES = tuple(name for name in OF_ALL if name != "2d")
 OF_WHOLE_BATCHES = ("data", "2d", "found", "found of seven", "found of eight", "zero3 of eight")
 MODELS: Mapping[str, tuple[str, ...]] = {
-    "gpt2": OF_HEADS, "llama_exact": OF_HEADS, "bert": OF_HEADS, "gpt2_onnx": OF_HEADS, "vit": OF_ALL, "encoder_decoder": OF_HEADS,
-    "mixtral": (*OF_HEADS, "expert"), "residual_onnx": OF_PICTURES, "resnet": OF_WHOLE_BATCHES,
+    "gpt2": OF_HEADS, "llama_exact": OF_HEADS, "bert": OF_HEADS, "gpt2_onnx": OF_HEADS, "vit": OF_HEADS, "encoder_decoder": OF_HEADS,
+    "mixtral": (*OF_HEADS, "expert"), "residual_onnx": OF_ALL, "resnet": OF_WHOLE_BATCHES,
 }  # fmt: skip
 """The models, and the plans that are made of each. Batch norms with the statistics of the batch cannot be cut into micro-batches."""
 WITHOUT_DROPOUT = ("gpt2_onnx", "residual_onnx", "resnet")

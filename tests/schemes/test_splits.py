@@ -117,3 +117,12 @@ def test_weights_are_followed_to_their_parameters() -> None:
         Part.WEIGHT,
     ]
     assert set(found.roots.values()) == {("weight",)}
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (4, 2, 1), (4, 4, 0)])
+def test_the_work_of_a_convolution(kernel: int, stride: int, padding: int) -> None:
+    """A patch is multiplied once, not once for each of its pixels."""
+    module = nn.Conv2d(3, 8, kernel, stride=stride, padding=padding, bias=False)
+    model = load_model(module, ModelOptions(train=True), (torch.zeros(2, 3, 16, 16),))
+    (work,) = (p.work for p in profiles_of(analyse(model.graph, train=True)).by_name.values() if p.part is Part.PRODUCT)
+    assert work == 2 * (16 // stride) ** 2 * 8 * 3 * kernel**2
