@@ -40,14 +40,11 @@ class Model(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.embed = nn.Embedding(ROWS, WIDTH)
-        self.layers = nn.ModuleList(Layer(rate) for _ in range(2))
+        self.layer = Layer(rate)
         self.head = nn.Linear(WIDTH, ROWS, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        found: Tensor = self.head(x)
+        found: Tensor = self.head(self.layer(self.embed(tokens)))
         return found
 
 

@@ -47,7 +47,8 @@ def run_programs(
 @pytest.mark.parametrize("name", GRAPHS)
 def test_random_plans(name: str, mesh: tuple[int, ...]) -> None:
     graph = GRAPHS[name]()
-    programs = [random_program(graph, mesh_of(mesh), seed) for seed in range(8)]
+    # An axis of size 1 beside others is one more thing to go wrong, not another mesh.
+    programs = [random_program(graph, mesh_of(mesh), seed) for seed in range(4 if 1 in mesh else 8)]
     values, inputs = random_values(graph), random_inputs(graph)
     reference = observe(alone(graph, values), inputs, optimizer="adamw", steps=2)
     assert reference.gradients.keys() == {tensor.name for tensor in graph.parameters}

@@ -207,25 +207,30 @@ def _all_lines(plan: Execution | None, module: Net, x: Tensor) -> dict[str, list
     return found
 
 
-def _require_equal(found: dict[str, list[dict[str, Tensor]]], wanted: dict[str, list[dict[str, Tensor]]]) -> None:
+def _require_equal(found: dict[str, list[dict[str, Tensor]]], wanted: dict[str, list[dict[str, Tensor]]], under: str = "") -> None:
     for name, several in wanted.items():
         for mine, theirs in zip(found[name], several, strict=True):
-            assert mine.keys() == theirs.keys(), name
+            assert mine.keys() == theirs.keys(), under + name
             for parameter, value in theirs.items():
-                where = f"{name}: {parameter}"
+                where = f"{under}{name}: {parameter}"
                 torch.testing.assert_close(mine[parameter], value, rtol=1e-9, atol=1e-12, msg=lambda text, at=where: f"{at}: {text}")
 
 
 SCHEDULES = [Schedule(micro_batches=count, **mode) for count in (1, 2) for mode in MODES.values()]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.micro_batches} {s.gathered} {s.accumulated}")
-def test_as_on_one_device(schedule: Schedule, strict_collectives: None) -> None:
-    """On two ranks that split the batch, parameters stored split."""
+def _under_all(plans: list[Execution], module: Net, x: Tensor) -> list[dict[str, list[dict[str, Tensor]]]]:
+    return [_all_lines(plan, module, x) for plan in plans]
+
+
+def test_as_on_one_device(strict_collectives: None) -> None:
+    """On two ranks that split the batch, parameters stored split, under every schedule."""
     module, analysis, x = net()
+    plans = [planned(analysis, (2,), schedule=schedule) for schedule in SCHEDULES]
     wanted = _all_lines(None, module, x)
-    for found in run_ranks(_all_lines, 2, planned(analysis, (2,), schedule=schedule), module, x, timeout=120.0):
-        _require_equal(found, wanted)
+    for each in run_ranks(_under_all, 2, plans, module, x, timeout=240.0):
+        for schedule, found in zip(SCHEDULES, each, strict=True):
+            _require_equal(found, wanted, f"{schedule.micro_batches} {schedule.gathered} {schedule.accumulated}: ")
 
 
 @pytest.mark.parametrize("sizes", [((1,), (1,)), ((2,), (1,))])

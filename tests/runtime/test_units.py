@@ -92,7 +92,7 @@ def test_gradients_of_one_device_in_every_mode(sizes: tuple[int, ...]) -> None:
     assert {name for name, gradient in wanted.items() if gradient is None} == {"frozen.weight", "aside.weight", "aside.bias"}
     schedules = [
         Schedule(micro_batches=count, unit_bytes=size, **mode)
-        for (mode, count) in itertools.product(MODES.values(), (1, 2, 4 if len(sizes) == 1 else 2))
+        for (mode, count) in itertools.product(MODES.values(), (1, 2, 4)[: 4 - len(sizes)])
         for size in (1, UNIT_BYTES)
     ]
     plans = [planned(analysis, sizes, schedule=schedule) for schedule in schedules]
@@ -168,7 +168,7 @@ def test_random_plans_in_every_mode(name: str) -> None:
         splits = [p for program in programs for p in program.assignment.storage["qkv.weight"] if p.kind is Kind.SPLIT]
         assert any(p.parts > 1 for p in splits)
     else:
-        programs += [_linked(program) for program in programs]
+        programs += [linked for program in programs if (linked := _linked(program)).steps != program.steps]
         chains = [program.assignment.chains["up.weight" if name == "mlp" else "table.weight"] for program in programs]
         assert any(second[0] == first[-1] for found in chains for first, second in itertools.pairwise(found))
     schedules = [Schedule(unit_bytes=size, **MODES["again"]) for size in (1, UNIT_BYTES)]
