@@ -163,7 +163,8 @@ def _observe(
         if stepper is not None:
             stepper.step()
         _clear(parameters)
-    weights = copies(parameters) if losses and keep and stepper is not None else {}
+    # Where stages have no parameters there is no optimizer either, but all ranks gather what the others have.
+    weights = copies(parameters) if losses and keep and optimizer != "none" else {}
     return Observation(outputs=outputs, losses=tuple(losses), gradients=gradients, smallest=smallest, largest=largest, weights=weights)
 
 

@@ -24,6 +24,8 @@ def draws_numbers(operator: Operator) -> bool:
     if not is_drawing(form.local):
         return False
     given = operator.attributes
+    if "attention" in operator.kind and not given.get("dropout_p"):  # graphs leave out arguments that have their default
+        return False
     return all(given.get(name, True) for name in _SWITCHES) and all(given.get(name, True) for name in _RATES)
 
 

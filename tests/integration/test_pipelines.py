@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from autopar.api import plan_loaded
+from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.runtime.local_forms.randomness import is_random
+from autopar.runtime.run import run_plan
 
 from .parity import Subject, failures_on, subject
 from .plans import by_chance, in_stages
@@ -144,6 +148,16 @@ def test_unlike_stages(name: str, numbers: Sequence[int], folder: Path) -> None:
     """Tied tables on stages of other sizes, values that skip a stage, weights gathered again for each chunk; statistics of batches."""
     model = _subject(name, folder, 3)
     _require_equal(model, {f"unlike {number}": _by_chance(model.model, number, 0) for number in numbers})
+
+
+def test_a_stage_without_parameters() -> None:
+    """It has nothing to update, and takes part where the others gather their weights."""
+    module, inputs = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4), nn.Tanh()), (torch.zeros(8, 16),)
+    model = load_model(module, ModelOptions(train=True), inputs)
+    plan = plan_loaded(model, cluster="local-cpu", devices=2, stages=2, micro_batches=2).plan
+    last = plan.stages[1].model_copy(update={"first": next(name for name in plan.operators if name.startswith("3/"))})
+    report = run_plan(model, plan.model_copy(update={"stages": (plan.stages[0], last)}), check=True)
+    assert report.ok, report
 
 
 PAIRS = [(name, plan) for name, plans in MODELS.items() for plan in plans]

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from autopar.frontends.load import ModelOptions, load_model
 from autopar.runtime.collectives import Cut, shard_of
 from autopar.runtime.draws import Draws, drawing
 from autopar.runtime.local_forms import dropped_attention
 from autopar.runtime.local_forms.attention_dropout import attention
+from autopar.runtime.local_forms.randomness import is_random
 from autopar.runtime.random_bits import Region
 from autopar.runtime.random_numbers import Source
 
@@ -145,3 +147,19 @@ def test_the_scores_are_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with drawing(DRAWS), Largest():
         _results(lambda *x: attention(*x, (2, 4, 128, 128), (), OPERATOR, RATE, is_causal=True), values)
     assert largest <= 2**16 < 2 * 4 * 128 * 128
+
+
+class _Attending(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate, self.out = rate, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, self.out(x), dropout_p=self.rate)
+
+
+@pytest.mark.parametrize("rate", [0.0, RATE])
+def test_attention_draws_only_where_it_drops(rate: float) -> None:
+    """So nobody is asked for a number in every step, and a check of stages takes the original model."""
+    model = load_model(_Attending(rate), ModelOptions(train=True), (torch.zeros(2, 2, 4, 8),))
+    assert is_random(model.graph) == (rate > 0)
