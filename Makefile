@@ -1,7 +1,7 @@
-# Everything runs in .venv, which the first target that needs it makes. Nothing but Python 3.11 or 3.12, pip and make is assumed.
+# Everything runs in .venv, which the first target that needs it makes. Nothing but Python 3.11 to 3.13, pip and make is assumed.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-PYTHON ?= $(shell for name in python3.11 python3.12; do $$name -c '' 2>/dev/null && echo $$name && exit; done; echo python3)
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13; do $$name -c '' 2>/dev/null && echo $$name && exit; done; echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
