@@ -30,7 +30,7 @@ from autopar.order.units import Unit
 from autopar.sharding.program import Collective, Compute, Redistribute, chain_collectives, operator_collectives
 
 from .casts import adding_seconds, gradient_seconds, unit_seconds
-from .compute import memory_seconds, with_launch
+from .device.elementwise import memory_seconds, with_launch
 from .flat import FlatStep, flat_steps
 from .pricing import MeshPrices
 from .streams import Clock
