@@ -2,7 +2,7 @@
 
 collectives      alpha + beta * min(x, limit) + beta_above * max(x - limit, 0): the break that leaves the least squared relative
                  error, figures not negative (least squares by active sets: Lawson and Hanson 1974)
-matrix products  t = constant + work(half_size) / (peak * fraction), work as `compute.product_seconds` has it
+matrix products  t = constant + work(half_size) / (peak * fraction), work as `device.plain` has it
 noise            of the repeats, the fastest three must agree, since what disturbs a measurement only adds time; their median counts
 """
 
@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import NoisyMeasurement
-from autopar.ir import DTYPE_BYTES
 
 from .cluster import Cluster, Level
-from .compute import Product, product_seconds
 from .device import Device
+from .device.attention import BACKWARD_WORK
+from .device.plain import plain_arithmetic
+from .device.products import Product
 from .measured import Curve, Measured
-from .operators import BACKWARD_OF_ATTENTION
 
 Floats = NDArray[np.float64]
 Key = tuple[str, str, int, int]
@@ -157,7 +157,7 @@ class ProductFit:
     mean_error: float
 
 
-def fit_products(times: Mapping[tuple[int, int, int], float], device: Device, dtype: str, *, itemsize: int) -> ProductFit:
+def fit_products(times: Mapping[tuple[int, int, int], float], device: Device, dtype: str) -> ProductFit:
     """The rate and half size that leave the least squared relative error; the launch is fitted beside them."""
     shapes = np.array(list(times), dtype=np.float64).T
     product = Product(batch=np.ones(shapes.shape[1]), m=shapes[0], n=shapes[1], k=shapes[2])
@@ -165,7 +165,7 @@ def fit_products(times: Mapping[tuple[int, int, int], float], device: Device, dt
     best = (math.inf, 0.0, 0.0, math.inf)
     for half_size in HALF_SIZES:
         ideal = replace(device, matmul_fraction=1.0, half_size=half_size)
-        work = product_seconds(product, dtype, ideal, itemsize=itemsize)
+        work = plain_arithmetic(product, dtype, ideal)
         columns = np.stack([np.ones_like(t), work], axis=1) / t[:, None]
         found = _nonnegative(columns)
         residual = columns @ found - 1
@@ -216,7 +216,7 @@ def _attention_fractions(found: DeviceRepeats, rate: float) -> dict[str, float]:
     backward = max(agreed(found.attention["backward"]) - forward, 1e-12)
     reached = {
         "forward": min(found.attention_flops / forward / rate, 1.0),
-        "backward": min(BACKWARD_OF_ATTENTION * found.attention_flops / backward / rate, 1.0),
+        "backward": min(BACKWARD_WORK * found.attention_flops / backward / rate, 1.0),
     }
     return {f"{kernel}.{direction}": fraction for kernel in ("flash1", "flash2") for direction, fraction in reached.items()}
 
@@ -235,7 +235,7 @@ def fit_device(found: DeviceRepeats) -> tuple[Device, dict[str, str]]:
     )  # fmt: skip
     dtype = "bfloat16" if found.units else "float32"
     shaped = {(m, n, k): agreed(repeats) for (name, m, n, k), repeats in found.products.items() if name == dtype}
-    fit = fit_products(shaped, device, dtype, itemsize=DTYPE_BYTES[dtype])
+    fit = fit_products(shaped, device, dtype)
     higher = max(fit.rate / rates[dtype], 1.0)  # the rate that the fit tends to may lie above all that was measured
     device = replace(
         device, half_size=fit.half_size, matmul_fraction=min(fit.rate / (rates[dtype] * higher), 1.0),

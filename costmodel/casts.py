@@ -20,7 +20,7 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import Types
 
 from .cluster import Cluster
-from .compute import memory_seconds, with_launch
+from .device.elementwise import memory_seconds, with_launch
 
 Floats = NDArray[np.float64]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from autopar.errors import ClusterError, unknown
 
 from .device import Device, check, check_fractions
+from .device.prices import large_product_rate
 from .measured import Measured
 from .protocols import ALGORITHMS, Protocol
 
@@ -253,7 +254,7 @@ def _slowest(name: str, devices: Sequence[Device]) -> Device:
     common = set.intersection(*(set(device.peak) for device in devices))
     if not common:
         raise ClusterError(f"cluster {name!r}: no dtype family has a peak FLOP/s on the devices of every pool")
-    slowest = min(devices, key=lambda device: device.matmul_fraction * max(device.peak[family] for family in common))
+    slowest = min(devices, key=lambda device: max(large_product_rate(device, family) for family in common - {"int"}))
     host = [device.host_bandwidth for device in devices], [device.host_memory for device in devices]
     host_bandwidth, host_memory = (None if None in given else min(value for value in given if value is not None) for given in host)
     return replace(

@@ -22,6 +22,7 @@ from autopar.errors import ClusterError, unknown
 from .backends import KINDS
 from .cluster import Cluster, Level, join
 from .device import Device
+from .device.kernels import dumped, kernels_from, kernels_of, measured
 from .figures import Figure, FigureFile, Model, dump_figures, numbers
 from .measured import Curve, Measured
 from .protocols import Protocol
@@ -30,11 +31,19 @@ MAX_FILE_BYTES = 1 << 20
 SUFFIXES = (".json", ".yaml", ".yml")
 
 
+class _KernelsFile(Model):
+    """Kernels of a measured device, by its name."""
+
+    name: str
+    source: str = ""
+
+
 class _DeviceFile(Model):
     name: str
     peak: dict[str, Figure]
-    matmul_fraction: Figure
-    half_size: Figure
+    kernels: str | _KernelsFile | dict[str, Any] | None = None
+    matmul_fraction: Figure | None = None
+    half_size: Figure | None = None
     memory_bandwidth: Figure
     memory_fraction: Figure
     memory_capacity: Figure
@@ -128,12 +137,24 @@ def _level(file: _LinksFile, sources: dict[str, str]) -> Level:
 
 def _cluster(file: _ClusterFile) -> Cluster:
     sources: dict[str, str] = {}
-    device = Device(name=file.device.name, **numbers(file.device, "device", sources))
+    device = _device(file.device, sources)
     levels = tuple(_level(level, sources) for level in file.levels)
     measured = tuple(map(_measured, file.measured))
     return Cluster(
         name=file.name, device=device, levels=levels, backend=file.backend, shared_host=file.shared_host, sources=sources, measured=measured
     )  # fmt: skip
+
+
+def _device(file: _DeviceFile, sources: dict[str, str]) -> Device:
+    """A device, whose kernels are those of a measured one by its name, or given; without them fractions of its peak are."""
+    absent = [name for name in ("matmul_fraction", "half_size") if getattr(file, name) is None]
+    if file.kernels is None and absent:
+        raise ClusterError(f"device.{absent[0]}: Field required where no kernels are given; {', '.join(measured())} were measured")
+    kernels = _KernelsFile(name=file.kernels) if isinstance(file.kernels, str) else file.kernels
+    if isinstance(kernels, _KernelsFile) and kernels.source:
+        sources["device.kernels"] = kernels.source
+    found = kernels_of(kernels.name) if isinstance(kernels, _KernelsFile) else kernels_from(kernels, "device.kernels") if kernels else None
+    return Device(name=file.name, kernels=found, **numbers(file, "device", sources))
 
 
 def _measured(entry: _MeasuredFile) -> Measured:
@@ -251,6 +272,17 @@ def _dump_level(cluster: Cluster, level: Level) -> dict[str, object]:
     }
 
 
+def _dump_device(cluster: Cluster) -> dict[str, object]:
+    device = cluster.device
+    figures = dump_figures(cluster.sources, "device", device)
+    if device.kernels is None:
+        return figures
+    kernels = device.kernels
+    known = kernels.name in measured() and kernels_of(kernels.name) == kernels
+    named = {"name": kernels.name, **({"source": text} if (text := cluster.sources.get("device.kernels")) else {})}
+    return {**figures, "kernels": named if known else dumped(kernels)}
+
+
 def _dumped(cluster: Cluster) -> dict[str, object]:
     if cluster.joined:
         pools = [{"cluster": _dumped(pool)} for pool in cluster.joined]
@@ -260,7 +292,7 @@ def _dumped(cluster: Cluster) -> dict[str, object]:
         "name": cluster.name,
         "backend": cluster.backend,
         "shared_host": cluster.shared_host,
-        "device": {"name": cluster.device.name, **dump_figures(cluster.sources, "device", cluster.device)},
+        "device": {"name": cluster.device.name, **_dump_device(cluster)},
         "levels": [{"size": level.size, "slots": level.slots, **_dump_level(cluster, level)} for level in cluster.levels],
         **({"measured": [_dump_measured(entry) for entry in cluster.measured]} if cluster.measured else {}),
     }

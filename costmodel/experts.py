@@ -2,7 +2,8 @@
 
     rows of a rank = tokens of the rank * k * (ranks from which rows come) * (its experts / all experts)
 
-as if every expert had as many. Each call inside is a roofline of its own; sorting the rows and putting them back moves each twice.
+as if every expert had as many. Products are grouped, each other call inside is a roofline of its own; sorting the rows and putting them
+back moves each twice.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from autopar.sharding.candidates import Strategies
 from autopar.sharding.rules import RULES, Call
 from autopar.sharding.rules.experts import BIAS, PRODUCTS, Inner, Result, network_of, per_token
 
-from .compute import Product, memory_seconds, product_seconds, with_launch
 from .device import Device
+from .device.elementwise import memory_seconds, with_launch
+from .device.prices import grouped_seconds, product_seconds
+from .device.products import Product
 
 Floats = NDArray[np.float64]
 
@@ -89,7 +92,7 @@ class Layer:
 
     def _ahead(self, inner: Inner) -> Floats:
         if inner.kind in PRODUCTS:
-            return self._time(self._arithmetic(inner, self._product(inner)), self._moved(inner) + self._made(inner))
+            return self._grouped(inner, *self._sides(inner))
         if inner.kind != BIAS and RULES[inner.kind].view:
             return np.zeros(len(self.rows))
         return self._time(0.0, self._moved(inner) + self._made(inner))
@@ -98,32 +101,35 @@ class Layer:
         moved, made = self._moved(inner), self._made(inner)
         if inner.kind not in PRODUCTS:
             return self._time(0.0, made + (2 * moved if not self._views(inner) else moved))
-        whole = moved + made
-        rows = self._time(self._arithmetic(inner, self._product(inner).turned()[0]), whole)
+        n, k = self._sides(inner)
+        rows = self._grouped(inner, k, n)
         return rows + (self._weight(inner) if self._trains(inner, stored=False) else 0.0)
 
     def _views(self, inner: Inner) -> bool:
         return inner.kind != BIAS and RULES[inner.kind].view
 
     def _weight(self, inner: Inner) -> Floats:
-        return self._time(self._arithmetic(inner, self._product(inner).turned()[1]), self._moved(inner) + self._made(inner))
+        """A product [k, rows] x [rows, n] for each expert that a rank has."""
+        dtype = inner.results[0].dtype
+        return product_seconds(self._product(inner).turned()[1], dtype, self.device, itemsize=DTYPE_BYTES[dtype])
 
     def _trains(self, inner: Inner, *, stored: bool = True) -> bool:
         """Whether a product's weight (a stored one) has a gradient."""
         places = [2 + int(name[2:]) for name in inner.given if name.startswith("%w")]
         return any(self.wanted[i] and (self.stored[i] or not stored) for i in places)
 
+    def _sides(self, inner: Inner) -> tuple[Floats, Floats]:
+        """Columns n and inner size k of a product of rows."""
+        source, ones = self.values[str(inner.arguments[PRODUCTS[inner.kind][0]])], np.ones(len(self.rows))
+        return self._width(inner.results[0]) * ones, self._width(source) * ones
+
     def _product(self, inner: Inner) -> Product:
         """One product for each expert that a rank has."""
-        source = self.values[str(inner.arguments[PRODUCTS[inner.kind][0]])]
-        ones = np.ones(len(self.rows))
-        return Product(
-            batch=self.experts, m=self.rows / self.experts, n=self._width(inner.results[0]) * ones, k=self._width(source) * ones
-        )  # fmt: skip
+        n, k = self._sides(inner)
+        return Product(batch=self.experts, m=self.rows / self.experts, n=n, k=k)
 
-    def _arithmetic(self, inner: Inner, product: Product) -> Floats:
-        dtype = inner.results[0].dtype
-        return product_seconds(product, dtype, self.device, itemsize=DTYPE_BYTES[dtype])
+    def _grouped(self, inner: Inner, n: Floats, k: Floats) -> Floats:
+        return grouped_seconds(self.rows, self.experts, n, k, inner.results[0].dtype, self.device)
 
     def _time(self, arithmetic: Floats | float, nbytes: Floats, *, launches: float = 1.0) -> Floats:
         return with_launch(arithmetic, memory_seconds(nbytes, self.device), self.device, launches=launches)

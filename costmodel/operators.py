@@ -22,14 +22,15 @@ from autopar.sharding.rules.experts import EXPERTS
 from autopar.sharding.rules.saved import Keeps, keeps
 
 from .cluster import Cluster
-from .compute import Product, attention_seconds, memory_seconds, product_seconds, with_launch
 from .device import Device
+from .device.attention import Scores
+from .device.elementwise import memory_seconds, with_launch
+from .device.prices import attention_seconds, product_seconds
+from .device.products import Product
 from .experts import Layer
 
 Floats = NDArray[np.float64]
 
-BACKWARD_OF_ATTENTION = 2.5
-"""Products of flash attention's backward pass, as a multiple of the forward ones: five for two (Dao 2022, arXiv:2205.14135)."""
 CAST_TRAFFIC = 2.5
 """Bytes moved for each byte of a 16-bit operand that is cast to 8 bits: read for its largest element, read again, half written."""
 DEFAULT_KERNEL = "flash2"
@@ -100,25 +101,28 @@ class _Operator:
     def forward(self) -> Floats:
         if self.entry.view:
             return np.zeros(self.count)
+        if self.is_attention:
+            return self._attention("forward")
         looked_up = {f for f, factor in enumerate(self.rule.factors) if factor.special == "masked"}
         # A look-up reads the rows that it gives, not the table.
         read = [size for size, dims in zip(self.ins, self.rule.inputs, strict=True) if self.product or looked_up.isdisjoint(_members(dims))]
-        return self._cast(self.ins) + self._time(self._arithmetic(), sum((*read, *self.outs, *self._made()), np.zeros(self.count)))
+        moved = sum((*read, *self.outs, *self._made()), np.zeros(self.count))
+        return self._cast(self.ins) + (self._stream(moved) if self.product is None else self._seconds(self.product, moved))
 
     def backward(self) -> Floats:
         wanted = [i for i, t in enumerate(self.call.inputs) if t.name in self.gradients]
         if self.entry.view or not self.trained:
             return np.zeros(self.count)
         if self.is_attention:
-            return self._time(self._attention("backward") * BACKWARD_OF_ATTENTION, 2 * sum(self.bytes, np.zeros(self.count)))
+            return self._attention("backward")
         if self.product is None:
             kept = [*(self.ins[i] for i in self.kept.inputs), *(self.outs[i] for i in self.kept.outputs), *self._made()]
             moved = [*self.outs, *kept, *(self.ins[i] for i in wanted)]
-            return self._time(self._arithmetic() * max(len(wanted), 1), sum(moved, np.zeros(self.count)))
+            return self._stream(sum(moved, np.zeros(self.count)))
         left, right = self.product.turned()
         whole = sum(self.bytes, np.zeros(self.count))
-        seconds = [self._time(self._seconds(product), whole) for i, product in ((self.left, left), (self.right, right)) if i in wanted]
-        return sum(seconds, self._cast(self.outs)) if seconds else self._time(self._seconds(right), whole)
+        seconds = [self._seconds(product, whole) for i, product in ((self.left, left), (self.right, right)) if i in wanted]
+        return sum(seconds, self._cast(self.outs)) if seconds else self._seconds(right, whole)
 
     def weight(self) -> Floats:
         """The product that makes the gradient of a stored operand; operators with nothing but parameters to differentiate count whole."""
@@ -126,7 +130,7 @@ class _Operator:
         if self.product is None or self.right not in trained:
             only = trained and all(self.call.inputs[i].role is Role.PARAMETER for i in range(len(self.ins)) if self.call.inputs[i].is_float)
             return self.backward() if only else np.zeros(self.count)
-        return self._time(self._seconds(self.product.turned()[1]), sum(self.bytes, np.zeros(self.count)))
+        return self._seconds(self.product.turned()[1], sum(self.bytes, np.zeros(self.count)))
 
     def _cast(self, sizes: Sequence[Floats]) -> Floats:
         """Seconds of bringing operands to a narrower type."""
@@ -140,26 +144,40 @@ class _Operator:
             found.append(sizes[made.position] * (made.nbytes / DTYPE_BYTES[tensors[made.position].dtype]))
         return found
 
-    def _time(self, arithmetic: Floats, nbytes: Floats) -> Floats:
-        return with_launch(arithmetic, memory_seconds(nbytes, self.device), self.device, launches=self.launches)
+    def _stream(self, nbytes: Floats) -> Floats:
+        """Seconds of reading and writing alone."""
+        return with_launch(0.0, memory_seconds(nbytes, self.device), self.device, launches=self.launches)
 
-    def _arithmetic(self) -> Floats:
-        if self.is_attention:
-            return self._attention("forward")
-        return np.zeros(self.count) if self.product is None else self._seconds(self.product)
-
-    def _seconds(self, product: Product) -> Floats:
+    def _seconds(self, product: Product, nbytes: Floats) -> Floats:
+        """Seconds of a product; where operands are cast before it, it reads them in their narrower type."""
+        if self.casts:
+            return product_seconds(product, self.dtype, self.device, itemsize=DTYPE_BYTES[self.dtype])
         itemsize = min((DTYPE_BYTES[t.dtype] for t in self.call.inputs if t.is_float), default=4)
-        return product_seconds(product, self.dtype, self.device, itemsize=itemsize)
+        return product_seconds(product, self.dtype, self.device, itemsize=itemsize, nbytes=nbytes, launches=self.launches)
 
     def _attention(self, direction: str) -> Floats:
+        """Seconds of attention in one kernel. Backward it moves what forward it moves, and as much in gradients."""
         flops = np.zeros(self.count)
         for left_out in self.entry.products:
             members = [i for i, f in enumerate(self.rule.factors) if not f.name.startswith(tuple(left_out))]
             flops += 2 * np.prod(self.local[:, members], axis=1)
+        causal = self.call.get("is_causal") is True
+        moved = (2 if direction == "backward" else 1) * sum(self.bytes, np.zeros(self.count))
         kernel = str(self.call.get("kernel", default=DEFAULT_KERNEL))
-        seen = 0.5 if self.call.get("is_causal") is True else 1.0
-        return seen * attention_seconds(flops, kernel, direction, self.dtype, self.device)
+        done = flops * (0.5 if causal else 1.0)
+        return attention_seconds(self._scores(causal=causal), done, moved, kernel, direction, self.dtype, self.device)
+
+    def _scores(self, *, causal: bool) -> Scores:
+        """The local sizes of attention, by the letters of its rule: g r heads, q queries, k keys, w width, the rest batch."""
+        found = {letter: np.ones(self.count) for letter in "grqkwb"}
+        for i, factor in enumerate(self.rule.factors):
+            letter = factor.name[0] if len(factor.name.rstrip("0123456789")) == 1 else "b"
+            if letter not in ("e", "x"):
+                found[letter if letter in found else "b"] = found.get(letter, found["b"]) * self.local[:, i]
+        return Scores(
+            batch=found["b"], heads=found["g"] * found["r"], kv_heads=found["g"], queries=found["q"], keys=found["k"], width=found["w"],
+            causal=causal, itemsize=DTYPE_BYTES[self.dtype],
+        )  # fmt: skip
 
     def _product(self) -> Product:
         """Rows m, columns n and inner size k of the local product, from the factors that its two operands and its output share."""

@@ -23,7 +23,7 @@ from autopar.sharding.schedule import PLAIN, UNIT_BYTES, Types
 
 from .cluster import Cluster
 from .collectives import Line, collective_time, lines
-from .compute import memory_seconds, with_launch
+from .device.elementwise import memory_seconds, with_launch
 
 Floats = NDArray[np.float64]
 

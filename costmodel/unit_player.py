@@ -18,7 +18,7 @@ from autopar.order.units import Unit
 from autopar.sharding.program import Redistribute
 
 from .casts import unit_seconds
-from .compute import memory_seconds, with_launch
+from .device.elementwise import memory_seconds, with_launch
 from .flat import FlatStep, flat_steps
 from .issuing import Issuer
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from autopar.costmodel import Cluster, Level, collective_time
+from autopar.costmodel import Cluster, Device, Level, collective_time
 from autopar.costmodel.collectives import fastest_way
+from autopar.costmodel.device.prices import large_product_rate
 
 from .tables import Table
 from .units import bytes_text, rate_text, seconds_text
@@ -53,8 +54,7 @@ def _shown(cluster: Cluster) -> list[str | Table]:
     host = {"host_bandwidth": (device.host_bandwidth, "B/s"), "host_memory": (device.host_memory, "B")}
     figures = [
         *((f"peak.{family}", rate_text(value, "FLOP/s")) for family, value in device.peak.items()),
-        ("matmul_fraction", f"{device.matmul_fraction:.0%} of the peak in large matrix products"),
-        ("half_size", f"half of that with a smallest dimension of {device.half_size:g}"),
+        *_products(device),
         ("memory_bandwidth", rate_text(device.memory_bandwidth, "B/s")),
         ("memory_fraction", f"{device.memory_fraction:.0%} of it reached"),
         ("memory_capacity", bytes_text(device.memory_capacity)),
@@ -67,10 +67,39 @@ def _shown(cluster: Cluster) -> list[str | Table]:
     return [
         f"cluster {cluster.name}: {cluster.inventory}, collectives by {cluster.backend}{shared}",
         Table(title="Device", columns=("figure", "value", "source"), rows=rows),
+        *_kernels(device),
         _links("Links, from the inside out", cluster.levels),
         *_protocols(cluster),
         *_all_reduces(cluster),
     ]
+
+
+def _products(device: Device) -> list[tuple[str, str]]:
+    """What matrix products reach, measured or as a fraction of the peak."""
+    if device.kernels is None:
+        return [
+            ("matmul_fraction", f"{device.matmul_fraction:.0%} of the peak in large matrix products"),
+            ("half_size", f"half of that with a smallest dimension of {device.half_size:g}"),
+        ]
+    rate = large_product_rate(device, "bfloat16")
+    reached = f"{rate_text(rate, 'FLOP/s')} in large products of bfloat16 at the power limit"
+    return [("kernels", f"as measured on {device.kernels.name}: {reached}")]
+
+
+def _kernels(device: Device) -> list[Table]:
+    """How good the constants of measured kernels are."""
+    if device.kernels is None:
+        return []
+    rows = tuple(
+        (what, fit.kind, str(fit.rows), str(fit.held), f"{fit.median:.1%}", f"{fit.p90:.1%}", f"{fit.bias:+.1%}", fit.source)
+        for what, fit in device.kernels.fits.items()
+    )
+    used = tuple(
+        (f"attention called {name}", "", "", "", "", "", "", f"{entry.kernel}, {entry.slower:g} times as long; {entry.source}")
+        for name, entry in device.kernels.generations.items()
+    )
+    columns = ("kernels", "kind", ">rows", ">held back", ">median error", ">90 %", ">bias", "source")
+    return [Table(title="Kernels, with errors on shapes held back", columns=columns, rows=rows + used)]
 
 
 def _links(title: str, levels: Iterable[Level]) -> Table:

@@ -15,7 +15,7 @@ from autopar.ir import DTYPE_BYTES
 
 from ..cluster import Cluster
 from ..collectives import collective_time
-from ..compute import memory_seconds
+from ..device.elementwise import memory_seconds
 from ..pipeline import pipeline_seconds
 from .configuration import Configuration
 from .memory import peak_bytes

@@ -31,7 +31,8 @@ from autopar.costmodel.calibration import (
     spread,
 )
 from autopar.costmodel.collectives import KINDS
-from autopar.costmodel.compute import Product, product_seconds
+from autopar.costmodel.device.plain import plain_arithmetic
+from autopar.costmodel.device.products import Product
 from autopar.costmodel.measured import Curve, Measured
 from autopar.errors import ClusterError, NoisyMeasurement
 
@@ -135,8 +136,8 @@ def test_matrix_products_are_found_again(units: int, half_size: float) -> None:
     times = {}
     for m, n, k in shapes:
         one = Product(batch=np.ones(1), m=np.array([m * 1.0]), n=np.array([n * 1.0]), k=np.array([k * 1.0]))
-        times[m, n, k] = float(product_seconds(one, "float32", truth, itemsize=4)[0]) + 5e-6
-    fit = fit_products(times, replace(truth, half_size=0.0), "float32", itemsize=4)
+        times[m, n, k] = float(plain_arithmetic(one, "float32", truth)[0]) + 5e-6
+    fit = fit_products(times, replace(truth, half_size=0.0), "float32")
     assert fit.mean_error < 1e-6
     assert (fit.rate, fit.half_size) == pytest.approx((0.7 * truth.flops("float32"), half_size), rel=1e-6)
 
@@ -144,7 +145,7 @@ def test_matrix_products_are_found_again(units: int, half_size: float) -> None:
 def test_products_that_do_not_grow_are_refused() -> None:
     times = {(32, 32, 32): 3e-4, (64, 64, 64): 2e-4, (512, 512, 512): 1e-4}
     with pytest.raises(NoisyMeasurement, match="float32 products do not grow with their sizes"):
-        fit_products(times, LOCAL.device, "float32", itemsize=4)
+        fit_products(times, LOCAL.device, "float32")
 
 
 def repeats(value: float) -> tuple[float, ...]:

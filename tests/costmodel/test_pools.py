@@ -26,6 +26,7 @@ from autopar.costmodel import (
     presets,
     send_seconds,
 )
+from autopar.costmodel.device.prices import large_product_rate
 from autopar.errors import ClusterError
 from autopar.report.clusters import show_parts
 from autopar.sharding import factorisations
@@ -144,7 +145,7 @@ def test_a_mesh_over_all_pools_has_what_every_device_can_do() -> None:
     for pool in cluster.pools:
         device = pool.device
         assert cluster.device.usable_memory <= device.usable_memory
-        assert cluster.device.flops("bfloat16") * cluster.device.matmul_fraction <= device.flops("bfloat16") * device.matmul_fraction
+        assert large_product_rate(cluster.device, "bfloat16") <= large_product_rate(device, "bfloat16")
         assert cluster.device.memory_bandwidth * cluster.device.memory_fraction <= device.memory_bandwidth * device.memory_fraction * 1.0001
         assert cluster.level("nvlink").rate(8) <= pool.level("nvlink").rate(8)
     assert "float8" not in cluster.device.peak, "A100 has no float8"

@@ -11,7 +11,8 @@ from torch import nn
 
 from autopar.api import choose_cluster, plan_loaded
 from autopar.costmodel import bind_axes, load_cluster
-from autopar.costmodel.compute import Product, memory_seconds, product_seconds, with_launch
+from autopar.costmodel.device.prices import product_seconds
+from autopar.costmodel.device.products import Product
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.operators import operator_seconds
 from autopar.costmodel.pricing import SHARERS, MeshPrices, optimizer_named, storage_bytes, update_seconds
@@ -56,8 +57,7 @@ def test_a_linear_layer_is_priced_on_its_local_shapes(option: str, m: float, n: 
 
     def expected(m: float, n: float, k: float) -> float:
         product = Product(batch=np.ones(1), m=np.array([m]), n=np.array([n]), k=np.array([k]))
-        busy = product_seconds(product, "float32", cluster.device, itemsize=4)
-        return float(with_launch(busy, memory_seconds(nbytes, cluster.device), cluster.device)[0])
+        return float(product_seconds(product, "float32", cluster.device, itemsize=4, nbytes=np.array([nbytes]))[0])
 
     assert forward[row] == pytest.approx(expected(m, n, k), rel=1e-12)
     assert backward[row] == pytest.approx(expected(k, n, m), rel=1e-12)
@@ -74,9 +74,8 @@ def test_a_convolution_counts_its_output_rows() -> None:
     strategies = strategies_of(offer.rule, offer.options, ())
     forward, _ = operator_seconds(offer.call, strategies, (), load_cluster("dgx-h100"), analysis.gradients)
     product = Product(batch=np.ones(1), m=np.array([56.0 * 56]), n=np.array([64.0]), k=np.array([64.0 * 9]))
-    busy = product_seconds(product, "float32", device, itemsize=4)
-    nbytes = 4 * (2 * 64 * 56 * 56 + 64 * 64 * 9)
-    assert forward[0] == pytest.approx(float(with_launch(busy, memory_seconds(nbytes, device), device)[0]), rel=1e-9)
+    nbytes = np.array([4.0 * (2 * 64 * 56 * 56 + 64 * 64 * 9)])
+    assert forward[0] == pytest.approx(float(product_seconds(product, "float32", device, itemsize=4, nbytes=nbytes)[0]), rel=1e-9)
 
 
 @pytest.mark.parametrize(("optimizer", "copies", "traffic"), [("adamw", 4, 21), ("sgd", 2, 3), ("none", 2, 0)])

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from autopar.errors import ClusterError, unknown
 from autopar.ir import DTYPE_BYTES
 
+from .kernels import Kernels
+
 # Where a device has no figure of its own for a dtype, its arithmetic runs at the rate of this family.
 FAMILIES: Mapping[str, str] = {
     **{dtype: "int" for dtype in DTYPE_BYTES if "int" in dtype or dtype == "bool"},
@@ -40,24 +42,27 @@ class Device:
     """One accelerator, or one rank of a host.
 
     `peak`: FLOP/s by family of dtypes (float64, float32, float16, bfloat16, float8, int).
-    `matmul_fraction`: how much of the peak large matrix products reach; `half_size`: the smallest dimension at which half of that is left.
+    `kernels`: what its products, attention and grouped products were measured to take (None: not measured). Without them,
+    `matmul_fraction`: how much of the peak large matrix products reach; `half_size`: the smallest dimension at which half of that is left;
+    `attention`: the fraction of the peak that a kernel reaches, by "flash2.forward".
     `memory_fraction`: how much of `memory_bandwidth` (B/s) a streaming operator reaches. `launch`: seconds per operator.
     `reserved`: bytes of `memory_capacity` that the framework and the communication library keep.
     `dispatch`: seconds of the host for each operator that it issues (it runs ahead of the device while kernels take longer).
-    `units`: processors that compute the tiles of a matrix product (0: not known); `ragged_fraction`: what is left of the rate of products
-    whose rows are no multiple of 16 bytes; `attention`: the fraction of the peak that a kernel reaches, by "flash2.forward".
+    `units`: processors that compute the tiles of a matrix product (0: as many as `kernels` say, or not known); `ragged_fraction`: what is
+    left of the rate of products whose rows are no multiple of 16 bytes.
     `host_bandwidth`: B/s one way between the device and its host; `host_memory`: bytes of the host for each device (None: not known).
     """
 
     name: str
     peak: Mapping[str, float] = field(hash=False)
-    matmul_fraction: float
-    half_size: float
     memory_bandwidth: float
     memory_fraction: float
     memory_capacity: float
     launch: float
     reserved: float
+    kernels: Kernels | None = None
+    matmul_fraction: float = 1.0
+    half_size: float = 0.0
     dispatch: float = 0.0
     units: float = 0.0
     ragged_fraction: float = 1.0

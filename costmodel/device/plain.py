@@ -1,6 +1,4 @@
-"""The roofline: an operator takes as long as its arithmetic or its traffic with memory, whichever is longer, and a launch.
-
-    time = max(flops / (peak(dtype) * fraction), bytes / (memory_bandwidth * memory_fraction)) + launch
+"""Products and attention of a device whose kernels were not measured one by one: a few fractions of its peak stand for them.
 
 A matrix product [m, k] x [k, n] (a `batch` of them) is computed in tiles by the `units` of a device, wave after wave, each tile with
 a prologue as long as `half_size` steps of k (tile and wave quantisation: NVIDIA, Matrix Multiplication Background User's Guide):
@@ -10,17 +8,15 @@ a prologue as long as `half_size` steps of k (tile and wave quantisation: NVIDIA
 
 at the best tile and the best split s of k. Where the number of units is not known, the smallest side d stands for all of this:
 fraction = matmul_fraction * d / (d + half_size). Attention in one kernel reaches a fraction of its own, by kernel and direction.
-An operator without arithmetic and bytes (a view) launches nothing and takes no time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .device import Device
+from .model import Device
+from .products import Product
 
 Floats = NDArray[np.float64]
 
@@ -32,24 +28,6 @@ _TILES = (
 _SPLITS = (1, 2, 4, 8, 16, 32)
 # Every tile with every split: rows, columns, efficiency, split.
 _WAYS = np.array([(*tile, split) for tile in _TILES for split in _SPLITS], dtype=np.float64).T[:, :, None]
-ALIGNMENT_BYTES = 16
-"""Rows of operands whose bytes are no multiple of it are loaded piece by piece, where tensor units wait for them..."""
-TENSOR_BYTES = 2
-"""... which is for elements of at most so many bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
-    """Local sizes of a matrix product, arrays of one shape: `batch` products of [m, k] and [k, n]."""
-
-    batch: Floats
-    m: Floats
-    n: Floats
-    k: Floats
-
-    def turned(self) -> tuple[Product, Product]:
-        """The products of the backward pass: the gradient of the left operand [m, k], and of the right one [k, n]."""
-        return Product(batch=self.batch, m=self.m, n=self.k, k=self.n), Product(batch=self.batch, m=self.k, n=self.n, k=self.m)
 
 
 def contraction_fraction(smallest: ArrayLike, device: Device) -> Floats:
@@ -64,8 +42,8 @@ def contraction_fraction(smallest: ArrayLike, device: Device) -> Floats:
     return np.asarray(device.matmul_fraction * size / (size + device.half_size), dtype=np.float64)
 
 
-def product_seconds(product: Product, dtype: str, device: Device, *, itemsize: int) -> Floats:
-    """Seconds of the arithmetic of a matrix product whose operands have elements of `itemsize` bytes, without traffic and launch."""
+def plain_arithmetic(product: Product, dtype: str, device: Device) -> Floats:
+    """Seconds of the arithmetic of a matrix product, without traffic and launch."""
     peak = device.flops(dtype)
     batch, m, n, k = product.batch, product.m, product.n, product.k
     if not device.units:
@@ -74,22 +52,9 @@ def product_seconds(product: Product, dtype: str, device: Device, *, itemsize: i
     rows, columns, efficiency, split = _WAYS
     waves = np.ceil(batch * np.ceil(m / rows) * np.ceil(n / columns) * split / device.units)
     work = waves * (2 * device.units * rows * columns / efficiency) * (k / split + device.half_size)
-    ragged = (np.mod(n * itemsize, ALIGNMENT_BYTES) + np.mod(k * itemsize, ALIGNMENT_BYTES) > 0) & (itemsize <= TENSOR_BYTES)
-    fraction = device.matmul_fraction * np.where(ragged, device.ragged_fraction, 1.0)
-    return np.asarray(work.min(axis=0) / (peak * fraction), dtype=np.float64)
+    return np.asarray(work.min(axis=0) / (peak * device.matmul_fraction), dtype=np.float64)
 
 
-def attention_seconds(flops: ArrayLike, kernel: str, direction: str, dtype: str, device: Device) -> Floats:
+def attention_arithmetic(flops: ArrayLike, kernel: str, direction: str, dtype: str, device: Device) -> Floats:
     """Seconds of the arithmetic of attention in one `kernel` (flash1, flash2), `direction` forward or backward."""
     return np.asarray(np.asarray(flops, dtype=np.float64) / (device.flops(dtype) * device.attention_fraction(kernel, direction)))
-
-
-def memory_seconds(nbytes: ArrayLike, device: Device) -> Floats:
-    """Seconds of reading and writing `nbytes` in a stream."""
-    return np.asarray(np.asarray(nbytes, dtype=np.float64) / (device.memory_bandwidth * device.memory_fraction))
-
-
-def with_launch(arithmetic: ArrayLike, traffic: ArrayLike, device: Device, *, launches: float = 1.0) -> Floats:
-    """The roofline: the longer of both, and the launch of a kernel where there is anything to do."""
-    busy = np.maximum(arithmetic, traffic)
-    return np.asarray(np.where(busy > 0, busy + device.launch * launches, 0.0), dtype=np.float64)

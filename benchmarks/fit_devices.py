@@ -1,0 +1,143 @@
+"""Fit the constants of measured devices to tables of kernels, and write them with what they leave on shapes held back.
+
+    python benchmarks/fit_devices.py --data DIR [--device h100_sxm ...] [--out costmodel/device/data]
+
+Each device gets one file. Nothing is drawn at random: the same tables give the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from kernels.fits import (
+    FEW,
+    fit_attention,
+    fit_layers,
+    fit_products,
+    judged,
+    priced_attention,
+    priced_layers,
+    priced_products,
+)  # fmt: skip
+from kernels.generations import experts_of, generations_of
+from kernels.names import attention_kernel, layer_kernel
+from kernels.rows import DTYPES, Floats, Rows, devices_in, read
+
+from autopar.costmodel.device.attention import AttentionForm
+from autopar.costmodel.device.grouped import GroupedForm
+from autopar.costmodel.device.kernels import Fitted, Kernels, dumped
+from autopar.costmodel.device.products import ProductForm
+from autopar.errors import AutoparError
+
+HERE = Path(__file__).resolve().parent
+OUT = HERE.parent / "costmodel" / "device" / "data"
+SOURCE = "ai-dynamo/aiconfigurator@095f58a5, {table} of {device}"
+UNITS = {
+    "a100_sxm": 108, "h100_sxm": 132, "h200_sxm": 132, "b200_sxm": 148, "b300_sxm": 148, "gb200": 152, "gb300": 152, "l40s": 142,
+    "rtx_pro_6000_server": 188,
+}  # fmt: skip
+"""Multiprocessors, from NVIDIA's data sheets and architecture papers; a device that is not listed is not fitted."""
+PEAKS = {"bfloat16": "bf16_dense_tflops", "float8": "fp8_dense_tflops", "float8_block": "fp8_dense_tflops", "float4": "fp4_dense_tflops"}
+
+
+def hardware(folder: Path, device: str) -> tuple[dict[str, float], float]:
+    """Peak FLOP/s by dtype, and B/s of memory."""
+    with (folder / "hardware.csv").open(encoding="utf-8", newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["gpu"] == device)
+    peaks = {dtype: float(row[column]) * 1e12 for dtype, column in PEAKS.items() if row[column]}
+    return peaks, float(row["mem_bw_GBps"]) * 1e9
+
+
+class Device:
+    """The constants of one device, kind by kind."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        peak, memory = hardware(folder, name)
+        self.bare = Kernels(name=name, units=UNITS[name], memory=memory, peak=peak, products={})
+        self.fits: dict[str, Fitted] = {}
+
+    def fitted(self) -> Kernels:
+        """All of them."""
+        products, attention, grouped = self.products(), self.attention(), self.grouped()
+        return Kernels(
+            name=self.name, units=self.bare.units, memory=self.bare.memory, peak=self.bare.peak, products=products, attention=attention,
+            grouped=grouped, generations=generations_of(attention), experts=experts_of(grouped), fits=self.fits,
+        )  # fmt: skip
+
+    def judge(self, what: str, table: str, rows: Rows, predicted: Floats) -> None:
+        source = SOURCE.format(table=table, device=self.name)
+        self.fits[what] = judged(predicted, rows.part(rows.held), source, int((~rows.held).sum()))
+        found = self.fits[what]
+        print(f"{self.name}: {what}: {found.rows} rows, {found.held} held back: median {found.median:.1%}, "
+              f"90th percentile {found.p90:.1%}, bias {found.bias:+.1%}", file=sys.stderr, flush=True)  # fmt: skip
+
+    def products(self) -> dict[str, ProductForm]:
+        rows, found = read(self.folder, "gemm", self.name), {}
+        for dtype in dict.fromkeys(DTYPES.values()):
+            own = rows.part(rows.equal("dtype", *(name for name, other in DTYPES.items() if other == dtype)))
+            if dtype not in self.bare.peak or len(own.rows) < FEW["gemm"]:
+                continue
+            speed = self.bare.speed(dtype)
+            found[dtype] = fit_products(own, speed)
+            self.judge(f"products {dtype}", "gemm", own, priced_products(found[dtype], own.part(own.held), speed))
+        return found
+
+    def attention(self) -> dict[str, AttentionForm]:
+        rows, found = read(self.folder, "attention", self.name), {}
+        speed = self.bare.speed("bfloat16")
+        names = np.array([attention_kernel(row) for row in rows.rows])
+        for name in sorted(set(names)):
+            own = rows.part(names == name)
+            if len(own.rows) >= FEW["attention"]:
+                found[name] = fit_attention(own, speed)
+                self.judge(f"attention {name}", "context_attention", own, priced_attention(found[name], own.part(own.held), speed))
+        return found
+
+    def grouped(self) -> dict[str, GroupedForm]:
+        rows, found = read(self.folder, "moe", self.name), {}
+        names = np.array([layer_kernel(row) for row in rows.rows])
+        for name in sorted(set(names)):
+            own = rows.part(names == name)
+            dtype = DTYPES[own.rows[0]["dtype"]]
+            if len(own.rows) >= FEW["moe"] and dtype in self.bare.peak:
+                speed = self.bare.speed(dtype)
+                found[name] = fit_layers(own, speed)
+                self.judge(f"grouped {name}", "moe", own, priced_layers(found[name], own.part(own.held), speed))
+        return found
+
+
+def plain(value: object) -> object:
+    """A whole number as one."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e6 else value
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of tables of kernels")
+    parser.add_argument("--device", action="append", metavar="NAME", help="one device of the tables (default: all)")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where the files go")
+    given = parser.parse_args(arguments)
+    try:
+        for name in given.device or [name for name in devices_in(given.data, "gemm") if name in UNITS]:
+            start = time.process_time()
+            text = json.dumps(plain({"version": 1, **dumped(Device(given.data, name).fitted())}), indent=1)
+            (given.out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+            print(f"{name}: {time.process_time() - start:.0f} s", file=sys.stderr)
+    except AutoparError as error:
+        print(f"fit_devices: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from error
+
+
+if __name__ == "__main__":
+    main()

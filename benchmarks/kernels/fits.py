@@ -1,0 +1,153 @@
+"""Constants of a device from its rows: least squares on the logarithm of predicted over measured seconds, shapes held back left out."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.costmodel.device.attention import AttentionForm
+from autopar.costmodel.device.grouped import GroupedForm
+from autopar.costmodel.device.kernels import ITEMSIZE, Fitted
+from autopar.costmodel.device.products import ProductForm, Speed
+
+from .boxes import ATTENTION, CLOCK, GROUPED, LIBRARY, PRODUCT, WARM, WIDTH, Box, attention_form, grouped_form, product_form
+from .rows import DTYPES, Rows, layer_of, product_of, scores_of
+
+Floats = NDArray[np.float64]
+
+SCALE = {"gemm": 0.05, "attention": 0.07, "moe": 0.1}
+"""Beyond such a residual a row counts by its size, not by its square."""
+PRIOR = 0.02
+FEW = {"attention": 30, "moe": 60, "gemm": 60}
+"""With fewer rows than this a kernel is not fitted."""
+MOST = 2500
+"""Rows that a fit looks at, drawn by their checksum."""
+START: Mapping[str, Mapping[str, float]] = {
+    "busy": {"rate": 0.9, "square": 0.9, "quantum": 0.9, "prologue": 60.0, "epilogue": 180.0, "blend": 4.0, "heat": 0.15, "warm": 1.5e-3},
+    "light": {"rate": 0.7, "epilogue": 45.0, "blend": 2.5, "heat": 0.3, "warm": 1e-3},
+}
+"""Two places to start a fit of products from: whole waves of few tile sizes, and tiles of many sizes."""
+
+
+def log_error(predicted: Floats, rows: Rows) -> Floats:
+    """Logarithm of predicted over measured."""
+    return np.asarray(np.log(predicted / rows.seconds))
+
+
+def judged(predicted: Floats, rows: Rows, source: str, fitted: int, kind: str = "fitted") -> Fitted:
+    """What a fit leaves on rows that it did not see."""
+    errors = predicted / rows.seconds - 1
+    size = np.abs(errors)
+    figures = (np.median(size), np.quantile(size, 0.9), np.median(errors)) if len(size) else (0.0, 0.0, 0.0)
+    median, p90, bias = (round(float(value), 4) for value in figures)
+    return Fitted(kind=kind, source=source, rows=fitted, held=len(size), median=median, p90=p90, bias=bias)
+
+
+def fewer(rows: Rows) -> Rows:
+    """At most `MOST` rows, always the same ones."""
+    if len(rows.rows) <= MOST:
+        return rows
+    marks = np.array([zlib.crc32(f"{row}".encode()) for row in rows.rows])
+    return rows.part(marks <= np.sort(marks)[MOST - 1])
+
+
+def library_of(row: Mapping[str, str]) -> str:
+    """Who ran a product, by whether the activation is quantised before it."""
+    return f"{row['framework']} {row['dtype']}"
+
+
+def priced_products(form: ProductForm, rows: Rows, speed: Speed, *, known: bool = True) -> Floats:
+    """Seconds of the rows of one dtype, each in its mode; `known`: as its own library runs it."""
+    found = np.zeros(len(rows.rows))
+    itemsize = ITEMSIZE[DTYPES[rows.rows[0]["dtype"]]]
+    groups = Counter((library_of(row) if known else "", row["mode"]) for row in rows.rows)
+    names = np.array([library_of(row) if known else "" for row in rows.rows])
+    for library, mode in groups:
+        mask = (names == library) & rows.equal("mode", mode)
+        some = product_of(rows.part(mask))
+        found[mask] = form.seconds(some, speed, itemsize=itemsize, sustained=mode == "sustained", library=library)
+    return found
+
+
+def fit_products(rows: Rows, speed: Speed) -> ProductForm:
+    """The form of one dtype: burst constants, libraries that are neutral together where nothing is quantised, and the sustained clock."""
+    seen = rows.part(~rows.held)
+    burst = fewer(seen.part(seen.equal("mode", "burst")))
+    libraries = tuple(sorted({library_of(row) for row in rows.rows}))
+    sides = dict(PRODUCT.sides)
+    for library in libraries:
+        plain = library.endswith(" bfloat16")
+        sides |= {f"{name} {library}": box for name, box in LIBRARY.items() if name == "factor" or not plain}
+    ones = [f"factor {library}" for library in libraries]
+
+    def residuals(constants: Mapping[str, float]) -> Floats:
+        form = product_form(constants, libraries)
+        neutral = 20 * np.array([np.mean(np.log([constants[name] for name in ones]))])
+        return np.concatenate([log_error(priced_products(form, burst, speed), burst), neutral])
+
+    constants = Box(sides=sides).solve(residuals, scale=SCALE["gemm"], starts=tuple(START.values()), prior=PRIOR, evaluations=30)
+    lasting = seen.part(seen.equal("mode", "sustained"))
+    if len(lasting.rows) < FEW["gemm"]:
+        return product_form(constants, libraries)
+    return product_form(constants, libraries, _sustained(constants, libraries, lasting, speed))
+
+
+def _sustained(constants: Mapping[str, float], libraries: Sequence[str], rows: Rows, speed: Speed) -> dict[str, float]:
+    """The clock of products that repeat for a second."""
+    first = {"rate": constants["rate"], "heat": max(constants["heat"], 0.1), "warm": WARM}
+
+    def residuals(clock: Mapping[str, float]) -> Floats:
+        return log_error(priced_products(product_form(constants, libraries, clock), rows, speed), rows)
+
+    return Box(sides=CLOCK).solve(residuals, scale=SCALE["gemm"], starts=(first,), prior=PRIOR)
+
+
+def priced_attention(form: AttentionForm, rows: Rows, speed: Speed) -> Floats:
+    """Seconds of the rows of one kernel."""
+    scores, lasting = scores_of(rows), rows.equal("mode", "sustained")
+    return np.where(lasting, form.seconds(scores, speed, sustained=True), form.seconds(scores, speed, sustained=False))
+
+
+def fit_attention(rows: Rows, speed: Speed) -> AttentionForm:
+    """The form of one kernel."""
+    seen = fewer(rows.part(~rows.held))
+    widths = tuple(sorted({int(row["head_dim"]) for row in rows.rows} - {128}))
+    sides = dict(ATTENTION.sides) | {f"width {size}": WIDTH for size in widths}
+
+    def residuals(constants: Mapping[str, float]) -> Floats:
+        return log_error(priced_attention(attention_form(constants, widths), seen, speed), seen)
+
+    return attention_form(Box(sides=sides).solve(residuals, scale=SCALE["attention"], prior=PRIOR), widths)
+
+
+def priced_layers(form: GroupedForm, rows: Rows, speed: Speed) -> Floats:
+    """Seconds of the layers of experts of one kernel and dtype."""
+    layer, lasting = layer_of(rows), rows.equal("mode", "sustained")
+    itemsize = ITEMSIZE[DTYPES[rows.rows[0]["dtype"]]]
+    both = (form.seconds(layer, speed, itemsize=itemsize, sustained=mode) for mode in (True, False))
+    return np.where(lasting, *both)
+
+
+def fit_layers(rows: Rows, speed: Speed) -> GroupedForm:
+    """The form of one kernel and dtype."""
+    seen = fewer(rows.part(~rows.held))
+    layer, lasting = layer_of(seen), seen.equal("mode", "sustained")
+    itemsize = ITEMSIZE[DTYPES[rows.rows[0]["dtype"]]]
+    modes = [mode for mode in (True, False) if (lasting == mode).any()]
+
+    def residuals(constants: Mapping[str, float]) -> Floats:
+        form = grouped_form(constants)
+        found = [form.seconds(layer, speed, itemsize=itemsize, sustained=mode) for mode in modes]
+        return log_error(found[0] if len(found) == 1 else np.where(lasting, *found), seen)
+
+    return grouped_form(GROUPED.solve(residuals, scale=SCALE["moe"], prior=PRIOR))
+
+
+def bare(form: ProductForm) -> ProductForm:
+    """The form without libraries: what a product takes on average over them."""
+    return replace(form, libraries={})

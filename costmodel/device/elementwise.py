@@ -1,0 +1,26 @@
+"""What streams through memory, and launches: the roofline of everything that is no product of a measured device.
+
+    seconds = max(arithmetic, bytes / (memory_bandwidth memory_fraction)) + launch
+
+An operator without arithmetic and bytes (a view) launches nothing and takes no time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .model import Device
+
+Floats = NDArray[np.float64]
+
+
+def memory_seconds(nbytes: ArrayLike, device: Device) -> Floats:
+    """Seconds of reading and writing `nbytes` in a stream."""
+    return np.asarray(np.asarray(nbytes, dtype=np.float64) / (device.memory_bandwidth * device.memory_fraction))
+
+
+def with_launch(arithmetic: ArrayLike, traffic: ArrayLike, device: Device, *, launches: float = 1.0) -> Floats:
+    """The roofline: the longer of both, and the launch of a kernel where there is anything to do."""
+    busy = np.maximum(arithmetic, traffic)
+    return np.asarray(np.where(busy > 0, busy + device.launch * launches, 0.0), dtype=np.float64)

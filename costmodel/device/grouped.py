@@ -1,0 +1,104 @@
+"""Grouped products, one for each expert of a rank, with constants fitted to measured layers of experts.
+
+Experts have different numbers of rows; each fills tiles of its own, of which there are at least as many as experts with rows:
+
+    tiles   = sum over the experts of ceil(rows / r) ceil(n / 128)                                at the best r of 16 to 256 rows
+    compute = waves(tiles / units) (2 r 128 (k / rate(r) + prologue)) units / (peak rate),  rate(r) = (r / 128)^small below 128 rows
+    busy    = (compute^blend + (bytes / stream)^blend)^(1 / blend)
+
+A whole layer, as frameworks measure it, is its two products (the first of two widths where it is gated), made longer by the clock as
+in `products`, and the rows' way there and back: `passes` over what the layer's rows hold, `tokens` over the tokens that come and go,
+`expert` seconds for each expert and a launch. `others` is the share of other ranks' rows that a kernel walks over to skip them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .products import Clock, Speed, heated, waves
+
+Floats = NDArray[np.float64]
+
+ROWS = np.array([16.0, 32.0, 64.0, 128.0, 256.0])[:, None]
+"""Rows of a tile."""
+_COLUMNS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """How rows are dealt out to the experts of a rank: `rows` in all, experts `active` (with rows), and `tiles` [5, n] of `ROWS` rows
+    that hold them."""
+
+    rows: Floats
+    active: Floats
+    tiles: Floats
+
+    @classmethod
+    def evenly(cls, rows: Floats, experts: Floats) -> Dealt:
+        """As many rows for every expert."""
+        active = np.minimum(experts, np.maximum(rows, 1.0))
+        return cls(rows=rows, active=active, tiles=np.asarray(active * np.ceil(rows / active / ROWS)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A layer of experts on one rank: `tokens` of `width` come in, experts have `inner` columns and, where `gated`, a second such product;
+    `others`: rows of other ranks; `even`: whether the rows are dealt evenly."""
+
+    dealt: Dealt
+    tokens: Floats
+    experts: Floats
+    width: Floats
+    inner: Floats
+    gated: NDArray[np.bool_]
+    others: Floats
+    even: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedForm:
+    """Constants of one device, kernel and dtype, as the formulas above name them; `uneven`: how much longer compute takes where rows are
+    not dealt evenly."""
+
+    burst: Clock
+    sustained: Clock
+    small: float
+    prologue: float
+    quantum: float
+    stream: float
+    blend: float
+    passes: float
+    tokens: float
+    expert: float
+    others: float
+    uneven: float
+    launch: float
+
+    def product(
+        self, dealt: Dealt, n: Floats, k: Floats, speed: Speed, *, itemsize: float, sustained: bool = True, slower: Floats | float = 1.0
+    ) -> Floats:
+        """Seconds of the products [rows, k] x [k, n] of all experts, without launch."""
+        clock = self.sustained if sustained else self.burst
+        reached = (ROWS / 128) ** np.where(ROWS < 128, self.small, 0.1 * self.small)
+        work = 2 * ROWS * _COLUMNS * (k / reached + self.prologue) * speed.units / (speed.flops * clock.rate)
+        tiles = dealt.tiles * np.ceil(n / _COLUMNS) / speed.units
+        compute = (waves(tiles, self.quantum) * work).min(axis=0) * slower
+        nbytes = (dealt.active * n + dealt.rows) * k * itemsize + 2 * dealt.rows * n
+        traffic = nbytes / (speed.memory * self.stream)
+        return heated((compute**self.blend + traffic**self.blend) ** (1 / self.blend), compute, clock)
+
+    def seconds(self, layer: Layer, speed: Speed, *, itemsize: float, sustained: bool = True) -> Floats:
+        """Seconds of a whole layer."""
+        given = layer.dealt
+        dealt = Dealt(rows=given.rows, active=given.active, tiles=given.tiles + self.others * layer.others / ROWS)
+        slower = np.where(layer.even, 1.0, 1.0 + self.uneven)
+        first = np.where(layer.gated, 2, 1) * layer.inner
+        busy = sum(
+            self.product(dealt, n, k, speed, itemsize=itemsize, sustained=sustained, slower=slower)
+            for n, k in ((first, layer.width), (layer.width, layer.inner))
+        )
+        moved = self.passes * given.rows * (2 * layer.width + 3 * layer.inner) + self.tokens * 2 * layer.tokens * layer.width
+        return np.asarray(self.launch + busy + moved / speed.memory + self.expert * layer.experts)

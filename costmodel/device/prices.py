@@ -1,0 +1,92 @@
+"""Seconds of kernels on a device: by the forms of its measured kernels where it has them, by a few fractions of its peak where not.
+
+What a training step sees is a device at its power limit: measured kernels are priced at their sustained clock.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import ClusterError, unknown
+from autopar.ir import DTYPE_BYTES
+
+from .attention import BACKWARD_WORK, Scores
+from .elementwise import memory_seconds, with_launch
+from .grouped import Dealt
+from .kernels import Kernels
+from .model import FAMILIES, Device
+from .plain import attention_arithmetic, plain_arithmetic
+from .products import Product, Speed
+
+Floats = NDArray[np.float64]
+
+MEASURED = "bfloat16"
+"""The dtype whose forms stand for those that were not measured, at their own peak."""
+ALIGNMENT_BYTES = 16
+"""Rows of operands whose bytes are no multiple of it are loaded piece by piece, where tensor units wait for them..."""
+TENSOR_BYTES = 2
+"""... which is for elements of at most so many bytes."""
+
+
+def product_seconds(
+    product: Product, dtype: str, device: Device, *, itemsize: float, nbytes: Floats | None = None, launches: float = 1.0
+) -> Floats:
+    """Seconds of a matrix product whose operands have elements of `itemsize` bytes, which moves `nbytes` (None: both operands and the
+    result in their own dtype, each once)."""
+    moved = product.traffic(itemsize, itemsize) if nbytes is None else nbytes
+    n, k = product.n * itemsize, product.k * itemsize
+    ragged = (np.mod(n, ALIGNMENT_BYTES) + np.mod(k, ALIGNMENT_BYTES) > 0) & (itemsize <= TENSOR_BYTES)
+    slower = np.where(ragged, 1 / device.ragged_fraction, 1.0)
+    if device.kernels is None:
+        arithmetic = plain_arithmetic(product, dtype, device) * slower
+        return with_launch(arithmetic, memory_seconds(moved, device), device, launches=launches)
+    family = FAMILIES[dtype]
+    form = device.kernels.products.get(family) or device.kernels.products[MEASURED]
+    return form.seconds(product, speed_of(device, dtype), itemsize=itemsize, nbytes=moved, slower=slower)
+
+
+def speed_of(device: Device, dtype: str) -> Speed:
+    """The rates that the constants of a device's kernels are fractions of."""
+    kernels = _kernels(device)
+    return Speed(
+        flops=device.flops(dtype), memory=device.memory_bandwidth, reference=kernels.memory, units=device.units or kernels.units
+    )  # fmt: skip
+
+
+def attention_seconds(
+    scores: Scores, flops: Floats, nbytes: Floats, kernel: str, direction: str, dtype: str, device: Device
+) -> Floats:  # fmt: skip
+    """Seconds of attention in one `kernel` of a framework's name (flash1, flash2, flash3, cudnn), `direction` forward or backward, of
+    `flops` forward that moves `nbytes`."""
+    if device.kernels is None:
+        work = BACKWARD_WORK if direction == "backward" else 1.0
+        arithmetic = attention_arithmetic(flops * work, kernel, direction, dtype, device)
+        return with_launch(arithmetic, memory_seconds(nbytes, device), device)
+    known = device.kernels.generations
+    if kernel not in known:
+        raise ClusterError(f"device {device.name!r}: " + unknown("attention kernel", kernel, known))
+    form, speed = device.kernels.attention[known[kernel].kernel], speed_of(device, dtype)
+    seconds = form.backward(scores, speed) if direction == "backward" else form.seconds(scores, speed)
+    return np.asarray(known[kernel].slower * seconds)
+
+
+def grouped_seconds(rows: Floats, experts: Floats, n: Floats, k: Floats, dtype: str, device: Device) -> Floats:
+    """Seconds of products [rows, k] x [k, n], each row with one of the `experts` of a rank, which have as many rows each."""
+    itemsize = float(DTYPE_BYTES[dtype])
+    kernel = device.kernels.experts.get(FAMILIES[dtype]) if device.kernels else None
+    if device.kernels is None or kernel is None:
+        return product_seconds(Product(batch=experts, m=rows / experts, n=n, k=k), dtype, device, itemsize=itemsize)
+    form = device.kernels.grouped[kernel]
+    return device.launch + form.product(Dealt.evenly(rows, experts), n, k, speed_of(device, dtype), itemsize=itemsize)
+
+
+def large_product_rate(device: Device, dtype: str, side: float = 8192.0) -> float:
+    """FLOP/s that a large product reaches: by it devices are compared."""
+    one = np.full(1, side)
+    return float(2 * side**3 / product_seconds(Product(batch=np.ones(1), m=one, n=one, k=one), dtype, device, itemsize=2)[0])
+
+
+def _kernels(device: Device) -> Kernels:
+    assert device.kernels is not None, "asked only where kernels were measured"
+    return device.kernels

@@ -1,0 +1,150 @@
+"""Matrix products on a device: tiles, waves, a split inner side, cache, memory and power, with constants fitted to measured products.
+
+A product [m, k] x [k, n] (a `batch` of them) is computed in tiles by the units of a device, wave after wave (NVIDIA, Matrix Multiplication
+Background User's Guide: tile and wave quantisation). With t tiles in all, w = t / units of them for each unit, s parts of k:
+
+    waves   = max(w, 1) + quantum (ceil(w) - w)                          quantum 1: whole waves; 0: units take up each other's work
+    tile    = 2 area (k / (s rate(area)) + epilogue) + 2 128^2 prologue  operations, `rate` of the largest tiles a fraction of the peak
+    compute = max(waves tile, t (rows + columns) k / s / cache) + the sum of s parts          at the best tile and the best s
+    busy    = (compute^blend + (bytes / stream)^blend)^(1 / blend)
+    seconds = launch + busy (1 + heat h / (1 + h)),  h = (compute / warm)^2
+
+The last line is the clock: a device that computes for longer than `warm` meets its power limit. `burst` constants are of a few products
+after a rest; `sustained` ones, which a training step sees, of the same products repeated for a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+# Rows and columns of the tiles that libraries have, largest first, with every split of the inner side.
+_TILES = (
+    (256, 256), (256, 128), (128, 256), (192, 128), (128, 192), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64),
+)  # fmt: skip
+_SPLITS = (1, 2, 3, 4, 6, 8, 16)
+_ROWS, _COLUMNS, _SPLIT = np.array([(*tile, split) for tile in _TILES for split in _SPLITS], dtype=np.float64).T[:, :, None]
+_AREA = _ROWS * _COLUMNS
+_STEP = 64
+"""Inner elements that a kernel loads at a time."""
+_SUMS = 4
+"""Bytes of an element of a partial sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """Local sizes of a matrix product, arrays of one shape: `batch` products of [m, k] and [k, n]."""
+
+    batch: Floats
+    m: Floats
+    n: Floats
+    k: Floats
+
+    def turned(self) -> tuple[Product, Product]:
+        """The products of the backward pass: the gradient of the left operand [m, k], and of the right one [k, n]."""
+        return Product(batch=self.batch, m=self.m, n=self.k, k=self.n), Product(batch=self.batch, m=self.k, n=self.n, k=self.m)
+
+    def traffic(self, itemsize: float, out: float) -> Floats:
+        """Bytes of both operands and the result, each moved once."""
+        return np.asarray(self.batch * ((self.m * self.k + self.k * self.n) * itemsize + self.m * self.n * out))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """The rates of a device for a dtype: FLOP/s of its arithmetic, B/s of its memory now and of the memory that constants are shares of."""
+
+    flops: float
+    memory: float
+    reference: float
+    units: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """What power does to arithmetic: the `rate` of a tile of 256 x 128 at rest as a fraction of the peak, by how much products take longer
+    (`heat`) once they last longer than `warm` seconds."""
+
+    rate: float
+    heat: float
+    warm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """How a library's product of this dtype differs: all of it takes `factor` times as long; before it, the left operand is quantised,
+    which moves it `passes` times over in 16 bits and takes `start` seconds more."""
+
+    factor: float = 1.0
+    passes: float = 0.0
+    start: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductForm:
+    """Constants of one device and dtype, as the formulas above name them.
+
+    `square`, `whole`, `half`, `quarter`: what tiles of 256 x 256, 128 x 128, 128 x 64 and 64 x 64 reach of the rate of 256 x 128.
+    `prologue`: inner steps of a tile of 128 x 128; `epilogue`: inner steps of each tile. `stream`, `cache`: multiples of the memory's
+    B/s. `split`: seconds to sum the parts of an inner side.
+    """
+
+    burst: Clock
+    sustained: Clock
+    square: float
+    whole: float
+    half: float
+    quarter: float
+    prologue: float
+    epilogue: float
+    launch: float
+    stream: float
+    cache: float
+    quantum: float
+    split: float
+    blend: float
+    libraries: Mapping[str, Library] = field(default_factory=dict, hash=False)
+
+    def seconds(
+        self, product: Product, speed: Speed, *, itemsize: float, nbytes: Floats | None = None, slower: Floats | float = 1.0,
+        sustained: bool = True, library: str = "",
+    ) -> Floats:  # fmt: skip
+        """Seconds, with launch, of products whose operands have elements of `itemsize` bytes. They move `nbytes` (None: the operands, and
+        results of 16 bits); arithmetic takes `slower` times as long."""
+        clock = self.sustained if sustained else self.burst
+        compute = self._compute(product, speed, clock, itemsize) * slower
+        traffic = (product.traffic(itemsize, 2.0) if nbytes is None else nbytes) / (speed.memory * self.stream)
+        busy = (compute**self.blend + traffic**self.blend) ** (1 / self.blend)
+        seconds = self.launch + heated(busy, compute, clock)
+        if library not in self.libraries:
+            return seconds
+        own = self.libraries[library]
+        return np.asarray(own.factor * seconds + own.start + own.passes * 2 * product.batch * product.m * product.k / speed.memory)
+
+    def _compute(self, product: Product, speed: Speed, clock: Clock, itemsize: float) -> Floats:
+        """Seconds of the arithmetic at the best tile and split."""
+        batch, m, n, k = product.batch, product.m, product.n, product.k
+        cache = speed.reference * self.cache
+        inner = np.ceil(k / _SPLIT / _STEP) * _STEP
+        reached = np.exp(np.interp(np.log2(_AREA), (12, 13, 14, 15, 16), np.log((self.quarter, self.half, self.whole, 1.0, self.square))))
+        work = 2 * _AREA * (inner / reached + self.epilogue) + 2 * 128 * 128 * self.prologue
+        tiles = batch * np.ceil(m / _ROWS) * np.ceil(n / _COLUMNS) * _SPLIT
+        spent = waves(tiles / speed.units, self.quantum) * work * (speed.units / (speed.flops * clock.rate))
+        loaded = tiles * (_ROWS + _COLUMNS) * (k / _SPLIT) * itemsize / cache
+        summed = np.where(_SPLIT > 1, batch * m * n * (2 * _SUMS * _SPLIT) / cache + self.split, 0.0)
+        return np.asarray((np.maximum(spent, loaded) + summed).min(axis=0))
+
+
+def waves(each: Floats, quantum: float) -> Floats:
+    """Rounds of work that take `each` tiles a unit."""
+    return np.asarray(np.where(each <= 1, 1.0, each + quantum * (np.ceil(each) - each)))
+
+
+def heated(busy: Floats, compute: Floats, clock: Clock) -> Floats:
+    """Busy seconds at the clock that the power limit leaves after `compute` seconds of arithmetic."""
+    share = 1 / (1 + (clock.warm / np.maximum(compute, 1e-12)) ** 2)
+    return np.asarray(busy * (1 + clock.heat * share))

@@ -1,0 +1,99 @@
+"""The scores of kernels and the fit behind them, on tables small enough to work out."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autopar.costmodel.device.kernels import kernels_of
+from autopar.costmodel.device.products import Clock, Product, ProductForm, Speed
+from autopar.errors import UsageError
+from benchmarks.kernels.boxes import PRODUCT, product_form
+from benchmarks.kernels.fits import bare, fit_products, judged, priced_products
+from benchmarks.kernels.rows import Rows, devices_in, layer_of, product_of, read
+
+COLUMNS = ("framework", "version", "kernel", "dtype", "m", "n", "k", "seconds", "mode", "trap")
+TRUTH = ProductForm(
+    burst=Clock(rate=0.8, heat=0.2, warm=1e-3), sustained=Clock(rate=0.8, heat=0.2, warm=2e-5), square=1.0, whole=0.9, half=0.8,
+    quarter=0.6, prologue=20.0, epilogue=60.0, launch=3e-6, stream=0.75, cache=6.0, quantum=0.5, split=4e-6, blend=3.0,
+)  # fmt: skip
+SPEED = Speed(flops=1e15, memory=3e12, reference=3e12, units=132)
+
+
+def rows_of(form: ProductForm, count: int = 300) -> Rows:
+    """Products of sizes by chance that take exactly what a form says."""
+    sides = 2.0 ** np.random.default_rng(3).integers(6, 14, (3, count))
+    product = Product(batch=np.ones(count), m=sides[0], n=sides[1], k=sides[2])
+    seconds = form.seconds(product, SPEED, itemsize=2, sustained=False)
+    rows = tuple(
+        dict(zip(COLUMNS, ("a", "1", "x", "bfloat16", f"{m:.0f}", f"{n:.0f}", f"{k:.0f}", f"{s!r}", "burst", ""), strict=True))
+        for m, n, k, s in zip(*sides, seconds.tolist(), strict=True)
+    )
+    return Rows(kind="gemm", rows=rows, seconds=seconds, held=np.arange(count) % 4 == 0)
+
+
+def test_a_fit_prices_rows_that_it_did_not_see() -> None:
+    rows = rows_of(TRUTH)
+    form = fit_products(rows, SPEED)
+    held = rows.part(rows.held)
+    found = judged(priced_products(form, held, SPEED), held, "made up", 225)
+    assert (found.rows, found.held) == (225, 75)
+    assert found.median < 0.03 and found.p90 < 0.1
+    assert list(form.libraries) == ["a bfloat16"] and form.libraries["a bfloat16"].factor == pytest.approx(1, abs=0.01)
+    assert bare(form).libraries == {}
+
+
+def test_the_start_of_a_search_lies_in_its_box() -> None:
+    assert all(least <= start <= most for start, least, most in PRODUCT.sides.values())
+    made = product_form({name: side[0] for name, side in PRODUCT.sides.items()}, ())
+    assert made.sustained.rate == made.burst.rate and made.sustained.warm < made.burst.warm
+
+
+def write(folder: Path, name: str, rows: list[dict[str, str]]) -> None:
+    with gzip.open(folder / f"{name}.csv.gz", "wt", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_rows_with_a_trap_are_left_out_and_whole_shapes_are_held_back(tmp_path: Path) -> None:
+    made = [dict(row) for row in rows_of(TRUTH, 40).rows]
+    made[0]["trap"] = "slow_outlier"
+    write(tmp_path, "gemm_a100_sxm", made)
+    rows = read(tmp_path, "gemm", "a100_sxm")
+    assert (len(rows.rows), devices_in(tmp_path, "gemm")) == (39, ("a100_sxm",))
+    shapes = {}
+    for row, held in zip(rows.rows, rows.held, strict=True):
+        assert shapes.setdefault((row["m"], row["n"], row["k"]), held) == held
+    assert 0 < rows.held.sum() < 39
+    assert product_of(rows).m.tolist() == [float(row["m"]) for row in rows.rows]
+    with pytest.raises(UsageError, match=r"has no table gemm_h100_sxm\.csv\.gz; it has those of a100_sxm"):
+        read(tmp_path, "gemm", "h100_sxm")
+
+
+def test_experts_get_their_rows_evenly_or_as_drawn() -> None:
+    common = {"tokens": "4096", "hidden": "2048", "inter": "768", "experts": "64", "topk": "8", "tp": "2", "ep": "4", "kernel": "nongated"}
+    rows = tuple({**common, "distribution": name} for name in ("balanced", "power_law_1.2", "power_law_1.2"))
+    layer = layer_of(Rows(kind="moe", rows=rows, seconds=np.ones(3), held=np.zeros(3, dtype=bool)))
+    assert (layer.dealt.rows[0], layer.dealt.active[0], layer.inner[0]) == (4096 * 8 / 4, 16, 384)
+    assert layer.dealt.rows[1] == layer.dealt.rows[2] > layer.dealt.rows[0], "the rank that has most, drawn alike"
+    assert layer.even.tolist() == [True, False, False] and not layer.gated.any()
+
+
+def test_the_benchmark_scores_a_folder(tmp_path: Path) -> None:
+    """Rows that take exactly what the committed constants say have no error."""
+    kernels = kernels_of("a100_sxm")
+    made = rows_of(TRUTH, 60)
+    product = product_of(made)
+    seconds = bare(kernels.products["bfloat16"]).seconds(product, kernels.speed("bfloat16"), itemsize=2, sustained=False)
+    rows = [{**row, "seconds": repr(float(s)), "framework": "nobody"} for row, s in zip(made.rows, seconds, strict=True)]
+    write(tmp_path, "gemm_a100_sxm", rows)
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "silicon.py"
+    found = subprocess.run([sys.executable, script, "--data", tmp_path, "--json"], capture_output=True, text=True, check=True)
+    assert '"device": "a100_sxm"' in found.stdout and '"median": 0.0' in found.stdout
