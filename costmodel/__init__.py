@@ -2,10 +2,9 @@
 
 from .cluster import Cluster, Level, bind_axes, join, parse_span
 from .cluster_file import dump, load_cluster, presets
-from .collectives import KINDS, collective_time, linear, lines
+from .collectives import KINDS, Algorithm, collective_time, linear, lines
 from .compute import contraction_fraction
 from .device import Device
-from .layouts import Algorithm
 from .local import default_cluster, local_gpus
 from .pools import crossing, send_seconds
 

@@ -25,6 +25,7 @@ from .compute import Product, product_seconds
 from .device import Device
 from .measured import Curve, Measured
 from .operators import BACKWARD_OF_ATTENTION
+from .source import Source
 
 Floats = NDArray[np.float64]
 Key = tuple[str, str, int, int]
@@ -285,7 +286,7 @@ def calibrated(
     inside: Cluster | None = None,
 ) -> Cluster:
     """The cluster of what was measured; with `inside`, the ranks across nodes stand for whole nodes calibrated before."""
-    sources = {where: text for part in (device, *levels) for where, text in part[1].items()}
+    sources = {where: Source.of(text) for part in (device, *levels) for where, text in part[1].items()}
     found = Cluster(
         name=name, device=device[0], levels=tuple(level for level, _ in levels), backend=backend,
         shared_host=len(levels) == 1 and backend == "gloo" and levels[0][0].name != "nic", sources=sources, measured=tuple(measured),

@@ -17,8 +17,12 @@ from autopar.errors import ClusterError, unknown
 from .device import Device, check, check_fractions
 from .measured import Measured
 from .protocols import ALGORITHMS, Protocol
+from .source import Source
+from .wiring import Wiring
 
-FEATURES = ("in_switch",)
+FEATURES = ("in_switch", "pat", "rails")
+"""What a level can do: add up in its switch, run PAT; `rails`: it joins devices of equal place in their units only, and other traffic
+passes the level inside first."""
 BACKENDS = ("nccl", "gloo")
 ALONE = "device"
 
@@ -31,8 +35,8 @@ class Level:
     reached; `shared_by`: how many devices use one port. `duplex`: a port sends and receives at full rate at once.
     `peer_bandwidth`: B/s one way to one peer where devices are joined pair by pair (None: any part of `bandwidth` reaches any peer).
     `features`: of `FEATURES`. `protocols`: how the backend sends over it; an algorithm that none of them names runs at `latency` and
-    `efficiency`. `copy_bandwidth`: B/s at which a device passes what it sends over this level through its own memory (None: at no cost).
-    `slots`: children that a unit has room for, where fewer are in use (0: all are).
+    `efficiency`. `slots`: children that a unit has room for, where fewer are in use (0: all are). `oversubscription`: how many times less
+    than its ports together the level carries when all of them are driven. `wiring`: how its children are joined where no switch does it.
     """
 
     name: str
@@ -45,8 +49,9 @@ class Level:
     peer_bandwidth: float | None = None
     features: tuple[str, ...] = ()
     protocols: tuple[Protocol, ...] = field(default=(), hash=False)
-    copy_bandwidth: float | None = None
     slots: int = 0
+    oversubscription: float = 1.0
+    wiring: Wiring | None = None
 
     def __post_init__(self) -> None:
         where = f"level {self.name!r}"
@@ -56,10 +61,11 @@ class Level:
             raise ClusterError(f"{where}: size ({self.size}) and shared_by ({self.shared_by}) must be at least 1")
         if self.slots and self.slots <= self.size:
             raise ClusterError(f"{where}: of {self.slots} slots {self.size} cannot be in use: give slots only where some are free")
-        others = {"peer_bandwidth": self.peer_bandwidth, "copy_bandwidth": self.copy_bandwidth}
-        given = {name: value for name, value in others.items() if value is not None}
+        given = {} if self.peer_bandwidth is None else {"peer_bandwidth": self.peer_bandwidth}
         check(where, above={"bandwidth": self.bandwidth, **given}, least={"latency": self.latency})
         check_fractions(where, efficiency=self.efficiency)
+        if not 1 <= self.oversubscription < math.inf:
+            raise ClusterError(f"{where}: oversubscription is {self.oversubscription}; at least 1, for all that its ports carry")
         for feature in self.features:
             if feature not in FEATURES:
                 raise ClusterError(f"{where}: " + unknown("feature", feature, FEATURES))
@@ -69,16 +75,25 @@ class Level:
         """The protocol that the level's own latency and efficiency make."""
         return Protocol(name="plain", algorithms=ALGORITHMS, overhead=0.0, latency=self.latency, efficiency=self.efficiency)
 
-    def protocols_for(self, algorithm: str) -> tuple[Protocol, ...]:
-        """The protocols that an algorithm may run in."""
-        return tuple(protocol for protocol in self.protocols if algorithm in protocol.algorithms) or (self.plain,)
+    def protocols_for(self, kind: str, algorithm: str) -> tuple[Protocol, ...]:
+        """The protocols that an algorithm may run in: those with figures for this collective, or else those for all."""
+        able = [protocol for protocol in self.protocols if algorithm in protocol.algorithms]
+        own = tuple(protocol for protocol in able if kind in protocol.collectives)
+        return own or tuple(protocol for protocol in able if not protocol.collectives) or (self.plain,)
 
-    def rate(self, group: int, efficiency: float | None = None) -> float:
-        """B/s one way that one device reaches in a group of `group`, when it has the port to itself."""
+    def rate(self, group: int, efficiency: float | None = None, *, exchanging: bool = False) -> float:
+        """B/s one way that one device reaches in a group of `group`, when it has the port to itself.
+
+        `exchanging`: each sends something else to each, which is more than some wirings carry when each tells all the same.
+        """
         bandwidth = self.bandwidth
         if self.peer_bandwidth is not None:
             bandwidth = min(bandwidth, self.peer_bandwidth * max(group - 1, 1))
-        return bandwidth * (self.efficiency if efficiency is None else efficiency) * (1.0 if self.duplex else 0.5)
+        if self.wiring is not None:
+            reach = self.wiring.reach(group)
+            bandwidth *= reach.exchanging if exchanging else reach.telling
+        shared = (1.0 if self.duplex else 0.5) / self.oversubscription
+        return bandwidth * (self.efficiency if efficiency is None else efficiency) * shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +111,7 @@ class Cluster:
     levels: tuple[Level, ...]
     backend: str = "nccl"
     shared_host: bool = False
-    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    sources: Mapping[str, Source] = field(default_factory=dict, hash=False)
     measured: tuple[Measured, ...] = field(default=(), hash=False)
     joined: tuple[Cluster, ...] = field(default=(), hash=False)
 
@@ -226,7 +241,7 @@ def _cut(cluster: Cluster, devices: int) -> Cluster:
     return join(cluster.name, kept, between=cluster.levels[-1], sources=cluster.sources)
 
 
-def join(name: str, pools: Sequence[Cluster], *, between: Level, sources: Mapping[str, str] | None = None) -> Cluster:
+def join(name: str, pools: Sequence[Cluster], *, between: Level, sources: Mapping[str, Source] | None = None) -> Cluster:
     """A cluster of two or more pools, whose nodes `between` joins (its size is that of the cluster).
 
     A mesh over devices of several pools runs at the pace of the slowest: its `device` is the one with the least of the rate that its

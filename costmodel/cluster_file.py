@@ -19,12 +19,14 @@ from pydantic import Field, ValidationError
 
 from autopar.errors import ClusterError, unknown
 
-from .backends import KINDS
 from .cluster import Cluster, Level, join
 from .device import Device
-from .figures import Figure, FigureFile, Model, dump_figures, numbers
+from .figures import Figure, FigureFile, Model, SaidFile, dump_figures, numbers
+from .links import with_links
 from .measured import Curve, Measured
-from .protocols import Protocol
+from .protocols import KINDS, Protocol
+from .source import Source
+from .wiring import Wiring
 
 MAX_FILE_BYTES = 1 << 20
 SUFFIXES = (".json", ".yaml", ".yml")
@@ -51,9 +53,17 @@ class _DeviceFile(Model):
 class _ProtocolFile(Model):
     name: str
     algorithms: tuple[str, ...]
+    collectives: tuple[str, ...] = ()
     overhead: Figure = FigureFile(value=0.0)
     latency: Figure
     efficiency: Figure
+    copy_bandwidth: Figure | None = None
+    said: SaidFile | None = None
+
+
+class _WiringFile(Model):
+    torus: tuple[int, ...] = ()
+    joined: tuple[tuple[int, int], ...] = ()
 
 
 class _LinksFile(Model):
@@ -65,7 +75,8 @@ class _LinksFile(Model):
     duplex: bool = True
     peer_bandwidth: Figure | None = None
     features: tuple[str, ...] = ()
-    copy_bandwidth: Figure | None = None
+    oversubscription: Figure = FigureFile(value=1.0)
+    wiring: _WiringFile | None = None
     protocols: tuple[_ProtocolFile, ...] = ()
 
 
@@ -115,19 +126,24 @@ class _PoolsFile(Model):
     between: _BetweenFile
 
 
-def _level(file: _LinksFile, sources: dict[str, str]) -> Level:
+def _level(file: _LinksFile, sources: dict[str, Source]) -> Level:
     size, slots = (file.size, file.slots) if isinstance(file, _LevelFile) else (1, 0)
-    protocols = tuple(
-        Protocol(name=one.name, algorithms=one.algorithms, **numbers(one, f"{file.name}.{one.name}", sources)) for one in file.protocols
-    )
+    wiring = None if file.wiring is None else Wiring(torus=file.wiring.torus, joined=file.wiring.joined)
+    protocols = tuple(_protocol(file.name, one, sources) for one in file.protocols)
     return Level(
         name=file.name, size=size, slots=slots, shared_by=file.shared_by, duplex=file.duplex, features=file.features, protocols=protocols,
-        **numbers(file, file.name, sources),
+        wiring=wiring, **numbers(file, file.name, sources),
     )  # fmt: skip
 
 
+def _protocol(level: str, file: _ProtocolFile, sources: dict[str, Source]) -> Protocol:
+    key = ".".join((level, file.name, *file.collectives[:1]))
+    figures = numbers(file, key, sources, file.said)
+    return Protocol(name=file.name, algorithms=file.algorithms, collectives=file.collectives, **figures)
+
+
 def _cluster(file: _ClusterFile) -> Cluster:
-    sources: dict[str, str] = {}
+    sources: dict[str, Source] = {}
     device = Device(name=file.device.name, **numbers(file.device, "device", sources))
     levels = tuple(_level(level, sources) for level in file.levels)
     measured = tuple(map(_measured, file.measured))
@@ -175,8 +191,8 @@ def _made(data: object, where: str, folder: Path | None) -> Cluster:
     """The cluster that the contents of a file describe; those of a pool (no `folder`) cannot have pools of their own."""
     try:
         if not (isinstance(data, dict) and "pools" in data and folder is not None):
-            return _cluster(_ClusterFile.model_validate(data))
-        file, sources = _PoolsFile.model_validate(data), dict[str, str]()
+            return _cluster(_ClusterFile.model_validate(with_links(data) if isinstance(data, dict) else data))
+        file, sources = _PoolsFile.model_validate(data), dict[str, Source]()
         between = _level(file.between, sources)
         return join(file.name, [_pool(pool, f"pools.{i}", folder) for i, pool in enumerate(file.pools)], between=between, sources=sources)
     except ValidationError as error:
@@ -236,8 +252,9 @@ def _read(path: Path, folder: Path | None) -> Cluster:
 
 
 def _dump_protocol(cluster: Cluster, level: Level, protocol: Protocol) -> dict[str, object]:
-    figures = dump_figures(cluster.sources, f"{level.name}.{protocol.name}", protocol)
-    return {"name": protocol.name, "algorithms": list(protocol.algorithms), **figures}
+    figures = dump_figures(cluster.sources, f"{level.name}.{protocol.key}", protocol)
+    named = {"collectives": list(protocol.collectives)} if protocol.collectives else {}
+    return {"name": protocol.name, "algorithms": list(protocol.algorithms), **named, **figures}
 
 
 def _dump_level(cluster: Cluster, level: Level) -> dict[str, object]:
@@ -246,6 +263,7 @@ def _dump_level(cluster: Cluster, level: Level) -> dict[str, object]:
         "shared_by": level.shared_by,
         "duplex": level.duplex,
         "features": list(level.features),
+        **({"wiring": level.wiring.as_file()} if level.wiring is not None else {}),
         **dump_figures(cluster.sources, level.name, level),
         **({"protocols": [_dump_protocol(cluster, level, one) for one in level.protocols]} if level.protocols else {}),
     }

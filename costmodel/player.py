@@ -33,6 +33,7 @@ from .casts import adding_seconds, gradient_seconds, unit_seconds
 from .compute import memory_seconds, with_launch
 from .flat import FlatStep, flat_steps
 from .pricing import MeshPrices
+from .shared_link import Sent
 from .streams import Clock
 
 
@@ -52,8 +53,8 @@ class _Moving:
     """
 
     unit: int
-    steps: Iterator[float]
-    until: float | None
+    steps: Iterator[Sent]
+    until: Sent | None
     left: int
     phase: str
     rests: bool = False
@@ -95,8 +96,6 @@ class Player:
             if number == played - 2 and count > played:
                 more, left = clock.now - start, count - played
                 clock.skip(left * more, {p: left * (clock.spent[p] - spent[p]) for p in spent}, left * math.fsum(clock.sent[sent:]))
-                for moving in (*self.coming.values(), *self.going):
-                    moving.until = None if moving.until is None else moving.until + left * more
         for moving in self.going:
             self._finish(moving)
         clock.wait(max(clock.free.values(), default=0.0))
@@ -141,7 +140,7 @@ class Player:
 
     # --- units ---
 
-    def _gathering(self, unit: Unit) -> Iterator[float]:
+    def _gathering(self, unit: Unit) -> Iterator[Sent]:
         self.clock.compute(f"unit {unit.number}", "cast parameters", self.casts.get(unit.number, 0.0))
         for group in unit.groups:
             first = self.program.steps[group[0]]
@@ -150,7 +149,7 @@ class Player:
                 for step in self._flat(group, back=False):
                     yield from self._sent(step, first.tensor)
 
-    def _reducing(self, unit: Unit, *, last: bool) -> Iterator[float]:
+    def _reducing(self, unit: Unit, *, last: bool) -> Iterator[Sent]:
         for group in reversed(unit.groups) if last or unit.mode is not Mode.ONCE else ():
             first = self.program.steps[group[0]]
             assert isinstance(first, Redistribute)
@@ -162,7 +161,7 @@ class Player:
                     self.clock.compute(bucket.parameters[0], "flatten", self._traffic([2.0 * bucket.nbytes]))
                     yield self._issue("all_reduce", axis, bucket.nbytes, bucket.parameters[0])
 
-    def _sent(self, step: FlatStep, name: str) -> Iterator[float]:
+    def _sent(self, step: FlatStep, name: str) -> Iterator[Sent]:
         """One step of a flat chain, with the copies into the message and out of it."""
         if step.kind:
             self.clock.compute(name, "flatten", self._traffic([step.traffic]))
@@ -174,12 +173,12 @@ class Player:
             self.flat[group, back] = flat_steps(self.plan, group, back=back)
         return self.flat[group, back]
 
-    def _begun(self, unit: int, steps: Iterator[float], left: int = 0, *, rests: bool = False) -> _Moving:
+    def _begun(self, unit: int, steps: Iterator[Sent], left: int = 0, *, rests: bool = False) -> _Moving:
         return _Moving(unit, steps, next(steps, None), left - 1, self.clock.phase, rests)
 
     def _go_on(self, moving: _Moving) -> None:
         if moving.until is not None:
-            self.clock.wait(moving.until)
+            self.clock.wait(moving.until.end)
             now, self.clock.phase = self.clock.phase, moving.phase
             moving.until = next(moving.steps, None)
             self.clock.phase = now
@@ -237,7 +236,7 @@ class Player:
         for collective in ahead:
             coming = self._started(collective)
             clock.compute(name, kind, share)
-            clock.wait(coming)
+            clock.wait(coming.end)
         clock.compute(name, kind, share)
 
     def _backward(self, step: Compute) -> None:
@@ -253,15 +252,15 @@ class Player:
         """Each round sends the next keys and values on, computes, and sends the gradients so far after them."""
         clock = self.clock
         rounds = (len(back) + 1) // 2
-        travelling = 0.0
+        travelling = coming = Sent(0.0, 0.0)
         for number in range(rounds):
             last = number == rounds - 1
-            coming = 0.0 if last else self._started(back[2 * number])
+            coming = coming if last else self._started(back[2 * number])
             clock.compute(step.operator.name, step.operator.kind, seconds / rounds)
-            clock.wait(travelling)
+            clock.wait(travelling.end)
             travelling = self._started(back[-1] if last else back[2 * number + 1])
-            clock.wait(coming)
-        clock.wait(travelling)
+            clock.wait(coming.end)
+        clock.wait(travelling.end)
 
     # --- collectives ---
 
@@ -276,13 +275,13 @@ class Player:
 
     def _blocking(self, collectives: list[Collective]) -> None:
         for collective in collectives:
-            self.clock.wait(self._started(collective))
+            self.clock.wait(self._started(collective).end)
 
-    def _started(self, collective: Collective) -> float:
+    def _started(self, collective: Collective) -> Sent:
         return self._issue(collective.kind, collective.axis, collective.nbytes, collective.tensor)
 
-    def _issue(self, kind: str, axis: int, nbytes: int, name: str) -> float:
-        """Start a collective behind the computation so far; its end."""
+    def _issue(self, kind: str, axis: int, nbytes: int, name: str) -> Sent:
+        """Start a collective behind the computation so far."""
         key = (kind, axis, nbytes)
         if key not in self.known:
             self.known[key] = self.prices.seconds(*key)

@@ -62,7 +62,7 @@ def _shown(cluster: Cluster) -> list[str | Table]:
         ("launch", f"{seconds_text(device.launch)} per operator"),
         *((name, rate_text(value, unit) if unit == "B/s" else bytes_text(value)) for name, (value, unit) in host.items() if value),
     ]
-    rows = tuple((name, text, cluster.sources.get(f"device.{name}", "")) for name, text in figures)
+    rows = tuple((name, text, str(cluster.sources.get(f"device.{name}", ""))) for name, text in figures)
     shared = ", ranks of one host that share it" if cluster.shared_host else ""
     return [
         f"cluster {cluster.name}: {cluster.inventory}, collectives by {cluster.backend}{shared}",

@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.costmodel import Cluster, Level, bind_axes, default_cluster, dump, load_cluster, parse_span, presets
+from autopar.costmodel.source import Source
 from autopar.errors import ClusterError
 from autopar.ir import DTYPE_BYTES
 from autopar.sharding import factorisations
 
 NAMED = {"dgx-a100", "dgx-a100-80g", "dgx-h100", "hgx-h200", "dgx-b200", "p3.16xlarge", "p4d", "p5", "mi300x", "rtx4090"}
-NAMED |= {"grand-teton", "local-cpu"}
+NAMED |= {"grand-teton", "local-cpu", "dgx-b300", "gb200-nvl72", "gb300-nvl72", "l40s", "rtx-pro-6000"}
 
 YAML = """
 name: two-boxes
@@ -70,7 +71,7 @@ def test_any_number_of_devices(name: str, devices: int) -> None:
     preset = load_cluster(name)
     cluster = preset.sized(devices)
     assert cluster.devices == devices
-    assert all(now.size <= before.size for now, before in zip(cluster.levels[:-1], preset.levels[:-1], strict=True))
+    assert all(now <= before for now, before in zip(cluster.units[:-1], preset.units[:-1], strict=True))
 
 
 def test_sizes_fill_nodes_evenly() -> None:
@@ -109,7 +110,7 @@ def test_yaml_file(tmp_path: Path) -> None:
     assert cluster.device.matmul_fraction == pytest.approx(0.8)
     nic = cluster.level("nic")
     assert (nic.bandwidth, nic.rate(2), nic.shared_by, nic.latency) == (125e6, 62.5e6, 2, 3e-4)
-    assert cluster.sources == {"device.peak.float32": "measured"}
+    assert cluster.sources == {"device.peak.float32": Source(text="measured", kind="measured")}
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))
