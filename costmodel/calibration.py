@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from autopar.errors import NoisyMeasurement
 from autopar.ir import DTYPE_BYTES
 
-from .cluster import Cluster, Level
+from .cluster import Cluster
 from .compute import Product, product_seconds
 from .device import Device
+from .level import Level
 from .measured import Curve, Measured
 from .operators import BACKWARD_OF_ATTENTION
 from .source import Source
@@ -277,14 +278,9 @@ def ports_shared(alone: Sequence[float], together: Sequence[float], ranks: int) 
 
 
 def calibrated(
-    name: str,
-    backend: str,
-    device: tuple[Device, Mapping[str, str]],
-    levels: Sequence[tuple[Level, Mapping[str, str]]],
-    measured: Sequence[Measured],
-    *,
-    inside: Cluster | None = None,
-) -> Cluster:
+    name: str, backend: str, device: tuple[Device, Mapping[str, str]], levels: Sequence[tuple[Level, Mapping[str, str]]], measured:
+    Sequence[Measured], *, inside: Cluster | None = None,
+) -> Cluster:  # fmt: skip
     """The cluster of what was measured; with `inside`, the ranks across nodes stand for whole nodes calibrated before."""
     sources = {where: Source.of(text) for part in (device, *levels) for where, text in part[1].items()}
     found = Cluster(

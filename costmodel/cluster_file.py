@@ -19,9 +19,10 @@ from pydantic import Field, ValidationError
 
 from autopar.errors import ClusterError, unknown
 
-from .cluster import Cluster, Level, join
+from .cluster import Cluster, join
 from .device import Device
 from .figures import Figure, FigureFile, Model, SaidFile, dump_figures, numbers
+from .level import Level
 from .links import with_links
 from .measured import Curve, Measured
 from .protocols import KINDS, Protocol

@@ -14,7 +14,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..cluster import Cluster, Level, parse_span
+from ..cluster import Cluster, parse_span
+from ..level import Level
 from ..measured import Curve, Line, Measured
 
 Table = Callable[[str, int, str, Cluster], tuple[Line, ...]]

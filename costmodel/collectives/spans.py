@@ -22,7 +22,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..cluster import Cluster, Level
+from ..cluster import Cluster
+from ..level import Level
 from ..measured import Line
 from ..protocols import Protocol
 from .algorithm import Algorithm, share
