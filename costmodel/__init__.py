@@ -1,11 +1,11 @@
 """What a cluster is, and what communication and computation cost on it."""
 
-from .cluster import Cluster, Level, bind_axes, join, parse_span
+from .cluster import Cluster, bind_axes, join, parse_span
 from .cluster_file import dump, load_cluster, presets
-from .collectives import KINDS, collective_time, linear, lines
+from .collectives import KINDS, Algorithm, collective_time, linear, lines
 from .device import Device
 from .device.plain import contraction_fraction
-from .layouts import Algorithm
+from .level import Level
 from .local import default_cluster, local_gpus
 from .pools import crossing, send_seconds
 

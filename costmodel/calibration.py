@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from autopar.errors import NoisyMeasurement
 
-from .cluster import Cluster, Level
+from .cluster import Cluster
 from .device import Device
 from .device.attention import BACKWARD_WORK
 from .device.plain import plain_arithmetic
 from .device.products import Product
+from .level import Level
 from .measured import Curve, Measured
+from .source import Source
 
 Floats = NDArray[np.float64]
 Key = tuple[str, str, int, int]
@@ -276,16 +278,11 @@ def ports_shared(alone: Sequence[float], together: Sequence[float], ranks: int) 
 
 
 def calibrated(
-    name: str,
-    backend: str,
-    device: tuple[Device, Mapping[str, str]],
-    levels: Sequence[tuple[Level, Mapping[str, str]]],
-    measured: Sequence[Measured],
-    *,
-    inside: Cluster | None = None,
-) -> Cluster:
+    name: str, backend: str, device: tuple[Device, Mapping[str, str]], levels: Sequence[tuple[Level, Mapping[str, str]]], measured:
+    Sequence[Measured], *, inside: Cluster | None = None,
+) -> Cluster:  # fmt: skip
     """The cluster of what was measured; with `inside`, the ranks across nodes stand for whole nodes calibrated before."""
-    sources = {where: text for part in (device, *levels) for where, text in part[1].items()}
+    sources = {where: Source.of(text) for part in (device, *levels) for where, text in part[1].items()}
     found = Cluster(
         name=name, device=device[0], levels=tuple(level for level, _ in levels), backend=backend,
         shared_host=len(levels) == 1 and backend == "gloo" and levels[0][0].name != "nic", sources=sources, measured=tuple(measured),

@@ -14,72 +14,13 @@ from dataclasses import dataclass, field, replace
 
 from autopar.errors import ClusterError, unknown
 
-from .device import Device, check, check_fractions
+from .device import Device
 from .device.prices import large_product_rate
+from .level import ALONE, Level
 from .measured import Measured
-from .protocols import ALGORITHMS, Protocol
+from .source import Source
 
-FEATURES = ("in_switch",)
 BACKENDS = ("nccl", "gloo")
-ALONE = "device"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
-    """Links that join `size` children (devices, or units of the level inside) into one unit.
-
-    `latency`: seconds per message. `bandwidth`: B/s one way of one port (the NVLink bundle of a device, a NIC), of which `efficiency` is
-    reached; `shared_by`: how many devices use one port. `duplex`: a port sends and receives at full rate at once.
-    `peer_bandwidth`: B/s one way to one peer where devices are joined pair by pair (None: any part of `bandwidth` reaches any peer).
-    `features`: of `FEATURES`. `protocols`: how the backend sends over it; an algorithm that none of them names runs at `latency` and
-    `efficiency`. `copy_bandwidth`: B/s at which a device passes what it sends over this level through its own memory (None: at no cost).
-    `slots`: children that a unit has room for, where fewer are in use (0: all are).
-    """
-
-    name: str
-    size: int
-    latency: float
-    bandwidth: float
-    efficiency: float = 1.0
-    shared_by: int = 1
-    duplex: bool = True
-    peer_bandwidth: float | None = None
-    features: tuple[str, ...] = ()
-    protocols: tuple[Protocol, ...] = field(default=(), hash=False)
-    copy_bandwidth: float | None = None
-    slots: int = 0
-
-    def __post_init__(self) -> None:
-        where = f"level {self.name!r}"
-        if not self.name.isidentifier() or self.name == ALONE:
-            raise ClusterError(f"{where}: the name of a level is one word of letters, digits and _, other than {ALONE!r}")
-        if self.size < 1 or self.shared_by < 1:
-            raise ClusterError(f"{where}: size ({self.size}) and shared_by ({self.shared_by}) must be at least 1")
-        if self.slots and self.slots <= self.size:
-            raise ClusterError(f"{where}: of {self.slots} slots {self.size} cannot be in use: give slots only where some are free")
-        others = {"peer_bandwidth": self.peer_bandwidth, "copy_bandwidth": self.copy_bandwidth}
-        given = {name: value for name, value in others.items() if value is not None}
-        check(where, above={"bandwidth": self.bandwidth, **given}, least={"latency": self.latency})
-        check_fractions(where, efficiency=self.efficiency)
-        for feature in self.features:
-            if feature not in FEATURES:
-                raise ClusterError(f"{where}: " + unknown("feature", feature, FEATURES))
-
-    @property
-    def plain(self) -> Protocol:
-        """The protocol that the level's own latency and efficiency make."""
-        return Protocol(name="plain", algorithms=ALGORITHMS, overhead=0.0, latency=self.latency, efficiency=self.efficiency)
-
-    def protocols_for(self, algorithm: str) -> tuple[Protocol, ...]:
-        """The protocols that an algorithm may run in."""
-        return tuple(protocol for protocol in self.protocols if algorithm in protocol.algorithms) or (self.plain,)
-
-    def rate(self, group: int, efficiency: float | None = None) -> float:
-        """B/s one way that one device reaches in a group of `group`, when it has the port to itself."""
-        bandwidth = self.bandwidth
-        if self.peer_bandwidth is not None:
-            bandwidth = min(bandwidth, self.peer_bandwidth * max(group - 1, 1))
-        return bandwidth * (self.efficiency if efficiency is None else efficiency) * (1.0 if self.duplex else 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +38,7 @@ class Cluster:
     levels: tuple[Level, ...]
     backend: str = "nccl"
     shared_host: bool = False
-    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    sources: Mapping[str, Source] = field(default_factory=dict, hash=False)
     measured: tuple[Measured, ...] = field(default=(), hash=False)
     joined: tuple[Cluster, ...] = field(default=(), hash=False)
 
@@ -227,7 +168,7 @@ def _cut(cluster: Cluster, devices: int) -> Cluster:
     return join(cluster.name, kept, between=cluster.levels[-1], sources=cluster.sources)
 
 
-def join(name: str, pools: Sequence[Cluster], *, between: Level, sources: Mapping[str, str] | None = None) -> Cluster:
+def join(name: str, pools: Sequence[Cluster], *, between: Level, sources: Mapping[str, Source] | None = None) -> Cluster:
     """A cluster of two or more pools, whose nodes `between` joins (its size is that of the cluster).
 
     A mesh over devices of several pools runs at the pace of the slowest: its `device` is the one with the least of the rate that its

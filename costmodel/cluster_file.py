@@ -19,13 +19,16 @@ from pydantic import Field, ValidationError
 
 from autopar.errors import ClusterError, unknown
 
-from .backends import KINDS
-from .cluster import Cluster, Level, join
+from .cluster import Cluster, join
 from .device import Device
 from .device.kernels import dumped, kernels_from, kernels_of, measured
-from .figures import Figure, FigureFile, Model, dump_figures, numbers
+from .figures import Figure, FigureFile, Model, SaidFile, dump_figures, numbers
+from .level import Level
+from .links import with_links
 from .measured import Curve, Measured
-from .protocols import Protocol
+from .protocols import KINDS, Protocol
+from .source import Source
+from .wiring import Wiring
 
 MAX_FILE_BYTES = 1 << 20
 SUFFIXES = (".json", ".yaml", ".yml")
@@ -60,9 +63,17 @@ class _DeviceFile(Model):
 class _ProtocolFile(Model):
     name: str
     algorithms: tuple[str, ...]
+    collectives: tuple[str, ...] = ()
     overhead: Figure = FigureFile(value=0.0)
     latency: Figure
     efficiency: Figure
+    copy_bandwidth: Figure | None = None
+    said: SaidFile | None = None
+
+
+class _WiringFile(Model):
+    torus: tuple[int, ...] = ()
+    joined: tuple[tuple[int, int], ...] = ()
 
 
 class _LinksFile(Model):
@@ -74,7 +85,8 @@ class _LinksFile(Model):
     duplex: bool = True
     peer_bandwidth: Figure | None = None
     features: tuple[str, ...] = ()
-    copy_bandwidth: Figure | None = None
+    oversubscription: Figure = FigureFile(value=1.0)
+    wiring: _WiringFile | None = None
     protocols: tuple[_ProtocolFile, ...] = ()
 
 
@@ -124,19 +136,24 @@ class _PoolsFile(Model):
     between: _BetweenFile
 
 
-def _level(file: _LinksFile, sources: dict[str, str]) -> Level:
+def _level(file: _LinksFile, sources: dict[str, Source]) -> Level:
     size, slots = (file.size, file.slots) if isinstance(file, _LevelFile) else (1, 0)
-    protocols = tuple(
-        Protocol(name=one.name, algorithms=one.algorithms, **numbers(one, f"{file.name}.{one.name}", sources)) for one in file.protocols
-    )
+    wiring = None if file.wiring is None else Wiring(torus=file.wiring.torus, joined=file.wiring.joined)
+    protocols = tuple(_protocol(file.name, one, sources) for one in file.protocols)
     return Level(
         name=file.name, size=size, slots=slots, shared_by=file.shared_by, duplex=file.duplex, features=file.features, protocols=protocols,
-        **numbers(file, file.name, sources),
+        wiring=wiring, **numbers(file, file.name, sources),
     )  # fmt: skip
 
 
+def _protocol(level: str, file: _ProtocolFile, sources: dict[str, Source]) -> Protocol:
+    key = ".".join((level, file.name, *file.collectives[:1]))
+    figures = numbers(file, key, sources, file.said)
+    return Protocol(name=file.name, algorithms=file.algorithms, collectives=file.collectives, **figures)
+
+
 def _cluster(file: _ClusterFile) -> Cluster:
-    sources: dict[str, str] = {}
+    sources: dict[str, Source] = {}
     device = _device(file.device, sources)
     levels = tuple(_level(level, sources) for level in file.levels)
     measured = tuple(map(_measured, file.measured))
@@ -145,14 +162,14 @@ def _cluster(file: _ClusterFile) -> Cluster:
     )  # fmt: skip
 
 
-def _device(file: _DeviceFile, sources: dict[str, str]) -> Device:
+def _device(file: _DeviceFile, sources: dict[str, Source]) -> Device:
     """A device, whose kernels are those of a measured one by its name, or given; without them fractions of its peak are."""
     absent = [name for name in ("matmul_fraction", "half_size") if getattr(file, name) is None]
     if file.kernels is None and absent:
         raise ClusterError(f"device.{absent[0]}: Field required where no kernels are given; {', '.join(measured())} were measured")
     kernels = _KernelsFile(name=file.kernels) if isinstance(file.kernels, str) else file.kernels
     if isinstance(kernels, _KernelsFile) and kernels.source:
-        sources["device.kernels"] = kernels.source
+        sources["device.kernels"] = Source.of(kernels.source)
     found = kernels_of(kernels.name) if isinstance(kernels, _KernelsFile) else kernels_from(kernels, "device.kernels") if kernels else None
     return Device(name=file.name, kernels=found, **numbers(file, "device", sources))
 
@@ -196,8 +213,8 @@ def _made(data: object, where: str, folder: Path | None) -> Cluster:
     """The cluster that the contents of a file describe; those of a pool (no `folder`) cannot have pools of their own."""
     try:
         if not (isinstance(data, dict) and "pools" in data and folder is not None):
-            return _cluster(_ClusterFile.model_validate(data))
-        file, sources = _PoolsFile.model_validate(data), dict[str, str]()
+            return _cluster(_ClusterFile.model_validate(with_links(data) if isinstance(data, dict) else data))
+        file, sources = _PoolsFile.model_validate(data), dict[str, Source]()
         between = _level(file.between, sources)
         return join(file.name, [_pool(pool, f"pools.{i}", folder) for i, pool in enumerate(file.pools)], between=between, sources=sources)
     except ValidationError as error:
@@ -257,8 +274,9 @@ def _read(path: Path, folder: Path | None) -> Cluster:
 
 
 def _dump_protocol(cluster: Cluster, level: Level, protocol: Protocol) -> dict[str, object]:
-    figures = dump_figures(cluster.sources, f"{level.name}.{protocol.name}", protocol)
-    return {"name": protocol.name, "algorithms": list(protocol.algorithms), **figures}
+    figures = dump_figures(cluster.sources, f"{level.name}.{protocol.key}", protocol)
+    named = {"collectives": list(protocol.collectives)} if protocol.collectives else {}
+    return {"name": protocol.name, "algorithms": list(protocol.algorithms), **named, **figures}
 
 
 def _dump_level(cluster: Cluster, level: Level) -> dict[str, object]:
@@ -267,6 +285,7 @@ def _dump_level(cluster: Cluster, level: Level) -> dict[str, object]:
         "shared_by": level.shared_by,
         "duplex": level.duplex,
         "features": list(level.features),
+        **({"wiring": level.wiring.as_file()} if level.wiring is not None else {}),
         **dump_figures(cluster.sources, level.name, level),
         **({"protocols": [_dump_protocol(cluster, level, one) for one in level.protocols]} if level.protocols else {}),
     }
@@ -279,7 +298,7 @@ def _dump_device(cluster: Cluster) -> dict[str, object]:
         return figures
     kernels = device.kernels
     known = kernels.name in measured() and kernels_of(kernels.name) == kernels
-    named = {"name": kernels.name, **({"source": text} if (text := cluster.sources.get("device.kernels")) else {})}
+    named = {"name": kernels.name, **({"source": said.text} if (said := cluster.sources.get("device.kernels")) else {})}
     return {**figures, "kernels": named if known else dumped(kernels)}
 
 

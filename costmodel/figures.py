@@ -1,6 +1,8 @@
 """Figures of a cluster file: a value with its unit and source, read into base units and written back.
 
-A figure is `{"value": 312, "unit": "TFLOP/s", "source": "..."}`, or a plain number in the base unit (FLOP/s, B/s, B, s).
+A figure is `{"value": 312, "unit": "TFLOP/s", "source": "...", "kind": "data sheet"}`, or a plain number in the base unit (FLOP/s, B/s, B,
+s). What is fitted also has its median relative `error` on `rows` rows that the fit did not see. A figure outside what such things have is
+asked back, unless it says that it is `unusual`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from autopar.errors import ClusterError, unknown
+
+from .plausible import asked_back
+from .source import Kind, Source
 
 # Base unit of each kind of figure -> the units it may be written in, as multiples of the base unit.
 UNITS: Mapping[str, Mapping[str, float]] = {
@@ -26,6 +31,7 @@ BASE_UNITS: Mapping[str, str] = {
     "bandwidth": "B/s",
     "peer_bandwidth": "B/s",
     "copy_bandwidth": "B/s",
+    "oversubscription": "1",
     "memory_capacity": "B",
     "reserved": "B",
     "host_bandwidth": "B/s",
@@ -56,6 +62,16 @@ class FigureFile(Model):
     value: float = Field(allow_inf_nan=False)
     unit: str | None = None
     source: str = ""
+    kind: Kind | None = None
+    error: float | None = None
+    rows: int | None = None
+    unusual: bool = False
+
+    def said(self) -> Source | None:
+        """Where it comes from, as far as it says so."""
+        if self.kind is None:
+            return Source.of(self.source) if self.source else None
+        return Source(text=self.source, kind=self.kind, error=self.error, rows=self.rows)
 
 
 def _figure(given: object) -> object:
@@ -66,33 +82,51 @@ def _figure(given: object) -> object:
 Figure = Annotated[FigureFile, BeforeValidator(_figure)]
 
 
-def _number(figure: FigureFile, base: str, where: str, sources: dict[str, str]) -> float:
+class SaidFile(Model):
+    """What all figures of a part say of themselves, where they say nothing of their own."""
+
+    source: str
+    kind: Kind
+    error: float | None = None
+    rows: int | None = None
+
+
+def _number(figure: FigureFile, base: str, where: str, sources: dict[str, Source], said: Source | None) -> float:
     """The figure in its base unit; where it comes from is noted in `sources`."""
-    if figure.source:
-        sources[where] = figure.source
+    found = figure.said() or said
+    if found is not None:
+        sources[where] = found
     unit = figure.unit or base
     if unit not in UNITS[base]:
         raise ClusterError(f"{where}: " + unknown("unit", unit, UNITS[base]))
-    return figure.value * UNITS[base][unit]
+    value = figure.value * UNITS[base][unit]
+    if not figure.unusual and (asked := asked_back(where, value)):
+        raise ClusterError(asked)
+    return value
 
 
-def numbers(model: Model, owner: str, sources: dict[str, str]) -> dict[str, Any]:
-    """The figures of `model` by field."""
+def numbers(model: Model, owner: str, sources: dict[str, Source], said: SaidFile | None = None) -> dict[str, Any]:
+    """The figures of `model` by field; `said` holds for those without a source."""
+    known = None if said is None else Source(text=said.source, kind=said.kind, error=said.error, rows=said.rows)
     out: dict[str, Any] = {}
     for name, base in BASE_UNITS.items():
         given = getattr(model, name, None)
         if isinstance(given, dict):
-            out[name] = {key: _number(figure, base, f"{owner}.{name}.{key}", sources) for key, figure in given.items()}
+            out[name] = {key: _number(figure, base, f"{owner}.{name}.{key}", sources, known) for key, figure in given.items()}
         elif given is not None:
-            out[name] = _number(given, base, f"{owner}.{name}", sources)
+            out[name] = _number(given, base, f"{owner}.{name}", sources, known)
     return out
 
 
-def dump_figures(sources: Mapping[str, str], owner: str, part: object) -> dict[str, object]:
+def dump_figures(sources: Mapping[str, Source], owner: str, part: object) -> dict[str, object]:
     """The figures of a device, level or protocol as a file has them, each with its source."""
 
     def figure(where: str, base: str, value: float) -> dict[str, object]:
-        return {"value": value, "unit": base, **({"source": sources[where]} if where in sources else {})}
+        written: dict[str, object] = {"value": value, "unit": base}
+        if (source := sources.get(where)) is not None:
+            written |= {"source": source.text, "kind": source.kind}
+            written |= {} if source.error is None else {"error": source.error, "rows": source.rows}
+        return written | ({"unusual": True} if asked_back(where, value) else {})
 
     out: dict[str, object] = {}
     for name, base in BASE_UNITS.items():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from autopar.sharding.program import Collective
 
 from .pricing import MeshPrices
+from .shared_link import Sent
 from .streams import Clock
 
 
@@ -18,18 +19,18 @@ class Issuer:
         self.streams = tuple(axis.name for axis in prices.mesh.axes)
         self.known: dict[tuple[str, int, int], float] = {}
 
-    def issue(self, kind: str, axis: int, nbytes: int, name: str) -> float:
-        """Start a collective; its end."""
+    def issue(self, kind: str, axis: int, nbytes: int, name: str) -> Sent:
+        """Start a collective behind the computation so far."""
         key = (kind, axis, nbytes)
         if key not in self.known:
             self.known[key] = self.prices.seconds(*key)
         return self.clock.send(name, kind, self.streams[axis], self.known[key], self.clock.now)
 
-    def started(self, collective: Collective) -> float:
+    def started(self, collective: Collective) -> Sent:
         """The same of a program's collective."""
         return self.issue(collective.kind, collective.axis, collective.nbytes, collective.tensor)
 
     def blocking(self, collectives: Sequence[Collective]) -> None:
         """Start collectives one after the other; computation waits for each."""
         for collective in collectives:
-            self.clock.wait(self.started(collective))
+            self.clock.wait(self.started(collective).end)

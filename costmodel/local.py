@@ -11,6 +11,9 @@ from .cluster_file import load_cluster
 DEFAULT = "dgx-h100"
 # A word in the GPU's name, the least memory in bytes, and the preset; the first row that fits is taken.
 _PRESETS = (
+    ("GB300", 0.0, "gb300-nvl72"),
+    ("GB200", 0.0, "gb200-nvl72"),
+    ("B300", 0.0, "dgx-b300"),
     ("B200", 0.0, "dgx-b200"),
     ("H200", 0.0, "hgx-h200"),
     ("H100", 0.0, "dgx-h100"),
@@ -18,6 +21,8 @@ _PRESETS = (
     ("A100", 0.0, "dgx-a100"),
     ("V100", 0.0, "p3.16xlarge"),
     ("RTX 4090", 0.0, "rtx4090"),
+    ("L40S", 0.0, "l40s"),
+    ("RTX PRO 6000", 0.0, "rtx-pro-6000"),
 )
 _QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 _TIMEOUT_S = 5.0

@@ -17,6 +17,7 @@ from autopar.order.scheduled import Scheduled, Segment
 from autopar.sharding.program import Collective, Compute, Redistribute, chain_collectives, departure, operator_collectives
 
 from .issuing import Issuer
+from .shared_link import Sent
 
 
 class Seconds(NamedTuple):
@@ -59,7 +60,7 @@ class PassPlayer:
 
     def ahead(self, segment: Segment) -> None:
         """The forward pass of a segment."""
-        travelling: dict[Place, tuple[int, float]] = {}
+        travelling: dict[Place, tuple[int, list[Sent]]] = {}
         for index in segment.steps:
             step = self.program.steps[index]
             for place in reads(step):
@@ -72,8 +73,8 @@ class PassPlayer:
         for coming in travelling.values():
             self._arrive(*coming)
 
-    def _arrive(self, index: int, until: float) -> None:
-        self.clock.wait(until)
+    def _arrive(self, index: int, coming: Sequence[Sent]) -> None:
+        self._wait(coming)
         self.issuer.blocking(self.chains[index].ahead)
 
     def back(self, segment: Segment) -> None:
@@ -87,16 +88,20 @@ class PassPlayer:
             if isinstance(step, Compute):
                 self._backward(step)
             else:
-                self.clock.wait(travelling.pop(index))
+                self._wait(travelling.pop(index))
             travelling.update((other, self._returned(other)) for other in reversed(read_by.get(index, [])))
 
-    def _returned(self, index: int) -> float:
-        """Gradients of a redistribution's result are complete: the end of the collective that brings them to where it had begun."""
+    def _returned(self, index: int) -> list[Sent]:
+        """Gradients of a redistribution's result are complete: the collective that brings them to where it had begun."""
         self.issuer.blocking(self.chains[index].back)
         return self._departed(self.chains[index].first_back)
 
-    def _departed(self, collectives: Sequence[Collective]) -> float:
-        return max([self.clock.now, *(self.issuer.started(collective) for collective in collectives)])
+    def _departed(self, collectives: Sequence[Collective]) -> list[Sent]:
+        return [self.issuer.started(collective) for collective in collectives]
+
+    def _wait(self, coming: Sequence[Sent]) -> None:
+        for sent in coming:
+            self.clock.wait(sent.end)
 
     def _first_readers(self, segment: Segment) -> dict[int | None, list[int]]:
         """The redistributions of a segment by the step that first reads their result (None: none does)."""
@@ -124,7 +129,7 @@ class PassPlayer:
         for collective in ahead:
             coming = self.issuer.started(collective)
             clock.compute(name, kind, share)
-            clock.wait(coming)
+            clock.wait(coming.end)
         clock.compute(name, kind, share)
 
     def _backward(self, step: Compute) -> None:
@@ -140,15 +145,15 @@ class PassPlayer:
         """Each round sends the next keys and values on, computes, and sends the gradients so far after them."""
         clock = self.clock
         rounds = (len(back) + 1) // 2
-        travelling = 0.0
+        travelling = coming = Sent(0.0, 0.0)
         for number in range(rounds):
             last = number == rounds - 1
-            coming = 0.0 if last else self.issuer.started(back[2 * number])
+            coming = coming if last else self.issuer.started(back[2 * number])
             clock.compute(step.operator.name, step.operator.kind, seconds / rounds)
-            clock.wait(travelling)
+            clock.wait(travelling.end)
             travelling = self.issuer.started(back[-1] if last else back[2 * number + 1])
-            clock.wait(coming)
-        clock.wait(travelling)
+            clock.wait(coming.end)
+        clock.wait(travelling.end)
 
     def _inside(self, step: Compute) -> tuple[list[Collective], list[Collective]]:
         if not any(option.communication is not None for option in step.decision.options):

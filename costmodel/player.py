@@ -49,7 +49,6 @@ class Player:
             if number == played - 2 and count > played:
                 more, left = clock.now - start, count - played
                 clock.skip(left * more, {p: left * (clock.spent[p] - spent[p]) for p in spent}, left * math.fsum(clock.sent[sent:]))
-                self.units.shift(left * more)
         self.units.settle()
         clock.wait(max(clock.free.values(), default=0.0))
 

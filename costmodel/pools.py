@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from autopar.errors import ClusterError
 
-from .cluster import ALONE, Cluster
+from .cluster import Cluster
 from .collectives import collective_time
+from .level import ALONE
 
 
 def crossing(cluster: Cluster, start: int, stop: int) -> tuple[Cluster, str]:

@@ -22,8 +22,9 @@ from autopar.sharding.rules import Call
 from autopar.sharding.schedule import PLAIN, UNIT_BYTES, Types
 
 from .cluster import Cluster
-from .collectives import Line, collective_time, lines
+from .collectives import collective_time, lines
 from .device.elementwise import memory_seconds, with_launch
+from .measured import Line
 
 Floats = NDArray[np.float64]
 

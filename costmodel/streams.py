@@ -1,11 +1,19 @@
-"""Streams of a device: computation on one, communication on others, each of which does one thing at a time in the order of issue."""
+"""Streams of a device: computation on one, communication on others, each of which does one thing at a time in the order of issue.
+
+Streams that send over one link divide it (`shared_link`): a transfer may be known to end later when it is waited for than when it was
+begun, so a `Sent` is handed out in place of a time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from .shared_link import Sent, SharedLink
+
 COMPUTE = "compute"
+KEPT = 64
+"""Transfers that are remembered before those that are over are forgotten."""
 
 
 class Event(NamedTuple):
@@ -20,15 +28,18 @@ class Event(NamedTuple):
 
 
 class Clock:
-    """Streams with what they have done; all computation is on one."""
+    """Streams with what they have done; all computation is on one. `links`: the link that each stream sends over, where it has one."""
 
-    def __init__(self, slowdown: float) -> None:
+    def __init__(self, slowdown: float, links: Mapping[str, str] | None = None) -> None:
         self.slowdown = slowdown
+        given = dict(links or {})
+        found = {link: SharedLink() for link in given.values() if list(given.values()).count(link) > 1}
+        self.shared = {stream: found[link] for stream, link in given.items() if link in found}
         self.events: list[Event] = []
         self.now = 0.0  # the end of the computation issued so far, or of what it waits for
         self.phase = "forward"
         self.free: dict[str, float] = {}
-        self.under_way: list[tuple[float, float]] = []
+        self.under_way: list[Sent] = []
         self.spent = {"forward": 0.0, "backward": 0.0, "update": 0.0}
         self.sent: list[float] = []
 
@@ -41,46 +52,63 @@ class Clock:
             self.events.append(Event(name, kind, COMPUTE, self.phase, start, self.now))
         return self.now
 
-    def send(self, name: str, kind: str, stream: str, seconds: float, after: float) -> float:
-        """Communicate on `stream`, not before `after`; its end."""
+    def send(self, name: str, kind: str, stream: str, seconds: float, after: float) -> Sent:
+        """Communicate on `stream`, not before `after`."""
         if seconds <= 0:
-            return after
+            return Sent(after, after)
         start = max(after, self.free.get(stream, 0.0))
-        end = self.free[stream] = start + seconds
+        sent = Sent(start, start + seconds, stream, len(self.events))
         self.sent.append(seconds)
-        if self.slowdown != 1.0:
-            self.under_way.append((start, end))
-        self.events.append(Event(name, kind, stream, self.phase, start, end))
-        return end
+        self.events.append(Event(name, kind, stream, self.phase, start, sent.end))
+        if stream in self.shared:
+            self._share(sent, after)
+        self.free[stream] = sent.end
+        self.under_way.append(sent)
+        if len(self.under_way) > KEPT:
+            self.under_way = [one for one in self.under_way if one.end > self.now]
+        return sent
+
+    def _share(self, sent: Sent, after: float) -> None:
+        """Put a transfer on the link of its stream, and note what that makes of the others there."""
+        link = self.shared[sent.stream]
+        sent.after = after
+        link.send(sent, min(self.now, after))
+        for one in link.waiting():
+            self.free[one.stream] = one.end
+            self.events[one.event] = self.events[one.event]._replace(start=one.start, end=one.end)
 
     def wait(self, until: float) -> None:
         """Computation goes on no sooner than `until`."""
         self.now = max(self.now, until)
 
-    def skip(self, seconds: float, spent: Mapping[str, float], sent: float) -> None:
+    def skip(self, seconds: float, spent: Mapping[str, float], communicated: float) -> None:
         """Let time pass that is not played: all streams stand where they stood, `seconds` later."""
         self.now += seconds
         self.free = {stream: end + seconds for stream, end in self.free.items()}
-        self.under_way = [(start + seconds, end + seconds) for start, end in self.under_way]
+        for sent in self.under_way:
+            if sent.stream not in self.shared:
+                sent.shift(seconds)
+        for link in set(self.shared.values()):
+            link.skip(seconds)
         for phase, more in spent.items():
             self.spent[phase] += more
-        self.sent.append(sent)
+        self.sent.append(communicated)
 
     def _slowed(self, start: float, seconds: float) -> float:
         """The end of `seconds` of work from `start`, at 1 / slowdown of the speed while something is sent."""
-        if not self.under_way:
+        if self.slowdown == 1.0 or not self.under_way:
             return start + seconds
-        self.under_way = sorted(sent for sent in self.under_way if sent[1] > start)
-        for sent, until in self.under_way:
-            if sent - start >= seconds:
+        self.under_way = sorted((sent for sent in self.under_way if sent.end > start), key=lambda sent: sent.start)
+        for sent in self.under_way:
+            if sent.start - start >= seconds:
                 break
-            if sent > start:
-                seconds -= sent - start
-                start = sent
-            if until > start:
-                done = (until - start) / self.slowdown
+            if sent.start > start:
+                seconds -= sent.start - start
+                start = sent.start
+            if sent.end > start:
+                done = (sent.end - start) / self.slowdown
                 if done >= seconds:
                     return start + seconds * self.slowdown
                 seconds -= done
-                start = until
+                start = sent.end
         return start + seconds

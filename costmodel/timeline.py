@@ -68,7 +68,9 @@ def step_timeline(
     """
     schedule, habits = plan.schedule, overlap or Overlap()
     played = replace(schedule, micro_batches=min(schedule.micro_batches, PLAYED), prefetch=schedule.prefetch if habits.prefetch else 0)
-    clock = Clock(habits.slowdown)
+    # An axis over several levels is bound by the outermost: the others are hardly busy.
+    links = {axis.name: axis.level.rpartition("+")[2].partition(":")[0] for axis in prices.mesh.axes if axis.size > 1}
+    clock = Clock(habits.slowdown, links)
     Player(replace(plan, schedule=played), prices, seconds, clock, hides=habits.gradients).play(schedule.micro_batches)
     clock.phase = "update"
     _, home = gradient_seconds(plan, plan.program.assignment.gradients, prices.cluster)

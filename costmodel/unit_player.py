@@ -21,6 +21,7 @@ from .casts import unit_seconds
 from .device.elementwise import memory_seconds, with_launch
 from .flat import FlatStep, flat_steps
 from .issuing import Issuer
+from .shared_link import Sent
 
 
 @dataclass(slots=True)
@@ -31,8 +32,8 @@ class _Moving:
     """
 
     unit: int
-    steps: Iterator[float]
-    until: float | None
+    steps: Iterator[Sent]
+    until: Sent | None
     left: int
     phase: str
     rests: bool = False
@@ -54,11 +55,6 @@ class UnitPlayer:
     def gather(self, unit: Unit) -> None:
         """Begin to gather a unit."""
         self.coming[unit.number] = self._begun(unit.number, self._gathering(unit))
-
-    def shift(self, seconds: float) -> None:
-        """What is under way ends later by time that is not played."""
-        for moving in (*self.coming.values(), *self.going):
-            moving.until = None if moving.until is None else moving.until + seconds
 
     def settle(self) -> None:
         """Wait for all reductions."""
@@ -83,7 +79,7 @@ class UnitPlayer:
         if not self.hides:
             self._finish(self.going[-1])
 
-    def _gathering(self, unit: Unit) -> Iterator[float]:
+    def _gathering(self, unit: Unit) -> Iterator[Sent]:
         self.clock.compute(f"unit {unit.number}", "cast parameters", self.casts.get(unit.number, 0.0))
         for group in unit.groups:
             first = self.program.steps[group[0]]
@@ -92,7 +88,7 @@ class UnitPlayer:
                 for step in self._flat(group, back=False):
                     yield from self._sent(step, first.tensor)
 
-    def _reducing(self, unit: Unit, *, last: bool) -> Iterator[float]:
+    def _reducing(self, unit: Unit, *, last: bool) -> Iterator[Sent]:
         for group in reversed(unit.groups) if last or unit.mode is not Mode.ONCE else ():
             first = self.program.steps[group[0]]
             assert isinstance(first, Redistribute)
@@ -104,7 +100,7 @@ class UnitPlayer:
                     self.clock.compute(bucket.parameters[0], "flatten", self._traffic([2.0 * bucket.nbytes]))
                     yield self.issuer.issue("all_reduce", axis, bucket.nbytes, bucket.parameters[0])
 
-    def _sent(self, step: FlatStep, name: str) -> Iterator[float]:
+    def _sent(self, step: FlatStep, name: str) -> Iterator[Sent]:
         """One step of a flat chain, with the copies into the message and out of it."""
         if step.kind:
             self.clock.compute(name, "flatten", self._traffic([step.traffic]))
@@ -116,12 +112,12 @@ class UnitPlayer:
             self.flat[group, back] = flat_steps(self.plan, group, back=back)
         return self.flat[group, back]
 
-    def _begun(self, unit: int, steps: Iterator[float], left: int = 0, *, rests: bool = False) -> _Moving:
+    def _begun(self, unit: int, steps: Iterator[Sent], left: int = 0, *, rests: bool = False) -> _Moving:
         return _Moving(unit, steps, next(steps, None), left - 1, self.clock.phase, rests)
 
     def _go_on(self, moving: _Moving) -> None:
         if moving.until is not None:
-            self.clock.wait(moving.until)
+            self.clock.wait(moving.until.end)
             now, self.clock.phase = self.clock.phase, moving.phase
             moving.until = next(moving.steps, None)
             self.clock.phase = now

@@ -182,7 +182,7 @@ def test_wheel_holds_each_real_file_once(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     held = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".py", ".json", "py.typed"))]
-    presets = [f"autopar/costmodel/presets/{path.name}" for path in (ROOT / "costmodel" / "presets").glob("*.json")]
+    presets = [f"autopar/{path.relative_to(ROOT)}" for path in (ROOT / "costmodel" / "presets").rglob("*.json")]
     modules = [name.replace(".", "/") + ("/__init__" * (path.name == "__init__.py")) + ".py" for name, path in MODULES.items()]
     constants = [f"autopar/costmodel/device/data/{path.name}" for path in (ROOT / "costmodel" / "device" / "data").glob("*.json")]
     assert sorted(held) == sorted([*modules, *presets, *constants, "autopar/py.typed"])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autopar.costmodel import Cluster, bind_axes, collective_time, load_cluster
-from autopar.costmodel.bandwidth import bus_factor
 from autopar.costmodel.calibration import agreed, settled, spread
+from autopar.costmodel.collectives.bandwidth import bus_factor
 from autopar.errors import UsageError, unknown
 
 from .plot import Panel, Series

@@ -8,6 +8,7 @@ from typing import Any
 from autopar.costmodel import Cluster, Device, Level, collective_time
 from autopar.costmodel.collectives import fastest_way
 from autopar.costmodel.device.prices import large_product_rate
+from autopar.costmodel.source import Source
 
 from .tables import Table
 from .units import bytes_text, rate_text, seconds_text
@@ -62,7 +63,7 @@ def _shown(cluster: Cluster) -> list[str | Table]:
         ("launch", f"{seconds_text(device.launch)} per operator"),
         *((name, rate_text(value, unit) if unit == "B/s" else bytes_text(value)) for name, (value, unit) in host.items() if value),
     ]
-    rows = tuple((name, text, cluster.sources.get(f"device.{name}", "")) for name, text in figures)
+    rows = tuple((name, text, str(cluster.sources.get(f"device.{name}", ""))) for name, text in figures)
     shared = ", ranks of one host that share it" if cluster.shared_host else ""
     return [
         f"cluster {cluster.name}: {cluster.inventory}, collectives by {cluster.backend}{shared}",
@@ -122,12 +123,28 @@ def _links(title: str, levels: Iterable[Level]) -> Table:
 def _protocols(cluster: Cluster) -> list[Table]:
     """How the backend sends over each level, where that is known."""
     rows = tuple(
-        (level.name, p.name, ", ".join(p.algorithms), seconds_text(p.overhead), seconds_text(p.latency), f"{p.efficiency:.1%}")
+        (
+            level.name,
+            p.name,
+            ", ".join(p.collectives) or "all others",
+            ", ".join(p.algorithms),
+            seconds_text(p.overhead),
+            seconds_text(p.latency),
+            f"{p.efficiency:.1%}",
+            _known(cluster.sources.get(f"{level.name}.{p.key}.efficiency")),
+        )
         for level in cluster.levels
         for p in level.protocols
     )
-    columns = ("level", "protocol", "algorithms", ">overhead", ">a step", ">reached")
+    columns = ("level", "protocol", "for", "algorithms", ">overhead", ">a step", ">reached", "known how")
     return [Table(title="Protocols", columns=columns, rows=rows)] if rows else []
+
+
+def _known(source: Source | None) -> str:
+    """What kind of figure it is, and how far it is off where that is known."""
+    if source is None:
+        return ""
+    return source.kind if source.error is None else f"{source.kind}, {source.error:.1%} off on {source.rows} rows"
 
 
 def _all_reduces(cluster: Cluster) -> list[Table]:

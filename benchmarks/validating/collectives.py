@@ -1,6 +1,7 @@
 """The collectives of published measurements beside the model's: one cluster a machine, and nothing that is set for a row.
 
-A row gives a time, or an algorithm or bus bandwidth (`autopar.costmodel.bandwidth`) at a size. "Large" without a figure is 1 GiB.
+A row gives a time, or an algorithm or bus bandwidth (`autopar.costmodel.collectives.bandwidth`) at a size. "Large"
+without a figure is 1 GiB.
 Left out, by reason: rows whose size is not stated, machines without a preset, and what is not a collective.
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autopar.costmodel import Cluster, collective_time, load_cluster
-from autopar.costmodel.bandwidth import bus_factor
+from autopar.costmodel.collectives.bandwidth import bus_factor
 
 LARGE = 2**30
 BIG = 2**20

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from autopar.costmodel import Cluster, Level, collective_time, dump, lines, load_cluster
-from autopar.costmodel.bandwidth import bus_factor
 from autopar.costmodel.calibration import (
     DeviceRepeats,
     _nonnegative,
@@ -31,6 +30,7 @@ from autopar.costmodel.calibration import (
     spread,
 )
 from autopar.costmodel.collectives import KINDS
+from autopar.costmodel.collectives.bandwidth import bus_factor
 from autopar.costmodel.device.plain import plain_arithmetic
 from autopar.costmodel.device.products import Product
 from autopar.costmodel.measured import Curve, Measured

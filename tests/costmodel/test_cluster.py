@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import shutil
 import subprocess
 import tempfile
@@ -17,12 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.costmodel import Cluster, Level, bind_axes, default_cluster, dump, load_cluster, parse_span, presets
+from autopar.costmodel.source import Source
 from autopar.errors import ClusterError
 from autopar.ir import DTYPE_BYTES
 from autopar.sharding import factorisations
 
 NAMED = {"dgx-a100", "dgx-a100-80g", "dgx-h100", "hgx-h200", "dgx-b200", "p3.16xlarge", "p4d", "p5", "mi300x", "rtx4090"}
-NAMED |= {"grand-teton", "local-cpu"}
+NAMED |= {"grand-teton", "local-cpu", "dgx-b300", "gb200-nvl72", "gb300-nvl72", "l40s", "rtx-pro-6000"}
 
 YAML = """
 name: two-boxes
@@ -71,7 +73,7 @@ def test_any_number_of_devices(name: str, devices: int) -> None:
     preset = load_cluster(name)
     cluster = preset.sized(devices)
     assert cluster.devices == devices
-    assert all(now.size <= before.size for now, before in zip(cluster.levels[:-1], preset.levels[:-1], strict=True))
+    assert all(now <= before for now, before in zip(cluster.units[:-1], preset.units[:-1], strict=True))
 
 
 def test_sizes_fill_nodes_evenly() -> None:
@@ -110,7 +112,7 @@ def test_yaml_file(tmp_path: Path) -> None:
     assert cluster.device.matmul_fraction == pytest.approx(0.8)
     nic = cluster.level("nic")
     assert (nic.bandwidth, nic.rate(2), nic.shared_by, nic.latency) == (125e6, 62.5e6, 2, 3e-4)
-    assert cluster.sources == {"device.peak.float32": "measured"}
+    assert cluster.sources == {"device.peak.float32": Source(text="measured", kind="measured")}
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))
@@ -151,6 +153,57 @@ def test_bad_files(before: str, after: str, message: str, tmp_path: Path) -> Non
         load_cluster(path)
     assert message in str(caught.value)
     assert "bad.yml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "asked"),
+    [
+        ("name: loopback, size: 2", "name: nvlink, size: 2", "nvlink.bandwidth is 2 GB/s: is that its unit? Such links have 10 GB/s to"),
+        ("bandwidth: {value: 1, unit: Gbit/s}", "bandwidth: {value: 1, unit: MB/s}", "nic.bandwidth is 1 MB/s"),
+        ("bandwidth: {value: 2, unit: GB/s}", "bandwidth: {value: 450e6, unit: GB/s}", "loopback.bandwidth is 4.5e+05 TB/s"),
+        ("latency: 3e-4", "latency: {value: 300, unit: s}", "nic.latency is 300 s"),
+        ("float64: 25e9", "float64: 25", "device.peak.float64 is 25 FLOP/s"),
+        ("memory_capacity: {value: 16, unit: GiB}", "memory_capacity: 16", "device.memory_capacity is 16 B"),
+    ],
+)
+def test_implausible_figures_are_asked_back(before: str, after: str, asked: str, tmp_path: Path) -> None:
+    assert before in YAML
+    path = tmp_path / "slip.yaml"
+    path.write_text(YAML.replace(before, after), encoding="utf-8")
+    with pytest.raises(ClusterError, match=re.escape(asked)) as caught:
+        load_cluster(path)
+    assert '"unusual": true' in str(caught.value)
+
+
+def test_an_unusual_figure_that_is_meant_is_taken_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "slow.yaml"
+    slow = "name: nvlink, size: 2, latency: {value: 180, unit: us}, bandwidth: {value: 2, unit: MB/s, unusual: true}"
+    path.write_text(re.sub("name: loopback.*GB/s}", slow, YAML), encoding="utf-8")
+    cluster = load_cluster(path)
+    assert cluster.levels[0].bandwidth == 2e6
+    again = tmp_path / "again.json"
+    again.write_text(dump(cluster), encoding="utf-8")
+    assert load_cluster(again) == cluster
+
+
+def test_levels_take_what_known_links_have() -> None:
+    cluster = load_cluster("p5")
+    assert cluster.level("nvlink") == load_cluster("dgx-h100").level("nvlink")
+    # EFA was measured on p4d: here it is assumed, with a port for each device.
+    nic, measured = cluster.level("nic"), load_cluster("p4d").level("nic")
+    assert [p.overhead for p in nic.protocols] == [p.overhead for p in measured.protocols]
+    assert (nic.shared_by, measured.shared_by) == (1, 2)
+    sources = [source for where, source in cluster.sources.items() if where.startswith("nic.") and not where.endswith(".bandwidth")]
+    assert sources and all(source.kind == "assumed" and source.error is None for source in sources)
+    fitted = load_cluster("p4d").sources["nic.simple.efficiency"]
+    assert fitted.kind == "fitted" and fitted.rows == 29 and str(fitted).startswith("fitted: all-reduce on 2 x 8 GPUs")
+
+
+def test_unknown_links(tmp_path: Path) -> None:
+    path = tmp_path / "links.yaml"
+    path.write_text(re.sub("  - {name: loopback.*", "  - {name: nvlink, size: 2, links: nvlink-h10}", YAML), encoding="utf-8")
+    with pytest.raises(ClusterError, match=r"unknown links 'nvlink-h10': valid are .* Perhaps you meant 'nvlink-h100'"):
+        load_cluster(path)
 
 
 def test_files_that_are_no_cluster(tmp_path: Path) -> None:
@@ -251,6 +304,8 @@ def test_default_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_cluster()[0].name == "dgx-a100"
     answer("NVIDIA H200, 143771\n" * 8)
     assert default_cluster()[0].name == "hgx-h200"
+    answer("NVIDIA GB200, 189471\n" * 4)
+    assert (default_cluster()[0].name, default_cluster()[0].devices) == ("gb200-nvl72", 4)
     answer("Voodoo 2, 12\n")
     cluster, sentence = default_cluster()
     assert (cluster.name, cluster.devices) == ("dgx-h100", 1)

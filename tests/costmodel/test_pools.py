@@ -27,6 +27,7 @@ from autopar.costmodel import (
     send_seconds,
 )
 from autopar.costmodel.device.prices import large_product_rate
+from autopar.costmodel.source import Source
 from autopar.errors import ClusterError
 from autopar.report.clusters import show_parts
 from autopar.sharding import factorisations
@@ -59,7 +60,7 @@ def test_a_file_of_pools(tmp_path: Path) -> None:
     assert (cluster.name, cluster.devices, cluster.starts) == ("mixed", 24, (0, 16))
     assert cluster.pools == (load_cluster("dgx-a100").sized(16), load_cluster("dgx-h100"))
     assert cluster.levels[-1].bandwidth == 12.5e9
-    assert cluster.sources == {"between.latency": "assumed"}
+    assert cluster.sources == {"between.latency": Source(text="assumed", kind="assumed")}
     again = tmp_path / "again.json"
     again.write_text(dump(cluster), encoding="utf-8")
     assert load_cluster(again) == cluster

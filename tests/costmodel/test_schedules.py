@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.costmodel.schedules.algorithms import METHODS, build, costs, fastest, method, seconds
-from autopar.costmodel.schedules.schedule import Message, Schedule, execute, required
-from autopar.costmodel.schedules.simulator import Link, simulate
 from autopar.errors import ClusterError
+from tests.costmodel.schedules.algorithms import METHODS, build, costs, fastest, method, seconds
+from tests.costmodel.schedules.schedule import Message, Schedule, execute, required
+from tests.costmodel.schedules.simulator import Link, simulate
 
 ALL = [(kind, algorithm) for kind in METHODS for algorithm in METHODS[kind]]
 LEVELLED = [(kind, algorithm) for kind, algorithm in ALL if METHODS[kind][algorithm].levels]

@@ -252,6 +252,51 @@ def test_computation_is_slowed_just_while_something_is_sent(
         assert done == pytest.approx(work, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("issued", "expected"),
+    [
+        ([(0.0, 4.0, "a"), (0.0, 4.0, "c")], [(0.0, 4.0), (0.0, 4.0)]),  # over other links: alone
+        ([(0.0, 4.0, "a"), (0.0, 4.0, "b")], [(0.0, 8.0), (0.0, 8.0)]),
+        ([(0.0, 10.0, "a"), (2.0, 1.0, "b")], [(0.0, 11.0), (2.0, 4.0)]),
+        ([(0.0, 2.0, "a"), (0.0, 2.0, "a"), (1.0, 2.0, "b")], [(0.0, 3.0), (3.0, 6.0), (1.0, 5.0)]),
+        ([(0.0, 3.0, "a"), (0.0, 3.0, "b"), (0.0, 3.0, "d")], [(0.0, 9.0), (0.0, 9.0), (0.0, 9.0)]),
+        ([(5.0, 2.0, "a"), (0.0, 6.0, "b")], [(5.0, 8.0), (0.0, 7.0)]),  # what was issued first may begin later
+    ],
+)
+def test_streams_on_one_link_divide_it(issued: list[tuple[float, float, str]], expected: list[tuple[float, float]]) -> None:
+    clock = Clock(1.0, {"a": "nvlink", "b": "nvlink", "c": "nic", "d": "nvlink"})
+    sent = [clock.send("x", "send", stream, seconds, after) for after, seconds, stream in issued]
+    assert [(one.start, one.end) for one in sent] == [pytest.approx(pair) for pair in expected]
+    assert [(event.start, event.end) for event in clock.events] == [(one.start, one.end) for one in sent]
+    assert clock.free == {one.stream: pytest.approx(one.end) for one in sent}
+
+
+@settings(max_examples=60, deadline=None)
+@given(sends=st.lists(st.tuples(st.floats(0.0, 2.0), st.floats(0.1, 3.0), st.sampled_from("ab")), min_size=1, max_size=8))
+def test_a_shared_link_rests_only_when_nobody_sends(sends: list[tuple[float, float, str]]) -> None:
+    """It sends as much as streams that take turns would, and ends when they would; each stream keeps its order."""
+    clock, turns = Clock(1.0, {"a": "l", "b": "l"}), Clock(1.0)
+    found = []
+    for pause, seconds, stream in sends:
+        clock.wait(clock.now + pause)
+        found.append(clock.send("x", "send", stream, seconds, clock.now))
+        turns.send("x", "send", "one", seconds, clock.now)
+    assert max(one.end for one in found) == pytest.approx(turns.free["one"])
+    for stream in "ab":
+        own = [one for one in found if one.stream == stream]
+        assert all(before.end <= after.start + 1e-9 for before, after in pairwise(own))
+        assert all(one.end - one.start >= one.work - 1e-9 for one in own)
+
+
+def test_time_that_is_not_played_moves_what_is_under_way() -> None:
+    clock = Clock(1.0, {"a": "l", "b": "l"})
+    first = clock.send("x", "send", "a", 4.0, 0.0)
+    alone = clock.send("x", "send", "c", 1.0, 0.0)
+    clock.skip(10.0, {}, 0.0)
+    second = clock.send("x", "send", "b", 4.0, 10.0)
+    assert (first.end, second.end, alone.end) == (18.0, 18.0, 11.0)
+
+
 def test_an_estimate_takes_its_step_from_the_timeline() -> None:
     found = case("data")
     figures = estimate(*found, optimizer="adamw")

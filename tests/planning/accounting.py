@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autopar.costmodel.bandwidth import bus_factor
+from autopar.costmodel.collectives.bandwidth import bus_factor
 from autopar.frontends.load import LoadedModel, ModelOptions, load_model
 from autopar.ir import Graph, Operator, Ref, Role, Tensor
 from autopar.order.scheduled import scheduled

@@ -122,7 +122,7 @@ def execute(schedule: Schedule, inputs: Sequence[Sequence[float]]) -> list[NDArr
 
     A buffer holds all chunks of the collective (an all-to-all: the chunks of one rank), in order; what a rank does not know is NaN.
 
-    >>> from autopar.costmodel.schedules.algorithms import build
+    >>> from tests.costmodel.schedules.algorithms import build
     >>> [list(map(int, row)) for row in execute(build("all_reduce", "ring", 3), [[2, 4, 6], [1, 2, 3], [4, 8, 12]])]
     [[7, 14, 21], [7, 14, 21], [7, 14, 21]]
     """

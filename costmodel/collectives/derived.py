@@ -14,8 +14,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from .cluster import Cluster, Level, parse_span
-from .measured import Curve, Line, Measured
+from ..cluster import Cluster, parse_span
+from ..level import Level
+from ..measured import Curve, Line, Measured
 
 Table = Callable[[str, int, str, Cluster], tuple[Line, ...]]
 """The lines of a collective by the table of algorithms: kind, group, level and cluster."""
@@ -63,7 +64,7 @@ def _derived(kind: str, group: int, level: str, cluster: Cluster, nearest: dict[
 
 def _solved(place: Level, entry: Measured, raw: Cluster, table: Table, *, above: bool) -> Level:
     """The level with the latency and rate that make the table say what was measured, to a device that has its port to itself."""
-    alone = replace(place, size=entry.group, shared_by=1, latency=place.latency or 1e-6, protocols=(), copy_bandwidth=None)
+    alone = replace(place, size=entry.group, shared_by=1, latency=place.latency or 1e-6, protocols=())
     lines = table(entry.kind, entry.group, place.name, replace(raw, levels=(alone,), shared_host=False))
     per_byte = lines[-1 if above else 0][1]
     sharing = min(place.shared_by, entry.drivers)
@@ -72,5 +73,5 @@ def _solved(place: Level, entry: Measured, raw: Cluster, table: Table, *, above:
     latency = alone.latency * (entry.curve.alpha / lines[0][0] if lines[0][0] > 0 else 1.0)
     peer = None if place.peer_bandwidth is None else place.peer_bandwidth / slower
     return replace(
-        place, latency=latency, bandwidth=place.bandwidth / slower, peer_bandwidth=peer, shared_by=1, protocols=(), copy_bandwidth=None
+        place, latency=latency, bandwidth=place.bandwidth / slower, peer_bandwidth=peer, shared_by=1, protocols=()
     )

@@ -2,12 +2,12 @@
 
 A step waits for one message, a byte crosses a port at the rate of a level and the memory of each device. For a group of n on one level
 
-    time = overhead + steps(n) * latency + bytes * (traffic(n) / rate + copies / copy bandwidth)
+    time = overhead + steps(n) * latency + bytes * (traffic(n) / rate + own(n) / copy bandwidth)
 
 with the overhead of the level's protocol (a launch of the device, where it has none), and the least over what the backend may run
 (`backends`) is taken. `bytes` is the buffer of an all-reduce, broadcast, reduce or send, the *output* of an all-gather or gather (all that
 is gathered), the *input* of a reduce-scatter or scatter (all that is scattered), and the local input of an all-to-all.
-Several levels: `layouts`. Every algorithm as a schedule of messages: `algorithms`.
+Several levels: `spans`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from autopar.errors import ClusterError, unknown
 
-from .backends import KINDS, TABLE
-from .cluster import Cluster, parse_span
+from ..cluster import Cluster, parse_span
+from ..measured import Curve, Line
+from ..protocols import KINDS
+from .backends import TABLE
 from .derived import measured_curve
-from .layouts import Way, parts_of, ways
-from .measured import Curve, Line
-
-__all__ = ["KINDS", "Line", "collective_time", "fastest_way", "linear", "lines", "lower_envelope"]
+from .spans import Way, parts_of, ways
 
 
 def lower_envelope(found: Iterable[Line]) -> list[Line]:
@@ -71,7 +70,7 @@ def lines(kind: str, group: int, *, level: str, cluster: Cluster) -> tuple[Line,
         return ((0.0, 0.0),)
     if (curve := _measured(kind, group, level, cluster)) is not None:
         return curve.lines
-    return tuple(lower_envelope(way.line for way in ways(TABLE[cluster.backend][kind], parts, launch=cluster.device.launch)))
+    return tuple(lower_envelope(way.line for way in ways(kind, TABLE[cluster.backend][kind], parts, launch=cluster.device.launch)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -103,5 +102,5 @@ def fastest_way(kind: str, nbytes: float, group: int, *, level: str, cluster: Cl
     if kind not in KINDS:
         raise ClusterError(unknown("collective", kind, KINDS))
     parts = parts_of(cluster, parse_span(cluster, level, group))
-    found = ways(TABLE[cluster.backend][kind], parts, launch=cluster.device.launch)
+    found = ways(kind, TABLE[cluster.backend][kind], parts, launch=cluster.device.launch)
     return min(found, key=lambda way: way.line[0] + way.line[1] * nbytes)

@@ -1,27 +1,25 @@
 """What each backend runs: the algorithms of NCCL and of Gloo for every collective, as data.
 
 NCCL (2.18 and later): rings and double trees for an all-reduce, reduction in an NVLink switch where there is one, rings for the rest,
-grouped sends and receives where there is no collective. It takes what its own model holds for the fastest, as `lines` does; how fast its
-protocols are (LL, LL128, Simple: `Level.protocols`) belongs to the hardware. Steps as in its src/graph/tuning.cc: a tree is a chain inside
-a node. Gloo (torch 2.13): see the notes beside the rows.
+PAT (2.23 and later) for gathers and scattered reductions among devices none of which share a node, grouped sends and receives where
+there is no collective. It takes what its own model holds for the fastest, as `lines` does; how fast its protocols are (LL, LL128, Simple:
+`Level.protocols`) belongs to the hardware. Steps as in its src/graph/tuning.cc: a tree is a chain inside a node.
+Gloo (torch 2.13): see the notes beside the rows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-from .layouts import Algorithm
-from .schedules.methods import share
-from .schedules.patterns import log2_up
-
-PEERS_AT_ONCE = 8
-"""Peers that NCCL serves at once in an all-to-all (1; recalled from its point-to-point scheduling)."""
+from ..protocols import KINDS
+from .algorithm import Algorithm, log2_up, share
 
 
 def _ring(rounds: int, layout: str = "channels") -> Algorithm:
-    """`rounds` times around: once to gather or to scatter the reduction, twice for both."""
-    return Algorithm(name="ring", layout=layout, steps=lambda n: rounds * (n - 1), traffic=lambda n: rounds * share(n), copies=rounds)
+    """`rounds` times around: once to gather or to scatter the reduction, twice for both. A device's own part stays in its memory."""
+    return Algorithm(
+        name="ring", layout=layout, steps=lambda n: rounds * (n - 1), traffic=lambda n: rounds * share(n), own=lambda n: rounds / n
+    )
 
 
 # Each half of the buffer goes up one of two trees and down again: their n - 1 edges carry half of it each way, which makes 2 (n - 1) / n
@@ -31,21 +29,24 @@ _TREE = Algorithm(
     layout="nested",
     steps=lambda n: 2 * log2_up(n),
     traffic=lambda n: 2 * share(n),
-    copies=2,
+    own=lambda n: 2 / n,
     inner_steps=lambda n: 2 * (n - 1),
 )
 # The switch adds up a share for each device, which sends it back through the switch to all: 1 + 1/n each way.
 _IN_SWITCH = Algorithm(name="in-switch", layout="nested", steps=lambda n: 2, traffic=lambda n: 1 + 1 / n, feature="in_switch")
-_CHAIN = Algorithm(name="ring", layout="channels", steps=lambda n: n - 1, traffic=lambda n: 1.0, copies=1)
-_PEERS = Algorithm(name="peer to peer", layout="direct", steps=lambda n: math.ceil((n - 1) / PEERS_AT_ONCE), traffic=share, copies=1)
+# Parallel aggregated trees: recursive doubling in the order that needs the least buffers (NCCL 2.23, src/device/all_gather.h).
+_PAT = Algorithm(name="pat", layout="nested", steps=log2_up, traffic=share, own=lambda n: 1 / n, feature="pat", apart=True)
+_CHAIN = Algorithm(name="ring", layout="channels", steps=lambda n: n - 1, traffic=lambda n: 1.0)
+# A message to each peer. Many are under way at once, so a step is what one more of them costs to start.
+_PEERS = Algorithm(name="peer to peer", layout="direct", steps=lambda n: n - 1, traffic=share, own=lambda n: 1 / n)
 _ALL_AT_ONCE = Algorithm(name="all at once", layout="direct", steps=lambda n: 1, traffic=share)
 _MESSAGE = Algorithm(name="message", layout="message", steps=lambda n: 1, traffic=lambda n: 1.0)
 
 TABLE: Mapping[str, Mapping[str, tuple[Algorithm, ...]]] = {
     "nccl": {
         "all_reduce": (_ring(2), _TREE, _IN_SWITCH),
-        "all_gather": (_ring(1),),
-        "reduce_scatter": (_ring(1),),
+        "all_gather": (_ring(1), _PAT),
+        "reduce_scatter": (_ring(1), _PAT),
         "all_to_all": (_PEERS,),
         "broadcast": (_CHAIN,),
         "reduce": (_CHAIN,),
@@ -68,4 +69,4 @@ TABLE: Mapping[str, Mapping[str, tuple[Algorithm, ...]]] = {
         "barrier": (Algorithm(name="dissemination", layout="flat", steps=log2_up, traffic=lambda n: 0.0),),
     },
 }
-KINDS = tuple(TABLE["nccl"])
+assert all(tuple(table) == KINDS for table in TABLE.values())

@@ -7,7 +7,8 @@ Of a group of N with n branches on a level and m members inside a branch:
 - `nested` (NCCL's trees, the switch): level by level, outside with a share of the bytes only: traffic(n) * bytes / m. The levels work on
   different chunks at once, so the slowest bounds the time; their steps add up.
 - `flat` (Gloo): one ring or tree over all members, with traffic(N) on every level; each step waits for the slowest.
-- `direct`: each member sends to its peers; on a level move the bytes for the peers that are reached through it.
+- `direct`: each member sends to its peers; on a level move the bytes for the peers that are reached through it. On rails, bytes for
+  another place of another unit pass the level inside on their way.
 - `message`: between two members that are farthest apart.
 
 All groups of an axis communicate at once (that is what one program on all ranks does), so devices that share a port (`Level.shared_by`)
@@ -21,28 +22,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from .cluster import Cluster, Level
-from .measured import Line
-from .protocols import Protocol
+from ..cluster import Cluster
+from ..level import Level
+from ..measured import Line
+from ..protocols import Protocol
+from .algorithm import Algorithm, share
 
 Span = tuple[tuple[Level, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Algorithm:
-    """Steps, and bytes that the busiest port moves as a multiple of the collective's bytes, in a group of n; how it is laid over levels.
-
-    `copies`: how often each device passes the buffer through its own memory. `inner_steps`: the steps inside the innermost branches,
-    where they differ. `feature`: of the level that it needs.
-    """
-
-    name: str
-    layout: str
-    steps: Callable[[int], float]
-    traffic: Callable[[int], float]
-    copies: float = 0.0
-    inner_steps: Callable[[int], float] | None = None
-    feature: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +41,14 @@ class Part:
     devices: int
     protocol: Protocol
 
-    def seconds_per_byte(self, drivers: float) -> float:
+    def seconds_per_byte(self, drivers: float, *, exchanging: bool = False) -> float:
         """Of a device, where `drivers` of the devices that share a port use it at once."""
-        return max(drivers, 1.0) / self.level.rate(self.branches, self.protocol.efficiency)
+        return max(drivers, 1.0) / self.level.rate(self.branches, self.protocol.efficiency, exchanging=exchanging)
+
+    @property
+    def hop(self) -> float:
+        """Seconds of a message between any two branches: on a wiring it takes several hops."""
+        return self.protocol.latency * (1.0 if self.level.wiring is None else self.level.wiring.reach(self.branches).hops)
 
     @property
     def sharing(self) -> int:
@@ -108,14 +99,21 @@ def _flat(choice: tuple[Algorithm, ...], parts: Parts) -> Line:
 def _direct(choice: tuple[Algorithm, ...], parts: Parts) -> Line:
     (algorithm, *_), group = choice, math.prod(part.branches for part in parts)
     peers = [(part.branches - 1) * part.members for part in parts]
-    steps = max(algorithm.steps(count + 1) * part.protocol.latency for count, part in zip(peers, parts, strict=True))
-    rates = (count / group * part.seconds_per_byte(part.sharing) for count, part in zip(peers, parts, strict=True))
+    steps = max(algorithm.steps(count + 1) * part.hop for count, part in zip(peers, parts, strict=True))
+    # What is for another rail goes to it inside the unit first.
+    detours = [0.0] * len(parts)
+    for i, part in enumerate(parts[1:]):
+        detours[i] += peers[i + 1] * share(part.members) if "rails" in part.level.features else 0.0
+    rates = (
+        (count + detour) / group * part.seconds_per_byte(part.sharing, exchanging=True)
+        for count, detour, part in zip(peers, detours, parts, strict=True)
+    )
     return steps, max(rates)
 
 
 def _message(choice: tuple[Algorithm, ...], parts: Parts) -> Line:
     algorithm, outer = choice[0], parts[-1]
-    return algorithm.steps(2) * outer.protocol.latency, algorithm.traffic(2) * outer.seconds_per_byte(outer.sharing)
+    return algorithm.steps(2) * outer.hop, algorithm.traffic(2) * outer.seconds_per_byte(outer.sharing, exchanging=True)
 
 
 _LAID: Mapping[str, Callable[[tuple[Algorithm, ...], Parts], Line]] = {
@@ -124,16 +122,22 @@ _LAID: Mapping[str, Callable[[tuple[Algorithm, ...], Parts], Line]] = {
 Choice = tuple[tuple[Algorithm, Protocol], ...]
 
 
-def _per_level(algorithms: tuple[Algorithm, ...], parts: Parts) -> Iterator[Choice]:
+def _per_level(kind: str, algorithms: tuple[Algorithm, ...], parts: Parts) -> Iterator[Choice]:
     """An algorithm and a protocol for each level. Algorithms are mixed where they nest; a protocol is not, where both levels have it."""
     for layout in dict.fromkeys(algorithm.layout for algorithm in algorithms):
-        options: list[list[tuple[Algorithm, Protocol]]] = []
-        for part in parts:
-            usable = [a for a in algorithms if a.layout == layout and a.feature in (None, *part.level.features)]
-            options.append([(a, protocol) for a in usable for protocol in part.level.protocols_for(a.name)])
-        available = [{protocol.name for _, protocol in option} for option in options]
+        usable = [a for a in algorithms if a.layout == layout and not (a.apart and (len(parts) > 1 or parts[0].devices == 1))]
+        options = [
+            [
+                (a, protocol)
+                for a in usable
+                if a.feature in (None, *part.level.features)
+                for protocol in part.level.protocols_for(kind, a.name)
+            ]
+            for part in parts
+        ]
+        available = [{protocol.partner for _, protocol in option} for option in options]
         for choice in itertools.product(*options):
-            names = [protocol.name for _, protocol in choice]
+            names = [protocol.partner for _, protocol in choice]
             same = all(
                 a == b or (a not in available[j] and b not in available[i])
                 for (i, a), (j, b) in itertools.combinations(enumerate(names), 2)
@@ -151,18 +155,16 @@ class Way:
     line: Line
 
 
-def ways(algorithms: tuple[Algorithm, ...], parts: Parts, *, launch: float) -> list[Way]:
+def ways(kind: str, algorithms: tuple[Algorithm, ...], parts: Parts, *, launch: float) -> list[Way]:
     """Every way to run one of `algorithms` over the levels. Where no level has a protocol, the start takes a `launch`."""
-    found = []
-    for choice in _per_level(algorithms, parts):
+    found, group = [], math.prod(part.branches for part in parts)
+    for choice in _per_level(kind, algorithms, parts):
         chosen = tuple(algorithm for algorithm, _ in choice)
         placed = tuple(replace(part, protocol=protocol) for part, (_, protocol) in zip(parts, choice, strict=True))
         alpha, beta = _LAID[chosen[0].layout](chosen, placed)
-        started = any(part.level.protocols_for(a.name) != (part.level.plain,) for a, part in zip(chosen, parts, strict=True))
+        started = any(protocol != part.level.plain for part, (_, protocol) in zip(parts, choice, strict=True))
         overhead = sum(protocol.overhead for _, protocol in choice) + (0.0 if started else launch)
-        copying = max(
-            (a.copies / p.level.copy_bandwidth for a, p in zip(chosen, placed, strict=True) if p.level.copy_bandwidth), default=0.0
-        )
-        name = " + ".join(dict.fromkeys(f"{a.name} ({p.protocol.name})" for a, p in zip(chosen, placed, strict=True)))
+        copying = max((a.own(group) / p.copy_bandwidth for a, p in choice if p.copy_bandwidth), default=0.0)
+        name = " + ".join(dict.fromkeys(f"{a.name} ({p.name})" for a, p in choice))
         found.append(Way(name=name, line=(overhead + alpha, beta + copying)))
     return found

@@ -1,0 +1,1 @@
+"""What the programs that fit constants have in common."""

@@ -1,0 +1,81 @@
+"""Measured collectives of a folder, and which of them no fit may see: whole points (collective, ranks, bytes) by a hash of their name."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import UsageError
+
+KINDS = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all"}
+"""Collectives of the files by the names that they have there."""
+HELD_OUT, OF = 1, 5
+"""One point in five is held out."""
+BIG = 2**20
+"""From this many bytes on a message is counted as large."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One time of one collective: `nbytes` by the convention of the cost model. `summed`: in a type that links and switches add up."""
+
+    kind: str
+    group: int
+    nbytes: float
+    seconds: float
+    summed: bool
+
+    @property
+    def held_out(self) -> bool:
+        """Whether no fit sees this point, in whatever version of a library it was measured."""
+        name = f"{self.kind} {self.group} {self.nbytes:.0f}"
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % OF < HELD_OUT
+
+
+def devices(folder: Path) -> tuple[str, ...]:
+    """The devices whose collectives the folder has."""
+    names = sorted(path.name.split(".")[0].removeprefix("collectives_") for path in folder.glob("collectives_*.csv*"))
+    if not names:
+        raise UsageError(f"{folder} has no files collectives_*.csv or collectives_*.csv.gz")
+    return tuple(names)
+
+
+def _lines(path: Path) -> Iterator[dict[str, str]]:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        yield from csv.DictReader(file)
+
+
+def collective_rows(folder: Path, device: str) -> list[Row]:
+    """NCCL's own collectives on a device that nothing speaks against (an empty `trap`)."""
+    found = []
+    for path in sorted(folder.glob(f"collectives_{device}.csv*")):
+        for line in _lines(path):
+            if line["kind"] == "nccl" and not line["trap"] and line["op"] in KINDS:
+                sizes = {"nbytes": float(line["bytes"]), "seconds": float(line["seconds"])}
+                found.append(Row(kind=KINDS[line["op"]], group=int(line["gpus"]), summed=line["dtype"] == "half", **sizes))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Rows as arrays."""
+
+    group: NDArray[np.int64]
+    nbytes: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> Points:
+        """The arrays of some rows."""
+        return cls(
+            group=np.array([row.group for row in rows], dtype=np.int64),
+            nbytes=np.array([row.nbytes for row in rows], dtype=np.float64),
+            seconds=np.array([row.seconds for row in rows], dtype=np.float64),
+        )

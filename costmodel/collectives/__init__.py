@@ -1,0 +1,7 @@
+"""What communication costs: the algorithms of each backend in closed form, in its protocols, over the levels of a cluster."""
+
+from ..protocols import KINDS
+from .algorithm import Algorithm
+from .prices import collective_time, fastest_way, linear, lines, lower_envelope
+
+__all__ = ["KINDS", "Algorithm", "collective_time", "fastest_way", "linear", "lines", "lower_envelope"]

@@ -1,0 +1,34 @@
+"""`Algorithm`: the closed form of a way to run a collective: how many steps, and how many bytes through the busiest port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def log2_up(n: int) -> int:
+    """The rounds in which something that doubles reaches n."""
+    return (n - 1).bit_length()
+
+
+def share(n: int) -> float:
+    """All but one of n parts."""
+    return (n - 1) / n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """Steps, and bytes that the busiest port moves as a multiple of the collective's bytes, in a group of n; how it is laid over levels.
+
+    `own`: what a device moves inside its own memory besides, as a multiple of the bytes. `inner_steps`: the steps inside the innermost
+    branches, where they differ. `feature`: of the level that it needs. `apart`: it runs only where no two members share a unit.
+    """
+
+    name: str
+    layout: str
+    steps: Callable[[int], float]
+    traffic: Callable[[int], float]
+    own: Callable[[int], float] = lambda n: 0.0
+    inner_steps: Callable[[int], float] | None = None
+    feature: str | None = None
+    apart: bool = False

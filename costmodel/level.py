@@ -1,0 +1,86 @@
+"""`Level`: links that join devices, or units of them, into one unit; seconds, bytes and per second throughout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from autopar.errors import ClusterError, unknown
+
+from .device import check, check_fractions
+from .protocols import ALGORITHMS, Protocol
+from .wiring import Wiring
+
+FEATURES = ("in_switch", "pat", "rails")
+"""What a level can do: add up in its switch, run PAT; `rails`: it joins devices of equal place in their units only, and other traffic
+passes the level inside first."""
+ALONE = "device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Links that join `size` children (devices, or units of the level inside) into one unit.
+
+    `latency`: seconds per message. `bandwidth`: B/s one way of one port (the NVLink bundle of a device, a NIC), of which `efficiency` is
+    reached; `shared_by`: how many devices use one port. `duplex`: a port sends and receives at full rate at once.
+    `peer_bandwidth`: B/s one way to one peer where devices are joined pair by pair (None: any part of `bandwidth` reaches any peer).
+    `features`: of `FEATURES`. `protocols`: how the backend sends over it; an algorithm that none of them names runs at `latency` and
+    `efficiency`. `slots`: children that a unit has room for, where fewer are in use (0: all are). `oversubscription`: how many times less
+    than its ports together the level carries when all of them are driven. `wiring`: how its children are joined where no switch does it.
+    """
+
+    name: str
+    size: int
+    latency: float
+    bandwidth: float
+    efficiency: float = 1.0
+    shared_by: int = 1
+    duplex: bool = True
+    peer_bandwidth: float | None = None
+    features: tuple[str, ...] = ()
+    protocols: tuple[Protocol, ...] = field(default=(), hash=False)
+    slots: int = 0
+    oversubscription: float = 1.0
+    wiring: Wiring | None = None
+
+    def __post_init__(self) -> None:
+        where = f"level {self.name!r}"
+        if not self.name.isidentifier() or self.name == ALONE:
+            raise ClusterError(f"{where}: the name of a level is one word of letters, digits and _, other than {ALONE!r}")
+        if self.size < 1 or self.shared_by < 1:
+            raise ClusterError(f"{where}: size ({self.size}) and shared_by ({self.shared_by}) must be at least 1")
+        if self.slots and self.slots <= self.size:
+            raise ClusterError(f"{where}: of {self.slots} slots {self.size} cannot be in use: give slots only where some are free")
+        given = {} if self.peer_bandwidth is None else {"peer_bandwidth": self.peer_bandwidth}
+        check(where, above={"bandwidth": self.bandwidth, **given}, least={"latency": self.latency})
+        check_fractions(where, efficiency=self.efficiency)
+        if not 1 <= self.oversubscription < math.inf:
+            raise ClusterError(f"{where}: oversubscription is {self.oversubscription}; at least 1, for all that its ports carry")
+        for feature in self.features:
+            if feature not in FEATURES:
+                raise ClusterError(f"{where}: " + unknown("feature", feature, FEATURES))
+
+    @property
+    def plain(self) -> Protocol:
+        """The protocol that the level's own latency and efficiency make."""
+        return Protocol(name="plain", algorithms=ALGORITHMS, overhead=0.0, latency=self.latency, efficiency=self.efficiency)
+
+    def protocols_for(self, kind: str, algorithm: str) -> tuple[Protocol, ...]:
+        """The protocols that an algorithm may run in: those with figures for this collective, or else those for all."""
+        able = [protocol for protocol in self.protocols if algorithm in protocol.algorithms]
+        own = tuple(protocol for protocol in able if kind in protocol.collectives)
+        return own or tuple(protocol for protocol in able if not protocol.collectives) or (self.plain,)
+
+    def rate(self, group: int, efficiency: float | None = None, *, exchanging: bool = False) -> float:
+        """B/s one way that one device reaches in a group of `group`, when it has the port to itself.
+
+        `exchanging`: each sends something else to each, which is more than some wirings carry when each tells all the same.
+        """
+        bandwidth = self.bandwidth
+        if self.peer_bandwidth is not None:
+            bandwidth = min(bandwidth, self.peer_bandwidth * max(group - 1, 1))
+        if self.wiring is not None:
+            reach = self.wiring.reach(group)
+            bandwidth *= reach.exchanging if exchanging else reach.telling
+        shared = (1.0 if self.duplex else 0.5) / self.oversubscription
+        return bandwidth * (self.efficiency if efficiency is None else efficiency) * shared

@@ -1,0 +1,58 @@
+"""Links that several clusters have alike: a level of a file that names `links` takes from `presets/links` what it does not state itself.
+
+One that names them under `like` is assumed to be as they are, which the source of every figure then says.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib import resources
+from typing import Any
+
+from autopar.errors import ClusterError, unknown
+
+
+def known_links() -> tuple[str, ...]:
+    """Names of the links that come with autopar."""
+    files = resources.files(__package__).joinpath("presets", "links").iterdir()
+    return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
+
+
+@functools.cache
+def _links(name: str) -> dict[str, Any]:
+    if name not in known_links():
+        raise ClusterError(unknown("links", name, known_links()))
+    text = resources.files(__package__).joinpath("presets", "links", f"{name}.json").read_text(encoding="utf-8")
+    found = json.loads(text)
+    assert isinstance(found, dict)
+    return found
+
+
+def with_links(data: dict[str, Any]) -> dict[str, Any]:
+    """The contents of a cluster file in which every level says all of itself."""
+    levels = data.get("levels")
+    if not isinstance(levels, list):
+        return data
+    return {**data, "levels": [_whole(level) for level in levels]}
+
+
+def _whole(level: object) -> object:
+    if not isinstance(level, dict):
+        return level
+    own = {key: value for key, value in level.items() if key not in ("links", "like")}
+    if isinstance(level.get("links"), str):
+        return {**_links(level["links"]), **own}
+    if isinstance(level.get("like"), str):
+        return {**_assumed(_links(level["like"]), level["like"]), **own}
+    return level
+
+
+def _assumed(part: Any, name: str) -> Any:
+    """The same figures, none of which was measured where they are used."""
+    if isinstance(part, list):
+        return [_assumed(one, name) for one in part]
+    if not isinstance(part, dict):
+        return part
+    kept = {key: _assumed(value, name) for key, value in part.items() if not ("source" in part and key in ("error", "rows", "kind"))}
+    return {**kept, "kind": "assumed", "source": f"as {name}: {part['source']}"} if "source" in part else kept

@@ -1,0 +1,82 @@
+"""A link that several streams send over: each sends in the order of issue, and those that send at once divide the link equally.
+
+rate of each = 1 / number of streams that send                      (processor sharing; a transfer's work is its seconds alone)
+
+A transfer that is issued later makes those under way end later, so what is known of an end holds until the next one is issued.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+SAME = 1e-12
+"""What is left of a transfer that counts as nothing (1)."""
+
+
+class Sent:
+    """A transfer: its start and end as far as they are known, its stream, and its place among the events (-1: none)."""
+
+    __slots__ = ("after", "end", "event", "left", "start", "stream", "work")
+
+    def __init__(self, start: float, end: float, stream: str = "", event: int = -1) -> None:
+        self.start, self.end, self.stream, self.event = start, end, stream, event
+        self.after, self.work = start, end - start
+        self.left = self.work
+
+    def shift(self, seconds: float) -> None:
+        """The same so much later."""
+        self.start += seconds
+        self.end += seconds
+        self.after += seconds
+
+
+class SharedLink:
+    """The transfers of each stream that are not over at `time`, the first of which is under way."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.queues: dict[str, list[Sent]] = {}
+
+    def waiting(self) -> Iterator[Sent]:
+        """All that is not over, stream by stream."""
+        for queue in self.queues.values():
+            yield from queue
+
+    def send(self, sent: Sent, now: float) -> None:
+        """Add a transfer that is issued `now`, and work out when each that is not over begins and ends."""
+        self._advance(now)
+        self.queues.setdefault(sent.stream, []).append(sent)
+        kept = self.time, {stream: list(queue) for stream, queue in self.queues.items()}, [(one, one.left) for one in self.waiting()]
+        self._advance(math.inf)
+        self.time, self.queues, lefts = kept
+        for one, left in lefts:
+            one.left = left
+
+    def skip(self, seconds: float) -> None:
+        """Let time pass in which all stands still."""
+        self.time += seconds
+        for one in self.waiting():
+            one.shift(seconds)
+
+    def _advance(self, until: float) -> None:
+        """Let the transfers go on until then."""
+        while self.time < until and any(self.queues.values()):
+            heads = [queue[0] for queue in self.queues.values() if queue]
+            sending = [one for one in heads if one.after <= self.time]
+            coming = min((one.after for one in heads if one.after > self.time), default=math.inf)
+            if not sending:
+                self.time = min(coming, until)
+                continue
+            least, sharers = min(one.left for one in sending), len(sending)
+            step = min(least * sharers, coming - self.time, until - self.time)
+            over = step == least * sharers
+            for one in sending:
+                one.start = self.time if one.left == one.work else one.start
+                one.left -= step / sharers
+                if over and one.left <= SAME * one.work:
+                    one.end = self.time + step
+                    self.queues[one.stream].pop(0)
+            self.time += step
+        if until < math.inf:
+            self.time = max(self.time, until)
