@@ -6,15 +6,18 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.costmodel import dump, load_cluster
 from autopar.costmodel.device.attention import BACKWARD_RATE, BACKWARD_WORK, AttentionForm, Scores
 from autopar.costmodel.device.grouped import Dealt, GroupedForm
 from autopar.costmodel.device.kernels import Kernels, dumped, kernels_from, kernels_of, measured
+from autopar.costmodel.device.prices import attention_seconds, large_product_rate, product_seconds
 from autopar.costmodel.device.products import Clock, Product, ProductForm, Speed, heated
 from autopar.errors import ClusterError
 
@@ -206,3 +209,60 @@ def test_an_unknown_device_lists_those_measured() -> None:
 def test_kernels_are_values() -> None:
     assert isinstance(hash(kernels_of("h100_sxm")), int)
     assert isinstance(kernels_of("h100_sxm"), Kernels)
+
+
+# --- devices that have them ---
+
+PRESETS = {
+    "dgx-a100-80g": "a100_sxm", "dgx-h100": "h100_sxm", "hgx-h200": "h200_sxm", "dgx-b200": "b200_sxm", "p5": "h100_sxm",
+}  # fmt: skip
+FAMILY = {"float8": "float8_e4m3fn"}
+
+
+@pytest.mark.parametrize(("preset", "name"), PRESETS.items())
+def test_presets_have_the_figures_that_constants_are_fractions_of(preset: str, name: str) -> None:
+    device = load_cluster(preset).device
+    assert device.kernels is kernels_of(name)
+    assert device.memory_bandwidth == pytest.approx(device.kernels.memory, rel=1e-3)
+    for dtype in set(device.kernels.products) & set(device.peak):
+        assert device.flops(FAMILY.get(dtype, dtype)) == pytest.approx(device.kernels.peak[dtype], rel=1e-3)
+
+
+def test_large_products_of_devices_compare_as_their_data_sheets_nearly_do() -> None:
+    """At the power limit the newer devices reach less of their peaks."""
+    rates = {name: large_product_rate(load_cluster(name).device, "bfloat16") for name in PRESETS}
+    shares = {name: rates[name] / load_cluster(name).device.flops("bfloat16") for name in rates}
+    assert rates["dgx-a100-80g"] < rates["hgx-h200"] < rates["dgx-b200"]
+    assert all(0.55 < share < 0.9 for share in shares.values())
+    assert shares["dgx-a100-80g"] > shares["hgx-h200"] > shares["dgx-b200"]
+
+
+def test_memory_of_another_rate_slows_what_memory_bounds() -> None:
+    small, large = (load_cluster(name).device for name in ("dgx-a100", "dgx-a100-80g"))
+    thin, thick = product(2**18, 64, 64), product(8192, 8192, 8192)
+    ratio = [float(product_seconds(one, "bfloat16", small, itemsize=2)[0] / product_seconds(one, "bfloat16", large, itemsize=2)[0])
+             for one in (thin, thick)]  # fmt: skip
+    assert ratio[0] == pytest.approx(2039 / 1555, rel=0.1)
+    assert ratio[1] == pytest.approx(1, abs=0.02)
+
+
+def test_attention_of_a_framework_is_a_measured_kernel() -> None:
+    device = load_cluster("dgx-h100").device
+    sizes = scores(2048, batch=4, causal=True)
+    found = {kernel: float(attention_seconds(sizes, np.ones(1), np.ones(1), kernel, "forward", "bfloat16", device)[0])
+             for kernel in ("flash1", "flash2", "flash3", "cudnn")}  # fmt: skip
+    assert found["flash1"] > found["flash2"] > found["flash3"] == found["cudnn"]
+    with pytest.raises(ClusterError, match="unknown attention kernel 'flash9'"):
+        attention_seconds(sizes, np.ones(1), np.ones(1), "flash9", "forward", "bfloat16", device)
+
+
+def test_kernels_written_out_are_read_again(tmp_path: Path) -> None:
+    """A device with constants of its own keeps them in its file; one whose kernels are known names them."""
+    cluster = load_cluster("dgx-h100")
+    own = replace(kernels_of("h100_sxm"), name="ours", units=100)
+    changed = replace(cluster, device=replace(cluster.device, kernels=own))
+    for one in (cluster, changed):
+        (tmp_path / "cluster.json").write_text(dump(one), encoding="utf-8")
+        assert load_cluster(tmp_path / "cluster.json").device == one.device
+    assert json.loads(dump(cluster))["device"]["kernels"]["name"] == "h100_sxm"
+    assert json.loads(dump(changed))["device"]["kernels"]["units"] == 100
