@@ -69,7 +69,7 @@ def test_fewer_heads_than_devices_are_a_ring(few: LoadedModel) -> None:
     sent = [c for c in found.collectives if c.kind == "send"]
     block = 2 * SEQUENCE // 8 * WIDTH * 2
     assert Counter((c.phase, c.nbytes) for c in sent) == {("forward", block): 7, ("backward", block): 7, ("backward", 2 * block): 8}
-    assert found.predicted.step < 0.2 * plan_of(few, **EIGHT, pins=["*attention*=gpu:R"]).predicted.step
+    assert found.predicted.step < 0.25 * plan_of(few, **EIGHT, pins=["*attention*=gpu:R"]).predicted.step
     with pytest.raises(UsageError):
         plan_of(few, **EIGHT, pins=["*attention*=gpu:g"])
     assert Plan.model_validate_json(found.to_json()) == found
@@ -78,13 +78,13 @@ def test_fewer_heads_than_devices_are_a_ring(few: LoadedModel) -> None:
 
 
 def test_a_ring_keeps_less_than_gathered_keys() -> None:
-    """Gathering keys and values is fewer messages, and a little faster; where its copies do not fit, the ring is chosen."""
+    """Gathering keys and values is fewer messages, and faster by what attention of short blocks does not hide; where its copies do not fit, the ring is chosen."""
     model = loaded(Both(), 1, SEQUENCE, WIDTH, dtype="bfloat16")
     gathered, ring = (plan_of(model, **EIGHT, pins=[f"*attention*=gpu:{option}"]) for option in "qk")
     whole, shard = 2 * SEQUENCE * WIDTH * 2, 2 * SEQUENCE // 8 * WIDTH * 2
     saved = gathered.predicted.memory - ring.predicted.memory
     assert saved > 0.9 * (whole - shard)
-    assert split_of(plan_of(model, **EIGHT)) == {("q",)} and gathered.predicted.step < ring.predicted.step < 1.02 * gathered.predicted.step
+    assert split_of(plan_of(model, **EIGHT)) == {("q",)} and gathered.predicted.step < ring.predicted.step < 1.15 * gathered.predicted.step
     tight = plan_of(model, **EIGHT, memory=ring.predicted.memory * 1.01)
     assert split_of(tight) == {("k",)}
 
