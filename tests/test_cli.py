@@ -119,9 +119,8 @@ def test_quiet_prints_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_any_number_of_devices(folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "plan.json"
-    assert (
-        run(["plan", str(folder / "two.onnx"), *SIZES, "--devices", "7", "--cluster", "p5", "--quiet", "--strategy-save", str(saved)]) == 0
-    )
+    seven = ["--devices", "7", "--mesh", "7", "--cluster", "p5"]
+    assert run(["plan", str(folder / "two.onnx"), *SIZES, *seven, "--quiet", "--strategy-save", str(saved)]) == 0
     assert Plan.load(saved).devices == 7
 
 

@@ -78,7 +78,7 @@ def test_fewer_heads_than_devices_are_a_ring(few: LoadedModel) -> None:
 
 
 def test_a_ring_keeps_less_than_gathered_keys() -> None:
-    """Gathering keys and values is fewer messages, and faster by what attention of short blocks does not hide; where its copies do not fit, the ring is chosen."""
+    """Gathering keys and values is fewer messages and faster; where its copies do not fit, the ring is chosen."""
     model = loaded(Both(), 1, SEQUENCE, WIDTH, dtype="bfloat16")
     gathered, ring = (plan_of(model, **EIGHT, pins=[f"*attention*=gpu:{option}"]) for option in "qk")
     whole, shard = 2 * SEQUENCE * WIDTH * 2, 2 * SEQUENCE // 8 * WIDTH * 2
