@@ -83,8 +83,8 @@ def test_a_large_batch_and_small_weights_are_data_parallel(tall: LoadedModel) ->
 
 def test_less_memory_splits_the_storage_before_nothing_fits() -> None:
     """Step by step: plans fit their limit and grow slower; parameters come to lie split and are gathered before use, unit by unit."""
-    model = loaded(perceptron(*[512] * 9), 4096, 512)
-    options = {"devices": 8, "mesh": (8,), "micro_batches": 1, "offload": "none"}
+    model = loaded(perceptron(*[1024] * 9), 8192, 1024)
+    options = {"devices": 8, "mesh": (8,), "micro_batches": 1, "offload": "none", "optimizer": "sgd"}
     plans = [plan_of(model, **options)]
     assert all(parameter.storage == "R" for parameter in plans[0].parameters.values())
     error: NoPlanFits | None = None

@@ -134,7 +134,7 @@ def test_stages_have_it_too() -> None:
 # --- the tables ---
 
 
-@pytest.mark.parametrize(("share", "worth"), [(0.5, True), (0.55, False), (0.6, False)])
+@pytest.mark.parametrize(("share", "worth"), [(0.95, False), (0.85, True), (0.6, True)])
 def test_the_optimum_within_a_memory_limit_is_that_of_enumeration(share: float, worth: bool) -> None:
     plain = tables_of(2, 64, 256, 64, host_bandwidth=1e13)
     wider = offering_host(plain, room=math.inf)
@@ -145,8 +145,11 @@ def test_the_optimum_within_a_memory_limit_is_that_of_enumeration(share: float, 
     truth = solve(wider.graph, method="exhaustive", memory_limit=limit)
     found = solve(wider.graph, memory_limit=limit)
     assert found.cost == pytest.approx(truth.cost, rel=1e-9) and found.memory <= limit
-    without = solve(plain.graph, method="exhaustive", memory_limit=limit)
-    assert (wider.host_of(truth.choices) > 0) is (truth.cost < without.cost * (1 - 1e-9)) is worth
+    try:
+        without = solve(plain.graph, method="exhaustive", memory_limit=limit).cost
+    except Infeasible:
+        without = math.inf
+    assert (wider.host_of(truth.choices) > 0) is (truth.cost < without * (1 - 1e-9)) is worth
 
 
 def test_the_choices_are_the_layouts_twice_and_the_program_costs_what_they_say() -> None:

@@ -30,9 +30,9 @@ def perceptrons(layers: int = 2, hidden: int = 16) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
-def planned(layers: int = 2, **options: object) -> Planned:
+def planned(layers: int = 2, hidden: int = 16, **options: object) -> Planned:
     """The stack planned on four GPUs."""
-    model = load_model(perceptrons(layers), ModelOptions())
+    model = load_model(perceptrons(layers, hidden), ModelOptions())
     given = {"cluster": "dgx-h100", "devices": 4, "mesh": (4,), **options}
     return plan_loaded(model, **given)  # type: ignore[arg-type]
 
