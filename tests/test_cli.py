@@ -259,6 +259,8 @@ def test_main_prints_the_error(
 
 def test_a_missing_torch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("autopar.frontends.")]:  # which other tests have loaded with torch
+        monkeypatch.delitem(sys.modules, name)
     (tmp_path / "model.pt2").touch()
     with pytest.raises(UsageError, match=r"pip install 'autopar\[torch\]'"):
         run(["plan", str(tmp_path / "model.pt2"), *FOUR])

@@ -150,6 +150,7 @@ def test_ranks_meet_by_their_environment() -> None:
 
     def work(generation: int) -> float:
         rank = dist.get_rank()
+        dist.barrier()  # whoever leaves before the others have joined breaks their connections
         dist.destroy_process_group()
         os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.port))
         os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT=str(generation))
