@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.costmodel import contraction_fraction, load_cluster
+from autopar.costmodel import load_cluster
 from autopar.costmodel.device.elementwise import memory_seconds, with_launch
-from autopar.costmodel.device.plain import attention_arithmetic, plain_arithmetic
+from autopar.costmodel.device.plain import attention_arithmetic, contraction_fraction, plain_arithmetic
 from autopar.costmodel.device.prices import product_seconds
 from autopar.costmodel.device.products import Product
 from autopar.errors import ClusterError
