@@ -20,6 +20,7 @@ from autopar.sharding.rules.experts import BIAS, PRODUCTS, Inner, Result, networ
 
 from .device import Device
 from .device.elementwise import memory_seconds, with_launch
+from .device.model import ITEMSIZE
 from .device.prices import grouped_seconds, product_seconds
 from .device.products import Product
 
@@ -33,6 +34,9 @@ class Layer:
         self, call: Call, strategies: Strategies, mesh: Sequence[int], local: Floats, device: Device, gradients: frozenset[str]
     ) -> None:
         self.call, self.device = call, device
+        cast, summed = call.get("compute"), call.get("accumulates", default=0)
+        self.cast = cast if isinstance(cast, str) else ""
+        self.summed = float(summed) if isinstance(summed, int) else 0.0
         self.network = network_of(call)
         names = [factor.name for factor in strategies.rule.factors]
         sizes = {factor.name: factor.size for factor in strategies.rule.factors}
@@ -110,8 +114,13 @@ class Layer:
 
     def _weight(self, inner: Inner) -> Floats:
         """A product [k, rows] x [rows, n] for each expert that a rank has."""
-        dtype = inner.results[0].dtype
-        return product_seconds(self._product(inner).turned()[1], dtype, self.device, itemsize=DTYPE_BYTES[dtype])
+        product, size = self._product(inner).turned()[1], ITEMSIZE[self.dtype(inner)]
+        out = 2.0 * self.summed if self.summed else float(DTYPE_BYTES[inner.results[0].dtype])
+        return product_seconds(product, self.dtype(inner), self.device, itemsize=size, nbytes=product.traffic(size, out))
+
+    def dtype(self, inner: Inner) -> str:
+        """What the operands of a product are cast to, or their own dtype."""
+        return self.cast or inner.results[0].dtype
 
     def _trains(self, inner: Inner, *, stored: bool = True) -> bool:
         """Whether a product's weight (a stored one) has a gradient."""
@@ -129,7 +138,7 @@ class Layer:
         return Product(batch=self.experts, m=self.rows / self.experts, n=n, k=k)
 
     def _grouped(self, inner: Inner, n: Floats, k: Floats) -> Floats:
-        return grouped_seconds(self.rows, self.experts, n, k, inner.results[0].dtype, self.device)
+        return grouped_seconds(self.rows, self.experts, n, k, self.dtype(inner), self.device)
 
     def _time(self, arithmetic: Floats | float, nbytes: Floats, *, launches: float = 1.0) -> Floats:
         return with_launch(arithmetic, memory_seconds(nbytes, self.device), self.device, launches=launches)

@@ -25,6 +25,7 @@ from .cluster import Cluster
 from .device import Device
 from .device.attention import Scores
 from .device.elementwise import memory_seconds, with_launch
+from .device.model import ITEMSIZE
 from .device.prices import attention_seconds, product_seconds
 from .device.products import Product
 from .experts import Layer
@@ -92,7 +93,11 @@ class _Operator:
         self.ins, self.outs = self.bytes[: len(call.inputs)], self.bytes[len(call.inputs) :]
         cast = call.get("compute")
         self.dtype = cast if isinstance(cast, str) else _computed_in(tensors)
-        self.casts = CAST_TRAFFIC if isinstance(cast, str) else 0.0
+        self.is_cast = isinstance(cast, str)
+        # Measured products of narrow operands include what it takes to make them.
+        self.casts = CAST_TRAFFIC if self.is_cast and device.kernels is None else 0.0
+        summed = call.get("accumulates", default=0)
+        self.summed = float(summed) if isinstance(summed, int) else 0.0
         self.is_attention = len(self.entry.products) > 1
         self.product = self._product() if self.entry.products and not self.is_attention else None
         self.trained = any(t.name in gradients for t in call.outputs)
@@ -121,7 +126,8 @@ class _Operator:
             return self._stream(sum(moved, np.zeros(self.count)))
         left, right = self.product.turned()
         whole = sum(self.bytes, np.zeros(self.count))
-        seconds = [self._seconds(product, whole) for i, product in ((self.left, left), (self.right, right)) if i in wanted]
+        ways = ((self.left, left, whole), (self.right, right, whole + self._sums()))
+        seconds = [self._seconds(product, moved) for i, product, moved in ways if i in wanted]
         return sum(seconds, self._cast(self.outs)) if seconds else self._seconds(right, whole)
 
     def weight(self) -> Floats:
@@ -130,7 +136,12 @@ class _Operator:
         if self.product is None or self.right not in trained:
             only = trained and all(self.call.inputs[i].role is Role.PARAMETER for i in range(len(self.ins)) if self.call.inputs[i].is_float)
             return self.backward() if only else np.zeros(self.count)
-        return self._seconds(self.product.turned()[1], sum(self.bytes, np.zeros(self.count)))
+        return self._seconds(self.product.turned()[1], sum(self.bytes, np.zeros(self.count)) + self._sums())
+
+    def _sums(self) -> Floats:
+        """Bytes that a product moves more where it adds its result to a sum of wider elements."""
+        own = DTYPE_BYTES[self.call.inputs[self.right].dtype]
+        return self.ins[self.right] * ((2 * self.summed - own) / own if self.summed else 0.0)
 
     def _cast(self, sizes: Sequence[Floats]) -> Floats:
         """Seconds of bringing operands to a narrower type."""
@@ -150,8 +161,12 @@ class _Operator:
 
     def _seconds(self, product: Product, nbytes: Floats) -> Floats:
         """Seconds of a product; where operands are cast before it, it reads them in their narrower type."""
-        if self.casts:
-            return product_seconds(product, self.dtype, self.device, itemsize=DTYPE_BYTES[self.dtype])
+        if self.is_cast:
+            size = ITEMSIZE[self.dtype]
+            # Operands are narrow, results are not; what is beyond that is a wider sum.
+            wider = np.maximum(nbytes - sum(self.bytes, np.zeros(self.count)), 0.0)
+            moved = product.traffic(size, DTYPE_BYTES[self.call.outputs[0].dtype]) + wider
+            return product_seconds(product, self.dtype, self.device, itemsize=size, nbytes=moved)
         itemsize = min((DTYPE_BYTES[t.dtype] for t in self.call.inputs if t.is_float), default=4)
         return product_seconds(product, self.dtype, self.device, itemsize=itemsize, nbytes=nbytes, launches=self.launches)
 
@@ -168,15 +183,18 @@ class _Operator:
         return attention_seconds(self._scores(causal=causal), done, moved, kernel, direction, self.dtype, self.device)
 
     def _scores(self, *, causal: bool) -> Scores:
-        """The local sizes of attention, by the letters of its rule: g r heads, q queries, k keys, w width, the rest batch."""
-        found = {letter: np.ones(self.count) for letter in "grqkwb"}
+        """The local sizes of attention, by the letters of its rule: g r heads, q queries, k keys, w and e widths, the rest batch."""
+        found = {letter: np.ones(self.count) for letter in "grqkweb"}
         for i, factor in enumerate(self.rule.factors):
             letter = factor.name[0] if len(factor.name.rstrip("0123456789")) == 1 else "b"
-            if letter not in ("e", "x"):
+            if letter != "x":
                 found[letter if letter in found else "b"] = found.get(letter, found["b"]) * self.local[:, i]
+        window = self.call.get("window", default=0)
+        # Keys and values of different widths: a kernel's two products are as long as of their mean.
+        width = np.where(found["e"] > 1, (found["w"] + found["e"]) / 2, found["w"])
         return Scores(
-            batch=found["b"], heads=found["g"] * found["r"], kv_heads=found["g"], queries=found["q"], keys=found["k"], width=found["w"],
-            causal=causal, itemsize=DTYPE_BYTES[self.dtype],
+            batch=found["b"], heads=found["g"] * found["r"], kv_heads=found["g"], queries=found["q"], keys=found["k"], width=width,
+            causal=causal, window=float(window) if isinstance(window, int) else 0.0, itemsize=DTYPE_BYTES[self.dtype],
         )  # fmt: skip
 
     def _product(self) -> Product:

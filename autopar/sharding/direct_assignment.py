@@ -18,8 +18,10 @@ from .mesh import Mesh
 from .program import Assignment, Decision
 from .redistribution import cheapest_chain, is_step
 
-Wanted = Mapping[str, Sequence[Placement]]
-"""For every operator the placement of its outputs (of its first input, where it gives a scalar) on each axis."""
+Pin = Placement | tuple[Placement, Placement]
+"""The placement of an operator's outputs (of its first input, where it gives a scalar), or that and the one of its last input."""
+Wanted = Mapping[str, Sequence[Pin]]
+"""For every operator its pin on each axis."""
 
 
 def pinned_assignment(analysis: Analysis, mesh: Mesh, wanted: Wanted, *, split_storage: Sequence[int] = ()) -> Assignment:
@@ -34,7 +36,7 @@ def pinned_assignment(analysis: Analysis, mesh: Mesh, wanted: Wanted, *, split_s
             decisions[op.name] = Decision(options=(), rule=None, inputs=(whole,) * len(op.inputs), outputs=(whole,) * len(op.outputs))
             continue
         offer = analysis.offers[op.name]
-        options = tuple(_option(op.name, offer, placement) for placement in wanted[op.name])
+        options = tuple(_option(op.name, offer, pin) for pin in wanted[op.name])
         decisions[op.name] = decision = _decision(offer, options)
         tensors = zip((*offer.call.inputs, *offer.call.outputs), (*decision.inputs, *decision.outputs), strict=True)
         for tensor, layout in tensors:
@@ -45,16 +47,18 @@ def pinned_assignment(analysis: Analysis, mesh: Mesh, wanted: Wanted, *, split_s
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _of_outputs(options: tuple[Option, ...], placement: Placement, scalar: bool) -> Option | None:
-    fits = [o for o in options if (o.inputs if scalar else o.outputs)[0] == placement]
+def _of_outputs(options: tuple[Option, ...], pin: Pin, scalar: bool) -> Option | None:
+    placement, last = pin if isinstance(pin, tuple) else (pin, None)
+    fits = [o for o in options if (o.inputs if scalar else o.outputs)[0] == placement and last in (None, o.inputs[-1])]
     return min(fits, key=lambda o: o.factor < 0, default=None)
 
 
-def _option(name: str, offer: Offer, placement: Placement) -> Option:
-    found = _of_outputs(offer.options, placement, not offer.call.outputs[0].shape)
+def _option(name: str, offer: Offer, pin: Pin) -> Option:
+    found = _of_outputs(offer.options, pin, not offer.call.outputs[0].shape)
     if found is None:
+        shown = " with weights as ".join(map(str, pin)) if isinstance(pin, tuple) else pin
         valid = ", ".join(dict.fromkeys(str(o.outputs[0]) for o in offer.options))
-        raise UsageError(f"{name!r} ({offer.call.operator.kind}) cannot give its output as {placement}; it can as {valid}")
+        raise UsageError(f"{name!r} ({offer.call.operator.kind}) cannot give its output as {shown}; it can as {valid}")
     return found
 
 

@@ -1,73 +1,37 @@
-"""What the frameworks of published runs execute, as read in their sources: facts of programs, none fitted to a row.
-
-Sources: NVIDIA/Megatron-LM (2104.04473, 2205.05198); bigscience-workshop/Megatron-DeepSpeed@87a9dba0 and microsoft/DeepSpeed@2e1847d6
-(pipe/engine.py, zero/stage_1_and_2.py, bf16_optimizer.py); bigscience-workshop/bigscience@9e64edec (train/tr11-176B-ml);
-Aleph-Alpha/scaling@78489292 (later than the sweep of 2311.05610); pytorch/torchtitan@9dec370a; foundation-model-stack/fms-fsdp@5a296afe;
-alpa-projects/alpa.
-"""
+"""The frameworks that published runs name, as the cost model describes them, and the choices of their recipes."""
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from typing import Any
 
-from autopar.costmodel.known.configuration import Habits
+from autopar.costmodel.known.frameworks import Framework, framework_named
 
+from .missing import Missing
+from .sizes import DATA
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
-    """`habits` of a framework, and what its models have; `compiled`: a compiler fuses norms and positions too."""
+NAMES: Mapping[str, str] = {
+    "Megatron-LM 2021": "megatron-2021",
+    "Megatron-LM 2021 + DeepSpeed ZeRO-3": "megatron-2021 zero-3",
+    "Megatron-LM 2022": "megatron-2022",
+    "Megatron-Core r0.8.0": "megatron-core",
+    "NeMo 24.03": "nemo-2024.03",
+    "NeMo 24.07": "nemo-2024.07",
+    "Megatron-DeepSpeed (BLOOM)": "megatron-deepspeed bloom",
+    "Aleph Alpha internal (Megatron-style)": "scaling",
+    "torchtitan 2024-12": "torchtitan-2024.12",
+    "torchtitan 2025-06": "torchtitan-2025.06",
+    "torchtitan 2025-06 (Trainy)": "torchtitan-2025.06",
+    "PyTorch FSDP + compile": "fms-fsdp",
+    "Parax(Alpa) data_parallel": "alpa",
+    "Parax(Alpa) zero_2": "alpa",
+    "vTrain": "megatron-deepspeed",
+}
+"""By the word that a row uses."""
 
-    habits: Habits
-    position: str = "learned"
-    norm: str = "fused"
-    bias: bool = True
-    dropout: bool = True
-    tied: bool = True
-    gathered_logits: bool = False
-    shared_input: bool = True
-
-
-# The fuser of the time leaves dropout, and so the chain of bias, dropout and residual, to kernels of their own.
-_MEGATRON = Habits()
-# Messages in shares, gathered once forward and twice backward; gradients are summed and reduced in 16 bits.
-_DEEPSPEED = Habits(gradient_bytes=2, reduced_bytes=2, send_gathers=1.5)
-# Parameters and states in float32 shards, gathered in 16 bits, gradients scattered in float32.
-_FSDP = Habits(gradient_bytes=4, reduced_bytes=4, state_bytes=10)
-_TITAN = Framework(
-    # Of the products every second is kept (wq, wv, w1, w2), and attention.
-    habits=replace(_FSDP, kept=(".query", ".core", ".mlp.gate", ".mlp.down")),
-    position="rotary-unfused", norm="unfused", bias=False, dropout=False, tied=False,
-)  # fmt: skip
-_ALPA = Framework(habits=Habits(fused=True, compiled=True, gradient_bytes=2, reduced_bytes=2), dropout=False, tied=False)
-
-FRAMEWORKS: Mapping[str, Framework] = {
-    "Megatron-LM 2021": Framework(habits=_MEGATRON),
-    # Each parameter is gathered by itself into a fresh buffer; 16 to 18 GB/s is what the six published runs come to, whatever their size.
-    "Megatron-LM 2021 + DeepSpeed ZeRO-3": Framework(habits=replace(_MEGATRON, reduced_bytes=2, gather_rate=1.7e10)),
-    "Megatron-LM 2022": Framework(habits=replace(_MEGATRON, overlap_tensor=True, regather=True, fused_accumulation=True)),
-    # CUDA_LAUNCH_BLOCKING=1 kept 384 devices from hanging; layers are dealt out greedily.
-    "Megatron-DeepSpeed (BLOOM)": Framework(habits=replace(_DEEPSPEED, blocking=True, partition="greedy"), position="alibi"),
-    # Five all-reduces a layer (gate and up have one each backward), the loss on gathered logits, messages whole from every rank, gradients
-    # reduced whole in float32 although the optimizer is sharded, embedding and head recomputed with the layers.
-    "Aleph Alpha internal (Megatron-style)": Framework(
-        habits=Habits(
-            gradient_bytes=2, reduced_bytes=4, reduce_whole=True, scatter_sends=False, partition="balanced", recompute_ends=True
-        ),
-        position="rotary-unfused", norm="unfused", bias=False, dropout=False, tied=False, gathered_logits=True, shared_input=False,
-    ),
-    "torchtitan 2024-12": _TITAN,
-    "torchtitan 2025-06": _TITAN,
-    "torchtitan 2025-06 (Trainy)": _TITAN,
-    "PyTorch FSDP + compile": Framework(
-        habits=replace(_FSDP, gradient_bytes=2, reduced_bytes=2), position="rotary", bias=False, dropout=False, tied=False
-    ),
-    "Parax(Alpa) data_parallel": _ALPA,
-    "Parax(Alpa) zero_2": _ALPA,
-    "vTrain": Framework(habits=_DEEPSPEED),
-}  # fmt: skip
-
-# Kernels of attention, by the word that a row uses.
+# Kernels of attention, by the word that a row uses; where it uses none, the framework's own.
 ATTENTION: Mapping[str, str] = {
     "unfused": "fused",  # scale, mask and softmax in Megatron's one kernel; XLA fuses them as well
     "fused": "fused",
@@ -78,3 +42,40 @@ ATTENTION: Mapping[str, str] = {
     "SDPA/flash": "flash2",
     "SDPA flash2": "flash2",
 }
+
+
+def framework_of(name: str, *, compiled: bool = False, precision: str = "") -> Framework:
+    """The framework that a row names."""
+    if name.startswith("Megatron-Bridge"):
+        return framework_named("megatron-bridge")
+    if name.startswith("llm-foundry"):  # the tables of one precision are of one date
+        return framework_named("llm-foundry-2023.05" if precision == "bf16" else "llm-foundry-2023.10")
+    if name not in NAMES:
+        raise Missing(f"framework not described: {name or 'none'}")
+    known = NAMES[name]
+    return framework_named(f"{known} compiled" if compiled and known.startswith("torchtitan") else known)
+
+
+@functools.cache
+def _recipes() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((DATA / "recipes.json").read_text(encoding="utf-8"))["recipes"]
+    return found
+
+
+def recipe_of(framework: str, model: str, gpu: str, precision: str) -> Mapping[str, Any]:
+    """What the recipe of a container of Megatron-Bridge chooses, or the nearest one's of the same model and precision."""
+    container = framework.removeprefix("Megatron-Bridge ").partition(" ")[0]
+    name, device = model.partition(" (")[0], gpu.partition("-")[0]
+
+    def distance(entry: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        nearest = min(abs(_version(other) - _version(container)) for other in entry["containers"])
+        return entry["gpu"] != device, entry["precision"] != precision, nearest
+
+    own = [entry for entry in _recipes() if entry["model"] == name]
+    best = min(own, key=distance, default=None)
+    return {} if best is None or distance(best)[0] else best["choices"]
+
+
+def _version(text: str) -> float:
+    year, month, *patch = text.split(".")
+    return 12 * int(year) + int(month) + 0.1 * int(patch[0] if patch else 0)

@@ -43,10 +43,11 @@ def second_layer(row: Row, table: Table, number: int, predicted: Predict) -> tup
     for layers in ("1", "2"):
         model = {**step, "layers": layers}
         run = checked(model, table.path, number)
-        price = priced(model, run, predicted)
-        if isinstance(price, str):
-            return price
-        flops = work(run)
+        found = priced(model, run, predicted)
+        if isinstance(found, str):
+            return found
+        shape, price = found
+        flops = work(run, shape)
         assert flops is not None
         models.append((price.forward[0], price.backward[0], flops))
     one, two = models

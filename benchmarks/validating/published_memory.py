@@ -19,9 +19,11 @@ from autopar.costmodel.known.parts import PartSeconds, parts_of
 from autopar.errors import UsageError
 from autopar.order.schedules import in_flight
 
+from .machines import cluster_of
 from .rows import Row, Run, Table
 from .scores import Group, Sample
-from .steps import cluster_of, configuration_of, shape_of
+from .sizes import shape_of
+from .steps import configuration_of, framework
 from .training import attempted
 
 GB, GIB = 1e9, 2.0**30
@@ -90,17 +92,17 @@ def zero_states(row: Row, _: Sequence[tuple[Row, Run]]) -> float | None:
 def stage_bytes(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:
     """Bytes that the layers of the first pipeline stage store, or keep."""
     found = next((step for step, run in runs if run.model == row["model"] and run.framework == "Megatron-LM 2022"), None)
-    shape = shape_of(found) if found is not None else None
-    if found is None or shape is None:
+    if found is None:
         return None
-    c, cluster = configuration_of(found), cluster_of(found["gpu"], found["network"])
+    kind = framework(found)
+    shape, c, cluster = shape_of(found, kind), configuration_of(found, kind), cluster_of(found["gpu"], found["network"])
     layers = shape.layers / c.pipeline
     if row["component"] == STATES:
-        return stored_bytes(parts_of(shape, c, cluster.sized(c.devices))["layer"], c) * layers
+        return stored_bytes(parts_of(shape, c, cluster.sized(c.devices))["dense"], c) * layers
     recompute, sequence = KEPT[row["component"]]
     chosen = replace(c, recompute=recompute, sequence_parallel=sequence)
     flying = in_flight(c.pipeline_schedule, 0, c.pipeline, c.micro_batches, c.interleave)
-    return working(shape, chosen, cluster)["layer"].saved * layers * flying
+    return working(shape, chosen, cluster)["dense"].saved * layers * flying
 
 
 def ratio(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:

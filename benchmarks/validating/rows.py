@@ -71,6 +71,8 @@ class Run(BaseModel):
     attn_impl: str = ""
     step_time_s: PositiveFloat | None = None
     step_time_derived_s: PositiveFloat | None = None
+    tflops_per_gpu: PositiveFloat | None = None
+    tflops_kind: str = ""
     peak_mem_gib: PositiveFloat | None = None
     outcome: str = ""
 

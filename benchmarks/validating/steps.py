@@ -1,55 +1,75 @@
 """A published training run, a row of `training_steps.csv`, as a known configuration on a cluster.
 
-What a row says is taken as it stands; what its framework does is in `frameworks`, and what its machines are in one table of networks.
+What a row says is taken as it stands; what its framework does is in the cost model's table, choices of recipes in `frameworks`.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
-from autopar.costmodel import Cluster, load_cluster
-from autopar.costmodel.known.configuration import Configuration, Habits
+from autopar.costmodel.known.configuration import RECOMPUTE, Configuration, Habits
+from autopar.costmodel.known.frameworks import Framework
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.step import Priced, price
+from autopar.errors import AutoparError
 
-from .frameworks import ATTENTION, FRAMEWORKS
+from .frameworks import ATTENTION, framework_of, recipe_of
+from .machines import cluster_of
+from .missing import Missing
+from .sizes import Row, number, shape_of
 
-Row = Mapping[str, str]
-DTYPES: Mapping[str, str] = {"fp16": "float16", "mixed": "float16", "bf16": "bfloat16", "float8": "bfloat16"}
-
-
-def _int(row: Row, name: str, default: int = 1) -> int:
-    return int(float(row[name])) if row.get(name) else default
-
-
-def shape_of(row: Row) -> Shape | None:
-    """The model of a row, or None where its sizes are not given."""
-    if not all(row[name] for name in ("layers", "hidden", "vocab")):
-        return None
-    work, hidden, experts = FRAMEWORKS[row["framework"]], _int(row, "hidden"), _int(row, "experts", 0)
-    heads = _int(row, "heads", next(heads for heads in (96, 64, 32, 1) if hidden % heads == 0))  # where not given
-    return Shape(
-        layers=_int(row, "layers"), hidden=hidden, heads=heads, kv_heads=_int(row, "kv_heads", heads), vocab=_int(row, "vocab"),
-        # Alpa's layers of experts (every second one) and the dense ones between are eight times as wide as the hidden dim.
-        ffn=_int(row, "ffn", 8 * hidden if experts else 4 * hidden), sequence=_int(row, "seq_len"), gated=row["gated_mlp"] == "1",
-        experts=experts, expert_every=2, top_k=_int(row, "topk", 2), tied=work.tied, bias=work.bias, dropout=work.dropout,
-        norm="rms_norm" if row["arch"] == "llama" else "layer_norm", position=work.position, gathered_logits=work.gathered_logits,
-        shared_input=work.shared_input or row["seq_parallel"] == "1",
-    )  # fmt: skip
+DTYPES: Mapping[str, str] = {"fp16": "float16", "mixed": "float16"}
+NARROW = (
+    ("float8", "float8_e4m3fn"), ("mxfp8", "float8_block"), ("fp8-mx", "float8_block"), ("fp8-sc", "float8_block"),
+    ("fp8", "float8_e4m3fn"), ("amp_fp8", "float8_e4m3fn"), ("nvfp4", "float4"),
+)  # fmt: skip
+"""To what products cast their operands, by how a row's precision begins."""
+REPEATED: Mapping[str, tuple[str, ...]] = {
+    "core_attn": (".core",), "layernorm": (".norm1", ".norm2"), "mla_up_proj": (".attention.query", ".kv_up"), "mlp": (".mlp.",),
+    "moe": (".experts",), "moe_act": (),
+}  # fmt: skip
+"""Operators of a module of Megatron-Core that recompute names."""
+SEQUENCE = ("megatron-core", "NeMo", "Megatron-Bridge", "Megatron-Core")
+"""Frameworks that run tensor parallelism with sequence parallelism wherever there is any."""
+MICRO_BATCHES = (1, 2, 4, 8)
+"""Tried where a row does not say which it ran: the fastest that fits."""
 
 
-def _habits(row: Row) -> Habits:
+def framework(row: Row) -> Framework:
+    """The framework of a row with what the row says is otherwise."""
+    work = framework_of(row["framework"], compiled=compiled(row), precision=row["precision"])
+    given = row["attn_impl"]
+    if given and given != "flash" and given not in ATTENTION:
+        raise Missing(f"attn_impl not described: {given}")
+    kernels = work.kernels
+    if given in ATTENTION:
+        kernels = replace(kernels, attention=ATTENTION[given])
+    if "RMS" in given:
+        kernels = replace(kernels, norm="fused")
+    narrow = next((ours for word, ours in NARROW if row["precision"].lower().startswith(word)), "")
+    habits = _chosen(_habits(row, work.habits), row)
+    if narrow == "float8_e4m3fn" and "torchtitan" in row["framework"]:
+        # Selective recompute keeps no product in 8 bits; with it parameters are gathered in 8 bits, but not by rows.
+        habits = replace(habits, kept=(".core",), gathered_bytes=None if "rowwise" in row["precision"] else 1.0)
+    return replace(work, habits=habits, kernels=replace(kernels, products=narrow))
+
+
+def compiled(row: Row) -> bool:
+    """Whether a compiler fuses what the framework runs."""
+    return "compile" in row["notes"] or "compile" in row["framework"] or "Parax" in row["framework"] or "async TP" in row["notes"]
+
+
+def _habits(row: Row, habits: Habits) -> Habits:
     """What the framework does, as far as a row says that it did otherwise."""
-    habits = FRAMEWORKS[row["framework"]].habits
     habits = replace(habits, overlap_gradients=habits.overlap_gradients or "DDP torch (overlapped)" in row["notes"])
     if row["precision"].startswith("bf16 (fp32 grad"):  # a float32 buffer, to which kernels of their own add 16-bit gradients
         habits = replace(habits, gradient_bytes=6, accumulation_bytes=18.0, reduce_whole=True, partition="items")
-    if _compiled(row):
-        habits = replace(habits, fused=True, compiled=True)
     if "async TP" in row["notes"]:
-        habits = replace(habits, overlap_tensor=True)
+        habits = replace(habits, pipelined_tensor=True)
+    if "overlap-grad-reduce" in row["notes"]:
+        habits = replace(habits, overlap_gradients=True, overlap_gather=True, pipelined_tensor=True)
     if row["framework"].startswith("PyTorch FSDP") and row["hfu_pct"]:
         # The share of layers that are recomputed is not published; model and hardware FLOP/s differ by a third of it.
         share = 3 * (float(row["hfu_pct"]) / float(row["mfu_pct"]) - 1)
@@ -57,65 +77,94 @@ def _habits(row: Row) -> Habits:
     return habits
 
 
-def _compiled(row: Row) -> bool:
-    return "compile" in row["notes"] or "compile" in row["framework"] or "Parax" in row["framework"]
+def _chosen(habits: Habits, row: Row) -> Habits:
+    """What the recipe of a run chooses."""
+    name = row["framework"]
+    if name.startswith("NeMo"):
+        # Their scripts sum in 16 bits for Llama alone, and pipeline tensor parallelism for the largest models.
+        wide = "LLAMA" not in row["model"].upper()
+        fused_loss = "24.07" in name and row["model"] in ("LLAMA3-70B", "Nemotron-22B")
+        return replace(
+            habits, gradient_bytes=4 if wide else 2, reduced_bytes=4 if wide else 2, loss="megatron-fused" if fused_loss else "megatron",
+            pipelined_tensor=row["model"] in ("GPT3-175B", "LLAMA3-70B", "Nemotron-22B"),
+        )  # fmt: skip
+    if name.startswith("Megatron-Bridge"):
+        choices = recipe(row)
+        dense = row["model"].startswith("LLAMA")
+        return replace(
+            habits, pipelined_tensor=dense and row["precision"] != "NVFP4", compiled=bool(choices.get("graphs")),
+            overlap_experts=bool(choices.get("overlap_experts")), state_bytes=8 if row["model"].startswith("DeepSeek") else 12,
+            overlap_gradients="DeepSeek" not in row["model"] or not row["gpu"].startswith("H100"),
+            selective=tuple(word for module in choices.get("recompute", ()) for word in REPEATED[module]),
+        )  # fmt: skip
+    return habits
 
 
-def configuration_of(row: Row) -> Configuration:
+def recipe(row: Row) -> Mapping[str, Any]:
+    """The choices of a row's recipe."""
+    if not row["framework"].startswith("Megatron-Bridge"):
+        return {}
+    return recipe_of(row["framework"], row["model"], row["gpu"], row["precision"])
+
+
+def _zero(row: Row) -> int:
+    cell = row["zero_stage"]
+    if cell[:1] in ("3", "H") or cell == "FSDP":
+        return 3
+    if cell[:1] in ("0", "1", "2"):
+        return int(cell[:1])
+    if row["framework"].startswith(SEQUENCE):
+        return 3 if recipe(row).get("fsdp") else 1
+    if cell:
+        raise Missing(f"zero_stage not described: {cell}")
+    return 0
+
+
+def _recompute(row: Row, work: Framework) -> str:
+    word = (row["recompute"].split("(")[0].split() or ["none"])[0]
+    if word not in RECOMPUTE:
+        raise Missing(f"recompute not described: {row['recompute']}")
+    if row["framework"].startswith("PyTorch FSDP") and word == "selective":
+        return "full"  # of a share of the layers
+    if word == "none" and row["framework"].startswith("Megatron-Bridge") and work.habits.selective:
+        return "selective"
+    return word
+
+
+def configuration_of(row: Row, work: Framework) -> Configuration:
     """The parallel configuration of a row."""
-    work, compiled = FRAMEWORKS[row["framework"]], _compiled(row)
-    data, micro, zero = _int(row, "dp"), _int(row, "micro_batch"), row["zero_stage"]
-    recompute = (row["recompute"].split("(")[0].split() or ["none"])[0]
-    if row["framework"].startswith("PyTorch FSDP") and recompute == "selective":
-        recompute = "full"  # of a share of the layers
-    return Configuration(
-        global_batch=max(round(_int(row, "global_batch") / (micro * data)), 1) * micro * data, micro_batch=micro, tensor=_int(row, "tp"),
-        pipeline=_int(row, "pp"), data=data, context=_int(row, "cp"), zero=3 if zero[:1] in ("3", "H") else int(zero or 0),
-        sequence_parallel=row["seq_parallel"] == "1", recompute=recompute, interleave=_int(row, "interleave"),
-        attention=ATTENTION[row["attn_impl"]], norm="fused" if compiled or "RMS" in row["attn_impl"] else work.norm,
-        products="float8_e4m3fn" if row["precision"].startswith("float8") else "", habits=_habits(row),
-        dtype=next(ours for word, ours in DTYPES.items() if row["precision"].startswith(word)),
+    missing = [name for name in ("global_batch", "tp", "pp", "dp") if not row[name]]
+    if missing:
+        raise Missing(f"not given: {', '.join(missing)}")
+    data, micro = number(row, "dp"), number(row, "micro_batch")
+    batch = max(round(number(row, "global_batch") / (micro * data)), 1) * micro * data
+    tensor = number(row, "tp")
+    c = Configuration(
+        global_batch=batch, micro_batch=micro, tensor=tensor, pipeline=number(row, "pp"), data=data, context=number(row, "cp"),
+        expert=number(row, "ep"), zero=_zero(row), interleave=number(row, "interleave"), recompute=_recompute(row, work),
+        sequence_parallel=row["seq_parallel"] == "1" or (tensor > 1 and row["framework"].startswith(SEQUENCE)),
+        dtype=next((ours for word, ours in DTYPES.items() if row["precision"].startswith(word)), "bfloat16"),
     )  # fmt: skip
+    return work.run(c)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """What a row's network says where it is not the preset's: B/s of a port, and how many devices share it."""
-
-    bandwidth: float
-    shared_by: int
-
-
-NETWORKS: Mapping[str, Network] = {
-    # 100 Gbit/s Omni-Path without GPUDirect: 5 GB/s a node were measured before the host's topology was set right, and no figure after
-    # (bigscience-workshop/bigscience@9e64edec: experiments/bandwidth, train/tr11-176B-ml/chronicles-prequel.md); fitted to the sweep.
-    "4x100Gb OPA": Network(bandwidth=2.2e9, shared_by=2),
-    "400Gbps": Network(bandwidth=5e10, shared_by=8),
-    "800Gbps": Network(bandwidth=1e11, shared_by=8),
-}
-PRESETS = (("A100", "dgx-a100-80g"), ("H100", "dgx-h100"), ("H200", "hgx-h200"), ("V100", "p3.16xlarge"))
+def predict(row: Row) -> tuple[Shape, Priced]:
+    """The model of a row and its predicted step. Raises `Missing` where the row leaves open what was run."""
+    work = framework(row)
+    shape, cluster = shape_of(row, work), cluster_of(row["gpu"], row["network"])
+    if row["micro_batch"]:
+        return shape, price(shape, configuration_of(row, work), cluster)
+    found = list(_tried(row, work, shape))
+    fitting = [one for one in found if one.fits] or found
+    if not fitting:
+        raise Missing("not given: micro_batch")
+    return shape, min(fitting, key=lambda one: one.step)
 
 
-@functools.cache
-def cluster_of(gpu: str, network: str) -> Cluster:
-    """The machines of a row."""
-    cluster = load_cluster(next(preset for word, preset in PRESETS if gpu.startswith(word)))
-    device = cluster.device
-    if "96GB" in gpu:  # HBM2e instead of HBM3, and 500 W of 700 W
-        device = replace(device, memory_bandwidth=2.4e12, memory_capacity=device.memory_capacity * 96 / 80)
-    if "V100" in gpu and "32GB" in gpu:
-        device = replace(device, memory_capacity=device.memory_capacity * 2)
-    cluster = replace(cluster, device=device)
-    for word, found in NETWORKS.items():
-        if network.startswith(word):
-            port = replace(cluster.levels[-1], bandwidth=found.bandwidth, shared_by=found.shared_by)
-            cluster = replace(cluster, levels=(*cluster.levels[:-1], port))
-    return cluster
-
-
-def predict(row: Row) -> Priced | None:
-    """The predicted step of a row, or None where the row leaves open what was run."""
-    shape = shape_of(row)
-    if shape is None or not row["tp"] or not row["dp"]:
-        return None
-    return price(shape, configuration_of(row), cluster_of(row["gpu"], row["network"]))
+def _tried(row: Row, work: Framework, shape: Shape) -> Iterator[Priced]:
+    """The prices of a row that leaves its micro-batch open."""
+    for micro in MICRO_BATCHES:
+        try:
+            yield price(shape, configuration_of({**row, "micro_batch": str(micro)}, work), cluster_of(row["gpu"], row["network"]))
+        except AutoparError:
+            continue

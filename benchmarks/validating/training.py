@@ -15,17 +15,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from autopar.costmodel.known.configuration import RECOMPUTE
+from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.step import Priced
 from autopar.errors import AutoparError
 
-from .frameworks import ATTENTION, FRAMEWORKS
+from .missing import Missing
 from .rows import Row, Run
 from .scores import Group, Sample
-from .steps import DTYPES, predict
+from .sizes import attention_flops, forward_flops, layer_flops
+from .steps import predict
 
 GIB = 2.0**30
-Predict = Callable[[Row], Priced | None]
+Predict = Callable[[Row], tuple[Shape, Priced]]
 T = TypeVar("T")
 
 
@@ -38,45 +39,33 @@ DIVIDED: Mapping[str, Callable[[Run], str]] = {
     "korth_t5": lambda run: f"dp {run.dp}",  # its row of several replicas measures the reduction of gradients, not recompute
 }
 """Groups that are also scored in parts, and what names the part of a row."""
-NEEDED = ("layers", "hidden", "vocab", "seq_len", "global_batch", "micro_batch", "gpus", "tp", "pp", "dp")
-"""Columns without which nothing can be priced."""
-UNDERSTOOD: Mapping[str, Callable[[str], bool]] = {
-    "framework": FRAMEWORKS.__contains__,
-    "attn_impl": ATTENTION.__contains__,
-    "precision": lambda cell: cell.startswith(tuple(DTYPES)),
-    "recompute": lambda cell: cell.startswith(RECOMPUTE),
-    "zero_stage": lambda cell: cell.startswith(("0", "1", "2", "3", "HSDP")),
-}
-"""Columns of words, and which words a configuration can be made of."""
-
-
-def work(run: Run) -> float | None:
+def work(run: Run, shape: Shape) -> float | None:
     """FLOPs a device in a step, or None where sizes are missing."""
-    if not (run.layers and run.hidden and run.vocab and run.global_batch and run.seq_len and run.gpus):
+    if not (run.global_batch and run.gpus):
         return None
-    h, s = run.hidden, run.seq_len
-    shared = run.kv_heads / run.heads if run.kv_heads and run.heads else 1.0
-    attention = 4.0 * s * h
-    layer = 4.0 * h * h * (1.0 + shared) + 2.0 * (3 if run.gated_mlp else 2) * h * (run.ffn or 4 * h) + attention
-    again = layer if run.recompute.startswith("full") else attention if run.recompute.startswith("selective") else 0.0
-    tokens = run.global_batch * s
-    return tokens * (run.layers * (3.0 * layer + again) + 6.0 * h * run.vocab) / run.gpus
+    again = 0.0
+    if run.recompute.startswith("full"):
+        again = sum(layer_flops(shape, kind) for kind in shape.kinds())
+    elif run.recompute.startswith("selective"):
+        again = len(shape.kinds()) * attention_flops(shape, shape.sequence, 2 * shape.width)
+    return run.global_batch * shape.sequence * (3.0 * forward_flops(shape) + again) / run.gpus
 
 
-def reason(row: Row, run: Run) -> str | None:
+def stated_seconds(run: Run, shape: Shape) -> float | None:
+    """The step that a row's TFLOP/s come to, by the definition of FLOPs that it states: six a parameter and token and attention, no
+    recompute, a causal mask not counted as half."""
+    if run.seconds is not None or run.tflops_per_gpu is None or "model FLOPs" not in run.tflops_kind:
+        return run.seconds
+    flops = work(run.model_copy(update={"recompute": ""}), shape)
+    return None if flops is None else flops / (run.tflops_per_gpu * 1e12)
+
+
+def reason(run: Run) -> str | None:
     """Why a row cannot be scored before it is priced, or None."""
     if run.outcome not in ("ok", "OOM", ""):
         return f"its outcome is {run.outcome}"
-    if run.seconds is None and run.outcome != "OOM":
+    if run.seconds is None and run.outcome != "OOM" and "model FLOPs" not in run.tflops_kind:
         return "no step time given"
-    missing = [name for name in NEEDED if not row[name]]
-    if missing:
-        return f"not given: {', '.join(missing)}"
-    if row.get("experts", "") not in ("", "0", "1"):
-        return "a mixture of experts"
-    for column, known in UNDERSTOOD.items():
-        if not known(row[column]):
-            return f"{column} not described: {row[column] or 'empty'}"
     return None
 
 
@@ -116,18 +105,17 @@ def attempted(call: Callable[[], T]) -> T | str:
     """What the call returns, or why it failed: one row that cannot be priced must not hide the others, and is counted."""
     try:
         return call()
+    except Missing as error:
+        return str(error)
     except AutoparError as error:
         return f"refused: {error}"
     except Exception as error:
         return f"failed: {type(error).__name__}: {error}"
 
 
-def priced(row: Row, run: Run, predicted: Predict) -> Priced | str:
-    """The price of a row, or the reason why it has none."""
-    found = reason(row, run)
-    if found is not None:
-        return found
-    return attempted(lambda: predicted(row)) or "leaves open what was run"
+def priced(row: Row, run: Run, predicted: Predict) -> tuple[Shape, Priced] | str:
+    """The model and the price of a row, or the reason why it has none."""
+    return reason(run) or attempted(lambda: predicted(row))
 
 
 def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
@@ -135,11 +123,12 @@ def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
     found = priced(row, run, predicted)
     if isinstance(found, str):
         return found
-    if not (math.isfinite(found.step) and found.step > 0):
-        return f"failed: its price is {found.step}"
+    shape, price = found
+    if not (math.isfinite(price.step) and price.step > 0):
+        return f"failed: its price is {price.step}"
     oom = run.outcome == "OOM"
     return Sample(
-        label=label(run), sweep=run.sweep, measured=None if oom else run.seconds, predicted=found.step, work=work(run),
-        was_oom=oom if run.outcome else None, told_oom=not found.fits,
-        memory=None if run.peak_mem_gib is None or oom else run.peak_mem_gib * GIB, told_memory=found.memory,
+        label=label(run), sweep=run.sweep, measured=None if oom else stated_seconds(run, shape), predicted=price.step,
+        work=work(run, shape), was_oom=oom if run.outcome else None, told_oom=not price.fits,
+        memory=None if run.peak_mem_gib is None or oom else run.peak_mem_gib * GIB, told_memory=price.memory,
     )  # fmt: skip

@@ -18,7 +18,12 @@ FAMILIES: Mapping[str, str] = {
     **{dtype: "float8" for dtype in DTYPE_BYTES if dtype.startswith("float8")},
     "complex64": "float32",
     "complex128": "float64",
+    # Operands with a scale for each block of elements.
+    "float8_block": "float8_block",
+    "float4": "float4",
 }
+ITEMSIZE: Mapping[str, float] = {**DTYPE_BYTES, "float8_block": 1.0, "float4": 0.5625}
+"""Bytes of an operand's element, with its share of a block's scale."""
 
 
 def check(where: str, *, above: Mapping[str, float] | None = None, least: Mapping[str, float] | None = None) -> None:
@@ -42,7 +47,8 @@ class Device:
     """One accelerator, or one rank of a host.
 
     `peak`: FLOP/s by family of dtypes (float64, float32, float16, bfloat16, float8, int).
-    `kernels`: what its products, attention and grouped products were measured to take (None: not measured). Without them,
+    `kernels`: what its products, attention and grouped products were measured to take (None: not measured), and `clock`: the rate of this
+    very device's arithmetic over that of the one that was measured (it has another power limit). Without kernels,
     `matmul_fraction`: how much of the peak large matrix products reach; `half_size`: the smallest dimension at which half of that is left;
     `attention`: the fraction of the peak that a kernel reaches, by "flash2.forward".
     `memory_fraction`: how much of `memory_bandwidth` (B/s) a streaming operator reaches. `launch`: seconds per operator.
@@ -61,6 +67,7 @@ class Device:
     launch: float
     reserved: float
     kernels: Kernels | None = None
+    clock: float = 1.0
     matmul_fraction: float = 1.0
     half_size: float = 0.0
     dispatch: float = 0.0
@@ -86,7 +93,7 @@ class Device:
             least={"half_size": self.half_size, "launch": self.launch, "dispatch": self.dispatch, "reserved": self.reserved},
         )
         check_fractions(
-            where, matmul_fraction=self.matmul_fraction, memory_fraction=self.memory_fraction, ragged_fraction=self.ragged_fraction,
+            where, clock=self.clock, matmul_fraction=self.matmul_fraction, memory_fraction=self.memory_fraction, ragged_fraction=self.ragged_fraction,
             **{f"attention of {kernel}": value for kernel, value in self.attention.items()},
         )  # fmt: skip
         if self.reserved >= self.memory_capacity:
@@ -97,6 +104,8 @@ class Device:
         if dtype not in FAMILIES:
             raise ClusterError(unknown("dtype", dtype, FAMILIES))
         family = FAMILIES[dtype]
+        if self.kernels is not None and family not in self.peak and family in self.kernels.peak:
+            return self.kernels.peak[family]
         if family not in self.peak:
             raise ClusterError(f"device {self.name!r} has no peak FLOP/s for {dtype}; it has {', '.join(sorted(self.peak))}")
         return self.peak[family]

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import ClusterError, unknown
-from autopar.ir import DTYPE_BYTES
 
 from .attention import BACKWARD_WORK, Scores
 from .elementwise import memory_seconds, with_launch
 from .grouped import Dealt
 from .kernels import Kernels
-from .model import FAMILIES, Device
+from .model import FAMILIES, ITEMSIZE, Device
 from .plain import attention_arithmetic, plain_arithmetic
 from .products import Product, Speed
 
@@ -50,7 +49,7 @@ def speed_of(device: Device, dtype: str) -> Speed:
     """The rates that the constants of a device's kernels are fractions of."""
     kernels = _kernels(device)
     return Speed(
-        flops=device.flops(dtype), memory=device.memory_bandwidth, reference=kernels.memory, units=device.units or kernels.units
+        flops=device.flops(dtype) * device.clock, memory=device.memory_bandwidth, reference=kernels.memory, units=device.units or kernels.units
     )  # fmt: skip
 
 
@@ -73,7 +72,7 @@ def attention_seconds(
 
 def grouped_seconds(rows: Floats, experts: Floats, n: Floats, k: Floats, dtype: str, device: Device) -> Floats:
     """Seconds of products [rows, k] x [k, n], each row with one of the `experts` of a rank, which have as many rows each."""
-    itemsize = float(DTYPE_BYTES[dtype])
+    itemsize = ITEMSIZE[dtype]
     kernel = device.kernels.experts.get(FAMILIES[dtype]) if device.kernels else None
     if device.kernels is None or kernel is None:
         return product_seconds(Product(batch=experts, m=rows / experts, n=n, k=k), dtype, device, itemsize=itemsize)

@@ -3,49 +3,90 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autopar.errors import UsageError, unknown
 from autopar.ir import DTYPE_BYTES
 
+from .graph_builder import Kernels
+
 RECOMPUTE = ("none", "selective", "full")
+CONTEXTS = ("ring", "heads")
+"""ring: keys and values travel around; heads: all-to-alls give every rank whole sequences of a share of the heads."""
 PARTITIONS = ("even", "greedy", "items", "balanced")
 """How layers are dealt out. even: as many on each stage; greedy: each takes the most, the last what is left; items: even, embedding and
 head counting as layers; balanced: even in parameters, embedding and head counting as the layers that hold as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A cross entropy: bytes that its kernels move for each logit of a rank, `forward` and `backward` (the cast of 16-bit logits included),
+    and whether it works on logits that were cast to float32 (`wide`)."""
+
+    forward: float
+    backward: float
+    wide: bool = True
+
+
+LOSSES: Mapping[str, Loss] = {
+    # float32 copy (6), its maximum (4), less that in place (8), exponentials in place (8), their sum (4), over it in place (8);
+    # backward the softmax less one at the target, scaled in place (8) and cast (6).
+    "megatron": Loss(forward=38.0, backward=14.0),
+    # The same steps with the elementwise ones between reductions in one kernel, scaling and cast in one.
+    "megatron-fused": Loss(forward=30.0, backward=6.0),
+    # Two passes of one kernel over 16-bit logits, the second of which writes their gradient in their place; backward scales it.
+    "one-kernel": Loss(forward=6.0, backward=4.0, wide=False),
+    # float32 copy (6), log-softmax (8); backward reads the gradient and the result and writes (8), and casts (6).
+    "torch": Loss(forward=14.0, backward=14.0),
+    # A compiler puts cast, maximum, sum and, backward, exponential, scaling and cast together.
+    "compiled": Loss(forward=6.0, backward=6.0),
+}
+"""Cross entropies by their kernels. Sources: NVIDIA/Megatron-LM@d98e8a64: megatron/core/tensor_parallel/cross_entropy.py and
+megatron/core/fusions/fused_cross_entropy.py; NVIDIA/TransformerEngine: common/triton/cross_entropy.py; torch's log_softmax."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
     """What a training framework overlaps and how it stores: facts about a program, not figures of the hardware.
 
-    `overlap_tensor`: tensor-parallel collectives of the backward pass run under the products of weight gradients. `regather`: what sequence
-    parallelism gathers is not kept, but gathered again under the product of the input's gradient. `overlap_gradients`: the
-    reduction of gradients runs under the last backward pass. `overlap_sends`: pipeline messages. `prefetch`: the next layer's parameters
-    are gathered under the present layer. `scatter_sends`: tensor-parallel ranks send a share each and gather it on arrival.
-    `fused_accumulation`: the products of weight gradients add to those of earlier micro-batches, with no pass of their own.
+    `overlap_tensor`: tensor-parallel collectives of the backward pass run under the products of weight gradients. `pipelined_tensor`: those
+    of both passes run piece by piece under the products before or behind them. `regather`: what sequence
+    parallelism gathers is not kept, but gathered again under the product of the input's gradient. `overlap_context`: messages of ring
+    attention run under it. `overlap_experts`: rows travel to experts and back under another micro-batch's work. `overlap_gradients`: the reduction of gradients runs under the last backward pass. `overlap_gather`: with ZeRO-1
+    the updated parameters are gathered under the next step's first forward pass. `overlap_sends`: pipeline messages. `prefetch`: the
+    next layer's parameters are gathered under the present layer. `scatter_sends`: tensor-parallel ranks send a share each and gather it
+    on arrival. `fused_accumulation`: the products of weight gradients add to those of earlier micro-batches, with no pass of their own.
     `fused`: chains of elementwise operators are one kernel. `compiled`: the host runs ahead of the device whatever the kernels.
-    `gradient_bytes`: of an element where they are summed over micro-batches; `reduced_bytes`: in the reduction; `reduce_whole`: ZeRO-1
-    reduces whole gradients on every rank.
+    `loss`: of `LOSSES`. `gradient_bytes`: of an element where they are summed over micro-batches; `reduced_bytes`: in the reduction;
+    `gathered_bytes`: in the gather of parameters (None: as they are used); `reduce_whole`: ZeRO-1 reduces whole gradients on every rank.
     `accumulation_bytes`: that such a sum moves for each parameter and micro-batch, where it is more than reading both and writing one.
     `blocking`: the host waits for every kernel before it issues the next. `partition`: how layers are dealt out to stages, of `PARTITIONS`.
     `send_gathers`: gathers on arrival of a message that was sent in shares. `recompute_ends`: embedding and head are recomputed too.
     `selective`: operators whose names hold one of these are recomputed selectively; `kept`: the others keep their outputs, instead, and all
-    that is not named is recomputed. `recomputed`: share of the layers that full recompute
-    takes. `gather_rate`: B/s at which ZeRO-3 gathers and scatters at most.
-    `state_bytes`: of the optimizer for each parameter (master weight and moments); `update_traffic`: bytes moved for each in an update.
+    that is not named is recomputed. `recomputed`: share of the layers that full recompute takes. `gather_rate`: B/s at which ZeRO-3
+    gathers and scatters at most. `state_bytes`: of the optimizer for each parameter (master weight and moments); `update_traffic`: bytes
+    moved for each in an update. `workspace`: bytes that libraries of the framework allocate for good. `weight_bytes`:
+    of a stored parameter as the operators use it (None: of the dtype).
     """
 
     overlap_tensor: bool = False
+    pipelined_tensor: bool = False
     regather: bool = False
+    overlap_context: bool = False
+    overlap_experts: bool = False
     overlap_gradients: bool = False
+    overlap_gather: bool = False
     overlap_sends: bool = False
     prefetch: bool = True
     scatter_sends: bool = True
     fused_accumulation: bool = False
     compiled: bool = False
     fused: bool = False
+    loss: str = "torch"
     gradient_bytes: int = 4
     reduced_bytes: int = 4
+    gathered_bytes: float | None = None
     reduce_whole: bool = False
     accumulation_bytes: float | None = None
     blocking: bool = False
@@ -56,20 +97,23 @@ class Habits:
     kept: tuple[str, ...] = ()
     recomputed: float = 1.0
     gather_rate: float = math.inf
-    state_bytes: int = 12
-    update_traffic: int = 34
+    state_bytes: float = 12
+    update_traffic: float = 34
+    workspace: float = 0.0
+    weight_bytes: float | None = None
 
     def __post_init__(self) -> None:
-        if self.partition not in PARTITIONS:
-            raise UsageError(unknown("partition", self.partition, PARTITIONS))
+        for name, valid in (("partition", PARTITIONS), ("loss", LOSSES)):
+            if getattr(self, name) not in valid:
+                raise UsageError(unknown(name, getattr(self, name), valid))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """Parallel degrees and schedule of a training run; `global_batch` sequences a step, `micro_batch` of them at once on a device.
 
-    `expert`: of the `data` ranks, as many split the experts among them. `products`: the dtype to which linear operators cast their
-    operands (float8_e4m3fn; empty: none).
+    `expert`: of the `data` ranks, as many split the experts among them. `kernels`: those that the framework runs.
+    `context_by`: how the ranks of a sequence attend, of `CONTEXTS`.
     """
 
     global_batch: int
@@ -78,15 +122,14 @@ class Configuration:
     pipeline: int = 1
     data: int = 1
     context: int = 1
+    context_by: str = "ring"
     expert: int = 1
     zero: int = 0
     sequence_parallel: bool = False
     recompute: str = "none"
     schedule: str = "1f1b"
     interleave: int = 1
-    attention: str = "flash2"
-    norm: str = "fused"
-    products: str = ""
+    kernels: Kernels = field(default_factory=Kernels)
     dtype: str = "bfloat16"
     habits: Habits = field(default_factory=Habits)
 
@@ -94,9 +137,10 @@ class Configuration:
         for name in ("global_batch", "micro_batch", "tensor", "pipeline", "data", "context", "expert", "interleave"):
             if getattr(self, name) < 1:
                 raise UsageError(f"a configuration's {name} must be at least 1, not {getattr(self, name)}")
-        for dtype in (self.dtype, self.products):
-            if dtype and dtype not in DTYPE_BYTES:
-                raise UsageError(unknown("dtype", dtype, DTYPE_BYTES))
+        if self.dtype not in DTYPE_BYTES:
+            raise UsageError(unknown("dtype", self.dtype, DTYPE_BYTES))
+        if self.context_by not in CONTEXTS:
+            raise UsageError(unknown("context_by", self.context_by, CONTEXTS))
         if self.recompute not in RECOMPUTE:
             raise UsageError(unknown("recompute", self.recompute, RECOMPUTE))
         if self.zero not in (0, 1, 2, 3):

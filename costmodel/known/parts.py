@@ -1,39 +1,44 @@
-"""Seconds and stored elements of the parts of a known transformer (embedding, layer, head), from the program that its pins make.
+"""Seconds and stored elements of the parts of a known transformer (embedding, each kind of layer, head), from the program of its pins.
 
-The program of one layer with embedding and head is the ordinary one (`pinned_assignment`, `build_program`); each step is priced for the
-part that its name begins with, once for all configurations in which its local sizes are the same.
+The program of one layer of each kind with embedding and head is the ordinary one (`pinned_assignment`, `build_program`); each step is
+priced for the part that its name begins with, once for all configurations in which its local sizes are the same.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autopar.ir import DTYPE_BYTES, Role
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
-from autopar.sharding.layout import Kind, Layout
+from autopar.sharding.layout import Kind, Layout, S
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Compute, Program, Redistribute, build_program, chain_collectives, operator_collectives
 from autopar.sharding.redistribution import local_bytes
 
 from ..cluster import Cluster, bind_axes
+from ..device.elementwise import memory_seconds
 from ..estimate import step_seconds
 from ..fusion import inside_chains
 from ..pass_player import Seconds
 from ..pricing import MeshPrices
 from ..timeline import SLOWDOWN
-from .configuration import Configuration
+from .configuration import LOSSES, Configuration
+from .graph_builder import Kernels
 from .shape import Shape
 from .transformer import Transformer, transformer
-
-PARTS = ("embed", "layer", "head")
 
 
 def exposed(communication: float, cover: float) -> float:
     """Seconds that a collective adds to the compute that covers it: what is longer than the cover, and the slowdown of the rest."""
     return max(0.0, communication - cover) + (SLOWDOWN["nccl"] - 1) * min(communication, cover)
+
+
+def in_pieces(communication: float, cover: float, pieces: int) -> float:
+    """The same where a product and a collective take turns piece by piece: the first piece has nothing to run under."""
+    return communication / pieces + exposed(communication * (1 - 1 / pieces), cover)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,9 +75,9 @@ class Analysed:
 
 
 @functools.lru_cache(maxsize=256)
-def analysed(shape: Shape, batch: int, dtype: str, attention: str, norm: str, products: str, layers: int) -> Analysed:
+def analysed(shape: Shape, batch: int, dtype: str, kernels: Kernels, kinds: tuple[str, ...]) -> Analysed:
     """Build and analyse a transformer once."""
-    model = transformer(shape, batch=batch, dtype=dtype, attention=attention, norm=norm, products=products, layers=layers)
+    model = transformer(shape, batch=batch, dtype=dtype, kernels=kernels, kinds=kinds)
     analysis = analyse(model.graph, train=True)
     return Analysed(model=model, analysis=analysis, inside=inside_chains(analysis), seconds={})
 
@@ -96,95 +101,140 @@ def places_of(c: Configuration, cluster: Cluster) -> Places:
 
 def parts_of(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, PartSeconds]:
     """The parts of a configuration on a cluster of as many devices; data-parallel ranks run the program of one."""
-    alone = replace(c, pipeline=1, interleave=1, schedule="1f1b", data=c.expert, global_batch=c.micro_batch * c.expert)
-    one = replace(shape, layers=1)
-    return _parts_of(one, alone, cluster, places_of(c, cluster))
+    return _parts_of(of_kinds(shape), tuple(shape.of_each_kind()), alone(c), cluster, places_of(c, cluster))
+
+
+def of_kinds(shape: Shape) -> Shape:
+    """The shape without what only tells how many layers of each kind there are."""
+    return replace(shape, layers=1, dense_layers=0, expert_every=1, full_every=0, encoder_layers=0)
+
+
+def alone(c: Configuration) -> Configuration:
+    """The configuration of one micro-batch, without stages and replicas."""
+    return replace(c, pipeline=1, interleave=1, schedule="1f1b", data=c.expert, global_batch=c.micro_batch * c.expert)
 
 
 @functools.lru_cache(maxsize=4096)
-def _parts_of(shape: Shape, c: Configuration, cluster: Cluster, places: Places) -> Mapping[str, PartSeconds]:
-    return Parts(shape, c, cluster, places).parts()
+def _parts_of(shape: Shape, kinds: tuple[str, ...], c: Configuration, cluster: Cluster, places: Places) -> Mapping[str, PartSeconds]:
+    return Parts(shape, c, cluster, places, kinds=kinds).parts()
+
+
+@dataclass(slots=True)
+class Covers:
+    """Seconds of the products beside a redistribution of a tensor: of those that read it in a layout forward, backward for their inputs and
+    for their weights, and of the one that made it."""
+
+    ahead: dict[tuple[str, Layout], float] = field(default_factory=dict)
+    back: dict[tuple[str, Layout], float] = field(default_factory=dict)
+    weight: dict[tuple[str, Layout], float] = field(default_factory=dict)
+    made: dict[str, Seconds] = field(default_factory=dict)
+
+    def add(self, step: Compute, seconds: Seconds) -> None:
+        """Count a product."""
+        self.made.update(dict.fromkeys(step.operator.outputs, seconds))
+        if step.operator.inputs and seconds.weight:
+            place = (step.operator.inputs[0], step.decision.inputs[0])
+            for found, value in (
+                (self.ahead, seconds.forward), (self.back, seconds.backward - seconds.weight), (self.weight, seconds.weight),
+            ):  # fmt: skip
+                found[place] = found.get(place, 0.0) + value
 
 
 class Parts:
-    """The parts of one configuration."""
+    """The parts of one configuration: of a model with one layer of each of the `kinds`."""
 
-    def __init__(self, shape: Shape, c: Configuration, cluster: Cluster, places: Places, *, layers: int = 1) -> None:
+    def __init__(self, shape: Shape, c: Configuration, cluster: Cluster, places: Places, *, kinds: Sequence[str] = ("dense",)) -> None:
         self.shape, self.c, self.cluster = shape, c, cluster
-        self.period = shape.expert_every if shape.experts else 1
         sizes = (c.data // c.expert, c.expert, c.context, c.tensor)
         named = zip(("data", "expert", "context", "tensor"), sizes, places.axes, strict=True)
         self.mesh = Mesh(axes=tuple(Axis(name=n, size=s, level=level) for n, s, level in named if s > 1))
         self.prices = MeshPrices(cluster=cluster, mesh=self.mesh)
-        found = analysed(shape, c.micro_batch * c.data, c.dtype, c.attention, c.norm, c.products, layers * self.period)
+        self.loss = LOSSES[c.habits.loss]
+        summed = c.habits.gradient_bytes if c.habits.fused_accumulation and c.zero < 3 else 0
+        kernels = replace(c.kernels, wide_loss=self.loss.wide, accumulates=summed)
+        found = analysed(shape, c.micro_batch * c.data, c.dtype, kernels, tuple(kinds))
         self.model, self.analysis, self.seconds = found.model, found.analysis, found.seconds
         self.inside = found.inside if c.habits.fused else frozenset()
         self.axis = {axis.name: index for index, axis in enumerate(self.mesh.axes)}
 
     def program(self) -> Program:
-        """The program of one micro-batch through one layer, with embedding and head."""
+        """The program of one micro-batch through the layers, with embedding and head."""
         c = self.c
         kinds = {"data": "data", "expert": "expert", "context": "context", "tensor": "sequence" if c.sequence_parallel else "tensor"}
         names = [kinds[axis.name] for axis in self.mesh.axes]
-        wanted = {name: [getattr(w, kind) or w.data for kind in names] for name, w in self.model.wanted.items()}
+        wanted = {name: [w.on(kind) for kind in names] for name, w in self.model.wanted.items()}
+        if c.context_by == "heads" and "context" in self.axis:
+            cores = (name for name in wanted if name.endswith(".core") and "layers." in name)
+            wanted.update((name, [S(1) if kind == "context" else self.model.wanted[name].on(kind) for kind in names]) for name in cores)
         split = [self.axis[name] for name in ("data", "expert") if name in self.axis] if c.zero == 3 else []
         return build_program(self.model.graph, pinned_assignment(self.analysis, self.mesh, wanted, split_storage=split))
 
     def parts(self) -> dict[str, PartSeconds]:
         """Price the program step by step, each step for the part that its name begins with."""
         program = self.program()
-        found = {part: PartSeconds() for part in PARTS}
-        weights: dict[tuple[str, Layout], float] = {}
+        found: dict[str, PartSeconds] = {self.model.part(op.name): PartSeconds() for op in program.graph.operators}
+        covers = Covers()
         moves: list[Redistribute] = []
         for step in program.steps:
             if isinstance(step, Redistribute):
                 moves.append(step)
-                continue
-            name = step.operator.name
-            part = found[part_of(name)]
-            forward, backward, weight = self.operator(step)
-            part.forward += forward
-            part.backward += backward
-            part.weight += weight
-            again = self.c.repeats(name)
-            part.again += forward if again else 0.0
-            part.issued_forward += 1
-            part.issued_backward += (backward > 0) + (weight > 0)
-            if weight:
-                place = (step.operator.inputs[0], step.decision.inputs[0])
-                weights[place] = weights.get(place, 0.0) + weight
-            if any(option.communication for option in step.decision.options):
-                for collective in operator_collectives(self.model.graph, step, self.mesh.shape, self.analysis.gradients):
-                    seconds = self.prices.seconds(collective.kind, collective.axis, collective.nbytes)
-                    if collective.phase == "forward":
-                        part.moved_forward += seconds
-                        part.again += seconds if again else 0.0
-                    else:
-                        part.moved_backward += seconds
+            else:
+                self.count(step, found[self.model.part(step.operator.name)], covers)
         for step in moves:
             if self.model.graph.tensors[step.tensor].is_float:
-                self.move(step, found[part_of(step.tensor)], weights)
+                self.move(step, found[self.model.part(step.tensor)], covers)
         self.stored(program, found)
-        if self.period > 1:
-            found["layer"] = PartSeconds(**{name: value / self.period for name, value in asdict(found["layer"]).items()})
         return found
 
-    def move(self, step: Redistribute, part: PartSeconds, weights: dict[tuple[str, Layout], float]) -> None:
+    def count(self, step: Compute, part: PartSeconds, covers: Covers) -> None:
+        """Add what an operator takes, and the collectives that it has inside."""
+        name = step.operator.name
+        seconds = self.operator(step)
+        part.forward += seconds.forward
+        part.backward += seconds.backward
+        part.weight += seconds.weight
+        again = self.c.repeats(name)
+        part.again += seconds.forward if again else 0.0
+        part.issued_forward += 1
+        part.issued_backward += (seconds.backward > 0) + (seconds.weight > 0)
+        covers.add(step, seconds)
+        if not any(option.communication for option in step.decision.options):
+            return
+        moved = {"forward": 0.0, "backward": 0.0}
+        for collective in operator_collectives(self.model.graph, step, self.mesh.shape, self.analysis.gradients):
+            moved[collective.phase] += self.prices.seconds(collective.kind, collective.axis, collective.nbytes)
+        if self.c.habits.overlap_context and name.endswith(".core"):
+            moved = {"forward": exposed(moved["forward"], seconds.forward), "backward": exposed(moved["backward"], seconds.backward)}
+        if self.c.habits.overlap_experts and name.endswith(".experts"):
+            moved = {phase: exposed(value, value) for phase, value in moved.items()}
+        part.moved_forward += moved["forward"]
+        part.moved_backward += moved["backward"]
+        part.again += moved["forward"] if again else 0.0
+
+    def move(self, step: Redistribute, part: PartSeconds, covers: Covers) -> None:
         """A redistribution: gathers of parameters are counted in bytes, others in the seconds that nothing hides."""
-        graph = self.model.graph
+        graph, habits = self.model.graph, self.c.habits
         forward, backward = chain_collectives(graph, step, self.mesh.shape)
         if graph.tensors[step.tensor].role is Role.PARAMETER:
             part.gathered += sum(c.nbytes for c in forward)
             return
         ahead = sum(self.prices.seconds(c.kind, c.axis, c.nbytes) for c in forward)
         back = sum(self.prices.seconds(c.kind, c.axis, c.nbytes) for c in backward)
-        cover = weights.get((step.tensor, step.chain[-1]), 0.0) if self.c.habits.overlap_tensor else 0.0
+        place = (step.tensor, step.chain[-1])
         part.issued_forward += len(forward)
         part.issued_backward += len(backward)
-        part.moved_forward += ahead
-        part.moved_backward += exposed(back, cover)
-        if self.c.habits.regather and back and ahead:
-            part.moved_backward += exposed(ahead, cover)
+        pieces = self.c.tensor
+        if habits.pipelined_tensor and pieces > 1:
+            made = covers.made.get(step.tensor, Seconds(0.0, 0.0))
+            reads = covers.ahead.get(place, 0.0)
+            part.moved_forward += in_pieces(ahead, reads or made.forward, pieces)
+            part.moved_backward += in_pieces(back, covers.back.get(place, 0.0) or made.backward - made.weight, pieces)
+        else:
+            cover = covers.weight.get(place, 0.0) if habits.overlap_tensor else 0.0
+            part.moved_forward += ahead
+            part.moved_backward += exposed(back, cover)
+        if habits.regather and back and ahead:
+            part.moved_backward += exposed(ahead, covers.back.get(place, 0.0) if habits.overlap_tensor or habits.pipelined_tensor else 0.0)
 
     def operator(self, step: Compute) -> Seconds:
         """Seconds forward, backward, and of the part of backward that makes gradients of parameters."""
@@ -193,29 +243,35 @@ class Parts:
             for factor in (option.factor, *option.partners):
                 if factor >= 0:
                     sizes[factor] *= axis.size
-        key = (step.operator.name, tuple(sizes), self.cluster.device, self.c.habits.fused)
+        if step.operator.kind == "aten.cross_entropy_loss.default":
+            return self._loss(step, sizes)
+        key = (step.operator.name, tuple(sizes), step.decision.options, self.cluster.device, self.c.habits.fused)
         if key not in self.seconds:
             self.seconds[key] = step_seconds(step, self.analysis, self.prices, self.inside)
         return self.seconds[key]
+
+    def _loss(self, step: Compute, degrees: Sequence[float]) -> Seconds:
+        """Seconds of the loss by the passes of its kernels, less those of the cast, which is an operator of its own."""
+        logits = self.model.graph.tensors[step.operator.inputs[0]].size
+        for degree in degrees:
+            logits = logits / degree
+        cast = 6.0 if self.loss.wide else 0.0
+        passes = (self.loss.forward - cast, self.loss.backward - cast)
+        forward, backward = (float(memory_seconds(max(nbytes, 0.0) * logits, self.cluster.device)) for nbytes in passes)
+        return Seconds(forward, backward, 0.0)
 
     def stored(self, program: Program, found: dict[str, PartSeconds]) -> None:
         """Elements of parameters that a device uses in each part (ZeRO-3 stores a share of them)."""
         expert = self.axis.get("expert", -1)
         for tensor in program.graph.parameters:
             layout = program.assignment.storage[tensor.name]
-            own = ".experts." in tensor.name and not tensor.name.endswith("router.weight")
+            own = tensor.name.endswith((".experts.up.weight", ".experts.down.weight"))
             apart = [a for name, a in self.axis.items() if name == "data" or (name == "expert" and not own)]
             used = tuple(p for a, p in enumerate(layout) if a not in apart)
             sizes = [s for a, s in enumerate(self.mesh.shape) if a not in apart]
             elements = local_bytes(used, tensor.bytes, sizes) / DTYPE_BYTES[tensor.dtype]
-            part = found[part_of(tensor.name)]
+            part = found[self.model.part(tensor.name)]
             part.parameters += elements
             part.experts += elements if own and expert >= 0 else 0.0
             if self.c.zero == 3 and not any(layout[a].kind is Kind.SPLIT for a in apart):
                 part.gathered += elements * DTYPE_BYTES[tensor.dtype]  # no dim divides: its shards are cut from the flat parameter
-
-
-def part_of(name: str) -> str:
-    """The part, of `PARTS`, of an operator or a tensor by its name."""
-    head = name.partition(".")[0]
-    return "layer" if head == "layers" else head

@@ -1,22 +1,46 @@
-"""The sizes of a decoder-only transformer."""
+"""The sizes of a transformer: dense or of experts, decoder, encoder or both, on tokens or on patches of images."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from autopar.errors import UsageError, unknown
 
-POSITIONS = ("learned", "rotary", "rotary-unfused", "alibi")
+POSITIONS = ("none", "learned", "rotary", "rotary-unfused", "alibi")
+NORMS = ("layer_norm", "rms_norm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values are made of `kv_rank` elements of a token.
+
+    Queries are made of `q_rank` (0: of the hidden dim). Of a head, queries and keys have `nope` elements without and `rope` with a
+    position (keys share the latter), values `value`.
+    """
+
+    kv_rank: int
+    rope: int
+    nope: int
+    value: int
+    q_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A transformer: sizes in elements. `ffn` is the width of the feed-forward part (of each expert, where there are `experts`).
+    """A transformer: sizes in elements. `ffn` is the width of a feed-forward part.
 
-    `gated`: SwiGLU with three matrices instead of two. `expert_every`: every so many layers is one of experts, each token going to
-    `top_k` of them; `capacity`: rows that the experts compute, as a multiple of tokens times `top_k`. `dropout`: applied or not.
-    `gathered_logits`: the loss is computed on the logits of the whole vocabulary. `shared_input`: the two products of a gated feed-forward
-    part take their input through one redistribution, or each through its own.
+    `head_size` (0: hidden / heads). `gated`: SwiGLU with three matrices instead of two. `latent`: attention of another kind.
+    `experts` that the router deals tokens out to, `top_k` for each token, none of them dropped or padded; `expert_ffn`: the width of one
+    (0: `ffn`); `shared_ffn`: of the expert that every token goes to (0: none). Layers of experts: every `expert_every`-th behind the
+    first `dense_layers`. `window`: keys that a query sees, in all layers but every `full_every`-th (0: all of them see so few).
+    `mtp`: modules that predict further tokens (DeepSeek-V3, arXiv:2412.19437, section 2.2), each a layer and a head more.
+    `encoder_layers`, of `encoder_sequence` tokens (0: `sequence`), which the decoder attends to. `causal`: false for an encoder alone.
+    `patch`: tokens are patches of images with `patch` squared pixels of three colours, and the head sees their mean.
+    `tied`: the head shares the table of the embedding. `dropout`: applied or not. `qk_norm`: queries and keys are normalised by head.
+    `gathered_logits`: the loss is computed on the logits of the whole vocabulary. `shared_input`: the two products of a gated
+    feed-forward part take their input through one redistribution, or each through its own.
     """
 
     layers: int
@@ -26,29 +50,79 @@ class Shape:
     ffn: int
     vocab: int
     sequence: int
+    head_size: int = 0
     gated: bool = False
+    latent: Latent | None = None
     experts: int = 0
     top_k: int = 2
+    expert_ffn: int = 0
+    shared_ffn: int = 0
     expert_every: int = 1
-    capacity: float = 1.0
+    dense_layers: int = 0
+    window: int = 0
+    full_every: int = 0
+    mtp: int = 0
+    encoder_layers: int = 0
+    encoder_sequence: int = 0
+    causal: bool = True
+    patch: int = 0
     tied: bool = True
     bias: bool = True
+    qkv_bias: bool = False
     dropout: bool = True
+    qk_norm: bool = False
     norm: str = "layer_norm"
     position: str = "learned"
     gathered_logits: bool = False
     shared_input: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence"):
+        for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "top_k", "expert_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"a transformer's {name} must be at least 1, not {getattr(self, name)}")
-        if self.hidden % self.heads or self.heads % self.kv_heads:
-            raise UsageError(f"{self.heads} heads must divide hidden {self.hidden} and be a multiple of kv_heads {self.kv_heads}")
+        for name in ("head_size", "experts", "expert_ffn", "shared_ffn", "dense_layers", "window", "mtp", "encoder_layers", "patch"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"a transformer's {name} must not be negative, but is {getattr(self, name)}")
+        if self.heads % self.kv_heads or (self.hidden % self.heads and not self.head_size):
+            raise UsageError(
+                f"{self.heads} heads must divide hidden {self.hidden} where no head_size is given, and be a multiple of "
+                f"kv_heads {self.kv_heads}"
+            )
+        if self.experts and self.top_k > self.experts:
+            raise UsageError(f"a token cannot go to {self.top_k} of {self.experts} experts")
         if self.position not in POSITIONS:
             raise UsageError(unknown("position", self.position, POSITIONS))
+        if self.norm not in NORMS:
+            raise UsageError(unknown("norm", self.norm, NORMS))
+
+    @classmethod
+    def of(cls, path: str | Path, *, sequence: int | None = None) -> Shape:
+        """The shape that a Hugging Face `config.json` describes (see `huggingface`)."""
+        from .huggingface import shape_of
+
+        return shape_of(path, sequence=sequence)
 
     @property
-    def head_size(self) -> int:
-        """Width of one head."""
-        return self.hidden // self.heads
+    def width(self) -> int:
+        """Elements of one head."""
+        return self.head_size or self.hidden // self.heads
+
+    def kind(self, index: int) -> str:
+        """What the layer of that index is: layers of one kind are equal.
+
+        >>> shape = Shape(layers=4, hidden=8, heads=1, kv_heads=1, ffn=8, vocab=8, sequence=8, experts=4, dense_layers=1)
+        >>> [shape.kind(i) for i in range(4)]
+        ['dense', 'experts', 'experts', 'experts']
+        """
+        behind = index - self.dense_layers
+        with_experts = bool(self.experts) and behind >= 0 and (behind + 1) % self.expert_every == 0
+        whole = not self.window or (self.full_every > 0 and (index + 1) % self.full_every == 0)
+        return ("experts" if with_experts else "dense") + ("" if whole else " windowed")
+
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of all layers, those of the encoder first."""
+        return ("encoder",) * self.encoder_layers + tuple(self.kind(index) for index in range(self.layers))
+
+    def of_each_kind(self) -> Iterator[str]:
+        """Each kind of layer once, in the order in which they come."""
+        yield from dict.fromkeys(self.kinds())

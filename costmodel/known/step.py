@@ -8,6 +8,7 @@ micro-batch takes what its parts take; the pipeline, the reduction of gradients 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from autopar.errors import UsageError
@@ -16,16 +17,22 @@ from autopar.ir import DTYPE_BYTES
 from ..cluster import Cluster
 from ..collectives import collective_time
 from ..device.elementwise import memory_seconds
+from ..occupancy import occupied
 from ..pipeline import pipeline_seconds
 from .configuration import Configuration
 from .memory import peak_bytes
-from .parts import PartSeconds, parts_of, places_of
+from .parts import PartSeconds, exposed, parts_of, places_of
 from .shape import Shape
+from .stages import dealt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """Predicted seconds of a step, by part, what the stages take for a micro-batch, and the bytes of the fullest device."""
+    """Predicted seconds of a step, by part, what the stages take for a micro-batch, and the bytes of the fullest device.
+
+    `allocated`: of a device of each stage, at the peak of what its tensors take; `memory`: with what the allocator, the context and the
+    libraries take besides.
+    """
 
     step: float
     pipeline: float
@@ -33,6 +40,7 @@ class Priced:
     update: float
     forward: tuple[float, ...]
     backward: tuple[float, ...]
+    allocated: tuple[float, ...]
     memory: float
     fits: bool
 
@@ -43,8 +51,8 @@ def price(shape: Shape, configuration: Configuration, cluster: Cluster) -> Price
     Raises `UsageError` where degrees do not divide the shape (it names the operator), or there are more stages than layers.
     """
     chunks = configuration.pipeline * configuration.interleave
-    if chunks > shape.layers:
-        raise UsageError(f"{chunks} pipeline stages, with their chunks, are more than the {shape.layers} layers of the model")
+    if chunks > len(shape.kinds()):
+        raise UsageError(f"{chunks} pipeline stages, with their chunks, are more than the {len(shape.kinds())} layers of the model")
     return _Step(shape, configuration, cluster.sized(configuration.devices)).priced()
 
 
@@ -55,50 +63,46 @@ class _Step:
         self.shape, self.c, self.cluster = shape, c, cluster
         self.places = places_of(c, cluster)
         self.parts = parts_of(shape, c, cluster)
+        self.stages = [self._members(i, found) for i, found in enumerate(dealt(shape, c, {n: p.parameters for n, p in self.parts.items()}))]
 
-    def layers(self) -> list[int]:
-        """Layers of each stage; what does not divide is left over in the middle, or (greedy) missing at the end."""
-        p, habit, parts = self.c.pipeline, self.c.habits.partition, self.parts
-        if habit == "greedy":
-            each = -(-self.shape.layers // p)
-            return [max(min(each, self.shape.layers - each * stage), 0) for stage in range(p)]
-        ends = 0 if habit == "even" or p == 1 else 1 if habit == "items" else round(parts["embed"].parameters / parts["layer"].parameters)
-        each, over = divmod(self.shape.layers + 2 * ends, p)
-        start = (p - over) // 2
-        return [each + (start <= stage < start + over) - ends * (stage in (0, p - 1)) for stage in range(p)]
+    def _members(self, stage: int, layers: Counter[str]) -> dict[str, float]:
+        """How often a stage has each part, in the order of the model."""
+        last = stage == self.c.pipeline - 1
+        found = {"embed": float(stage == 0), **layers, "mtp": float(last), "head": float(last)}
+        return {name: float(count) for name, count in found.items() if name in self.parts}
 
     def priced(self) -> Priced:
         c, parts = self.c, self.parts
-        layer, layers = parts["layer"], self.layers()
-        forward, backward, weight, stored = [], [], [], []
-        for stage, count in enumerate(layers):
-            ends = [(parts["embed"], stage == 0), (parts["head"], stage == c.pipeline - 1)]
-            members = [(layer, count), *((part, 1) for part, here in ends if here)]
-            forward.append(sum(n * self.ahead(part) for part, n in members))
-            repeated = c.habits.recompute_ends and c.recompute == "full"
-            backward.append(sum(n * (self.back(part) + (self.again(part) if part is layer or repeated else 0.0)) for part, n in members))
-            weight.append(sum(n * part.weight for part, n in members))
-            stored.append(sum(n * part.parameters for part, n in members))
+        forward, backward, weight = [], [], []
+        for members in self.stages:
+            forward.append(sum(n * self.ahead(parts[name]) for name, n in members.items()))
+            backward.append(sum(n * (self.back(parts[name]) + self.again(name)) for name, n in members.items()))
+            weight.append(sum(n * parts[name].weight for name, n in members.items()))
         pipeline = pipeline_seconds(
             c.pipeline_schedule, forward, backward, weight, self.send(), c.micro_batches, c.interleave,
             overlap_sends=c.habits.overlap_sends,
         )  # fmt: skip
+        stored = [sum(n * parts[name].parameters for name, n in members.items()) for members in self.stages]
         fullest = max(range(len(stored)), key=stored.__getitem__)
-        largest, experts = stored[fullest], layer.experts * layers[fullest]
-        reduction = self.reduction(largest, experts, backward[-1])
-        update = self.update(largest)
-        memory = peak_bytes(self.shape, c, self.cluster, parts, layers)
+        experts = sum(n * parts[name].experts for name, n in self.stages[fullest].items())
+        reduction = self.reduction(stored[fullest], experts, forward[fullest], backward[-1])
+        update = self.update(stored[fullest], experts)
+        allocated = peak_bytes(self.shape, c, self.cluster, parts, self.stages)
+        peak = max(allocated, key=lambda m: occupied(m, self.cluster.device))
+        memory = occupied(peak, self.cluster.device) + c.habits.workspace
         return Priced(
             step=pipeline + reduction + update, pipeline=pipeline, reduction=reduction, update=update, forward=tuple(forward),
-            backward=tuple(backward), memory=memory, fits=memory <= self.cluster.device.memory_capacity,
+            backward=tuple(backward), allocated=tuple(m.total + c.habits.workspace for m in allocated), memory=memory,
+            fits=memory <= self.cluster.device.memory_capacity,
         )  # fmt: skip
 
     def gather(self, part: PartSeconds) -> float:
         """Seconds of gathering a part's parameters at once (ZeRO-3)."""
         if not part.gathered:
             return 0.0
-        seconds = self.collective("all_gather", part.gathered, self.c.replicas, self.places.replicas)
-        return max(seconds, part.gathered / self.c.habits.gather_rate)
+        nbytes = part.gathered * (self.c.habits.gathered_bytes or DTYPE_BYTES[self.c.dtype]) / DTYPE_BYTES[self.c.dtype]
+        seconds = self.collective("all_gather", nbytes, self.c.replicas, self.places.replicas)
+        return max(seconds, nbytes / self.c.habits.gather_rate)
 
     def collective(self, kind: str, nbytes: float, group: int, level: str) -> float:
         return float(collective_time(kind, nbytes, group, level=level, cluster=self.cluster))
@@ -132,12 +136,14 @@ class _Step:
         traffic = DTYPE_BYTES[self.c.dtype] + 2 * habits.gradient_bytes if habits.accumulation_bytes is None else habits.accumulation_bytes
         return float(memory_seconds(part.parameters * traffic, self.cluster.device))
 
-    def again(self, part: PartSeconds) -> float:
-        if self.c.recompute == "none":
+    def again(self, name: str) -> float:
+        """Seconds of a part's forward pass that the backward pass repeats."""
+        c, part = self.c, self.parts[name]
+        if c.recompute == "none" or (name in ("embed", "head") and not (c.recompute == "full" and c.habits.recompute_ends)):
             return 0.0
-        if self.c.recompute == "selective":
+        if c.recompute == "selective":
             return part.again
-        return self.c.habits.recomputed * self.run(part.forward + part.moved_forward, part.issued_forward)
+        return c.habits.recomputed * self.run(part.forward + part.moved_forward, part.issued_forward)
 
     def send(self) -> float:
         """Seconds of one message between stages, and the gather on arrival where the ranks send shares."""
@@ -151,26 +157,36 @@ class _Step:
             seconds += c.habits.send_gathers * self.collective("all_gather", nbytes, c.tensor, self.places.axes[-1])
         return seconds
 
-    def reduction(self, parameters: float, experts: float, last_backward: float) -> float:
-        """Exposed seconds of reducing the gradients of a device once a step (and of gathering the updated shards)."""
+    def reduction(self, parameters: float, experts: float, forward: float, backward: float) -> float:
+        """Exposed seconds of reducing the gradients of a device once a step, and of gathering the updated shards; `forward` and `backward`:
+        of the micro-batch under which they run."""
         c = self.c
         if c.replicas == 1 or c.zero == 3:
             return 0.0
-        seconds = self.reduced(parameters - experts, c.replicas, self.places.replicas)
+        groups = [(parameters - experts, c.replicas, self.places.replicas)]
         if experts:
             apart, _, context, _ = self.places.axes
-            seconds += self.reduced(experts, c.data // c.expert, apart) + self.reduced(experts, c.context, context)
-        return max(0.0, seconds - last_backward) if c.habits.overlap_gradients else seconds
+            groups += [(experts, c.data // c.expert, apart), (experts, c.context, context)]
+        reduce = sum(self.reduced(*group) for group in groups)
+        gather = sum(self.regathered(*group) for group in groups)
+        return (exposed(reduce, backward) if c.habits.overlap_gradients else reduce) + (
+            exposed(gather, forward) if c.habits.overlap_gather else gather
+        )
 
     def reduced(self, parameters: float, group: int, level: str) -> float:
         """Seconds of reducing the gradients of as many parameters in a group."""
         c = self.c
-        nbytes = parameters * c.habits.reduced_bytes
-        if c.zero == 0:
-            return self.collective("all_reduce", nbytes, group, level)
-        seconds = self.collective("all_reduce" if c.habits.reduce_whole else "reduce_scatter", nbytes, group, level)
-        return seconds + self.collective("all_gather", parameters * DTYPE_BYTES[c.dtype], group, level)
+        whole = c.zero == 0 or c.habits.reduce_whole
+        return self.collective("all_reduce" if whole else "reduce_scatter", parameters * c.habits.reduced_bytes, group, level)
 
-    def update(self, parameters: float) -> float:
-        shards = self.c.replicas if self.c.zero else 1
-        return float(memory_seconds(parameters * self.c.habits.update_traffic / shards, self.cluster.device))
+    def regathered(self, parameters: float, group: int, level: str) -> float:
+        """Seconds of gathering as many parameters after the update of their shards."""
+        if self.c.zero == 0:
+            return 0.0
+        return self.collective("all_gather", parameters * (self.c.habits.gathered_bytes or DTYPE_BYTES[self.c.dtype]), group, level)
+
+    def update(self, parameters: float, experts: float) -> float:
+        """Seconds of the optimizer on a device's shards; experts are sharded over the ranks that have the same ones."""
+        c = self.c
+        owned = parameters if not c.zero else (parameters - experts) / c.replicas + experts / max(c.replicas // c.expert, 1)
+        return float(memory_seconds(owned * c.habits.update_traffic, self.cluster.device))

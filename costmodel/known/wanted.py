@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from autopar.sharding.direct_assignment import Pin
 from autopar.sharding.layout import P, Placement, R, S
 
 
@@ -12,7 +14,8 @@ class Wanted:
     """What each kind of axis makes of an operator's outputs (of its first input, where it gives a scalar): the pin of every known scheme.
 
     `tensor`: on a tensor-parallel axis as Megatron splits it; `sequence`: the same with sequence parallelism. `expert`: on an axis that
-    splits the experts and, elsewhere, the batch (None: as `data`).
+    splits the experts and, elsewhere, the batch (None: as `data`). `weight`: what such an axis, and a tensor-parallel one, make of the
+    operator's last weights, where its outputs alone leave that open.
     """
 
     data: Placement
@@ -20,15 +23,21 @@ class Wanted:
     tensor: Placement
     sequence: Placement
     expert: Placement | None = None
+    weight: Mapping[str, Placement] | None = None
+
+    def on(self, kind: str) -> Pin:
+        """The pin on an axis of a kind: data, context, tensor, sequence or expert."""
+        placement = getattr(self, kind) or self.data
+        return (placement, self.weight[kind]) if self.weight and kind in self.weight else placement
 
 
 ROWS = Wanted(data=S(0), context=S(1), tensor=R, sequence=S(1))
 INNER = Wanted(data=S(0), context=S(1), tensor=S(2), sequence=S(2))
 SUM = Wanted(data=S(0), context=S(1), tensor=P, sequence=P)
 WHOLE = Wanted(data=S(0), context=S(1), tensor=R, sequence=R)
-WHOLE_SEQUENCE = Wanted(data=S(0), context=R, tensor=R, sequence=R)
-DEALT = Wanted(data=S(1), context=R, tensor=R, sequence=R, expert=S(1))
-EXPERT = Wanted(data=S(1), context=R, tensor=R, sequence=R, expert=S(0))
-EXPERT_SUM = replace(EXPERT, tensor=P, sequence=P)
-EXPERT_INNER = Wanted(data=S(1), context=R, tensor=S(2), sequence=S(2), expert=S(0))
 HEADS = Wanted(data=S(0), context=S(2), tensor=S(1), sequence=S(1))
+GROUPS = Wanted(data=S(0), context=S(3), tensor=S(1), sequence=S(1))
+TOKENS = Wanted(data=S(0), context=S(0), tensor=R, sequence=R)
+"""Rows of tokens on their way to experts, whose inner dim is split over tensor-parallel ranks."""
+EXPERT_ROWS = Wanted(data=S(0), context=S(0), tensor=P, sequence=P, weight={"tensor": S(1), "sequence": S(1), "expert": S(0)})
+ROUTED = Wanted(data=S(0), context=S(1), tensor=P, sequence=P)

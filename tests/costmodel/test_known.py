@@ -10,6 +10,7 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.known.configuration import Configuration, Habits
+from autopar.costmodel.known.graph_builder import Kernels
 from autopar.costmodel.known.memory import working
 from autopar.costmodel.known.parts import Parts, exposed, places_of
 from autopar.costmodel.known.shape import Shape
@@ -25,7 +26,7 @@ LLAMA = replace(SHAPE, kv_heads=4, ffn=2816, gated=True, tied=False, bias=False,
 
 def parts_of(shape: Shape, c: Configuration, layers: int = 1) -> Parts:
     cluster = CLUSTER.sized(c.devices)
-    return Parts(shape, c, cluster, places_of(c, cluster), layers=layers)
+    return Parts(shape, c, cluster, places_of(c, cluster), kinds=("dense",) * layers)
 
 
 def collectives(shape: Shape, c: Configuration) -> Counter[tuple[str, str]]:
@@ -37,13 +38,13 @@ def collectives(shape: Shape, c: Configuration) -> Counter[tuple[str, str]]:
 @pytest.mark.parametrize("shape", [SHAPE, LLAMA])
 @pytest.mark.parametrize("attention", ["fused", "flash2"])
 def test_megatron_reduces_twice_forward_and_twice_backward(shape: Shape, attention: str) -> None:
-    c = Configuration(global_batch=8, micro_batch=8, tensor=4, attention=attention)
+    c = Configuration(global_batch=8, micro_batch=8, tensor=4, kernels=Kernels(attention=attention))
     extra = 1 if shape is LLAMA else 0  # the query and the key-value product share the norm's output, one redistribution
     assert collectives(shape, c) == {("forward", "all_reduce"): 2, ("backward", "all_reduce"): 2}, extra
 
 
 def test_sequence_parallelism_gathers_and_scatters_the_same_bytes() -> None:
-    c = Configuration(global_batch=8, micro_batch=8, tensor=4, attention="flash2")
+    c = Configuration(global_batch=8, micro_batch=8, tensor=4, kernels=Kernels(attention="flash2"))
     split = replace(c, sequence_parallel=True)
     assert collectives(SHAPE, split) == {(phase, kind): 2 for phase in ("forward", "backward") for kind in ("all_gather", "reduce_scatter")}
     whole, pieces = (
@@ -55,7 +56,7 @@ def test_sequence_parallelism_gathers_and_scatters_the_same_bytes() -> None:
 
 def test_zero_3_moves_half_as_much_again_as_data_parallelism() -> None:
     c = Configuration(global_batch=8, micro_batch=1, data=8)
-    plain, split = parts_of(SHAPE, c).parts()["layer"], parts_of(SHAPE, replace(c, zero=3)).parts()["layer"]
+    plain, split = parts_of(SHAPE, c).parts()["dense"], parts_of(SHAPE, replace(c, zero=3)).parts()["dense"]
     assert plain.gathered == 0
     gradients = split.parameters * 2
     # All-reduce: twice the gradients. ZeRO-3: two gathers of the weights and one scatter of the gradients.
@@ -64,21 +65,21 @@ def test_zero_3_moves_half_as_much_again_as_data_parallelism() -> None:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_layers_are_priced_once_and_counted_often(sequence_parallel: bool) -> None:
-    c = Configuration(global_batch=4, micro_batch=2, data=2, tensor=4, sequence_parallel=sequence_parallel, attention="fused")
+    c = Configuration(global_batch=4, micro_batch=2, data=2, tensor=4, sequence_parallel=sequence_parallel, kernels=Kernels(attention="fused"))
     one, four = parts_of(SHAPE, c).parts(), parts_of(SHAPE, c, layers=4).parts()
     for name in ("forward", "backward", "weight", "moved_forward", "moved_backward", "parameters", "issued_forward"):
-        assert getattr(four["layer"], name) == pytest.approx(4 * getattr(one["layer"], name), rel=1e-9)
+        assert getattr(four["dense"], name) == pytest.approx(4 * getattr(one["dense"], name), rel=1e-9)
         assert getattr(four["head"], name) == pytest.approx(getattr(one["head"], name), rel=1e-9)
 
 
 def test_the_parts_are_those_of_the_ordinary_estimate() -> None:
-    """No second model: the same program through `estimate` takes the same forward and backward seconds."""
-    c = Configuration(global_batch=2, micro_batch=2, tensor=4, attention="fused")
+    """No second model: the same program through `estimate` takes the same seconds but for the loss, whose kernels are the framework's."""
+    c = Configuration(global_batch=2, micro_batch=2, tensor=4, kernels=Kernels(attention="fused"))
     parts = parts_of(SHAPE, c, layers=4)
     found = parts.parts()
     whole = estimate(parts.program(), parts.analysis, parts.prices, optimizer="adamw")
-    assert sum(part.forward for part in found.values()) == pytest.approx(whole.forward, rel=1e-9)
-    assert sum(part.backward for part in found.values()) == pytest.approx(whole.backward, rel=1e-9)
+    assert sum(part.forward for part in found.values()) == pytest.approx(whole.forward, rel=0.01)
+    assert sum(part.backward for part in found.values()) == pytest.approx(whole.backward, rel=0.01)
 
 
 def test_a_pipeline_of_equal_stages_takes_its_bubble() -> None:
@@ -89,23 +90,23 @@ def test_a_pipeline_of_equal_stages_takes_its_bubble() -> None:
 
 
 def test_recomputing_everything_repeats_the_forward_pass_and_keeps_little() -> None:
-    c = Configuration(global_batch=4, micro_batch=4, attention="fused")
+    c = Configuration(global_batch=4, micro_batch=4, kernels=Kernels(attention="fused"))
     none, some, full = (price(SHAPE, replace(c, recompute=name), CLUSTER) for name in ("none", "selective", "full"))
     assert none.backward[0] < some.backward[0] < full.backward[0]
     assert none.memory > some.memory > full.memory
     for tensor in (1, 2, 4):
         found = working(SHAPE, replace(c, recompute="full", tensor=tensor), CLUSTER)
-        assert found["layer"].saved == 4 * 512 * 1024 * 2, "only the input of a layer"
+        assert found["dense"].saved == 4 * 512 * 1024 * 2, "only the input of a layer"
 
 
 def test_activations_of_a_layer_follow_korthikanti() -> None:
     """s b h (34 + 5 a s / h) bytes for a layer, over t with sequence parallelism, 34 s b h / t with selective recompute (2205.05198)."""
-    c = Configuration(global_batch=2, micro_batch=2, attention="fused", dtype="float16")
+    c = Configuration(global_batch=2, micro_batch=2, kernels=Kernels(attention="fused"), dtype="float16")
     rows, square = 512 * 2 * 1024, 16 * 512 * 512 * 2
-    assert working(SHAPE, c, CLUSTER)["layer"].saved == pytest.approx(34 * rows + 5 * square, rel=0.03)
+    assert working(SHAPE, c, CLUSTER)["dense"].saved == pytest.approx(34 * rows + 5 * square, rel=0.03)
     split = replace(c, tensor=4, sequence_parallel=True, habits=Habits(regather=True))
-    assert working(SHAPE, split, CLUSTER)["layer"].saved == pytest.approx((34 * rows + 5 * square) / 4, rel=0.03)
-    assert working(SHAPE, replace(split, recompute="selective"), CLUSTER)["layer"].saved == pytest.approx(34 * rows / 4, rel=0.05)
+    assert working(SHAPE, split, CLUSTER)["dense"].saved == pytest.approx((34 * rows + 5 * square) / 4, rel=0.03)
+    assert working(SHAPE, replace(split, recompute="selective"), CLUSTER)["dense"].saved == pytest.approx(34 * rows / 4, rel=0.05)
 
 
 def test_a_collective_under_cover_slows_the_cover_down() -> None:
@@ -141,7 +142,7 @@ def test_degrees_that_do_not_divide_are_errors_that_name_the_operator() -> None:
     with pytest.raises(UsageError, match="8 pipeline stages, with their chunks, are more than the 4 layers"):
         price(SHAPE, Configuration(global_batch=8, pipeline=8), CLUSTER)
     with pytest.raises(UsageError, match="unknown attention 'flash'"):
-        transformer(SHAPE, batch=1, attention="flash")
+        Kernels(attention="flash")
 
 
 @pytest.mark.parametrize("shape", [SHAPE, LLAMA])
@@ -161,13 +162,19 @@ def test_context_parallel_ranks_send_keys_around_and_reduce_gradients(shape: Sha
 
 def test_experts_split_over_ranks_move_their_rows_by_all_to_all() -> None:
     """Two all-to-alls forward and two backward for each layer of experts; their weights lie on a share of the ranks."""
-    shape = replace(SHAPE, experts=8, expert_every=2, ffn=2048)
+    shape = replace(SHAPE, experts=8, expert_every=2, expert_ffn=2048, bias=False)
     c = Configuration(global_batch=8, micro_batch=1, data=8, expert=4)
     cluster = CLUSTER.sized(c.devices)
-    parts = Parts(shape, c, cluster, places_of(c, cluster))
+    parts = Parts(shape, c, cluster, places_of(c, cluster), kinds=("dense", "experts"))
     moved = Counter((x.phase, x.kind) for x in scheduled(parts.program()).collectives() if x.kind == "all_to_all")
     assert moved == {("forward", "all_to_all"): 2, ("backward", "all_to_all"): 2}
-    alone = replace(c, expert=1)
-    together = parts_of(shape, alone).parts()["layer"].parameters - 2 * 1024 * 2048 * 8 / 2
-    assert parts.parts()["layer"].parameters == pytest.approx(together + 2 * 1024 * 2048 * 8 / 2 / 4, rel=1e-6)
-    assert price(shape, c, CLUSTER).memory < price(shape, alone, CLUSTER).memory
+    alone = price(shape, replace(c, expert=1), CLUSTER)
+    assert parts.parts()["experts"].experts == 2 * 1024 * 2048 * 8 / 4
+    assert price(shape, c, CLUSTER).memory < alone.memory
+
+
+def test_experts_cost_as_many_rows_as_they_are_given() -> None:
+    """No one-hot products: twice the sequence is twice the time of the experts, but for their launches."""
+    shape = replace(SHAPE, experts=8, expert_ffn=2048, bias=False)
+    found = [parts_of(replace(shape, sequence=s), Configuration(global_batch=8, micro_batch=8)).model.graph for s in (512, 1024)]
+    assert [len(graph.operators) for graph in found][0] == len(found[1].operators)

@@ -1,0 +1,109 @@
+"""The models of published runs: sizes as a row gives them, or those of the public model that it names; and the work of a token.
+
+    forward FLOPs a token of a layer = 2 x the elements of the matrices that it meets + 4 keys x head size x heads
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autopar.costmodel.known.frameworks import Framework
+from autopar.costmodel.known.shape import Latent, Shape
+
+from .missing import Missing
+
+Row = Mapping[str, str]
+DATA = Path(__file__).with_name("data")
+OWN = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+"""Sizes that a row may give itself."""
+
+
+@functools.cache
+def public_models() -> Mapping[str, Shape]:
+    """Shapes by every name of a public model; `data/models.json` has the source of each."""
+    found: dict[str, Shape] = {}
+    for name, entry in json.loads((DATA / "models.json").read_text(encoding="utf-8")).items():
+        given: dict[str, Any] = dict(entry["shape"])
+        if "latent" in given:
+            given["latent"] = Latent(**given["latent"])
+        shape = Shape(**given, sequence=1)
+        found.update(dict.fromkeys((name, *entry["names"]), shape))
+    return found
+
+
+def number(row: Row, name: str, default: int = 1) -> int:
+    """A whole number of a row, or the default where it gives none."""
+    return int(float(row[name])) if row.get(name) else default
+
+
+def shape_of(row: Row, work: Framework) -> Shape:
+    """The model of a row. Raises `Missing` where neither the row nor the table of public models has its sizes."""
+    if not row["seq_len"]:
+        raise Missing("not given: seq_len")
+    known = public_models().get(row["model"])
+    own = {name: number(row, name) for name in OWN if row[name]}
+    if known is not None:
+        # Vocabularies are padded, and cut models have fewer layers; an expert's width stands in the column of the dense one.
+        given = {name: own[name] for name in ("layers", "vocab") if name in own}
+        shape = replace(known, sequence=number(row, "seq_len"), **given)
+    else:
+        shape = _own_shape(row, own)
+    return work.shaped(replace(shape, dropout=shape.dropout and row["group"] not in WITHOUT_DROPOUT))
+
+
+WITHOUT_DROPOUT = ("mpt", "nemo_2407", "mbridge", "mlm_h100", "torchtitan", "fms", "alpa_ws")
+
+
+def _own_shape(row: Row, own: Mapping[str, int]) -> Shape:
+    missing = [name for name in ("layers", "hidden", "vocab") if name not in own]
+    if missing:
+        raise Missing(f"not given: {', '.join(missing)}")
+    if row.get("experts", "") not in ("", "0", "1"):
+        raise Missing("a mixture of experts of its own kind")
+    hidden = own["hidden"]
+    heads = own.get("heads") or next(heads for heads in (96, 64, 32, 1) if hidden % heads == 0)
+    llama = row["arch"] == "llama"
+    return Shape(
+        layers=own["layers"], hidden=hidden, heads=heads, kv_heads=own.get("kv_heads", heads), ffn=own.get("ffn", 4 * hidden),
+        vocab=own["vocab"], sequence=number(row, "seq_len"), gated=row["gated_mlp"] == "1", tied=not llama, bias=not llama,
+        dropout=not llama, norm="rms_norm" if llama else "layer_norm", position=_position(row, llama),
+    )  # fmt: skip
+
+
+def _position(row: Row, llama: bool) -> str:
+    if llama:
+        return "rotary"
+    return "alibi" if "BLOOM" in row["framework"] else "learned"
+
+
+def forward_flops(shape: Shape) -> float:
+    """FLOPs of a token's forward pass, a causal mask not counted as half."""
+    return sum(layer_flops(shape, kind) for kind in shape.kinds()) + 2.0 * shape.hidden * shape.vocab * (1 + shape.mtp)
+
+
+def layer_flops(shape: Shape, kind: str) -> float:
+    """FLOPs of a token's forward pass through a layer of a kind."""
+    s, h = shape, shape.hidden
+    matrices = 3 if s.gated else 2
+    if s.latent:
+        m = s.latent
+        query = (h * m.q_rank + m.q_rank * s.heads * (m.nope + m.rope)) if m.q_rank else h * s.heads * (m.nope + m.rope)
+        projections = query + h * (m.kv_rank + m.rope) + m.kv_rank * s.heads * (m.nope + m.value) + s.heads * m.value * h
+        width = m.nope + m.rope + m.value
+    else:
+        projections, width = h * s.width * (2 * s.heads + 2 * s.kv_heads), 2 * s.width
+    inner = (s.top_k * (s.expert_ffn or s.ffn) + s.shared_ffn) if "experts" in kind else s.ffn
+    keys = min(s.window, s.sequence) if "windowed" in kind else s.sequence
+    return 2.0 * (projections + matrices * h * inner) + attention_flops(s, keys, width)
+
+
+def attention_flops(shape: Shape, keys: int, width: int) -> float:
+    """FLOPs of a token's scores and their product with the values; `width`: elements of a key and a value together."""
+    return 2.0 * shape.heads * keys * width
+
+

@@ -1,0 +1,138 @@
+"""Attention of a transformer layer: projections to heads, positions, the kernel or its pieces, and the projection back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.sharding.layout import R
+
+from .graph_builder import LIBRARY, GraphBuilder
+from .shape import Latent
+from .wanted import GROUPS, HEADS, INNER, ROWS, SUM, Wanted
+
+
+def attend(b: GraphBuilder, name: str, x: str, *, memory: str = "", windowed: bool = False, causal: bool = True) -> str:
+    """Attention of `x` [batch, sequence, hidden] to itself, or to `memory`, the results of an encoder."""
+    q, k, v = _latent(b, name, x, b.shape.latent) if b.shape.latent else _heads(b, name, x, memory)
+    context = _core(b, f"{name}.core", q, k, v, window=b.shape.window if windowed else 0, causal=causal and not memory)
+    batch, heads, length, width = b.size(context)
+    rows = b.view(f"{name}.back", "aten.transpose.int", context, (batch, length, heads, width), INNER, dim0=1, dim1=2)
+    flat = (batch, length, heads * width)
+    # The product's kernel wants rows that lie together: kernels in one piece write them so, batched products do not.
+    kind = "aten.view.default" if b.kernels.one_kernel else "aten.clone.default"
+    if not b.kernels.one_kernel:
+        rows = b.pointwise(f"{name}.contiguous", kind, rows, INNER)
+    return b.linear(f"{name}.out", b.view(f"{name}.flatten", "aten.view.default", rows, flat, INNER, size=flat), b.shape.hidden, SUM)
+
+
+def _heads(b: GraphBuilder, name: str, x: str, memory: str) -> tuple[str, ...]:
+    """Queries of the rows, keys and values of the same rows or of `memory`, [batch, heads, sequence, head size] each."""
+    s = b.shape
+    bias = s.bias or s.qkv_bias
+    groups = s.heads // s.kv_heads
+    if not memory and (b.kernels.joined or groups == 1):
+        # Each group of heads lies beside its keys and values, so that a rank of a split product has all three.
+        whole = b.linear(f"{name}.qkv", x, (s.heads + 2 * s.kv_heads) * s.width, INNER, bias=bias)
+        both = _headed(b, f"{name}.view", whole, s.kv_heads)
+        q, k, v = b.pieces(f"{name}.split", both, (groups * s.width, s.width, s.width), INNER)
+        if groups > 1:
+            spread = (*b.size(q)[:2], s.heads, s.width)
+            q = b.view(f"{name}.heads", "aten.reshape.default", q, spread, INNER, shape=spread)
+    else:
+        q = _headed(b, f"{name}.q_view", b.linear(f"{name}.query", x, s.heads * s.width, INNER, bias=bias), s.heads)
+        pair = b.linear(f"{name}.keyvalue", memory or x, 2 * s.kv_heads * s.width, INNER, bias=bias)
+        k, v = b.pieces(f"{name}.split", _headed(b, f"{name}.view", pair, s.kv_heads), (s.width, s.width), INNER)
+    q, k, v = (_to_heads(b, f"{name}.transpose{i}", t) for i, t in enumerate((q, k, v)))
+    if s.qk_norm:
+        q, k = (b.normalised(f"{name}.norm{i}", t, HEADS) for i, t in enumerate((q, k)))
+    if s.position.startswith("rotary") and not memory:
+        q, k = (_rotate(b, f"{name}.rotate{i}", t) for i, t in enumerate((q, k)))
+    if b.kernels.repeats_keys and groups > 1:
+        k, v = (_repeated(b, f"{name}.repeat{i}", t, groups) for i, t in enumerate((k, v)))
+    return q, k, v
+
+
+def _repeated(b: GraphBuilder, name: str, x: str, times: int) -> str:
+    """Every head's own copy of the keys or values of its group."""
+    batch, heads, length, width = b.size(x)
+    one, all_of, flat = (batch, heads, 1, length, width), (batch, heads, times, length, width), (batch, heads * times, length, width)
+    x = b.view(f"{name}.one", "aten.unsqueeze.default", x, one, GROUPS, dim=2)
+    x = b.view(f"{name}.spread", "aten.expand.default", x, all_of, GROUPS, size=all_of)
+    x = b.pointwise(f"{name}.copy", "aten.clone.default", x, GROUPS)
+    return b.view(f"{name}.flat", "aten.view.default", x, flat, HEADS, size=flat)
+
+
+def _to_heads(b: GraphBuilder, name: str, x: str) -> str:
+    batch, length, count, width = b.size(x)
+    return b.view(name, "aten.transpose.int", x, (batch, count, length, width), HEADS, dim0=1, dim1=2)
+
+
+def _latent(b: GraphBuilder, name: str, x: str, latent: Latent) -> tuple[str, ...]:
+    """Latent attention while training: keys and values are written out for all heads (arXiv:2405.04434, equations 9 to 18)."""
+    heads, width = b.shape.heads, latent.nope + latent.rope
+    source = x
+    if latent.q_rank:
+        source = b.normalised(f"{name}.q_norm", b.linear(f"{name}.q_down", x, latent.q_rank, ROWS))
+    q = _headed(b, f"{name}.q_view", b.linear(f"{name}.query", source, heads * width, INNER), heads)
+    both = b.linear(f"{name}.kv_down", x, latent.kv_rank + latent.rope, ROWS)
+    down, shared = b.pieces(f"{name}.down", both, (latent.kv_rank, latent.rope), ROWS)
+    up = b.linear(f"{name}.kv_up", b.normalised(f"{name}.kv_norm", down), heads * (latent.nope + latent.value), INNER)
+    k, v = b.pieces(f"{name}.up", _headed(b, f"{name}.kv_view", up, heads), (latent.nope, latent.value), INNER)
+    # All heads share the part of the keys that has a position: one kernel turns it, another copies it beside that of every head.
+    turned = _headed(b, f"{name}.rope_view", b.pointwise(f"{name}.rotate1", "aten.neg.default", shared, ROWS), 1, ROWS)
+    spread = (*b.size(k)[:-1], latent.rope)
+    k = b.join(f"{name}.keys", (k, b.view(f"{name}.spread", "aten.expand.default", turned, spread, INNER, size=spread)), INNER)
+    q, k, v = (_to_heads(b, f"{name}.transpose{i}", t) for i, t in enumerate((q, k, v)))
+    return b.pointwise(f"{name}.rotate0", "aten.neg.default", q, HEADS), k, v
+
+
+def _headed(b: GraphBuilder, name: str, x: str, count: int, wanted: Wanted = INNER) -> str:
+    """View the columns as `count` heads: [batch, sequence, heads, head size]."""
+    batch, length, width = b.size(x)
+    out = (batch, length, count, width // count)
+    return b.view(name, "aten.view.default", x, out, wanted, size=out)
+
+
+def _rotate(b: GraphBuilder, name: str, x: str) -> str:
+    """Rotary positions: one kernel, or x * cos + rotated(x) * sin as five."""
+    if b.shape.position == "rotary":  # any kernel that reads and writes once
+        return b.pointwise(name, "aten.neg.default", x, HEADS)
+    halves = b.pointwise(f"{name}.neg", "aten.neg.default", x, HEADS)
+    turned = b.pointwise(f"{name}.cat", "aten.clone.default", halves, HEADS)
+    cos = b.op(f"{name}.cos", "aten.mul.Tensor", {"self": x}, b.size(x), HEADS, other=1.0)[0]
+    sin = b.op(f"{name}.sin", "aten.mul.Tensor", {"self": turned}, b.size(x), HEADS, other=1.0)[0]
+    return b.pointwise(f"{name}.sum", "aten.add.Tensor", cos, HEADS, other=sin)
+
+
+def _core(b: GraphBuilder, name: str, q: str, k: str, v: str, *, window: int, causal: bool) -> str:
+    """Attention proper, [batch, heads, sequence, head size] each."""
+    shape, keys = b.size(q), b.size(k)
+    out = (*shape[:3], b.size(v)[-1])
+    if b.kernels.one_kernel:
+        # Its kernels draw dropout from a counter: nothing more is read, written or kept.
+        return b.op(
+            name, "aten.scaled_dot_product_attention.default", {"query": q, "key": k, "value": v}, out, HEADS, attn_mask=None,
+            is_causal=causal, dropout_p=0.0, enable_gqa=keys[1] != shape[1], kernel=b.kernels.attention, window=window,
+        )[0]  # fmt: skip
+    grouped = (shape[0], keys[1], shape[1] // keys[1] * shape[2], shape[3])
+    if grouped != shape:  # the queries of a group lie behind one another and share its keys
+        q = b.view(f"{name}.group", "aten.reshape.default", q, grouped, HEADS, shape=grouped)
+    across = (*keys[:2], keys[3], keys[2])
+    turned = b.view(f"{name}.keys", "aten.transpose.int", k, across, replace(HEADS, context=R), dim0=-1, dim1=-2)
+    w = b.op(f"{name}.scores", "aten.matmul.default", {"self": q, "other": turned}, (*grouped[:3], keys[2]), HEADS)[0]
+    if b.shape.position == "alibi":  # the bias is laid out whole before the product adds to it
+        w = b.pointwise(f"{name}.bias", "aten.clone.default", w, HEADS)
+    w = b.dropout(f"{name}.dropout", _softmax(b, name, w), HEADS)
+    w = b.op(f"{name}.context", "aten.matmul.default", {"self": w, "other": v}, (*grouped[:3], out[-1]), HEADS)[0]
+    return w if grouped == shape else b.view(f"{name}.ungroup", "aten.reshape.default", w, out, HEADS, shape=out)
+
+
+def _softmax(b: GraphBuilder, name: str, w: str) -> str:
+    """Scale, mask and softmax: one kernel, or a copy, a masked fill, a softmax in float32 and a cast."""
+    shape = b.size(w)
+    if b.kernels.attention == LIBRARY:
+        return b.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dim=-1)[0]
+    w = b.pointwise(f"{name}.copy", "aten.clone.default", w, HEADS)
+    w = b.op(f"{name}.mask", "aten.mul.Tensor", {"self": w}, shape, HEADS, other=1.0)[0]
+    w = b.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dtype="float32", dim=-1)[0]
+    return b.pointwise(f"{name}.narrow", "aten.to.dtype", w, HEADS, dtype=b.dtype)

@@ -1,0 +1,79 @@
+"""The feed-forward part of a transformer layer: dense, or experts with a router and one that every token goes to."""
+
+from __future__ import annotations
+
+from autopar.ir import Ref, Value
+
+from .graph_builder import GraphBuilder
+from .wanted import EXPERT_ROWS, INNER, ROUTED, ROWS, SUM, TOKENS
+
+GROUPED = "aten._grouped_mm.default"
+
+
+def feed_forward(b: GraphBuilder, name: str, x: str, width: int) -> str:
+    """Two products with an activation between, or three with a gate."""
+    if not b.shape.gated:
+        return b.linear(f"{name}.down", b.pointwise(f"{name}.gelu", "aten.gelu.default", b.linear(f"{name}.up", x, width, INNER), INNER), b.shape.hidden, SUM)
+    gate, up = _gate_and_up(b, name, x, width)
+    gate = b.pointwise(f"{name}.silu", "aten.silu.default", gate, INNER)
+    return b.linear(f"{name}.down", b.pointwise(f"{name}.mul", "aten.mul.Tensor", gate, INNER, other=up), b.shape.hidden, SUM)
+
+
+def _gate_and_up(b: GraphBuilder, name: str, x: str, width: int) -> tuple[str, str]:
+    if not b.kernels.joined:
+        rows = b.size(x)
+        own = x if b.shape.shared_input else b.view(f"{name}.own", "aten.view.default", x, rows, ROWS, size=rows)
+        return b.linear(f"{name}.gate", own, width, INNER), b.linear(f"{name}.up", x, width, INNER)
+    # Columns of gate and up alternate, so that every rank of a split product has both.
+    both = b.linear(f"{name}.up", x, 2 * width, INNER)
+    pairs = (*b.size(x)[:-1], width, 2)
+    paired = b.view(f"{name}.pairs", "aten.view.default", both, pairs, INNER, size=pairs)
+    halves = b.pieces(f"{name}.half", paired, (1, 1), INNER)
+    flat = (*b.size(x)[:-1], width)
+    first, second = (b.view(f"{name}.flat{i}", "aten.view.default", h, flat, INNER, size=flat) for i, h in enumerate(halves))
+    return first, second
+
+
+def experts(b: GraphBuilder, name: str, x: str) -> str:
+    """A router, experts that compute the rows of their tokens, none dropped, and the weighted sum of each token's results."""
+    s = b.shape
+    batch, length, hidden = b.size(x)
+    tokens, width = batch * length, s.expert_ffn or s.ffn
+    scores = b.linear(f"{name}.router", x, s.experts, ROWS, bias=False)
+    scores = b.op(f"{name}.scores", "aten.softmax.int", {"self": scores}, b.size(scores), ROWS, dtype="float32", dim=-1)[0]
+    share = b.op(f"{name}.share", "aten.sum.dim_IntList", {"self": scores}, (batch, length, 1), ROWS, dtype="float32", dim=(-1,), keepdim=True)[0]
+    flat = b.view(f"{name}.tokens", "aten.view.default", x, (tokens, hidden), TOKENS, size=(tokens, hidden))
+    chosen = b.given(f"{name}.chosen", (tokens * s.top_k,))
+    rows = _layer(b, name, flat, chosen, width)
+    each = (batch, length, s.top_k, hidden)
+    results = b.view(f"{name}.results", "aten.view.default", rows, each, ROUTED, size=each)
+    total = b.op(f"{name}.sum", "aten.sum.dim_IntList", {"self": results}, (batch, length, hidden), ROUTED, dim=(2,))[0]
+    # The weight of each row: what the router makes of it flows back to the router.
+    narrow = b.pointwise(f"{name}.narrow", "aten.to.dtype", share, ROWS, dtype=b.dtype)
+    total = b.op(f"{name}.weigh", "aten.mul.Tensor", {"self": total, "other": narrow}, (batch, length, hidden), ROUTED)[0]
+    if not s.shared_ffn:
+        return total
+    return b.pointwise(f"{name}.shared.add", "aten.add.Tensor", feed_forward(b, f"{name}.shared", x, s.shared_ffn), SUM, other=total)
+
+
+def _layer(b: GraphBuilder, name: str, flat: str, chosen: str, width: int) -> str:
+    """All experts as one operator: what each computes on its rows is its network."""
+    s = b.shape
+    columns = 2 * width if s.gated else width
+    operands = (b.weight(f"{name}.up.weight", s.experts, s.hidden, columns), b.weight(f"{name}.down.weight", s.experts, width, s.hidden))
+    first = (GROUPED, (("self", "%rows"), ("mat2", "%w0"), ("offs", "%ends")), ((columns, b.dtype, "(!c=2 f)" if s.gated else "f"),))
+    middle: tuple[Value, ...]
+    if s.gated:
+        halves = ("aten.chunk.default", (("self", "%0"), ("chunks", 2), ("dim", -1)), ((width, b.dtype, "f"), (width, b.dtype, "f")))
+        silu = ("aten.silu.default", (("self", "%1"),), ((width, b.dtype, "f"),))
+        product = ("aten.mul.Tensor", (("self", "%3"), ("other", "%2")), ((width, b.dtype, "f"),))
+        middle, last = (halves, silu, product), "%4"
+    else:
+        middle, last = (("aten.gelu.default", (("self", "%0"),), ((width, b.dtype, "f"),)),), "%1"
+    final = (GROUPED, (("self", last), ("mat2", "%w1"), ("offs", "%ends")), ((s.hidden, b.dtype, "!o"),))
+    attributes: dict[str, Value] = {
+        "rows": Ref(0), "chosen": Ref(1), "operands": (Ref(2), Ref(3)), "network": (first, *middle, final),
+        **b.of_products(name),
+    }  # fmt: skip
+    rows = (b.size(flat)[0] * s.top_k, s.hidden)
+    return b.append(name, "autopar.experts", (flat, chosen, *operands), rows, EXPERT_ROWS, attributes)[0]

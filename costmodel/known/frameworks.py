@@ -1,0 +1,125 @@
+"""What training frameworks execute, as read in their sources: kernels, fusions, overlaps, precision and what is kept; none is fitted.
+
+Sources: NVIDIA/Megatron-LM (arXiv:2104.04473, arXiv:2205.05198; megatron/core of 2024 to 2026: @d98e8a64); NVIDIA/TransformerEngine;
+bigscience-workshop/Megatron-DeepSpeed@87a9dba0 and microsoft/DeepSpeed@2e1847d6 (pipe/engine.py, zero/stage_1_and_2.py,
+bf16_optimizer.py); bigscience-workshop/bigscience@9e64edec (train/tr11-176B-ml); Aleph-Alpha/scaling@78489292 (later than the sweep of
+arXiv:2311.05610); pytorch/torchtitan@9dec370a; foundation-model-stack/fms-fsdp@5a296afe; mosaicml/llm-foundry@b2a43a14 and composer@0.17; NVIDIA/NeMo@e400b6de with
+NeMo-Framework-Launcher@24.07; NVIDIA-NeMo/Megatron-Bridge@067f987d; alpa-projects/alpa.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from autopar.errors import UsageError, unknown
+
+from .configuration import Configuration, Habits
+from .graph_builder import Kernels
+from .shape import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """`habits` and `kernels` of a framework; `one_rotation`: rotary positions are one kernel; what it computes beside what a model asks for:
+    `gathered_logits` and `shared_input` as of `Shape`."""
+
+    habits: Habits = field(default_factory=Habits)
+    kernels: Kernels = field(default_factory=Kernels)
+    one_rotation: bool = True
+    gathered_logits: bool = False
+    shared_input: bool = True
+
+    def shaped(self, shape: Shape) -> Shape:
+        """The shape as this framework computes it."""
+        position = "rotary-unfused" if shape.position == "rotary" and not self.one_rotation else shape.position
+        return replace(shape, position=position, gathered_logits=self.gathered_logits, shared_input=self.shared_input)
+
+    def run(self, c: Configuration) -> Configuration:
+        """The configuration in this framework."""
+        return replace(c, habits=self.habits, kernels=self.kernels)
+
+
+# The fuser of 2021 leaves dropout, and so the chain of bias, dropout and residual, to kernels of their own.
+_MEGATRON_2021 = Framework(habits=Habits(loss="megatron"), kernels=Kernels(attention="fused"))
+_MEGATRON_2022 = replace(
+    _MEGATRON_2021, habits=replace(_MEGATRON_2021.habits, overlap_tensor=True, regather=True, fused_accumulation=True)
+)  # fmt: skip
+# Transformer Engine's layers: norms, gate and product, bias, dropout and residual, and rotary positions are one kernel each; gate and up
+# are one product, attention is cuDNN's, messages of context parallelism run under it. An update reads the norm's gradients (4), gradient,
+# master and moments (16), writes the latter (12), reads the master and writes the parameter (6), and zeroes gradients (4).
+_MEGATRON_CORE = Framework(
+    habits=Habits(
+        overlap_tensor=True, regather=True, fused_accumulation=True, fused=True, loss="megatron", update_traffic=42.0, overlap_context=True
+    ),
+    kernels=Kernels(attention="cudnn", joined=True),
+)  # fmt: skip
+# Gradients are summed in 16 bits where the scripts say so, and reduced and gathered under the passes; the master is the parameter with its
+# missing 16 bits. 24.03 runs neither the fused activation nor the fused residual.
+_NEMO = replace(
+    _MEGATRON_CORE,
+    habits=replace(
+        _MEGATRON_CORE.habits, overlap_gradients=True, overlap_gather=True, overlap_sends=True, state_bytes=10, gradient_bytes=2,
+        reduced_bytes=2,
+    ),
+)  # fmt: skip
+# Gradients are summed and reduced in 16 bits, the loss is one kernel on 16-bit logits.
+_BRIDGE = replace(_NEMO, habits=replace(_NEMO.habits, state_bytes=12, loss="one-kernel"))
+# Messages in shares, gathered once forward and twice backward; gradients are summed and reduced in 16 bits.
+_DEEPSPEED = Framework(
+    habits=Habits(gradient_bytes=2, reduced_bytes=2, send_gathers=1.5, loss="megatron"), kernels=Kernels(attention="fused")
+)  # fmt: skip
+# Parameters and states in float32 shards, gathered in 16 bits, gradients scattered in float32.
+_FSDP = Habits(gradient_bytes=4, reduced_bytes=4, state_bytes=10)
+# Of the products every second is kept (wq, wv, w1, w2), and attention, whose keys and values are copied for every head. The optimizer of
+# 2024 is a chain of kernels over all parameters (foreach): reads and writes 22 tensors of four bytes.
+_TITAN = Framework(
+    habits=replace(_FSDP, kept=(".query", ".core", ".mlp.gate", ".mlp.down"), update_traffic=88.0),
+    kernels=Kernels(norm="unfused", repeats_keys=True), one_rotation=False,
+)  # fmt: skip
+# A compiler fuses chains, norms and the loss, and runs ahead of the device; complex positions stay as they are.
+_COMPILED = replace(
+    _TITAN, habits=replace(_TITAN.habits, fused=True, compiled=True, loss="compiled"), kernels=Kernels(repeats_keys=True)
+)  # fmt: skip
+# Composer's optimizer is a loop of float32 kernels over flat shards.
+_COMPOSER = Framework(habits=replace(_FSDP, loss="one-kernel", update_traffic=65.0))
+
+FRAMEWORKS: Mapping[str, Framework] = {
+    "megatron-2021": _MEGATRON_2021,
+    # Each parameter is gathered by itself into a fresh buffer; 16 to 18 GB/s is what the six published runs come to, whatever their size.
+    "megatron-2021 zero-3": replace(_MEGATRON_2021, habits=replace(_MEGATRON_2021.habits, reduced_bytes=2, gather_rate=1.7e10)),
+    "megatron-2022": _MEGATRON_2022,
+    "megatron-core": _MEGATRON_CORE,
+    "nemo-2024.03": replace(_NEMO, habits=replace(_NEMO.habits, fused=False)),
+    "nemo-2024.07": _NEMO,
+    "megatron-bridge": _BRIDGE,
+    "megatron-deepspeed": _DEEPSPEED,
+    # CUDA_LAUNCH_BLOCKING=1 kept 384 devices from hanging; layers are dealt out greedily.
+    "megatron-deepspeed bloom": replace(_DEEPSPEED, habits=replace(_DEEPSPEED.habits, blocking=True, partition="greedy")),
+    # Five all-reduces a layer (gate and up have one each backward), the loss on gathered logits, messages whole from every rank, gradients
+    # reduced whole in float32 although the optimizer is sharded, embedding and head recomputed with the layers.
+    "scaling": Framework(
+        habits=Habits(
+            gradient_bytes=2, reduced_bytes=4, reduce_whole=True, scatter_sends=False, partition="balanced", recompute_ends=True
+        ),
+        kernels=Kernels(norm="unfused"), one_rotation=False, gathered_logits=True, shared_input=False,
+    ),
+    "torchtitan-2024.12": _TITAN,
+    "torchtitan-2024.12 compiled": _COMPILED,
+    "torchtitan-2025.06 compiled": replace(_COMPILED, habits=replace(_COMPILED.habits, update_traffic=28.0)),
+    "fms-fsdp": Framework(habits=replace(_FSDP, gradient_bytes=2, reduced_bytes=2, fused=True, compiled=True, loss="compiled")),
+    # Parameters, gradients and their reduction in 16 bits; attention is Triton's kernel of the first generation.
+    "llm-foundry-2023.05": replace(_COMPOSER, habits=replace(_COMPOSER.habits, reduced_bytes=2), kernels=Kernels(attention="flash1")),
+    "llm-foundry-2023.10": _COMPOSER,
+    "alpa": Framework(
+        habits=Habits(fused=True, compiled=True, gradient_bytes=2, reduced_bytes=2, loss="compiled"), kernels=Kernels(attention="fused")
+    ),
+}  # fmt: skip
+"""By name, with the year of what was read where a framework changed."""
+
+
+def framework_named(name: str) -> Framework:
+    """The framework called `name`."""
+    if name not in FRAMEWORKS:
+        raise UsageError(unknown("framework", name, FRAMEWORKS))
+    return FRAMEWORKS[name]

@@ -1,0 +1,162 @@
+"""Builds a graph operator by operator, each with what the known schemes make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autopar.errors import UsageError, unknown
+from autopar.ir import Operator, Ref, Role, Tensor, Value
+
+from .shape import Shape
+from .wanted import ROWS, Wanted
+
+ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3", "cudnn")
+"""Attention: separate kernels for scale, mask and softmax; these three in one kernel; kernels that never write the scores."""
+LIBRARY = "fused"
+"""Where scale, mask and softmax are one kernel; all that is neither this nor `unfused` is one kernel from queries to results."""
+NORMS = ("fused", "unfused")
+PRODUCTS = ("", "float8_e4m3fn", "float8_block", "float4")
+"""To what linear operators of the layers cast their operands: nothing, 8 bits with a scale for each tensor or each block, or 4 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Which kernels a framework runs for a transformer: `attention` of `ATTENTIONS`; `norm` of `NORMS`, one kernel or the chain of
+    elementwise kernels in float32; `products` of `PRODUCTS`; `joined`: gate and up are one product, as are queries, keys and values;
+    `wide_loss`: the loss is computed on logits that a kernel of its own has cast to float32; `accumulates`: bytes of an element of the sums to
+    which products of weight gradients add their results (0: they write them); `repeats_keys`: keys and values are copied for every head."""
+
+    attention: str = "flash2"
+    norm: str = "fused"
+    products: str = ""
+    joined: bool = False
+    wide_loss: bool = True
+    accumulates: int = 0
+    repeats_keys: bool = False
+
+    def __post_init__(self) -> None:
+        for name, valid in (("attention", ATTENTIONS), ("norm", NORMS), ("products", PRODUCTS)):
+            if getattr(self, name) not in valid:
+                raise UsageError(unknown(name, getattr(self, name), [v or "''" for v in valid]))
+
+    @property
+    def one_kernel(self) -> bool:
+        """Whether attention never writes its scores."""
+        return self.attention not in ("unfused", LIBRARY)
+
+
+@dataclass(slots=True)
+class GraphBuilder:
+    """Tensors and operators so far, and the pins of the operators."""
+
+    shape: Shape
+    batch: int
+    dtype: str
+    kernels: Kernels
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    operators: list[Operator] = field(default_factory=list)
+    wanted: dict[str, Wanted] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: str | None = None, role: Role = Role.ACTIVATION) -> str:
+        self.tensors[name] = Tensor(name=name, shape=shape, dtype=dtype or self.dtype, role=role, trainable=role is Role.PARAMETER)
+        return name
+
+    def given(self, name: str, shape: tuple[int, ...], dtype: str = "int64") -> str:
+        """An input of the graph."""
+        self.inputs.append(self.tensor(name, shape, dtype, Role.INPUT))
+        return name
+
+    def weight(self, name: str, *shape: int) -> str:
+        return self.tensor(name, shape, role=Role.PARAMETER)
+
+    def size(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def op(
+        self, name: str, kind: str, inputs: Mapping[str, str], out: tuple[int, ...], wanted: Wanted, *, dtype: str | None = None,
+        outputs: int = 1, **attributes: Value,
+    ) -> tuple[str, ...]:  # fmt: skip
+        """Add an operator whose outputs are all of shape `out`, with one dtype and pin."""
+        return self.add(name, kind, inputs, out, wanted, attributes, dtype, outputs)
+
+    def add(
+        self, name: str, kind: str, inputs: Mapping[str, str], out: tuple[int, ...], wanted: Wanted, attributes: Mapping[str, Value],
+        dtype: str | None = None, outputs: int = 1,
+    ) -> tuple[str, ...]:  # fmt: skip
+        refs = {argument: Ref(index) for index, argument in enumerate(inputs)}
+        return self.append(name, kind, tuple(inputs.values()), out, wanted, {**refs, **attributes}, dtype, outputs)
+
+    def append(
+        self, name: str, kind: str, inputs: tuple[str, ...], out: tuple[int, ...], wanted: Wanted, attributes: Mapping[str, Value],
+        dtype: str | None = None, outputs: int = 1,
+    ) -> tuple[str, ...]:  # fmt: skip
+        """The same where the attributes say themselves which argument is which input."""
+        names = tuple(self.tensor(f"{name}:{i}", out, dtype) for i in range(outputs))
+        self.operators.append(Operator(name=name, kind=kind, inputs=inputs, outputs=names, attributes=dict(attributes)))
+        self.wanted[name] = wanted
+        return names
+
+    def linear(self, name: str, x: str, width: int, wanted: Wanted, *, bias: bool | None = None) -> str:
+        inputs = {"input": x, "weight": self.weight(f"{name}.weight", width, self.size(x)[-1])}
+        if self.shape.bias if bias is None else bias:
+            inputs["bias"] = self.weight(f"{name}.bias", width)
+        return self.add(name, "aten.linear.default", inputs, (*self.size(x)[:-1], width), wanted, self.of_products(name))[0]
+
+    def of_products(self, name: str) -> dict[str, Value]:
+        """Attributes of a product with weights: the embedding and the head keep the dtype of the model."""
+        found: dict[str, Value] = {"accumulates": self.kernels.accumulates} if self.kernels.accumulates else {}
+        if self.kernels.products and "head." not in name and "router" not in name and not name.startswith("embed."):
+            found["compute"] = self.kernels.products
+        return found
+
+    def pointwise(self, name: str, kind: str, x: str, wanted: Wanted, *, other: str | None = None, dtype: str | None = None) -> str:
+        inputs = {"self": x} if other is None else {"self": x, "other": other}
+        return self.op(name, kind, inputs, self.size(x), wanted, dtype=dtype)[0]
+
+    def view(self, name: str, kind: str, x: str, out: tuple[int, ...], wanted: Wanted, **attributes: Value) -> str:
+        return self.add(name, kind, {"self": x}, out, wanted, attributes)[0]
+
+    def pieces(self, name: str, x: str, widths: tuple[int, ...], wanted: Wanted) -> tuple[str, ...]:
+        """Views of the last dim in pieces of the given widths."""
+        made = tuple(self.tensor(f"{name}:{i}", (*self.size(x)[:-1], width)) for i, width in enumerate(widths))
+        attributes: dict[str, Value] = {"self": Ref(0), "split_sizes": widths, "dim": -1}
+        self.operators.append(
+            Operator(name=name, kind="aten.split_with_sizes.default", inputs=(x,), outputs=made, attributes=attributes)
+        )
+        self.wanted[name] = wanted
+        return made
+
+    def join(self, name: str, parts: tuple[str, ...], wanted: Wanted) -> str:
+        """Copy tensors side by side, along the last dim."""
+        out = (*self.size(parts[0])[:-1], sum(self.size(part)[-1] for part in parts))
+        attributes: dict[str, Value] = {"tensors": tuple(Ref(index) for index in range(len(parts))), "dim": -1}
+        return self.append(name, "aten.cat.default", parts, out, wanted, attributes)[0]
+
+    def dropout(self, name: str, x: str, wanted: Wanted) -> str:
+        if not self.shape.dropout:
+            return x
+        return self.op(name, "aten.dropout.default", {"input": x}, self.size(x), wanted, p=0.1, train=True)[0]
+
+    def normalised(self, name: str, x: str, wanted: Wanted = ROWS) -> str:
+        """Layer or RMS norm over the last dim."""
+        width = self.size(x)[-1]
+        if self.kernels.norm == "unfused":
+            return self._norm_in_pieces(name, x, wanted)
+        inputs = {"input": x, "weight": self.weight(f"{name}.weight", width)}
+        if self.shape.norm == "layer_norm":
+            inputs["bias"] = self.weight(f"{name}.bias", width)
+        return self.op(name, f"aten.{self.shape.norm}.default", inputs, self.size(x), wanted, normalized_shape=(width,))[0]
+
+    def _norm_in_pieces(self, name: str, x: str, wanted: Wanted) -> str:
+        """RMS norm as a chain of kernels in float32: x * rsqrt(mean(x^2) + eps) * weight."""
+        shape = self.size(x)
+        one = (*shape[:-1], 1)
+        wide = self.pointwise(f"{name}.float", "aten.to.dtype", x, wanted, dtype="float32")
+        square = self.op(f"{name}.square", "aten.pow.Tensor_Scalar", {"self": wide}, shape, wanted, dtype="float32", exponent=2)[0]
+        mean = self.op(f"{name}.mean", "aten.mean.dim", {"self": square}, one, wanted, dtype="float32", dim=(-1,), keepdim=True)[0]
+        scale = self.pointwise(f"{name}.rsqrt", "aten.rsqrt.default", mean, wanted, dtype="float32")
+        scaled = self.pointwise(f"{name}.scale", "aten.mul.Tensor", wide, wanted, other=scale, dtype="float32")
+        narrow = self.pointwise(f"{name}.narrow", "aten.to.dtype", scaled, wanted, dtype=self.dtype)
+        return self.pointwise(f"{name}.weigh", "aten.mul.Tensor", narrow, wanted, other=self.weight(f"{name}.weight", shape[-1]))

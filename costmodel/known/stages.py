@@ -1,0 +1,41 @@
+"""How the layers of a model are dealt out to the stages of a pipeline and the chunks of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from .configuration import Configuration
+from .shape import Shape
+
+
+def dealt(shape: Shape, c: Configuration, parameters: Mapping[str, float]) -> list[Counter[str]]:
+    """By stage, how many layers of each kind it has; `parameters`: elements of the parts, by which "balanced" weighs both ends."""
+    kinds = shape.kinds()
+    chunks = c.pipeline * c.interleave
+    stages: list[Counter[str]] = [Counter() for _ in range(c.pipeline)]
+    start = 0
+    for chunk, count in enumerate(_counts(len(kinds), chunks, c.habits.partition, _ends(c, kinds, parameters))):
+        stages[chunk % c.pipeline].update(kinds[start : start + count])
+        start += count
+    return stages
+
+
+def _ends(c: Configuration, kinds: tuple[str, ...], parameters: Mapping[str, float]) -> int:
+    """As how many layers embedding and head count."""
+    if c.pipeline == 1 or c.habits.partition in ("even", "greedy"):
+        return 0
+    return 1 if c.habits.partition == "items" else round(parameters["embed"] / parameters[kinds[-1]])
+
+
+def _counts(layers: int, chunks: int, partition: str, ends: int) -> list[int]:
+    """Layers of each chunk; what does not divide is left over in the middle, or (greedy) missing at the end."""
+    if partition == "greedy":
+        each = -(-layers // chunks)
+        return [max(min(each, layers - each * chunk), 0) for chunk in range(chunks)]
+    each, over = divmod(layers + 2 * ends, chunks)
+    start = (chunks - over) // 2
+    counts = [each + (start <= chunk < start + over) for chunk in range(chunks)]
+    counts[0] -= ends
+    counts[-1] -= ends
+    return counts
