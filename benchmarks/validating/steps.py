@@ -92,7 +92,8 @@ def _chosen(habits: Habits, row: Row) -> Habits:
         choices = recipe(row)
         dense = row["model"].startswith("LLAMA")
         return replace(
-            habits, pipelined_tensor=dense and row["precision"] != "NVFP4", compiled=bool(choices.get("graphs")),
+            habits, partition="items" if "405B" in row["model"] else "even", compiled=bool(choices.get("graphs")),
+            pipelined_tensor=dense and row["precision"] != "NVFP4",
             overlap_experts=bool(choices.get("overlap_experts")), state_bytes=8 if row["model"].startswith("DeepSeek") else 12,
             overlap_gradients="DeepSeek" not in row["model"] or not row["gpu"].startswith("H100"),
             selective=tuple(word for module in choices.get("recompute", ()) for word in REPEATED[module]),

@@ -112,7 +112,8 @@ class Habits:
 class Configuration:
     """Parallel degrees and schedule of a training run; `global_batch` sequences a step, `micro_batch` of them at once on a device.
 
-    `expert`: of the `data` ranks, as many split the experts among them. `kernels`: those that the framework runs.
+    `expert`: of the `data` ranks, as many split the experts among them; or of all of them and the tensor-parallel ones, which then have
+    whole experts. `kernels`: those that the framework runs.
     `context_by`: how the ranks of a sequence attend, of `CONTEXTS`.
     """
 
@@ -145,7 +146,7 @@ class Configuration:
             raise UsageError(unknown("recompute", self.recompute, RECOMPUTE))
         if self.zero not in (0, 1, 2, 3):
             raise UsageError(f"ZeRO stages are 0 to 3, not {self.zero}")
-        if self.data % self.expert:
+        if self.data % self.expert and self.expert != self.data * self.tensor:
             raise UsageError(f"{self.expert} expert-parallel ranks are no divisor of {self.data} data-parallel ones")
         if self.global_batch % (self.micro_batch * self.data):
             raise UsageError(f"a global batch of {self.global_batch} is no multiple of {self.data} x {self.micro_batch} sequences")
@@ -155,6 +156,16 @@ class Configuration:
         if self.recompute == "selective" and self.habits.kept:
             return not any(word in operator for word in self.habits.kept)
         return self.recompute == "full" or (self.recompute == "selective" and any(word in operator for word in self.habits.selective))
+
+    @property
+    def whole_experts(self) -> bool:
+        """Whether tensor-parallel ranks split the experts among them, instead of each expert."""
+        return self.expert > self.data
+
+    @property
+    def expert_data(self) -> int:
+        """Of the data-parallel ranks, how many split the experts among them."""
+        return min(self.expert, self.data)
 
     @property
     def devices(self) -> int:

@@ -81,8 +81,9 @@ _TITAN = Framework(
 _COMPILED = replace(
     _TITAN, habits=replace(_TITAN.habits, fused=True, compiled=True, loss="compiled"), kernels=Kernels(repeats_keys=True)
 )  # fmt: skip
-# Composer's optimizer is a loop of float32 kernels over flat shards.
-_COMPOSER = Framework(habits=replace(_FSDP, loss="one-kernel", update_traffic=65.0))
+# Composer's optimizer is a loop of float32 kernels over flat shards. Attention is Triton's kernel of the first generation, the default of the
+# scripts of the time.
+_COMPOSER = Framework(habits=replace(_FSDP, loss="one-kernel", update_traffic=84.0), kernels=Kernels(attention="flash1"))
 
 FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-2021": _MEGATRON_2021,
@@ -108,8 +109,8 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "torchtitan-2024.12 compiled": _COMPILED,
     "torchtitan-2025.06 compiled": replace(_COMPILED, habits=replace(_COMPILED.habits, update_traffic=28.0)),
     "fms-fsdp": Framework(habits=replace(_FSDP, gradient_bytes=2, reduced_bytes=2, fused=True, compiled=True, loss="compiled")),
-    # Parameters, gradients and their reduction in 16 bits; attention is Triton's kernel of the first generation.
-    "llm-foundry-2023.05": replace(_COMPOSER, habits=replace(_COMPOSER.habits, reduced_bytes=2), kernels=Kernels(attention="flash1")),
+    # Parameters, gradients and their reduction in 16 bits.
+    "llm-foundry-2023.05": replace(_COMPOSER, habits=replace(_COMPOSER.habits, reduced_bytes=2)),
     "llm-foundry-2023.10": _COMPOSER,
     "alpa": Framework(
         habits=Habits(fused=True, compiled=True, gradient_bytes=2, reduced_bytes=2, loss="compiled"), kernels=Kernels(attention="fused")

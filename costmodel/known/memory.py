@@ -74,7 +74,7 @@ def stored_bytes(part: PartSeconds, c: Configuration) -> float:
     gradients, states = c.habits.gradient_bytes, c.habits.state_bytes
     weights = DTYPE_BYTES[c.dtype] if c.habits.weight_bytes is None else c.habits.weight_bytes
     total = 0.0
-    for elements, shards in ((part.parameters - part.experts, c.replicas), (part.experts, max(c.replicas // c.expert, 1))):
+    for elements, shards in ((part.parameters - part.experts, c.replicas), (part.experts, max(c.replicas // c.expert_data, 1))):
         each = weights / (shards if c.zero == 3 else 1) + gradients / (shards if c.zero >= 2 else 1)
         total += elements * (each + states / (shards if c.zero >= 1 else 1))
     return total

@@ -17,6 +17,7 @@ from autopar.sharding.layout import Kind, Layout, S
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Compute, Program, Redistribute, build_program, chain_collectives, operator_collectives
 from autopar.sharding.redistribution import local_bytes
+from autopar.sharding.rules.experts import EXPERTS
 
 from ..cluster import Cluster, bind_axes
 from ..device.elementwise import memory_seconds
@@ -29,6 +30,12 @@ from .configuration import LOSSES, Configuration
 from .graph_builder import Kernels
 from .shape import Shape
 from .transformer import Transformer, transformer
+from .wanted import WHOLE_EXPERTS
+
+
+EXPERT_OPERATORS = 20
+"""Operators that a layer of experts issues: sorting rows by expert and by rank, exchanges of counts, rows and results, products, activation
+(counted in megatron/core/transformer/moe: token_dispatcher.py and moe_utils.py, fused permutation)."""
 
 
 def exposed(communication: float, cover: float) -> float:
@@ -93,7 +100,7 @@ class Places:
 
 def places_of(c: Configuration, cluster: Cluster) -> Places:
     """Pipeline stages outermost, then data, expert and context parallelism, tensor parallelism over neighbouring devices."""
-    levels = bind_axes(cluster, (c.pipeline, c.data // c.expert, c.expert, c.context, c.tensor))
+    levels = bind_axes(cluster, (c.pipeline, c.data // c.expert_data, c.expert_data, c.context, c.tensor))
     together = bind_axes(cluster, (c.pipeline, c.replicas, c.tensor))
     assert levels is not None and together is not None
     return Places(stages=levels[0], axes=levels[1:], replicas=together[1])
@@ -111,7 +118,7 @@ def of_kinds(shape: Shape) -> Shape:
 
 def alone(c: Configuration) -> Configuration:
     """The configuration of one micro-batch, without stages and replicas."""
-    return replace(c, pipeline=1, interleave=1, schedule="1f1b", data=c.expert, global_batch=c.micro_batch * c.expert)
+    return replace(c, pipeline=1, interleave=1, schedule="1f1b", data=c.expert_data, global_batch=c.micro_batch * c.expert_data)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -145,7 +152,7 @@ class Parts:
 
     def __init__(self, shape: Shape, c: Configuration, cluster: Cluster, places: Places, *, kinds: Sequence[str] = ("dense",)) -> None:
         self.shape, self.c, self.cluster = shape, c, cluster
-        sizes = (c.data // c.expert, c.expert, c.context, c.tensor)
+        sizes = (c.data // c.expert_data, c.expert_data, c.context, c.tensor)
         named = zip(("data", "expert", "context", "tensor"), sizes, places.axes, strict=True)
         self.mesh = Mesh(axes=tuple(Axis(name=n, size=s, level=level) for n, s, level in named if s > 1))
         self.prices = MeshPrices(cluster=cluster, mesh=self.mesh)
@@ -163,6 +170,9 @@ class Parts:
         kinds = {"data": "data", "expert": "expert", "context": "context", "tensor": "sequence" if c.sequence_parallel else "tensor"}
         names = [kinds[axis.name] for axis in self.mesh.axes]
         wanted = {name: [w.on(kind) for kind in names] for name, w in self.model.wanted.items()}
+        if c.whole_experts:
+            layers = (name for name in wanted if name.endswith(".experts"))
+            wanted.update((name, [WHOLE_EXPERTS.on(kind) for kind in names]) for name in layers)
         if c.context_by == "heads" and "context" in self.axis:
             cores = (name for name in wanted if name.endswith(".core") and "layers." in name)
             wanted.update((name, [S(1) if kind == "context" else self.model.wanted[name].on(kind) for kind in names]) for name in cores)
@@ -195,8 +205,9 @@ class Parts:
         part.weight += seconds.weight
         again = self.c.repeats(name)
         part.again += seconds.forward if again else 0.0
-        part.issued_forward += 1
-        part.issued_backward += (seconds.backward > 0) + (seconds.weight > 0)
+        launches = EXPERT_OPERATORS if step.operator.kind == EXPERTS else 1
+        part.issued_forward += launches
+        part.issued_backward += launches * ((seconds.backward > 0) + (seconds.weight > 0))
         covers.add(step, seconds)
         if not any(option.communication for option in step.decision.options):
             return
@@ -272,6 +283,6 @@ class Parts:
             elements = local_bytes(used, tensor.bytes, sizes) / DTYPE_BYTES[tensor.dtype]
             part = found[self.model.part(tensor.name)]
             part.parameters += elements
-            part.experts += elements if own and expert >= 0 else 0.0
+            part.experts += elements if own and (expert >= 0 or self.c.whole_experts) else 0.0
             if self.c.zero == 3 and not any(layout[a].kind is Kind.SPLIT for a in apart):
                 part.gathered += elements * DTYPE_BYTES[tensor.dtype]  # no dim divides: its shards are cut from the flat parameter

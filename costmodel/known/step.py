@@ -51,8 +51,9 @@ def price(shape: Shape, configuration: Configuration, cluster: Cluster) -> Price
     Raises `UsageError` where degrees do not divide the shape (it names the operator), or there are more stages than layers.
     """
     chunks = configuration.pipeline * configuration.interleave
-    if chunks > len(shape.kinds()):
-        raise UsageError(f"{chunks} pipeline stages, with their chunks, are more than the {len(shape.kinds())} layers of the model")
+    layers = len(shape.kinds())
+    if chunks > layers + 2 * (configuration.habits.partition == "items"):
+        raise UsageError(f"{chunks} pipeline stages, with their chunks, are more than the {layers} layers of the model")
     return _Step(shape, configuration, cluster.sized(configuration.devices)).priced()
 
 
@@ -109,7 +110,7 @@ class _Step:
 
     def ahead(self, part: PartSeconds) -> float:
         busy = self.run(part.forward + part.moved_forward, part.issued_forward)
-        return max(busy, self.gather(part)) if self.c.habits.prefetch else busy + self.gather(part)
+        return busy + (exposed(self.gather(part), busy) if self.c.habits.prefetch else self.gather(part))
 
     def back(self, part: PartSeconds) -> float:
         """Backward; under ZeRO-3 the parameters are gathered again and their gradients scattered, under the compute."""
@@ -119,7 +120,7 @@ class _Step:
         size = part.gathered * self.c.habits.reduced_bytes / DTYPE_BYTES[self.c.dtype]
         scattered = self.collective("reduce_scatter", size, self.c.replicas, self.places.replicas)
         moved = self.gather(part) + max(scattered, size / self.c.habits.gather_rate)
-        return max(busy, moved) if self.c.habits.prefetch else busy + moved
+        return busy + (exposed(moved, busy) if self.c.habits.prefetch else moved)
 
     def run(self, seconds: float, issued: float) -> float:
         """Seconds of kernels that a host issues: it runs ahead of the device, or else the device waits for it."""
@@ -166,7 +167,7 @@ class _Step:
         groups = [(parameters - experts, c.replicas, self.places.replicas)]
         if experts:
             apart, _, context, _ = self.places.axes
-            groups += [(experts, c.data // c.expert, apart), (experts, c.context, context)]
+            groups += [(experts, c.data // c.expert_data, apart), (experts, c.context, context)]
         reduce = sum(self.reduced(*group) for group in groups)
         gather = sum(self.regathered(*group) for group in groups)
         return (exposed(reduce, backward) if c.habits.overlap_gradients else reduce) + (
@@ -188,5 +189,5 @@ class _Step:
     def update(self, parameters: float, experts: float) -> float:
         """Seconds of the optimizer on a device's shards; experts are sharded over the ranks that have the same ones."""
         c = self.c
-        owned = parameters if not c.zero else (parameters - experts) / c.replicas + experts / max(c.replicas // c.expert, 1)
+        owned = parameters if not c.zero else (parameters - experts) / c.replicas + experts / max(c.replicas // c.expert_data, 1)
         return float(memory_seconds(owned * c.habits.update_traffic, self.cluster.device))

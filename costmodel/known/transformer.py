@@ -16,7 +16,7 @@ from .ends_part import embed, head
 from .feed_forward_part import experts, feed_forward
 from .graph_builder import GraphBuilder, Kernels
 from .shape import Shape
-from .wanted import INNER, ROWS, Wanted
+from .wanted import INNER, ROWS, SCALAR, SUM, Wanted
 
 DEFAULT_KERNELS = Kernels()
 
@@ -58,7 +58,7 @@ def transformer(
     extra = [_predicts_further(b, f"mtp.{index}", x, labels, found[-1]) for index in range(shape.mtp)]
     loss = head(b, "head", x, labels)
     for index, other in enumerate(extra):
-        loss = b.op(f"mtp.{index}.add", "aten.add.Tensor", {"self": loss, "other": other}, (), ROWS, dtype=b.tensors[loss].dtype)[0]
+        loss = b.op(f"mtp.{index}.add", "aten.add.Tensor", {"self": loss, "other": other}, (), SCALAR, dtype=b.tensors[loss].dtype)[0]
     graph = Graph(
         name="transformer", tensors=b.tensors, operators=tuple(b.operators), inputs=tuple(b.inputs), outputs=(loss,), loss=loss,
     )  # fmt: skip
@@ -84,7 +84,7 @@ def _residual(b: GraphBuilder, name: str, x: str, h: str, number: str) -> str:
 
 def _predicts_further(b: GraphBuilder, name: str, x: str, labels: str, kind: str) -> str:
     """A module that predicts a further token: both rows normalised, side by side, brought to the hidden dim, a layer and a head."""
-    again = b.op(f"{name}.lookup", "aten.embedding.default", {"weight": "embed.weight", "indices": "tokens"}, b.size(x), replace(ROWS))[0]
+    again = b.op(f"{name}.lookup", "aten.embedding.default", {"weight": "embed.weight", "indices": "tokens"}, b.size(x), SUM)[0]
     both = b.join(f"{name}.join", (b.normalised(f"{name}.norm1", x), b.normalised(f"{name}.norm2", again)), ROWS)
     x = b.linear(f"{name}.down", both, b.shape.hidden, replace(INNER, tensor=ROWS.tensor, sequence=ROWS.sequence), bias=False)
     return head(b, f"{name}.head", _layer(b, f"{name}.layer", x, kind, ""), labels)

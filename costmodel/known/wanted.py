@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.sharding.direct_assignment import Pin
 from autopar.sharding.layout import P, Placement, R, S
@@ -36,8 +36,11 @@ INNER = Wanted(data=S(0), context=S(1), tensor=S(2), sequence=S(2))
 SUM = Wanted(data=S(0), context=S(1), tensor=P, sequence=P)
 WHOLE = Wanted(data=S(0), context=S(1), tensor=R, sequence=R)
 HEADS = Wanted(data=S(0), context=S(2), tensor=S(1), sequence=S(1))
+SCALAR = Wanted(data=P, context=P, tensor=R, sequence=R)
 GROUPS = Wanted(data=S(0), context=S(3), tensor=S(1), sequence=S(1))
 TOKENS = Wanted(data=S(0), context=S(0), tensor=R, sequence=R)
 """Rows of tokens on their way to experts, whose inner dim is split over tensor-parallel ranks."""
 EXPERT_ROWS = Wanted(data=S(0), context=S(0), tensor=P, sequence=P, weight={"tensor": S(1), "sequence": S(1), "expert": S(0)})
+WHOLE_EXPERTS = replace(EXPERT_ROWS, weight={"tensor": S(0), "sequence": S(0), "expert": S(0)})
+"""The same where tensor-parallel ranks split the experts among them, too, instead of each expert."""
 ROUTED = Wanted(data=S(0), context=S(1), tensor=P, sequence=P)
