@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from .collectives import BIG, Point, scored
 from .layers import layer_groups
+from .megatron_files import experts_layer, golden, golden_group, simumax
 from .published_memory import memory_groups
-from .rows import Table, read_tables, thinned, training_rows
+from .rows import Row, Table, read_tables, thinned, training_rows
 from .scores import Group, Sample
 from .training import attempted, training_groups
 
@@ -21,8 +23,32 @@ def all_groups(folder: Path, *, most: int | None = None) -> tuple[list[Group], l
     rows = training_rows(tables)
     groups = training_groups(thinned(rows, most) if most is not None else rows)
     layers = [group for table in tables if table.kind == "layers" for group in layer_groups(table)]
+    files = [group for table in tables if table.kind in FILES for group in file_groups(table)]
     memory = [group for table in tables if table.kind == "memory" for group in memory_groups(table, rows)]
-    return [*groups, *layers, *memory, *collective_groups(tables)], others
+    return [*groups, *files, *layers, *memory, *collective_groups(tables)], others
+
+
+FILES: Mapping[str, Callable[[Row], list[tuple[str, Sample]]]] = {
+    "golden": lambda row: [(golden_group(row), golden(row).sample())],
+    "simumax": lambda row: [("simumax_b200", simumax(row).sample())],
+    "experts": lambda row: [(f"megatron_moe_layer {name}", sample) for name, sample in experts_layer(row)],
+}
+"""For each kind of file the samples of a row, by group."""
+
+
+def file_groups(table: Table) -> list[Group]:
+    """The groups of a file of runs."""
+    samples: dict[str, list[Sample]] = {}
+    left_out: Counter[str] = Counter()
+    for row in table.rows:
+        found = attempted(partial(FILES[table.kind], row))
+        if isinstance(found, str):
+            left_out[found] += 1
+            continue
+        for name, sample in found:
+            samples.setdefault(name, []).append(sample)
+    groups = [Group(name=name, samples=tuple(members)) for name, members in samples.items()]
+    return [replace(groups[0], left_out=left_out), *groups[1:]] if groups else [Group(name=table.name, samples=(), left_out=left_out)]
 
 
 def collective_groups(tables: Sequence[Table]) -> list[Group]:

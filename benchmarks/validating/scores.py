@@ -29,7 +29,7 @@ SWEEP = 3
 class Sample:
     """One row: seconds and bytes measured and predicted, and whether it ran out of memory; None where not known.
 
-    `work`: what the null model takes the measurement to be proportional to.
+    `work`: what the null model takes the measurement to be proportional to. `peer`: seconds that another model predicts.
     """
 
     label: str
@@ -41,6 +41,7 @@ class Sample:
     told_oom: bool | None = None
     memory: float | None = None
     told_memory: float | None = None
+    peer: float | None = None
 
     @property
     def timed(self) -> bool:
@@ -71,6 +72,7 @@ class Score:
     max_error: float | None = None
     bias: float | None = None
     null_error: float | None = None
+    peer_error: float | None = None
     sweeps: int = 0
     spearman: float | None = None
     worst_spearman: float | None = None
@@ -93,6 +95,7 @@ def score(group: Group) -> Score:
     """All figures of a group."""
     timed = [s for s in group.samples if s.timed]
     errors = relative([s.predicted for s in timed], [s.measured for s in timed])
+    known = [s for s in timed if s.peer is not None]
     sized = [s for s in group.samples if s.memory is not None and s.told_memory is not None]
     memory = relative([s.told_memory for s in sized], [s.memory for s in sized])
     sweeps = swept(group.samples)
@@ -101,7 +104,7 @@ def score(group: Group) -> Score:
     oom = confusion(group.samples)
     return Score(
         n=len(timed), mean_error=_mean(np.abs(errors)), max_error=float(np.abs(errors).max()) if timed else None, bias=_mean(errors),
-        null_error=null_error(timed), sweeps=len(sweeps), spearman=_mean(ranks), worst_spearman=min(ranks, default=None),
+        null_error=null_error(timed), peer_error=_mean(np.abs(relative([s.peer for s in known], [s.measured for s in known]))), sweeps=len(sweeps), spearman=_mean(ranks), worst_spearman=min(ranks, default=None),
         regret=_mean(regrets), worst_regret=max(regrets, default=None), chosen_oom=chosen_oom(sweeps) if oom else None,
         oom_accuracy=(oom[0] + oom[3]) / sum(oom) if oom else None, oom=oom, memory_n=len(sized), memory_error=_mean(np.abs(memory)),
         memory_bias=_mean(memory), left_out=dict(sorted(group.left_out.items())),

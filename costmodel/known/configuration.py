@@ -21,29 +21,33 @@ head counting as layers; balanced: even in parameters, embedding and head counti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A cross entropy: bytes that its kernels move for each logit of a rank, `forward` and `backward` (the cast of 16-bit logits included),
-    and whether it works on logits that were cast to float32 (`wide`)."""
+    """A cross entropy, by what its kernels do for each logit of a rank: bytes that they move `forward` and `backward` (the cast of 16-bit
+    logits included), bytes alive `at_most`, and whether they work on logits that were cast to float32 (`wide`)."""
 
     forward: float
     backward: float
+    at_most: float
     wide: bool = True
 
 
 LOSSES: Mapping[str, Loss] = {
     # float32 copy (6), its maximum (4), less that in place (8), exponentials in place (8), their sum (4), over it in place (8);
     # backward the softmax less one at the target, scaled in place (8) and cast (6).
-    "megatron": Loss(forward=38.0, backward=14.0),
-    # The same steps with the elementwise ones between reductions in one kernel, scaling and cast in one.
-    "megatron-fused": Loss(forward=30.0, backward=6.0),
+    "megatron": Loss(forward=38.0, backward=14.0, at_most=6.0),
+    # The same with the elementwise steps between reductions in one kernel each, and scaling and cast in one.
+    "megatron-fused": Loss(forward=22.0, backward=6.0, at_most=6.0),
     # Two passes of one kernel over 16-bit logits, the second of which writes their gradient in their place; backward scales it.
-    "one-kernel": Loss(forward=6.0, backward=4.0, wide=False),
-    # float32 copy (6), log-softmax (8); backward reads the gradient and the result and writes (8), and casts (6).
-    "torch": Loss(forward=14.0, backward=14.0),
-    # A compiler puts cast, maximum, sum and, backward, exponential, scaling and cast together.
-    "compiled": Loss(forward=6.0, backward=6.0),
+    "in-place": Loss(forward=6.0, backward=4.0, at_most=2.0, wide=False),
+    # One pass of a kernel over 16-bit logits; backward another writes their gradient beside them.
+    "one-kernel": Loss(forward=2.0, backward=4.0, at_most=4.0, wide=False),
+    # float32 copy (6), log-softmax (8); backward the gradient of the loss (4), that of the log-softmax (12), and a cast (6).
+    "torch": Loss(forward=14.0, backward=22.0, at_most=14.0),
+    # A compiler puts cast, maximum and sum together and, backward, exponential, scaling and cast.
+    "compiled": Loss(forward=6.0, backward=6.0, at_most=8.0),
 }
 """Cross entropies by their kernels. Sources: NVIDIA/Megatron-LM@d98e8a64: megatron/core/tensor_parallel/cross_entropy.py and
-megatron/core/fusions/fused_cross_entropy.py; NVIDIA/TransformerEngine: common/triton/cross_entropy.py; torch's log_softmax."""
+megatron/core/fusions/fused_cross_entropy.py; NVIDIA/TransformerEngine: common/triton/cross_entropy.py; Dao-AILab/flash-attention:
+losses/cross_entropy.py; torch's log_softmax and nll_loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +57,13 @@ class Habits:
     `overlap_tensor`: tensor-parallel collectives of the backward pass run under the products of weight gradients. `pipelined_tensor`: those
     of both passes run piece by piece under the products before or behind them. `regather`: what sequence
     parallelism gathers is not kept, but gathered again under the product of the input's gradient. `overlap_context`: messages of ring
-    attention run under it. `overlap_experts`: rows travel to experts and back under another micro-batch's work. `overlap_gradients`: the reduction of gradients runs under the last backward pass. `overlap_gather`: with ZeRO-1
+    attention run under it. `overlap_experts`: rows travel to experts and back under another micro-batch's work; `sent_once`: a
+    token's row goes once to every rank that has experts of it, sorted on arrival, and comes back once. `overlap_gradients`: the reduction of gradients runs under the last backward pass. `overlap_gather`: with ZeRO-1
     the updated parameters are gathered under the next step's first forward pass. `overlap_sends`: pipeline messages. `prefetch`: the
     next layer's parameters are gathered under the present layer. `scatter_sends`: tensor-parallel ranks send a share each and gather it
     on arrival. `fused_accumulation`: the products of weight gradients add to those of earlier micro-batches, with no pass of their own.
     `fused`: chains of elementwise operators are one kernel. `compiled`: the host runs ahead of the device whatever the kernels.
+    `filled`: every new tensor is filled before a kernel writes it.
     `loss`: of `LOSSES`. `gradient_bytes`: of an element where they are summed over micro-batches; `reduced_bytes`: in the reduction;
     `gathered_bytes`: in the gather of parameters (None: as they are used); `reduce_whole`: ZeRO-1 reduces whole gradients on every rank.
     `accumulation_bytes`: that such a sum moves for each parameter and micro-batch, where it is more than reading both and writing one.
@@ -66,7 +72,7 @@ class Habits:
     `selective`: operators whose names hold one of these are recomputed selectively; `kept`: the others keep their outputs, instead, and all
     that is not named is recomputed. `recomputed`: share of the layers that full recompute takes. `gather_rate`: B/s at which ZeRO-3
     gathers and scatters at most. `state_bytes`: of the optimizer for each parameter (master weight and moments); `update_traffic`: bytes
-    moved for each in an update. `workspace`: bytes that libraries of the framework allocate for good. `weight_bytes`:
+    moved for each in an update. `offloaded`: share of the layers whose activations wait in host memory. `workspace`: bytes that libraries of the framework allocate for good. `weight_bytes`:
     of a stored parameter as the operators use it (None: of the dtype).
     """
 
@@ -75,6 +81,7 @@ class Habits:
     regather: bool = False
     overlap_context: bool = False
     overlap_experts: bool = False
+    sent_once: bool = False
     overlap_gradients: bool = False
     overlap_gather: bool = False
     overlap_sends: bool = False
@@ -82,6 +89,7 @@ class Habits:
     scatter_sends: bool = True
     fused_accumulation: bool = False
     compiled: bool = False
+    filled: bool = False
     fused: bool = False
     loss: str = "torch"
     gradient_bytes: int = 4
@@ -99,6 +107,7 @@ class Habits:
     gather_rate: float = math.inf
     state_bytes: float = 12
     update_traffic: float = 34
+    offloaded: float = 0.0
     workspace: float = 0.0
     weight_bytes: float | None = None
 

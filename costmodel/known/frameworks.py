@@ -64,7 +64,7 @@ _NEMO = replace(
     ),
 )  # fmt: skip
 # Gradients are summed and reduced in 16 bits, the loss is one kernel on 16-bit logits.
-_BRIDGE = replace(_NEMO, habits=replace(_NEMO.habits, state_bytes=12, loss="one-kernel"))
+_BRIDGE = replace(_NEMO, habits=replace(_NEMO.habits, state_bytes=12, loss="in-place"))
 # Messages in shares, gathered once forward and twice backward; gradients are summed and reduced in 16 bits.
 _DEEPSPEED = Framework(
     habits=Habits(gradient_bytes=2, reduced_bytes=2, send_gathers=1.5, loss="megatron"), kernels=Kernels(attention="fused")

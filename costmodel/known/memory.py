@@ -7,26 +7,29 @@ one walk of the program of two layers of each kind with embedding and head).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autopar.ir import DTYPE_BYTES
 from autopar.order.schedules import in_flight
 from autopar.sharding.program import Compute, Program
 from autopar.sharding.redistribution import local_bytes
+from autopar.sharding.rules.experts import EXPERTS
 
 from ..cluster import Cluster
+from ..device.model import ITEMSIZE
 from ..liveness import Recompute
 from ..memory import Memory, precision_named
 from ..occupancy import Load, loads, stage_memory
-from .configuration import Configuration, Habits
+from .configuration import LOSSES, Configuration, Habits
 from .parts import Parts, PartSeconds, alone, of_kinds, places_of
 from .shape import Shape
 
 
 def working(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Load]:
     """What a micro-batch puts on a device, part by part, whatever the pipeline and the number of micro-batches."""
-    kept = Habits(selective=c.habits.selective, kept=c.habits.kept, regather=c.habits.regather, loss=c.habits.loss)
+    h = c.habits
+    kept = Habits(selective=h.selective, kept=h.kept, regather=h.regather, loss=h.loss, fused=h.fused)
     return _working(of_kinds(shape), tuple(shape.of_each_kind()), replace(alone(c), zero=0, habits=kept), cluster)
 
 
@@ -38,14 +41,14 @@ def _working(shape: Shape, kinds: tuple[str, ...], c: Configuration, cluster: Cl
     second = tuple(f"layers.{index}." for index in range(len(kinds), 2 * len(kinds)))
 
     def place(name: str) -> str:
+        if name.startswith(LOSS):
+            return "loss"
         part = part_of(name)
         return "before" if part == "embed" or (part in kinds and not name.startswith(second)) else part
 
-    again = [op.name for op in parts.analysis.warm if part_of(op.name) in (*kinds, "mtp") and (c.habits.kept or c.repeats(op.name))]
-    segments = tuple(tuple(name for name in again if name.startswith(f"layers.{index}.")) for index in range(2 * len(kinds)))
     found = loads(
         program, parts.analysis, place, optimizer="none", precision=precision_named("same"),  # what is stored is counted apart
-        recompute=Recompute(segments=segments if c.recompute != "none" else ()), regather=c.habits.regather,
+        recompute=Recompute(segments=_repeated(parts, c, len(kinds))), regather=c.habits.regather,
     )  # fmt: skip
     layers = {kind: found[kind] for kind in kinds}
     before = found["before"]
@@ -53,8 +56,73 @@ def _working(shape: Shape, kinds: tuple[str, ...], c: Configuration, cluster: Cl
     if c.recompute == "selective" and c.habits.kept:
         kept = _kept_outputs(program, c, parts)
         layers = {kind: replace(layer, saved=layer.saved + kept.get(kind, 0.0) / 2) for kind, layer in layers.items()}
-    ends = {name: found[name] for name in ("mtp", "head") if name in found}
-    return {"embed": embed, **layers, **ends}
+    if c.recompute != "full":
+        spared = _spared(parts, program)
+        layers = {kind: replace(layer, saved=layer.saved - spared.get(kind, 0.0) / 2) for kind, layer in layers.items()}
+    head = replace(found["head"], excess=LOSSES[c.habits.loss].at_most * _logits(program))
+    return {"embed": embed, **layers, **({"mtp": found["mtp"]} if "mtp" in found else {}), "head": head}
+
+
+def _spared(parts: Parts, program: Program) -> dict[str, float]:
+    """By kind of layer, what its kernels keep less than autograd does: operands of narrow products as they cast them (beside what attention
+    keeps of its results), and nothing of what is inside the fused activation of experts."""
+    c, tensors, mesh = parts.c, program.graph.tensors, program.assignment.mesh.shape
+    size = ITEMSIZE[c.kernels.products] / DTYPE_BYTES[c.dtype] if c.kernels.products else 1.0
+    found: dict[str, float] = {}
+    seen: set[str] = set()
+    for step in program.steps:
+        if not isinstance(step, Compute) or not step.operator.name.startswith("layers."):
+            continue
+        name, operator = step.operator.inputs[0], step.operator
+        less = 0.0
+        if operator.kind == EXPERTS:
+            inner = (parts.shape.expert_ffn or parts.shape.ffn) / (1 if c.whole_experts else c.tensor)
+            rows = local_bytes(step.decision.outputs[0], tensors[operator.outputs[0]].bytes, mesh)
+            activation = rows * inner / parts.shape.hidden
+            less = (1 - size) * (rows + activation) + (activation if c.habits.fused and parts.shape.gated else 0.0)
+        elif "compute" in operator.attributes and name not in seen:
+            seen.add(name)
+            whole = local_bytes(step.decision.inputs[0], tensors[name].bytes, mesh)
+            less = -size * whole if operator.name.endswith(".attention.out") else (1 - size) * whole
+        part = parts.model.part(operator.name)
+        found[part] = found.get(part, 0.0) + less
+    return found
+
+
+LOSS = ("head.float", "head.view", "head.loss")
+"""What a loss has alive while it is computed is its kernels' business, of `LOSSES`, not autograd's."""
+
+
+def _logits(program: Program) -> float:
+    """Logits of a rank as its loss reads them."""
+    step = next(step for step in program.steps if isinstance(step, Compute) and step.operator.name == "head.loss")
+    size = program.graph.tensors[step.operator.inputs[0]].size
+    return local_bytes(step.decision.inputs[0], size, program.assignment.mesh.shape)
+
+
+def _repeated(parts: Parts, c: Configuration, kinds: int) -> tuple[tuple[str, ...], ...]:
+    """What is computed again, layer by layer: what recompute names, and what stays inside fused kernels, whose backward ones do so."""
+    layers = tuple(f"layers.{index}." for index in range(2 * kinds))
+    again = [op.name for op in parts.analysis.warm if op.name.startswith("layers.") and (c.habits.kept or c.repeats(op.name))]
+    segments = [tuple(name for name in again if name.startswith(layer)) for layer in layers] if c.recompute != "none" else []
+    named = {name for segment in segments for name in segment}
+    return (*segments, *(chain for chain in _chains(parts) if named.isdisjoint(chain)))
+
+
+def _chains(parts: Parts) -> Iterator[tuple[str, ...]]:
+    """The operators of each fused kernel."""
+    operators, chain_of = parts.analysis.graph.operators, dict[str, list[str]]()
+    for op in parts.analysis.warm:
+        if op.outputs[0] in parts.inside:
+            chain = chain_of.setdefault(op.name, [op.name])
+            reader = operators[parts.analysis.readers[op.outputs[0]][0][0]].name
+            if reader in chain_of:
+                chain_of[reader].extend(name for name in chain if name not in chain_of[reader])
+                chain_of.update(dict.fromkeys(chain, chain_of[reader]))
+            else:
+                chain.append(reader)
+                chain_of[reader] = chain
+    yield from dict.fromkeys(tuple(chain) for chain in chain_of.values())
 
 
 def _kept_outputs(program: Program, c: Configuration, parts: Parts) -> dict[str, float]:
@@ -90,6 +158,8 @@ def peak_bytes(
         for kind in shape.of_each_kind():
             saved = c.habits.recomputed * found[kind].saved + (1 - c.habits.recomputed) * whole[kind].saved
             found[kind] = replace(found[kind], saved=saved)
+    for kind in shape.of_each_kind():
+        found[kind] = replace(found[kind], saved=(1 - c.habits.offloaded) * found[kind].saved)
     gathered = 2 * max(part.gathered for name, part in parts.items() if name not in ("embed", "head")) if c.zero == 3 else 0.0
     peaks = []
     for stage, members in enumerate(stages):

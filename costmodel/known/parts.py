@@ -17,10 +17,11 @@ from autopar.sharding.layout import Kind, Layout, S
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Compute, Program, Redistribute, build_program, chain_collectives, operator_collectives
 from autopar.sharding.redistribution import local_bytes
+from autopar.sharding.rules import RULES
 from autopar.sharding.rules.experts import EXPERTS
 
 from ..cluster import Cluster, bind_axes
-from ..device.elementwise import memory_seconds
+from ..device.elementwise import memory_seconds, with_launch
 from ..estimate import step_seconds
 from ..fusion import inside_chains
 from ..pass_player import Seconds
@@ -162,6 +163,9 @@ class Parts:
         found = analysed(shape, c.micro_batch * c.data, c.dtype, kernels, tuple(kinds))
         self.model, self.analysis, self.seconds = found.model, found.analysis, found.seconds
         self.inside = found.inside if c.habits.fused else frozenset()
+        # Over a network a row goes once to every node that has experts of it, and on from there.
+        outer = places.axes[1].rpartition("+")[2].partition(":")[2]
+        self.domains = int(outer) if outer and "+" in places.axes[1] else c.expert_data
         self.axis = {axis.name: index for index, axis in enumerate(self.mesh.axes)}
 
     def program(self) -> Program:
@@ -193,13 +197,35 @@ class Parts:
         for step in moves:
             if self.model.graph.tensors[step.tensor].is_float:
                 self.move(step, found[self.model.part(step.tensor)], covers)
+        self.summed(program, found)
         self.stored(program, found)
         return found
+
+    def summed(self, program: Program, found: dict[str, PartSeconds]) -> None:
+        """Add what autograd computes between operators: the sum of the gradients of a value that several read, and the gradient of a value
+        that was cut into views, put together again."""
+        graph, mesh = program.graph, program.assignment.mesh.shape
+        for step in program.steps:
+            if not isinstance(step, Compute) or len(step.operator.outputs) == 0:
+                continue
+            passes = 0.0
+            for name, layout in zip(step.operator.outputs, step.decision.outputs, strict=True):
+                readers = len(self.analysis.readers.get(name, ()))
+                if readers > 1 and name in self.analysis.gradients and name not in self.inside:
+                    passes += 3 * (readers - 1) * local_bytes(layout, graph.tensors[name].bytes, mesh)
+            if len(step.operator.outputs) > 1 and not step.operator.name.endswith(".half"):
+                size = graph.tensors[step.operator.inputs[0]].bytes
+                passes += 2 * local_bytes(step.decision.inputs[0], size, mesh)
+            if passes:
+                seconds = float(with_launch(0.0, memory_seconds(passes, self.cluster.device), self.cluster.device))
+                found[self.model.part(step.operator.name)].backward += seconds
 
     def count(self, step: Compute, part: PartSeconds, covers: Covers) -> None:
         """Add what an operator takes, and the collectives that it has inside."""
         name = step.operator.name
         seconds = self.operator(step)
+        if self.c.habits.filled:
+            seconds = self._filled(step, seconds)
         part.forward += seconds.forward
         part.backward += seconds.backward
         part.weight += seconds.weight
@@ -216,6 +242,9 @@ class Parts:
             moved[collective.phase] += self.prices.seconds(collective.kind, collective.axis, collective.nbytes)
         if self.c.habits.overlap_context and name.endswith(".core"):
             moved = {"forward": exposed(moved["forward"], seconds.forward), "backward": exposed(moved["backward"], seconds.backward)}
+        if self.c.habits.sent_once and step.operator.kind == EXPERTS:
+            share = self.shape.ranks_of_a_token(self.domains) / self.shape.top_k
+            moved = {phase: min(share, 1.0) * value for phase, value in moved.items()}
         if self.c.habits.overlap_experts and name.endswith(".experts"):
             moved = {phase: exposed(value, value) for phase, value in moved.items()}
         part.moved_forward += moved["forward"]
@@ -260,6 +289,17 @@ class Parts:
         if key not in self.seconds:
             self.seconds[key] = step_seconds(step, self.analysis, self.prices, self.inside)
         return self.seconds[key]
+
+    def _filled(self, step: Compute, seconds: Seconds) -> Seconds:
+        """The same with a pass over every tensor that the operator makes."""
+        if RULES[step.operator.kind].view:
+            return seconds
+        tensors, mesh, device = self.model.graph.tensors, self.mesh.shape, self.cluster.device
+        made = sum(local_bytes(p, tensors[n].bytes, mesh) for n, p in zip(step.operator.outputs, step.decision.outputs, strict=True))
+        given = zip(step.operator.inputs, step.decision.inputs, strict=True)
+        back = sum(local_bytes(layout, tensors[name].bytes, mesh) for name, layout in given if name in self.analysis.gradients)
+        ahead, behind = (float(memory_seconds(nbytes, device)) for nbytes in (made, back))
+        return Seconds(seconds.forward + ahead, seconds.backward + behind, seconds.weight)
 
     def _loss(self, step: Compute, degrees: Sequence[float]) -> Seconds:
         """Seconds of the loss by the passes of its kernels, less those of the cast, which is an operator of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,8 @@ class Shape:
 
     `head_size` (0: hidden / heads). `gated`: SwiGLU with three matrices instead of two. `latent`: attention of another kind.
     `experts` that the router deals tokens out to, `top_k` for each token, none of them dropped or padded; `expert_ffn`: the width of one
-    (0: `ffn`); `shared_ffn`: of the expert that every token goes to (0: none). Layers of experts: every `expert_every`-th behind the
+    (0: `ffn`); `shared_ffn`: of the expert that every token goes to (0: none); `top_groups` of `groups` of experts (0: no groups) are open
+    to a token. Layers of experts: every `expert_every`-th behind the
     first `dense_layers`. `window`: keys that a query sees, in all layers but every `full_every`-th (0: all of them see so few).
     `mtp`: modules that predict further tokens (DeepSeek-V3, arXiv:2412.19437, section 2.2), each a layer and a head more.
     `encoder_layers`, of `encoder_sequence` tokens (0: `sequence`), which the decoder attends to. `causal`: false for an encoder alone.
@@ -57,6 +59,8 @@ class Shape:
     top_k: int = 2
     expert_ffn: int = 0
     shared_ffn: int = 0
+    groups: int = 0
+    top_groups: int = 0
     expert_every: int = 1
     dense_layers: int = 0
     window: int = 0
@@ -118,6 +122,16 @@ class Shape:
         with_experts = bool(self.experts) and behind >= 0 and (behind + 1) % self.expert_every == 0
         whole = not self.window or (self.full_every > 0 and (index + 1) % self.full_every == 0)
         return ("experts" if with_experts else "dense") + ("" if whole else " windowed")
+
+    def ranks_of_a_token(self, ranks: int) -> float:
+        """On how many of the ranks that split the experts a token's experts lie, if all are as likely.
+
+        With k of e experts, r ranks:  r (1 - C(e - e/r, k) / C(e, k)); open groups lie on ranks of their own.
+        """
+        open_ranks = min(ranks, self.top_groups * max(ranks // self.groups, 1)) if self.groups else ranks
+        experts = self.experts * open_ranks // ranks
+        missed = math.comb(experts - experts // open_ranks, self.top_k) / math.comb(experts, self.top_k)
+        return open_ranks * (1.0 - missed)
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds of all layers, those of the encoder first."""
