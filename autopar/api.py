@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from autopar.costmodel import Cluster, default_cluster, load_cluster, parse_span, presets
 from autopar.search import NoAssignment
 
+from .configured import load_any, sizes_of_plan
 from .errors import PlanError, UsageError, unknown
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
 from .model import LoadedModel
@@ -94,7 +95,7 @@ def plan(
 ) -> Plan:
     """Find the cheapest way to run `model` on `devices` devices of `cluster`.
 
-    `model`: a path (`.onnx`, `.pt2`), `package.module:function`, an `onnx.ModelProto`, or a `torch.nn.Module` with
+    `model`: a path (`.onnx`, `.pt2`), `package.module:function`, `hf:path/config.json`, an `onnx.ModelProto`, or a `torch.nn.Module` with
     `example_inputs` (a tuple, or a dict of keyword arguments). `dtype`: the floating-point type of the computation (None: the model's).
     `master`: in which trained parameters are stored and updated, by default float32 beside a 16-bit `dtype`, else the type in which they
     are used. `reduce`: in which their gradients are added up and travel, by default as `master`. `frozen`, `trained`: names or patterns of
@@ -111,7 +112,7 @@ def plan(
         dims=dims or {}, shapes=shapes or {}, batch=batch, dtype=dtype, loss=loss, train=_is_training(mode), frozen=frozen,
         trained=trained, trust=trust,
     )  # fmt: skip
-    loaded = load_model(model, options, example_inputs)
+    loaded = load_any(model, options, example_inputs)
     return plan_loaded(
         loaded, devices=devices, cluster=cluster, mode=mode, optimizer=optimizer, search=search, memory=memory, pins=pins, scheme=scheme,
         mesh=mesh, stages=stages, micro_batches=micro_batches, recompute=recompute, zero=zero, offload=offload, schedule=schedule,
@@ -248,7 +249,8 @@ def model_of_plan(
     else:
         fixed = str(model).endswith(".pt2")
         dtype = _dtype_of(plan) if isinstance(model, (str, Path)) else None
-        loaded = load_model(model, options if fixed else replace(options, batch=_batch_of(plan), dtype=dtype), example_inputs)
+        sized = sizes_of_plan(model, plan, options if fixed else replace(options, batch=_batch_of(plan), dtype=dtype))
+        loaded = load_any(model, sized, example_inputs)
     plan.require_match(loaded.graph)
     return bring_rules(loaded, plan)
 

@@ -159,7 +159,8 @@ def _warn_replicated(plan: Plan) -> None:
 
 def _load(args: argparse.Namespace) -> LoadedModel:
     """The model with the sizes asked for; where a plan is loaded and no size is given, those of the plan."""
-    from .frontends.load import ModelOptions, load_model
+    from .configured import PREFIX, SEQUENCE, load_any
+    from .frontends.load import ModelOptions
 
     for name in ("batch", "devices"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
@@ -170,12 +171,16 @@ def _load(args: argparse.Namespace) -> LoadedModel:
 
         return model_of_plan(args.model, Plan.load(args.strategy_load), loss=args.loss, trust=args.trust)
     dims = {name: size_of(size, f"--dim {name}") for name, size in (pair_of(text, "--dim", "NAME=SIZE") for text in args.dim)}
+    if args.seq is not None:
+        if not args.model.startswith(PREFIX):
+            raise UsageError(f"--seq applies to {PREFIX} models; other models take --dim NAME=SIZE, or the sizes of their example inputs")
+        dims[SEQUENCE] = args.seq
     shapes = {name: sizes_of(size, f"--shape {name}") for name, size in (pair_of(text, "--shape", "INPUT=1x30") for text in args.shape)}
     options = ModelOptions(
         dims=dims, shapes=shapes, batch=args.batch, dtype=args.dtype, loss=args.loss, train=args.mode == "train",
         frozen=args.frozen, trained=args.trained, trust=args.trust,
     )  # fmt: skip
-    return load_model(args.model, options)
+    return load_any(args.model, options)
 
 
 def _check_output(path: Path) -> None:

@@ -27,6 +27,9 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
+MODELS = "file.onnx, file.pt2, package.module:function returning (module, example_inputs), or hf:config.json of Hugging Face"
+
+
 def build_parser() -> Parser:
     """The commands and their options."""
     description = "Finds the cheapest way to split a neural network over many devices, and runs it."
@@ -64,7 +67,7 @@ def _json_option(parser: Parser) -> None:
 
 def _plan_options(parser: Parser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="file.onnx, file.pt2, or package.module:function returning (module, example_inputs)")
+    add("model", metavar="MODEL", help=MODELS)
     add("-o", "--output", "--strategy-save", metavar="FILE", help="write the plan (the strategy checkpoint) to FILE")
     _model_options(parser)
     add("--search", choices=SEARCHES, default="dynamic_programming", help="search method (default: dynamic_programming, exact)")
@@ -101,6 +104,7 @@ def _model_options(parser: Parser) -> None:
     add("--cluster", metavar="NAME|FILE", help="a preset (autopar cluster list) or a file (default: this machine's GPUs, else dgx-h100)")
     add("--mode", choices=("train", "infer"), default="train", help="plan a training step or an inference (default: train)")
     add("--batch", type=int, metavar="N", help="the global batch")
+    add("--seq", type=int, metavar="N", help="tokens of a sequence of an hf: model (default: as many as its positions allow)")
     add("--dim", action="append", default=[], metavar="NAME=SIZE", help="size of a named dim of an ONNX model; repeatable")
     add("--shape", action="append", default=[], metavar="INPUT=1x30", help="shape of an input of an ONNX model; repeatable")
     add("--dtype", choices=DTYPES, help="floating-point type of the computation: weights and activations (default: the model's)")
@@ -123,7 +127,7 @@ def _model_options(parser: Parser) -> None:
 
 def _compare_options(parser: Parser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="file.onnx, file.pt2, or package.module:function returning (module, example_inputs)")
+    add("model", metavar="MODEL", help=MODELS)
     _model_options(parser)
     add("--scheme", action="append", default=[], metavar="NAME", help="a scheme to price, as of `plan --scheme`; repeatable (default: all)")
     _rules_option(parser)

@@ -31,8 +31,8 @@ PRESETS = (
     ("GB300", "gb300-nvl72"), ("B200", "dgx-b200"), ("B300", "dgx-b300"),
 )  # fmt: skip
 POWER = 0.5
-"""Arithmetic goes with power to this exponent: power goes with the clock and the square of the voltage, which follows the clock in the upper
-part of its range and stays in the lower one, so the exponent lies between a third and one; assumed."""
+"""Arithmetic goes with power to this exponent: power goes with the clock and the square of the voltage, which follows the clock in the
+upper part of its range and stays in the lower one, so the exponent lies between a third and one; assumed."""
 PRODUCTS_OF = {
     # SimuMax's own table of products on its node (MooreThreads/SimuMax@4dcaae51: configs/system/b200_bf16_ceperm.json, 401 large products):
     # 0.79 to 0.82 of the rates of this kind of device, by operand order; attention as fast.

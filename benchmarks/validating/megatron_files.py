@@ -107,8 +107,9 @@ def simumax(row: Row) -> Prepared:
     latent = row["attention"].startswith("mla")
     heads, tensor = number(row, "heads"), number(row, "tp")
     shape = Shape(
-        layers=number(row, "layers"), hidden=number(row, "hidden"), heads=heads, kv_heads=heads if latent else number(row, "kv_heads", heads),
-        ffn=number(row, "ffn"), vocab=number(row, "vocab"), sequence=number(row, "seq"), gated=_flag(row, "gated"),
+        layers=number(row, "layers"), hidden=number(row, "hidden"), heads=heads,
+        kv_heads=heads if latent else number(row, "kv_heads", heads), ffn=number(row, "ffn"), vocab=number(row, "vocab"),
+        sequence=number(row, "seq"), gated=_flag(row, "gated"),
         latent=LATENT if latent else None, experts=number(row, "experts", 0), top_k=number(row, "topk", 2),
         expert_ffn=number(row, "moe_ffn", 0), shared_ffn=number(row, "shared_ffn", 0), dense_layers=number(row, "dense_layers", 0),
         tied=False, bias=False, dropout=False, norm="rms_norm", position="rotary",
@@ -122,7 +123,8 @@ def simumax(row: Row) -> Prepared:
     work = replace(CORE, habits=replace(CORE.habits, loss=loss))
     return Prepared(
         label=row["case"], shape=shape, configuration=work.run(c), cluster=cluster_of("B200", source="simumax"),
-        measured=float(row["real_step_s"]), memory=float(row["real_alloc_gib_max_rank"]) * 2**30 if row["real_alloc_gib_max_rank"] else None,
+        measured=float(row["real_step_s"]),
+        memory=float(row["real_alloc_gib_max_rank"]) * 2**30 if row["real_alloc_gib_max_rank"] else None,
         peer=float(row["pred_step_s"]) if row["pred_step_s"] else None,
     )  # fmt: skip
 
@@ -131,7 +133,7 @@ def simumax(row: Row) -> Prepared:
 
 
 def experts_layer(row: Row) -> list[tuple[str, Sample]]:
-    """Forward and backward pass of a layer of experts: what a second layer adds to a model, less its attention, which is not in the rows."""
+    """Forward and backward pass of a layer of experts: a model with it less the same without, since its attention is not in the rows."""
     ranks = number(row, "ep")
     shape = Shape(
         layers=1, hidden=number(row, "hidden"), heads=number(row, "hidden") // 128, kv_heads=number(row, "hidden") // 128,
@@ -150,8 +152,7 @@ def experts_layer(row: Row) -> list[tuple[str, Sample]]:
     cluster = cluster_of(row["gpu"])
     with_experts, without = (price(s, work.run(c), cluster) for s in (shape, replace(shape, experts=0, shared_ffn=0, ffn=1)))
     found = []
-    for name, there, apart in (("forward", with_experts.forward[0], without.forward[0]), ("backward", with_experts.backward[0], without.backward[0])):
+    for name in ("forward", "backward"):
+        there, apart = (getattr(one, name)[0] for one in (with_experts, without))
         found.append((name, Sample(label=f"{row['case']}, {name}", measured=float(row[f"{name}_s"]), predicted=there - apart)))
     return found
-
-

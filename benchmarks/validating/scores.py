@@ -104,7 +104,9 @@ def score(group: Group) -> Score:
     oom = confusion(group.samples)
     return Score(
         n=len(timed), mean_error=_mean(np.abs(errors)), max_error=float(np.abs(errors).max()) if timed else None, bias=_mean(errors),
-        null_error=null_error(timed), peer_error=_mean(np.abs(relative([s.peer for s in known], [s.measured for s in known]))), sweeps=len(sweeps), spearman=_mean(ranks), worst_spearman=min(ranks, default=None),
+        null_error=null_error(timed),
+        peer_error=_mean(np.abs(relative([s.peer for s in known], [s.measured for s in known]))), sweeps=len(sweeps),
+        spearman=_mean(ranks), worst_spearman=min(ranks, default=None),
         regret=_mean(regrets), worst_regret=max(regrets, default=None), chosen_oom=chosen_oom(sweeps) if oom else None,
         oom_accuracy=(oom[0] + oom[3]) / sum(oom) if oom else None, oom=oom, memory_n=len(sized), memory_error=_mean(np.abs(memory)),
         memory_bias=_mean(memory), left_out=dict(sorted(group.left_out.items())),

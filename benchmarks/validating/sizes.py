@@ -1,6 +1,6 @@
 """The models of published runs: sizes as a row gives them, or those of the public model that it names; and the work of a token.
 
-    forward FLOPs a token of a layer = 2 x the elements of the matrices that it meets + 4 keys x head size x heads
+forward FLOPs a token of a layer = 2 x the elements of the matrices that it meets + 4 keys x head size x heads
 """
 
 from __future__ import annotations
@@ -105,5 +105,3 @@ def layer_flops(shape: Shape, kind: str) -> float:
 def attention_flops(shape: Shape, keys: int, width: int) -> float:
     """FLOPs of a token's scores and their product with the values; `width`: elements of a key and a value together."""
     return 2.0 * shape.heads * keys * width
-
-

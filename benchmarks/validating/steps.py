@@ -95,7 +95,8 @@ def _chosen(habits: Habits, row: Row) -> Habits:
             habits, partition="items" if "405B" in row["model"] else "even", compiled=bool(choices.get("graphs")),
             pipelined_tensor=dense and row["precision"] != "NVFP4",
             offloaded=choices.get("offloaded_layers", 0) / number(row, "layers", 80),
-            overlap_experts=bool(choices.get("overlap_experts")), sent_once=choices.get("dispatcher") in ("hybridep", "deepep"), state_bytes=8 if row["model"].startswith("DeepSeek") else 12,
+            overlap_experts=bool(choices.get("overlap_experts")), sent_once=choices.get("dispatcher") in ("hybridep", "deepep"),
+            state_bytes=8 if row["model"].startswith("DeepSeek") else 12,
             overlap_gradients="DeepSeek" not in row["model"] or not row["gpu"].startswith("H100"),
             selective=tuple(word for module in choices.get("recompute", ()) for word in REPEATED[module]),
         )  # fmt: skip

@@ -39,6 +39,8 @@ DIVIDED: Mapping[str, Callable[[Run], str]] = {
     "korth_t5": lambda run: f"dp {run.dp}",  # its row of several replicas measures the reduction of gradients, not recompute
 }
 """Groups that are also scored in parts, and what names the part of a row."""
+
+
 def work(run: Run, shape: Shape) -> float | None:
     """FLOPs a device in a step, or None where sizes are missing."""
     if not (run.global_batch and run.gpus):

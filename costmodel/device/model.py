@@ -93,7 +93,8 @@ class Device:
             least={"half_size": self.half_size, "launch": self.launch, "dispatch": self.dispatch, "reserved": self.reserved},
         )
         check_fractions(
-            where, clock=self.clock, matmul_fraction=self.matmul_fraction, memory_fraction=self.memory_fraction, ragged_fraction=self.ragged_fraction,
+            where, clock=self.clock, matmul_fraction=self.matmul_fraction, memory_fraction=self.memory_fraction,
+            ragged_fraction=self.ragged_fraction,
             **{f"attention of {kernel}": value for kernel, value in self.attention.items()},
         )  # fmt: skip
         if self.reserved >= self.memory_capacity:

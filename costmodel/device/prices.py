@@ -49,7 +49,8 @@ def speed_of(device: Device, dtype: str) -> Speed:
     """The rates that the constants of a device's kernels are fractions of."""
     kernels = _kernels(device)
     return Speed(
-        flops=device.flops(dtype) * device.clock, memory=device.memory_bandwidth, reference=kernels.memory, units=device.units or kernels.units
+        flops=device.flops(dtype) * device.clock, memory=device.memory_bandwidth, reference=kernels.memory,
+        units=device.units or kernels.units,
     )  # fmt: skip
 
 

@@ -54,26 +54,27 @@ losses/cross_entropy.py; torch's log_softmax and nll_loss."""
 class Habits:
     """What a training framework overlaps and how it stores: facts about a program, not figures of the hardware.
 
-    `overlap_tensor`: tensor-parallel collectives of the backward pass run under the products of weight gradients. `pipelined_tensor`: those
-    of both passes run piece by piece under the products before or behind them. `regather`: what sequence
-    parallelism gathers is not kept, but gathered again under the product of the input's gradient. `overlap_context`: messages of ring
-    attention run under it. `overlap_experts`: rows travel to experts and back under another micro-batch's work; `sent_once`: a
-    token's row goes once to every rank that has experts of it, sorted on arrival, and comes back once. `overlap_gradients`: the reduction of gradients runs under the last backward pass. `overlap_gather`: with ZeRO-1
-    the updated parameters are gathered under the next step's first forward pass. `overlap_sends`: pipeline messages. `prefetch`: the
-    next layer's parameters are gathered under the present layer. `scatter_sends`: tensor-parallel ranks send a share each and gather it
-    on arrival. `fused_accumulation`: the products of weight gradients add to those of earlier micro-batches, with no pass of their own.
-    `fused`: chains of elementwise operators are one kernel. `compiled`: the host runs ahead of the device whatever the kernels.
-    `filled`: every new tensor is filled before a kernel writes it.
-    `loss`: of `LOSSES`. `gradient_bytes`: of an element where they are summed over micro-batches; `reduced_bytes`: in the reduction;
-    `gathered_bytes`: in the gather of parameters (None: as they are used); `reduce_whole`: ZeRO-1 reduces whole gradients on every rank.
-    `accumulation_bytes`: that such a sum moves for each parameter and micro-batch, where it is more than reading both and writing one.
-    `blocking`: the host waits for every kernel before it issues the next. `partition`: how layers are dealt out to stages, of `PARTITIONS`.
-    `send_gathers`: gathers on arrival of a message that was sent in shares. `recompute_ends`: embedding and head are recomputed too.
-    `selective`: operators whose names hold one of these are recomputed selectively; `kept`: the others keep their outputs, instead, and all
-    that is not named is recomputed. `recomputed`: share of the layers that full recompute takes. `gather_rate`: B/s at which ZeRO-3
-    gathers and scatters at most. `state_bytes`: of the optimizer for each parameter (master weight and moments); `update_traffic`: bytes
-    moved for each in an update. `offloaded`: share of the layers whose activations wait in host memory. `workspace`: bytes that libraries of the framework allocate for good. `weight_bytes`:
-    of a stored parameter as the operators use it (None: of the dtype).
+    `overlap_tensor`: tensor-parallel collectives of the backward pass run under the products of weight gradients. `pipelined_tensor`:
+    those of both passes run piece by piece under the products before or behind them. `regather`: what sequence parallelism gathers is
+    not kept, but gathered again under the product of the input's gradient. `overlap_context`: messages of ring attention run under it.
+    `overlap_experts`: rows travel to experts and back under another micro-batch's work; `sent_once`: a token's row goes once to every
+    rank that has experts of it, sorted on arrival, and comes back once. `overlap_gradients`: the reduction of gradients runs under the
+    last backward pass. `overlap_gather`: with ZeRO-1 the updated parameters are gathered under the next step's first forward pass.
+    `overlap_sends`: pipeline messages. `prefetch`: the next layer's parameters are gathered under the present layer. `scatter_sends`:
+    tensor-parallel ranks send a share each and gather it on arrival. `fused_accumulation`: the products of weight gradients add to
+    those of earlier micro-batches, with no pass of their own. `fused`: chains of elementwise operators are one kernel. `compiled`: the
+    host runs ahead of the device whatever the kernels. `filled`: every new tensor is filled before a kernel writes it. `loss`: of
+    `LOSSES`. `gradient_bytes`: of an element where they are summed over micro-batches; `reduced_bytes`: in the reduction;
+    `gathered_bytes`: in the gather of parameters (None: as they are used); `reduce_whole`: ZeRO-1 reduces whole gradients on every
+    rank. `accumulation_bytes`: that such a sum moves for each parameter and micro-batch, where it is more than reading both and writing
+    one. `blocking`: the host waits for every kernel before it issues the next. `partition`: how layers are dealt out to stages, of
+    `PARTITIONS`. `send_gathers`: gathers on arrival of a message that was sent in shares. `recompute_ends`: embedding and head are
+    recomputed too. `selective`: operators whose names hold one of these are recomputed selectively; `kept`: the others keep their
+    outputs, instead, and all that is not named is recomputed. `recomputed`: share of the layers that full recompute takes.
+    `gather_rate`: B/s at which ZeRO-3 gathers and scatters at most. `state_bytes`: of the optimizer for each parameter (master weight
+    and moments); `update_traffic`: bytes moved for each in an update. `offloaded`: share of the layers whose activations wait in host
+    memory. `workspace`: bytes that libraries of the framework allocate for good. `weight_bytes`: of a stored parameter as the operators
+    use it (None: of the dtype).
     """
 
     overlap_tensor: bool = False

@@ -35,7 +35,8 @@ def head(b: GraphBuilder, name: str, x: str, labels: str) -> str:
     s = b.shape
     h = b.normalised(f"{name}.norm", x)
     if s.patch:
-        h = b.op(f"{name}.mean", "aten.mean.dim", {"self": h}, (b.batch, 1, s.hidden), replace(ROWS, context=R, sequence=R), dim=(1,), keepdim=True)[0]
+        one, whole = (b.batch, 1, s.hidden), replace(ROWS, context=R, sequence=R)
+        h = b.op(f"{name}.mean", "aten.mean.dim", {"self": h}, one, whole, dim=(1,), keepdim=True)[0]
     rows = b.size(h)[1]
     weight = "embed.weight" if s.tied else "head.logits.weight"
     if weight not in b.tensors:

@@ -13,7 +13,8 @@ GROUPED = "aten._grouped_mm.default"
 def feed_forward(b: GraphBuilder, name: str, x: str, width: int) -> str:
     """Two products with an activation between, or three with a gate."""
     if not b.shape.gated:
-        return b.linear(f"{name}.down", b.pointwise(f"{name}.gelu", "aten.gelu.default", b.linear(f"{name}.up", x, width, INNER), INNER), b.shape.hidden, SUM)
+        h = b.pointwise(f"{name}.gelu", "aten.gelu.default", b.linear(f"{name}.up", x, width, INNER), INNER)
+        return b.linear(f"{name}.down", h, b.shape.hidden, SUM)
     gate, up = _gate_and_up(b, name, x, width)
     gate = b.pointwise(f"{name}.silu", "aten.silu.default", gate, INNER)
     return b.linear(f"{name}.down", b.pointwise(f"{name}.mul", "aten.mul.Tensor", gate, INNER, other=up), b.shape.hidden, SUM)
@@ -41,7 +42,8 @@ def experts(b: GraphBuilder, name: str, x: str) -> str:
     tokens, width = batch * length, s.expert_ffn or s.ffn
     scores = b.linear(f"{name}.router", x, s.experts, ROWS, bias=False)
     scores = b.op(f"{name}.scores", "aten.softmax.int", {"self": scores}, b.size(scores), ROWS, dtype="float32", dim=-1)[0]
-    share = b.op(f"{name}.share", "aten.sum.dim_IntList", {"self": scores}, (batch, length, 1), ROWS, dtype="float32", dim=(-1,), keepdim=True)[0]
+    one = (batch, length, 1)
+    share = b.op(f"{name}.share", "aten.sum.dim_IntList", {"self": scores}, one, ROWS, dtype="float32", dim=(-1,), keepdim=True)[0]
     flat = b.view(f"{name}.tokens", "aten.view.default", x, (tokens, hidden), TOKENS, size=(tokens, hidden))
     chosen = b.given(f"{name}.chosen", (tokens * s.top_k,))
     rows = _layer(b, name, flat, chosen, width)

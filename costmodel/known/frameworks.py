@@ -3,8 +3,8 @@
 Sources: NVIDIA/Megatron-LM (arXiv:2104.04473, arXiv:2205.05198; megatron/core of 2024 to 2026: @d98e8a64); NVIDIA/TransformerEngine;
 bigscience-workshop/Megatron-DeepSpeed@87a9dba0 and microsoft/DeepSpeed@2e1847d6 (pipe/engine.py, zero/stage_1_and_2.py,
 bf16_optimizer.py); bigscience-workshop/bigscience@9e64edec (train/tr11-176B-ml); Aleph-Alpha/scaling@78489292 (later than the sweep of
-arXiv:2311.05610); pytorch/torchtitan@9dec370a; foundation-model-stack/fms-fsdp@5a296afe; mosaicml/llm-foundry@b2a43a14 and composer@0.17; NVIDIA/NeMo@e400b6de with
-NeMo-Framework-Launcher@24.07; NVIDIA-NeMo/Megatron-Bridge@067f987d; alpa-projects/alpa.
+arXiv:2311.05610); pytorch/torchtitan@9dec370a; foundation-model-stack/fms-fsdp@5a296afe; mosaicml/llm-foundry@b2a43a14 and
+composer@0.17; NVIDIA/NeMo@e400b6de with NeMo-Framework-Launcher@24.07; NVIDIA-NeMo/Megatron-Bridge@067f987d; alpa-projects/alpa.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .shape import Shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """`habits` and `kernels` of a framework; `one_rotation`: rotary positions are one kernel; what it computes beside what a model asks for:
-    `gathered_logits` and `shared_input` as of `Shape`."""
+    """`habits` and `kernels` of a framework; `one_rotation`: rotary positions are one kernel; `gathered_logits` and `shared_input`: as of
+    `Shape`."""
 
     habits: Habits = field(default_factory=Habits)
     kernels: Kernels = field(default_factory=Kernels)
@@ -81,8 +81,8 @@ _TITAN = Framework(
 _COMPILED = replace(
     _TITAN, habits=replace(_TITAN.habits, fused=True, compiled=True, loss="compiled"), kernels=Kernels(repeats_keys=True)
 )  # fmt: skip
-# Composer's optimizer is a loop of float32 kernels over flat shards. Attention is Triton's kernel of the first generation, the default of the
-# scripts of the time.
+# Composer's optimizer is a loop of float32 kernels over flat shards. Attention is Triton's kernel of the first generation, the default
+# of the scripts of the time.
 _COMPOSER = Framework(habits=replace(_FSDP, loss="one-kernel", update_traffic=84.0), kernels=Kernels(attention="flash1"))
 
 FRAMEWORKS: Mapping[str, Framework] = {

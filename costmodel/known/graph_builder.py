@@ -24,8 +24,9 @@ PRODUCTS = ("", "float8_e4m3fn", "float8_block", "float4")
 class Kernels:
     """Which kernels a framework runs for a transformer: `attention` of `ATTENTIONS`; `norm` of `NORMS`, one kernel or the chain of
     elementwise kernels in float32; `products` of `PRODUCTS`; `joined`: gate and up are one product, as are queries, keys and values;
-    `wide_loss`: the loss is computed on logits that a kernel of its own has cast to float32; `accumulates`: bytes of an element of the sums to
-    which products of weight gradients add their results (0: they write them); `repeats_keys`: keys and values are copied for every head."""
+    `wide_loss`: the loss is computed on logits that a kernel of its own has cast to float32; `accumulates`: bytes of an element of the
+    sums to which products of weight gradients add their results (0: they write them); `repeats_keys`: keys and values are copied for
+    every head."""
 
     attention: str = "flash2"
     norm: str = "fused"
@@ -122,9 +123,7 @@ class GraphBuilder:
         """Views of the last dim in pieces of the given widths."""
         made = tuple(self.tensor(f"{name}:{i}", (*self.size(x)[:-1], width)) for i, width in enumerate(widths))
         attributes: dict[str, Value] = {"self": Ref(0), "split_sizes": widths, "dim": -1}
-        self.operators.append(
-            Operator(name=name, kind="aten.split_with_sizes.default", inputs=(x,), outputs=made, attributes=attributes)
-        )
+        self.operators.append(Operator(name=name, kind="aten.split_with_sizes.default", inputs=(x,), outputs=made, attributes=attributes))
         self.wanted[name] = wanted
         return made
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from autopar.ir import DTYPE_BYTES, Role
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
-from autopar.sharding.layout import Kind, Layout, S
+from autopar.sharding.layout import Kind, S
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Compute, Program, Redistribute, build_program, chain_collectives, operator_collectives
 from autopar.sharding.redistribution import local_bytes
@@ -26,27 +26,16 @@ from ..estimate import step_seconds
 from ..fusion import inside_chains
 from ..pass_player import Seconds
 from ..pricing import MeshPrices
-from ..timeline import SLOWDOWN
 from .configuration import LOSSES, Configuration
 from .graph_builder import Kernels
+from .hiding import Covers, exposed, in_pieces
 from .shape import Shape
 from .transformer import Transformer, transformer
 from .wanted import WHOLE_EXPERTS
 
-
 EXPERT_OPERATORS = 20
 """Operators that a layer of experts issues: sorting rows by expert and by rank, exchanges of counts, rows and results, products, activation
 (counted in megatron/core/transformer/moe: token_dispatcher.py and moe_utils.py, fused permutation)."""
-
-
-def exposed(communication: float, cover: float) -> float:
-    """Seconds that a collective adds to the compute that covers it: what is longer than the cover, and the slowdown of the rest."""
-    return max(0.0, communication - cover) + (SLOWDOWN["nccl"] - 1) * min(communication, cover)
-
-
-def in_pieces(communication: float, cover: float, pieces: int) -> float:
-    """The same where a product and a collective take turns piece by piece: the first piece has nothing to run under."""
-    return communication / pieces + exposed(communication * (1 - 1 / pieces), cover)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,27 +116,6 @@ def _parts_of(shape: Shape, kinds: tuple[str, ...], c: Configuration, cluster: C
     return Parts(shape, c, cluster, places, kinds=kinds).parts()
 
 
-@dataclass(slots=True)
-class Covers:
-    """Seconds of the products beside a redistribution of a tensor: of those that read it in a layout forward, backward for their inputs and
-    for their weights, and of the one that made it."""
-
-    ahead: dict[tuple[str, Layout], float] = field(default_factory=dict)
-    back: dict[tuple[str, Layout], float] = field(default_factory=dict)
-    weight: dict[tuple[str, Layout], float] = field(default_factory=dict)
-    made: dict[str, Seconds] = field(default_factory=dict)
-
-    def add(self, step: Compute, seconds: Seconds) -> None:
-        """Count a product."""
-        self.made.update(dict.fromkeys(step.operator.outputs, seconds))
-        if step.operator.inputs and seconds.weight:
-            place = (step.operator.inputs[0], step.decision.inputs[0])
-            for found, value in (
-                (self.ahead, seconds.forward), (self.back, seconds.backward - seconds.weight), (self.weight, seconds.weight),
-            ):  # fmt: skip
-                found[place] = found.get(place, 0.0) + value
-
-
 class Parts:
     """The parts of one configuration: of a model with one layer of each of the `kinds`."""
 
@@ -202,23 +170,25 @@ class Parts:
         return found
 
     def summed(self, program: Program, found: dict[str, PartSeconds]) -> None:
-        """Add what autograd computes between operators: the sum of the gradients of a value that several read, and the gradient of a value
-        that was cut into views, put together again."""
+        """Add what autograd computes between operators: the sum of the gradients of a value, where its readers are, and the gradient of a
+        value that was cut into views, put together again.
+        """
         graph, mesh = program.graph, program.assignment.mesh.shape
+
+        def add(name: str, nbytes: float) -> None:
+            seconds = with_launch(0.0, memory_seconds(nbytes, self.cluster.device), self.cluster.device)
+            found[self.model.part(name)].backward += float(seconds)
+
         for step in program.steps:
-            if not isinstance(step, Compute) or len(step.operator.outputs) == 0:
+            if not isinstance(step, Compute):
                 continue
-            passes = 0.0
             for name, layout in zip(step.operator.outputs, step.decision.outputs, strict=True):
-                readers = len(self.analysis.readers.get(name, ()))
-                if readers > 1 and name in self.analysis.gradients and name not in self.inside:
-                    passes += 3 * (readers - 1) * local_bytes(layout, graph.tensors[name].bytes, mesh)
-            if len(step.operator.outputs) > 1 and not step.operator.name.endswith(".half"):
-                size = graph.tensors[step.operator.inputs[0]].bytes
-                passes += 2 * local_bytes(step.decision.inputs[0], size, mesh)
-            if passes:
-                seconds = float(with_launch(0.0, memory_seconds(passes, self.cluster.device), self.cluster.device))
-                found[self.model.part(step.operator.name)].backward += seconds
+                readers = [index for index, _ in self.analysis.readers.get(name, ()) if index >= 0]
+                if len(readers) > 1 and name in self.analysis.gradients and name not in self.inside:
+                    size = local_bytes(layout, graph.tensors[name].bytes, mesh)
+                    add(graph.operators[readers[0]].name, 3 * (len(readers) - 1) * size)
+            if len(step.operator.outputs) > 1 and not step.operator.name.endswith(".half"):  # the kernel of a gate writes both halves
+                add(step.operator.name, 2 * local_bytes(step.decision.inputs[0], graph.tensors[step.operator.inputs[0]].bytes, mesh))
 
     def count(self, step: Compute, part: PartSeconds, covers: Covers) -> None:
         """Add what an operator takes, and the collectives that it has inside."""
@@ -303,9 +273,9 @@ class Parts:
 
     def _loss(self, step: Compute, degrees: Sequence[float]) -> Seconds:
         """Seconds of the loss by the passes of its kernels, less those of the cast, which is an operator of its own."""
-        logits = self.model.graph.tensors[step.operator.inputs[0]].size
+        logits = float(self.model.graph.tensors[step.operator.inputs[0]].size)
         for degree in degrees:
-            logits = logits / degree
+            logits /= degree
         cast = 6.0 if self.loss.wide else 0.0
         passes = (self.loss.forward - cast, self.loss.backward - cast)
         forward, backward = (float(memory_seconds(max(nbytes, 0.0) * logits, self.cluster.device)) for nbytes in passes)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from autopar.errors import UsageError, unknown
+from autopar.errors import ModelError, UsageError, unknown
 
 POSITIONS = ("none", "learned", "rotary", "rotary-unfused", "alibi")
 NORMS = ("layer_norm", "rms_norm")
@@ -101,10 +101,15 @@ class Shape:
 
     @classmethod
     def of(cls, path: str | Path, *, sequence: int | None = None) -> Shape:
-        """The shape that a Hugging Face `config.json` describes (see `huggingface`)."""
-        from .huggingface import shape_of
+        """The shape that a Hugging Face `config.json` describes, for sequences of that length (default: the longest that it allows)."""
+        from .huggingface import sizes_of
 
-        return shape_of(path, sequence=sequence)
+        given = sizes_of(path, sequence=sequence)
+        latent = given.pop("latent", None)
+        try:
+            return cls(**given, latent=Latent(**latent) if latent else None)
+        except UsageError as error:
+            raise ModelError(f"{path}: {error}") from error
 
     @property
     def width(self) -> int:

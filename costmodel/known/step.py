@@ -20,8 +20,9 @@ from ..device.elementwise import memory_seconds
 from ..occupancy import occupied
 from ..pipeline import pipeline_seconds
 from .configuration import Configuration
+from .hiding import exposed
 from .memory import peak_bytes
-from .parts import PartSeconds, exposed, parts_of, places_of
+from .parts import PartSeconds, parts_of, places_of
 from .shape import Shape
 from .stages import dealt
 

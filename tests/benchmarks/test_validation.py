@@ -15,16 +15,21 @@ from typing import Any
 
 import pytest
 
+from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError, UsageError
 from benchmarks.validating.groups import collective_groups
 from benchmarks.validating.layers import layer_groups
+from benchmarks.validating.missing import Missing
 from benchmarks.validating.plots import plot, write_plots
 from benchmarks.validating.published_memory import memory_groups
 from benchmarks.validating.rows import COLUMNS, GRID, Row, Run, Table, checked, read_tables, thinned, training_rows
 from benchmarks.validating.scores import Group, Sample, Score, score
+from benchmarks.validating.sizes import shape_of
+from benchmarks.validating.steps import framework, predict
 from benchmarks.validating.training import training_groups, work
 
 ROOT = Path(__file__).resolve().parents[2]
+SHAPE = Shape(layers=2, hidden=1024, heads=16, kv_heads=16, ffn=4096, vocab=51200, sequence=128)
 
 
 def runs(*given: Mapping[str, Any]) -> list[tuple[Row, Run]]:
@@ -44,7 +49,7 @@ def told(*, times: float = 1.0, memory: float = 1.0, fits: bool = True) -> Calla
     """A prediction: so many times what was measured or, of rows out of memory, 1 s."""
 
     def predicted(row: Row) -> Any:
-        return SimpleNamespace(step=times * float(row["step_time_s"] or 1.0), memory=memory, fits=fits)
+        return SHAPE, SimpleNamespace(step=times * float(row["step_time_s"] or 1.0), memory=memory, fits=fits)
 
     return predicted
 
@@ -54,13 +59,16 @@ def told(*, times: float = 1.0, memory: float = 1.0, fits: bool = True) -> Calla
 
 def test_work_is_the_published_count() -> None:
     """96 B s l h^2 (1 + s / 6h + V / 16 l h), which counts a full recompute (Narayanan et al. 2021, appendix)."""
-    [(_, run)] = runs({"layers": 24, "hidden": 2304, "heads": 24, "kv_heads": 24, "ffn": 9216, "seq_len": 2048, "global_batch": 512})
+    [(_, run)] = runs({"global_batch": 512, "recompute": "full"})
+    shape = replace(SHAPE, layers=24, hidden=2304, heads=24, kv_heads=24, ffn=9216, sequence=2048)
     b, s, n, h, v = 512, 2048, 24, 2304, 51200
-    assert work(run) == pytest.approx(96 * b * s * n * h**2 * (1 + s / (6 * h) + v / (16 * n * h)) / 8)
+    assert work(run, shape) == pytest.approx(96 * b * s * n * h**2 * (1 + s / (6 * h) + v / (16 * n * h)) / 8)
 
 
 def test_selective_recompute_repeats_the_attention_only() -> None:
-    full, selective, none = (work(run) for _, run in runs(*({"recompute": how} for how in ("full", "selective(core attention)", "none"))))
+    full, selective, none = (
+        work(run, SHAPE) for _, run in runs(*({"recompute": how} for how in ("full", "selective(core attention)", "none")))
+    )
     assert full and selective and none
     assert selective - none == pytest.approx(32 * 128 * 2 * 4 * 128 * 1024 / 8)
     assert full - none == pytest.approx(32 * 128 * 2 * (24 * 1024**2 + 4 * 128 * 1024) / 8)
@@ -70,25 +78,53 @@ def test_every_row_is_scored_or_counted_with_its_reason() -> None:
     def predicted(row: Row) -> Any:
         if row["id"] == "r5":
             raise UsageError("no such thing")
+        if row["id"] == "r1":
+            raise Missing("not given: layers")
         if row["id"] == "r8":
             raise ZeroDivisionError("division by zero")
         return told(times=float("nan") if row["id"] == "r13" else 1.0)(row)
 
     rows = runs(
-        {}, {"layers": ""}, {"step_time_s": ""}, {"framework": "Nobody's"}, {"attn_impl": "magic"}, {}, {"outcome": "killed"},
-        {"step_time_s": "", "step_time_derived_s": 2.0}, {}, {"experts": 16}, {"precision": "int4"}, {"recompute": ""},
-        {"zero_stage": "auto"}, {},
+        {}, {"layers": ""}, {"step_time_s": ""}, {}, {}, {}, {"outcome": "killed"}, {"step_time_s": "", "step_time_derived_s": 2.0}, {},
+        {"step_time_s": "", "tflops_per_gpu": 100.0, "tflops_kind": "model FLOPs"}, {}, {}, {}, {},
     )  # fmt: skip
     [group] = training_groups(rows, predicted)
-    assert [s.label.split(":")[0] for s in group.samples] == ["r0 GPT", "r7 GPT"]
-    assert group.samples[1].measured == 2.0
+    assert [s.label.split(":")[0] for s in group.samples] == [f"r{n} GPT" for n in (0, 3, 4, 7, 9, 10, 11, 12)]
+    by_name = {s.label.split()[0]: s for s in group.samples}
+    assert by_name["r7"].measured == 2.0
+    assert by_name["r9"].measured == pytest.approx(3 * 32 * 128 * (2 * 24 * 1024**2 + 8 * 128 * 1024 + 2 * 1024 * 51200) / 8 / 1e14)
     assert len(group.samples) + sum(group.left_out.values()) == len(rows)
     assert set(group.left_out) == {
-        "not given: layers", "no step time given", "framework not described: Nobody's", "attn_impl not described: magic",
-        "refused: no such thing", "its outcome is killed", "failed: ZeroDivisionError: division by zero", "failed: its price is nan",
-        "a mixture of experts",
-        "precision not described: int4", "recompute not described: empty", "zero_stage not described: auto",
+        "not given: layers", "no step time given", "refused: no such thing", "its outcome is killed",
+        "failed: ZeroDivisionError: division by zero", "failed: its price is nan",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"framework": "Nobody's"}, "framework not described: Nobody's"),
+        ({"attn_impl": "magic"}, "attn_impl not described: magic"),
+        ({"recompute": "some"}, "recompute not described: some"),
+        ({"zero_stage": "auto"}, "zero_stage not described: auto"),
+        ({"gpu": "TPU v4"}, "no preset for TPU v4"),
+        ({"hidden": ""}, "not given: hidden"),
+        ({"experts": 16}, "a mixture of experts of its own kind"),
+        ({"dp": ""}, "not given: dp"),
+    ],
+)
+def test_what_leaves_a_row_open_is_its_reason(change: dict[str, Any], reason: str) -> None:
+    [(row, _)] = runs(change)
+    with pytest.raises(Missing, match=reason):
+        predict(row)
+
+
+def test_a_row_that_names_a_public_model_has_its_sizes() -> None:
+    [(row, _)] = runs(
+        {"framework": "Megatron-Bridge 26.04 NeMo Container", "model": "Qwen3_30B_a3B", "layers": "", "hidden": "", "gpu": "GB200"}
+    )
+    shape = shape_of(row, framework(row))
+    assert (shape.layers, shape.hidden, shape.experts, shape.top_k, shape.sequence) == (48, 2048, 128, 8, 128)
 
 
 def test_rows_out_of_memory_have_no_time_but_a_verdict() -> None:
@@ -124,7 +160,7 @@ def test_a_layer_is_what_a_second_one_adds() -> None:
     def predicted(row: Row) -> Any:
         asked.append(row)
         layers = int(row["layers"])
-        return SimpleNamespace(forward=(10.0 + layers,), backward=(20.0 + 3.0 * layers,))
+        return replace(SHAPE, layers=layers), SimpleNamespace(forward=(10.0 + layers,), backward=(20.0 + 3.0 * layers,))
 
     cells = [("selective + sequence", LAYER, "2000"), ("full recompute", LAYER, "8000"), ("baseline", "a layer", "1")]
     rows = tuple(

@@ -11,11 +11,11 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.known.configuration import Configuration, Habits
 from autopar.costmodel.known.graph_builder import Kernels
+from autopar.costmodel.known.hiding import exposed
 from autopar.costmodel.known.memory import working
-from autopar.costmodel.known.parts import Parts, exposed, places_of
+from autopar.costmodel.known.parts import Parts, places_of
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.step import price
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.order.scheduled import scheduled
 
@@ -65,7 +65,8 @@ def test_zero_3_moves_half_as_much_again_as_data_parallelism() -> None:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_layers_are_priced_once_and_counted_often(sequence_parallel: bool) -> None:
-    c = Configuration(global_batch=4, micro_batch=2, data=2, tensor=4, sequence_parallel=sequence_parallel, kernels=Kernels(attention="fused"))
+    kernels = Kernels(attention="fused")
+    c = Configuration(global_batch=4, micro_batch=2, data=2, tensor=4, sequence_parallel=sequence_parallel, kernels=kernels)
     one, four = parts_of(SHAPE, c).parts(), parts_of(SHAPE, c, layers=4).parts()
     for name in ("forward", "backward", "weight", "moved_forward", "moved_backward", "parameters", "issued_forward"):
         assert getattr(four["dense"], name) == pytest.approx(4 * getattr(one["dense"], name), rel=1e-9)
@@ -79,7 +80,8 @@ def test_the_parts_are_those_of_the_ordinary_estimate() -> None:
     found = parts.parts()
     whole = estimate(parts.program(), parts.analysis, parts.prices, optimizer="adamw")
     assert sum(part.forward for part in found.values()) == pytest.approx(whole.forward, rel=0.01)
-    assert sum(part.backward for part in found.values()) == pytest.approx(whole.backward, rel=0.01)
+    # Autograd's sums of gradients and what the loss does otherwise come on top.
+    assert whole.backward < sum(part.backward for part in found.values()) < 1.15 * whole.backward
 
 
 def test_a_pipeline_of_equal_stages_takes_its_bubble() -> None:
@@ -177,4 +179,4 @@ def test_experts_cost_as_many_rows_as_they_are_given() -> None:
     """No one-hot products: twice the sequence is twice the time of the experts, but for their launches."""
     shape = replace(SHAPE, experts=8, expert_ffn=2048, bias=False)
     found = [parts_of(replace(shape, sequence=s), Configuration(global_batch=8, micro_batch=8)).model.graph for s in (512, 1024)]
-    assert [len(graph.operators) for graph in found][0] == len(found[1].operators)
+    assert len(found[0].operators) == len(found[1].operators)

@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from autopar.costmodel import load_cluster
 from autopar.costmodel.kept import facts_of, kept_values
 from autopar.costmodel.known.configuration import Configuration
+from autopar.costmodel.known.graph_builder import Kernels
 from autopar.costmodel.known.parts import Parts, places_of
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.liveness import Recompute, live_bytes
@@ -218,9 +219,9 @@ GPT = Shape(layers=1, hidden=256, heads=8, kv_heads=8, ffn=1024, vocab=512, sequ
 
 
 def _parts(tensor: int = 1, *, sequence: bool = False, layers: int = 1, batch: int = 2, attention: str = "fused") -> Parts:
-    c = Configuration(global_batch=batch, micro_batch=batch, tensor=tensor, sequence_parallel=sequence, attention=attention)
+    c = Configuration(global_batch=batch, micro_batch=batch, tensor=tensor, sequence_parallel=sequence, kernels=Kernels(attention=attention))
     cluster = load_cluster("dgx-a100").sized(max(tensor, 1))
-    return Parts(GPT, c, cluster, places_of(c, cluster), layers=layers)
+    return Parts(GPT, c, cluster, places_of(c, cluster), kinds=("dense",) * layers)
 
 
 def _segments(parts: Parts, layers: int, word: str) -> Recompute:

@@ -45,7 +45,7 @@ Case = tuple[Program, Analysis, MeshPrices]
 def case(name: str) -> Case:
     """A small transformer under a known scheme on 4 devices a mesh axis, with slow links so that communication matters."""
     kinds = KINDS.get(name, ("data",))
-    model = transformer(SHAPE, batch=8, dtype="bfloat16", attention="flash2", norm="fused", layers=SHAPE.layers)
+    model = transformer(SHAPE, batch=8)
     analysis = analyse(model.graph, train=True)
     sizes = (4,) * len(kinds)
     cluster = slow(load_cluster("dgx-a100").sized(math.prod(sizes)))

@@ -1,0 +1,42 @@
+"""What hides communication in a known configuration: the compute that runs beside it, and what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autopar.sharding.layout import Layout
+from autopar.sharding.program import Compute
+
+from ..pass_player import Seconds
+from ..timeline import SLOWDOWN
+
+
+def exposed(communication: float, cover: float) -> float:
+    """Seconds that a collective adds to the compute that covers it: what is longer than the cover, and the slowdown of the rest."""
+    return max(0.0, communication - cover) + (SLOWDOWN["nccl"] - 1) * min(communication, cover)
+
+
+def in_pieces(communication: float, cover: float, pieces: int) -> float:
+    """The same where a product and a collective take turns piece by piece: the first piece has nothing to run under."""
+    return communication / pieces + exposed(communication * (1 - 1 / pieces), cover)
+
+
+@dataclass(slots=True)
+class Covers:
+    """Seconds of the products beside a redistribution of a tensor: of those that read it in a layout forward, backward for their inputs and
+    for their weights, and of the one that made it."""
+
+    ahead: dict[tuple[str, Layout], float] = field(default_factory=dict)
+    back: dict[tuple[str, Layout], float] = field(default_factory=dict)
+    weight: dict[tuple[str, Layout], float] = field(default_factory=dict)
+    made: dict[str, Seconds] = field(default_factory=dict)
+
+    def add(self, step: Compute, seconds: Seconds) -> None:
+        """Count a product."""
+        self.made.update(dict.fromkeys(step.operator.outputs, seconds))
+        if step.operator.inputs and seconds.weight:
+            place = (step.operator.inputs[0], step.decision.inputs[0])
+            for found, value in (
+                (self.ahead, seconds.forward), (self.back, seconds.backward - seconds.weight), (self.weight, seconds.weight),
+            ):  # fmt: skip
+                found[place] = found.get(place, 0.0) + value

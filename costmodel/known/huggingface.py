@@ -1,0 +1,187 @@
+"""Sizes from Hugging Face `config.json` files: which keys of a model type say what. Nothing of the file is executed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from autopar.errors import ModelError, UsageError, unknown
+
+MOST = 2**24
+"""The largest size that a configuration may give."""
+MAX_FILE = 2**22
+"""Bytes of a configuration file, far more than any has."""
+Size = Annotated[int, Field(ge=1, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+
+
+class Config(BaseModel):
+    """The keys that tell sizes, under the names that most model types use; other keys are of no consequence here."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model_type: str
+    hidden_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    intermediate_size: Size | None = None
+    vocab_size: Size = 1
+    max_position_embeddings: Size = 2048
+    head_dim: Size | None = None
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    sliding_window: Size | None = None
+    use_sliding_window: bool = True
+    layer_types: list[str] | None = None
+    num_local_experts: Count = 0
+    num_experts: Count = 0
+    n_routed_experts: Count = 0
+    num_experts_per_tok: Size = 2
+    moe_intermediate_size: Size | None = None
+    n_shared_experts: Count | None = None
+    shared_expert_intermediate_size: Count = 0
+    first_k_dense_replace: Count = 0
+    decoder_sparse_step: Size = 1
+    n_group: Size | None = None
+    topk_group: Size | None = None
+    q_lora_rank: Count | None = None
+    kv_lora_rank: Size | None = None
+    qk_nope_head_dim: Size = 128
+    qk_rope_head_dim: Size = 64
+    v_head_dim: Size = 128
+    num_nextn_predict_layers: Count = 0
+    num_decoder_layers: Size | None = None
+    image_size: Size = 224
+    patch_size: Size = 16
+    num_labels: Size = 1000
+
+
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {
+        "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings",
+    },
+    "bloom": {
+        "n_embed": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "seq_length": "max_position_embeddings",
+    },
+    "mpt": {
+        "d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+        "max_seq_len": "max_position_embeddings",
+    },
+    "opt": {"ffn_dim": "intermediate_size"},
+    "t5": {
+        "d_model": "hidden_size", "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "d_ff": "intermediate_size",
+        "d_kv": "head_dim", "n_positions": "max_position_embeddings",
+    },
+}  # fmt: skip
+"""Keys of model types that have names of their own."""
+
+Traits = Callable[[Config], dict[str, Any]]
+
+
+def _plain(**fixed: Any) -> Traits:
+    return lambda c: dict(fixed)
+
+
+_GPT: dict[str, Any] = {"gated": False, "bias": True, "norm": "layer_norm", "dropout": False}
+_LLAMA: dict[str, Any] = {"gated": True, "bias": False, "norm": "rms_norm", "dropout": False, "position": "rotary"}
+
+
+def _llama(**more: Any) -> Traits:
+    return lambda c: {**_LLAMA, "qkv_bias": c.attention_bias, **more}
+
+
+TYPES: Mapping[str, Traits] = {
+    **dict.fromkeys(("llama", "mistral", "ministral", "granite", "smollm3", "stablelm", "olmo", "seed_oss", "mixtral"), _llama()),
+    "qwen2": _llama(qkv_bias=True), "qwen2_moe": _llama(qkv_bias=True),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "olmo2", "glm4_moe"), _llama(qk_norm=True)),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _llama()),
+    "gpt_oss": lambda c: {**_LLAMA, "bias": True, "full_every": 2},
+    **dict.fromkeys(("gemma", "gemma2"), _llama()), "gemma3_text": _llama(qk_norm=True),
+    "phi3": _llama(), **dict.fromkeys(("phi", "gpt_neox", "starcoder2"), _plain(**_GPT, position="rotary")),
+    **dict.fromkeys(("gpt2", "opt"), _plain(**_GPT)), "bloom": _plain(**_GPT, position="alibi"),
+    "mpt": _plain(**{**_GPT, "bias": False}, position="alibi"), "bert": _plain(**_GPT, causal=False),
+    "t5": lambda c: {
+        **_GPT, "bias": False, "norm": "rms_norm", "position": "none", "layers": c.num_decoder_layers or c.num_hidden_layers,
+        "encoder_layers": c.num_hidden_layers,
+    },
+    "vit": lambda c: {
+        **_GPT, "causal": False, "patch": c.patch_size, "vocab": c.num_labels, "sequence": (c.image_size // c.patch_size) ** 2,
+        "tied": False,
+    },
+}  # fmt: skip
+"""By `model_type`, what its sizes do not tell."""
+
+
+def sizes_of(path: str | Path, *, sequence: int | None = None) -> dict[str, Any]:
+    """The fields of a `Shape` that a configuration file describes, for sequences of that length (default: the longest that its positions
+    allow); `latent` as a table of its own.
+
+    Raises `ModelError` where the file cannot be read or lacks a size, `UsageError` for a model type that is not known.
+    """
+    config = _read(Path(path))
+    if config.model_type not in TYPES:
+        raise UsageError(unknown("model_type", config.model_type, sorted(TYPES)))
+    heads = config.num_attention_heads
+    given: dict[str, Any] = {
+        "layers": config.num_hidden_layers, "hidden": config.hidden_size, "heads": heads,
+        "kv_heads": heads if config.kv_lora_rank else config.num_key_value_heads or heads,
+        "ffn": config.intermediate_size or 4 * config.hidden_size, "vocab": config.vocab_size,
+        "sequence": sequence or config.max_position_embeddings, "tied": config.tie_word_embeddings, "head_size": config.head_dim or 0,
+    }  # fmt: skip
+    return given | _attention(config) | _experts(config) | TYPES[config.model_type](config)
+
+
+def _attention(c: Config) -> dict[str, Any]:
+    found: dict[str, Any] = {"mtp": c.num_nextn_predict_layers}
+    if c.kv_lora_rank:
+        latent = {
+            "kv_rank": c.kv_lora_rank, "q_rank": c.q_lora_rank or 0, "nope": c.qk_nope_head_dim, "rope": c.qk_rope_head_dim,
+            "value": c.v_head_dim,
+        }  # fmt: skip
+        found |= {"latent": latent, "head_size": 0}
+        if c.hidden_size % c.num_attention_heads:
+            found["head_size"] = c.v_head_dim
+    if c.sliding_window and c.use_sliding_window:
+        found["window"] = c.sliding_window
+        whole = [index for index, kind in enumerate(c.layer_types or ()) if kind == "full_attention"]
+        found["full_every"] = whole[0] + 1 if whole else 0
+    return found
+
+
+def _experts(c: Config) -> dict[str, Any]:
+    experts = c.num_local_experts or c.num_experts or c.n_routed_experts
+    if not experts:
+        return {}
+    width = c.moe_intermediate_size or c.intermediate_size or 4 * c.hidden_size
+    found = {
+        "experts": experts, "top_k": c.num_experts_per_tok, "expert_ffn": width, "dense_layers": c.first_k_dense_replace,
+        "expert_every": c.decoder_sparse_step, "shared_ffn": c.shared_expert_intermediate_size or width * (c.n_shared_experts or 0),
+    }  # fmt: skip
+    return found | ({"groups": c.n_group, "top_groups": c.topk_group} if c.n_group and c.topk_group and c.n_group > 1 else {})
+
+
+def _read(path: Path) -> Config:
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE:
+            raise ModelError(f"{path} has {size} bytes; a configuration has at most {MAX_FILE}")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as a configuration: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    if isinstance(data.get("text_config"), dict) and "hidden_size" not in data:
+        data = {**data, **data["text_config"]}
+    names = RENAMED.get(str(data.get("model_type")), {})
+    renamed = {names.get(key, key): value for key, value in data.items() if value is not None}
+    try:
+        return Config.model_validate(renamed)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ModelError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
