@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,10 @@ from autopar.costmodel.device.attention import AttentionForm
 from autopar.costmodel.device.grouped import GroupedForm
 from autopar.costmodel.device.kernels import ITEMSIZE, Fitted
 from autopar.costmodel.device.products import ProductForm, Speed
+from autopar.costmodel.residual import Residual
 
 from .boxes import ATTENTION, CLOCK, GROUPED, LIBRARY, PRODUCT, WARM, WIDTH, Box, attention_form, grouped_form, product_form
-from .rows import DTYPES, Rows, layer_of, product_of, scores_of
+from .rows import DTYPES, FOLDS, Rows, layer_of, product_of, scores_of
 
 Floats = NDArray[np.float64]
 
@@ -39,13 +40,20 @@ def log_error(predicted: Floats, rows: Rows) -> Floats:
     return np.asarray(np.log(predicted / rows.seconds))
 
 
-def judged(predicted: Floats, rows: Rows, source: str, fitted: int, kind: str = "fitted") -> Fitted:
-    """What a fit leaves on rows that it did not see."""
+def judged(predicted: Floats, rows: Rows, source: str, crossed: Floats) -> Fitted:
+    """What a fit leaves on rows that it did not see: those held back, and (`crossed`: logarithms of measured over predicted) the others,
+    each of which another fit was made without."""
     errors = predicted / rows.seconds - 1
     size = np.abs(errors)
     figures = (np.median(size), np.quantile(size, 0.9), np.median(errors)) if len(size) else (0.0, 0.0, 0.0)
     median, p90, bias = (round(float(value), 4) for value in figures)
-    return Fitted(kind=kind, source=source, rows=fitted, held=len(size), median=median, p90=p90, bias=bias)
+    left = {name: value for name, value in asdict(Residual.of(crossed)).items() if name != "rows"}
+    return Fitted(kind="fitted", source=source, rows=len(crossed), held=len(size), median=median, p90=p90, bias=bias, **left)
+
+
+def crossed(rows: Rows, left: Callable[[Rows], Floats]) -> Floats:
+    """What a fit that leaves out a fold of the shapes leaves on that fold (`left`), of all folds but the one that is held back."""
+    return np.concatenate([left(rows.leaving(fold)) for fold in range(1, FOLDS)])
 
 
 def fewer(rows: Rows) -> Rows:
@@ -146,6 +154,12 @@ def fit_layers(rows: Rows, speed: Speed) -> GroupedForm:
         return log_error(found[0] if len(found) == 1 else np.where(lasting, *found), seen)
 
     return grouped_form(GROUPED.solve(residuals, scale=SCALE["moe"], prior=PRIOR))
+
+
+def as_planned(form: ProductForm, rows: Rows, speed: Speed) -> Floats:
+    """Seconds of the rows of one dtype as a plan prices them, which knows no library; where rows hold what quantises, with theirs."""
+    plain = all(row["dtype"] == "bfloat16" for row in rows.rows)
+    return priced_products(bare(form) if plain else form, rows, speed, known=not plain)
 
 
 def bare(form: ProductForm) -> ProductForm:
