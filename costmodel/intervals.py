@@ -19,6 +19,7 @@ from autopar.ir import DTYPE_BYTES
 from .cluster import Cluster, parse_span
 from .device import FAMILIES
 from .device.kernels import Fitted
+from .device.prices import TENSOR, experts_kernel, stands_for
 from .residual import Residual, left_by
 from .source import Kind, Source
 
@@ -28,8 +29,6 @@ WIDE: Mapping[str, tuple[float, float]] = {
 """Least and most of measured over predicted, by kind, where no row says more; of elementwise operators no table of rows exists: assumed."""
 BACKWARD = 1.2
 """How much wider attention is backward, whose rule rests on published ratios and not on rows: assumed."""
-TENSOR = ("bfloat16", "float16")
-"""Families of dtypes that the constants of `MEASURED` are for: tensor units run both at one rate."""
 ALIKE: Mapping[str, str] = {
     "barrier": "all_reduce", "broadcast": "all_gather", "reduce": "reduce_scatter", "gather": "all_to_all", "scatter": "all_to_all",
     "send": "all_to_all",
@@ -69,7 +68,7 @@ def kernel_interval(cluster: Cluster, kind: str, what: str = "", *, direction: s
     """
     if kind not in WIDE or kind == "collectives":
         raise ClusterError(unknown("kind of kernels", kind, [name for name in WIDE if name != "collectives"]))
-    found = _KINDS[kind](cluster, what) if kind in _KINDS else None
+    found = _KINDS[kind](cluster, what)
     if found is None:
         return _wide(kind)
     borrowed = cluster.sources.get("device.kernels")
@@ -96,13 +95,20 @@ def collective_interval(kind: str, nbytes: float, group: int, *, level: str, clu
 
 
 def _products(cluster: Cluster, dtype: str) -> Interval | None:
-    return _fitted(cluster, f"products {_family(dtype)}")
+    """Of another family only where tensor units run both alike."""
+    family, kernels = _family(dtype), cluster.device.kernels
+    measured = stands_for(family, kernels) if kernels else family
+    return _fitted(cluster, f"products {measured}") if measured == family or family in TENSOR else None
 
 
 def _grouped(cluster: Cluster, dtype: str) -> Interval | None:
     kernels = cluster.device.kernels
-    kernel = kernels.experts.get(_family(dtype)) if kernels else None
+    kernel = experts_kernel(_family(dtype), kernels) if kernels else None
     return _fitted(cluster, f"grouped {kernel}")
+
+
+def _elementwise(cluster: Cluster, _: str) -> Interval | None:
+    return _fitted(cluster, "elementwise")
 
 
 def _attention(cluster: Cluster, name: str) -> Interval | None:
@@ -116,14 +122,13 @@ def _attention(cluster: Cluster, name: str) -> Interval | None:
     return found.wider(BACKWARD, entry.source) if found is not None and said.kind == "assumed" else found
 
 
-_KINDS = {"products": _products, "grouped": _grouped, "attention": _attention}
+_KINDS = {"products": _products, "grouped": _grouped, "attention": _attention, "elementwise": _elementwise}
 
 
 def _family(dtype: str) -> str:
     if dtype not in DTYPE_BYTES:
         raise ClusterError(unknown("dtype", dtype, DTYPE_BYTES))
-    family = FAMILIES[dtype]
-    return TENSOR[0] if family in TENSOR else family
+    return FAMILIES[dtype]
 
 
 def _fitted(cluster: Cluster, name: str) -> Interval | None:

@@ -26,6 +26,8 @@ SCALE = {"gemm": 0.05, "attention": 0.07, "moe": 0.1}
 PRIOR = 0.02
 FEW = {"attention": 30, "moe": 60, "gemm": 60}
 """With fewer rows than this a kernel is not fitted."""
+PLAIN = ("bfloat16", "float16")
+"""Dtypes of rows that nothing is quantised to."""
 MOST = 2500
 """Rows that a fit looks at, drawn by their checksum."""
 START: Mapping[str, Mapping[str, float]] = {
@@ -82,14 +84,16 @@ def priced_products(form: ProductForm, rows: Rows, speed: Speed, *, known: bool 
     return found
 
 
-def fit_products(rows: Rows, speed: Speed) -> ProductForm:
+def fit_products(
+    rows: Rows, speed: Speed, *, starts: Sequence[Mapping[str, float]] = tuple(START.values()), prior: float = PRIOR
+) -> ProductForm:  # fmt: skip
     """The form of one dtype: burst constants, libraries that are neutral together where nothing is quantised, and the sustained clock."""
     seen = rows.part(~rows.held)
     burst = fewer(seen.part(seen.equal("mode", "burst")))
     libraries = tuple(sorted({library_of(row) for row in rows.rows}))
     sides = dict(PRODUCT.sides)
     for library in libraries:
-        plain = library.endswith(" bfloat16")
+        plain = library.split()[-1] in PLAIN
         sides |= {f"{name} {library}": box for name, box in LIBRARY.items() if name == "factor" or not plain}
     ones = [f"factor {library}" for library in libraries]
 
@@ -98,7 +102,7 @@ def fit_products(rows: Rows, speed: Speed) -> ProductForm:
         neutral = 20 * np.array([np.mean(np.log([constants[name] for name in ones]))])
         return np.concatenate([log_error(priced_products(form, burst, speed), burst), neutral])
 
-    constants = Box(sides=sides).solve(residuals, scale=SCALE["gemm"], starts=tuple(START.values()), prior=PRIOR, evaluations=30)
+    constants = Box(sides=sides).solve(residuals, scale=SCALE["gemm"], starts=starts, prior=prior, evaluations=30)
     lasting = seen.part(seen.equal("mode", "sustained"))
     if len(lasting.rows) < FEW["gemm"]:
         return product_form(constants, libraries)
@@ -158,7 +162,7 @@ def fit_layers(rows: Rows, speed: Speed) -> GroupedForm:
 
 def as_planned(form: ProductForm, rows: Rows, speed: Speed) -> Floats:
     """Seconds of the rows of one dtype as a plan prices them, which knows no library; where rows hold what quantises, with theirs."""
-    plain = all(row["dtype"] == "bfloat16" for row in rows.rows)
+    plain = all(row["dtype"] in PLAIN for row in rows.rows)
     return priced_products(bare(form) if plain else form, rows, speed, known=not plain)
 
 

@@ -25,7 +25,9 @@ Row = Mapping[str, str]
 
 KINDS = ("gemm", "attention", "moe")
 FOLDS = 4
-DTYPES = {"bfloat16": "bfloat16", "fp8": "float8", "fp8_static": "float8", "fp8_block": "float8_block", "nvfp4": "float4"}
+DTYPES = {
+    "bfloat16": "bfloat16", "float16": "float16", "fp8": "float8", "fp8_static": "float8", "fp8_block": "float8_block", "nvfp4": "float4",
+}  # fmt: skip
 """Dtype of a row -> whose arithmetic it is."""
 SHAPES = {
     "gemm": ("m", "n", "k"),

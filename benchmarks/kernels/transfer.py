@@ -15,7 +15,7 @@ from autopar.costmodel.residual import Residual
 
 from .fits import bare, priced_attention, priced_layers, priced_products
 from .names import attention_kernel, layer_kernel
-from .rows import Floats, Rows, read
+from .rows import Floats, Rows, devices_in, read
 
 GENERATIONS = ("flash2", "flash3")
 
@@ -23,10 +23,11 @@ GENERATIONS = ("flash2", "flash3")
 def transferred(folder: Path) -> dict[str, Residual]:
     """What is left of 16-bit products, causal attention and 16-bit layers of experts, over all pairs of devices."""
     found: dict[str, list[Floats]] = {}
-    for name in measured():
+    names = [name for name in measured() if name in devices_in(folder, "gemm")]
+    for name in names:
         tables = {kind: read(folder, kind, name) for kind in ("gemm", "attention", "moe")}
         held = {kind: rows.part(rows.held) for kind, rows in tables.items()}
-        for other in (other for other in measured() if other != name):
+        for other in (other for other in names if other != name):
             for kind, left in _pair(held, kernels_of(name), kernels_of(other)):
                 found.setdefault(kind, []).append(left)
     return {kind: Residual.of(np.concatenate(parts)) for kind, parts in found.items()}

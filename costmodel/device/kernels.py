@@ -18,7 +18,7 @@ from .attention import AttentionForm
 from .grouped import GroupedForm
 from .products import Clock, Library, ProductForm, Speed
 
-ITEMSIZE: Mapping[str, float] = {"bfloat16": 2.0, "float8": 1.0, "float8_block": 1.0, "float4": 0.5625}
+ITEMSIZE: Mapping[str, float] = {"bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "float8_block": 1.0, "float4": 0.5625}
 """Bytes of an operand's element, with its share of a block's scale."""
 
 

@@ -24,7 +24,7 @@ from autopar.ir import DTYPE_BYTES
 from autopar.sharding import factorisations
 
 NAMED = {"dgx-a100", "dgx-a100-80g", "dgx-h100", "hgx-h200", "dgx-b200", "p3.16xlarge", "p4d", "p5", "mi300x", "rtx4090"}
-NAMED |= {"grand-teton", "local-cpu", "dgx-b300", "gb200-nvl72", "gb300-nvl72", "l40s", "rtx-pro-6000"}
+NAMED |= {"grand-teton", "local-cpu", "dgx-b300", "gb200-nvl72", "gb300-nvl72", "l40s", "rtx-pro-6000", "l4", "g5"}
 
 YAML = """
 name: two-boxes
