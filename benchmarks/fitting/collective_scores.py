@@ -1,8 +1,9 @@
-"""The scores of collectives on the points held out, by collective and size."""
+"""The scores of collectives on the points held out, by collective and size; sums of 8-bit integers apart, which no fit has seen at all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,9 @@ PRESETS: Mapping[str, str] = {
 def predicted(row: Row, cluster: Cluster) -> tuple[float, float, float]:
     """Seconds of a row by the cost model, among neighbouring devices, and the bounds of their interval as multiples."""
     among = cluster.sized(row.group)
+    if not row.usual:
+        without = tuple(replace(level, features=tuple(f for f in level.features if f != "in_switch")) for level in among.levels)
+        among = replace(among, levels=without)
     (level,) = bind_axes(among, (row.group,)) or ("",)
     said = collective_interval(row.kind, row.nbytes, row.group, level=level, cluster=among)
     return float(collective_time(row.kind, row.nbytes, row.group, level=level, cluster=among)), said.low, said.high
@@ -36,7 +40,8 @@ def collective_scores(data: Path, device: str) -> list[Score]:
     cluster, groups = load_cluster(PRESETS[device]), dict[str, list[Row]]()
     for row in collective_rows(data, device):
         if row.held_out:
-            groups.setdefault(left_by(row.kind, row.nbytes), []).append(row)
+            apart = "" if row.usual else "8-bit "
+            groups.setdefault(apart + left_by(row.kind, row.nbytes), []).append(row)
     found = []
     for name, rows in sorted(groups.items()):
         seconds, low, high = np.array([predicted(row, cluster) for row in rows]).T

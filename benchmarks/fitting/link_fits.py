@@ -136,7 +136,7 @@ def _algorithms(kind: str, links: Links) -> list[Algorithm]:
 def fit_kind(kind: str, rows: Sequence[Row], links: Links, inside: Mapping[str, Sequence[float]]) -> Result:
     """The protocols of one collective, from the rows that are not held out; `inside`: what starts take on the levels inside."""
     alike = GATHERS if links.group and kind in GATHERS else (kind,)  # too few rows to tell them apart
-    usable = [row for row in rows if row.kind in alike and row.summed]
+    usable = [row for row in rows if row.kind in alike and row.usual]
 
     def fitted(fold: int) -> Fitted:
         seen = Points.of([row for row in usable if row.fold != fold])

@@ -16,7 +16,22 @@ from autopar.costmodel.device.kernels import ITEMSIZE, Fitted
 from autopar.costmodel.device.products import ProductForm, Speed
 from autopar.costmodel.residual import Residual
 
-from .boxes import ATTENTION, CLOCK, GROUPED, LIBRARY, PRODUCT, WARM, WIDTH, Box, attention_form, grouped_form, product_form
+from .boxes import (
+    ATTENTION,
+    CLOCK,
+    GROUPED,
+    HELD,
+    LIBRARY,
+    PRODUCT,
+    SLOW,
+    VERSION,
+    WARM,
+    WIDTH,
+    Box,
+    attention_form,
+    grouped_form,
+    product_form,
+)  # fmt: skip
 from .rows import DTYPES, FOLDS, Rows, layer_of, product_of, scores_of
 
 Floats = NDArray[np.float64]
@@ -28,6 +43,8 @@ FEW = {"attention": 30, "moe": 60, "gemm": 60}
 """With fewer rows than this a kernel is not fitted."""
 PLAIN = ("bfloat16", "float16")
 """Dtypes of rows that nothing is quantised to."""
+FEW_ROWS = 10
+"""With fewer rows a version of a kernel has no factor of its own."""
 MOST = 2500
 """Rows that a fit looks at, drawn by their checksum."""
 START: Mapping[str, Mapping[str, float]] = {
@@ -91,7 +108,7 @@ def fit_products(
     seen = rows.part(~rows.held)
     burst = fewer(seen.part(seen.equal("mode", "burst")))
     libraries = tuple(sorted({library_of(row) for row in rows.rows}))
-    sides = dict(PRODUCT.sides)
+    sides = dict(PRODUCT.sides) | ({"held": HELD} if speed.memory < SLOW else {})
     for library in libraries:
         plain = library.split()[-1] in PLAIN
         sides |= {f"{name} {library}": box for name, box in LIBRARY.items() if name == "factor" or not plain}
@@ -122,19 +139,27 @@ def _sustained(constants: Mapping[str, float], libraries: Sequence[str], rows: R
 def priced_attention(form: AttentionForm, rows: Rows, speed: Speed) -> Floats:
     """Seconds of the rows of one kernel."""
     scores, lasting = scores_of(rows), rows.equal("mode", "sustained")
-    return np.where(lasting, form.seconds(scores, speed, sustained=True), form.seconds(scores, speed, sustained=False))
+    longer = np.array([form.versions.get(version_of(row), 1.0) for row in rows.rows])
+    return longer * np.where(lasting, form.seconds(scores, speed, sustained=True), form.seconds(scores, speed, sustained=False))
+
+
+def version_of(row: Mapping[str, str]) -> str:
+    """The framework of a row, with its version."""
+    return f"{row['framework']} {row['version']}"
 
 
 def fit_attention(rows: Rows, speed: Speed) -> AttentionForm:
     """The form of one kernel."""
     seen = fewer(rows.part(~rows.held))
     widths = tuple(sorted({int(row["head_dim"]) for row in rows.rows} - {128}))
-    sides = dict(ATTENTION.sides) | {f"width {size}": WIDTH for size in widths}
+    counts = Counter(version_of(row) for row in seen.rows)
+    versions = tuple(sorted(name for name in counts if name != counts.most_common(1)[0][0] and counts[name] >= FEW_ROWS))
+    sides = dict(ATTENTION.sides) | {f"width {size}": WIDTH for size in widths} | {f"version {name}": VERSION for name in versions}
 
     def residuals(constants: Mapping[str, float]) -> Floats:
-        return log_error(priced_attention(attention_form(constants, widths), seen, speed), seen)
+        return log_error(priced_attention(attention_form(constants, widths, versions), seen, speed), seen)
 
-    return attention_form(Box(sides=sides).solve(residuals, scale=SCALE["attention"], prior=PRIOR), widths)
+    return attention_form(Box(sides=sides).solve(residuals, scale=SCALE["attention"], prior=PRIOR), widths, versions)
 
 
 def priced_layers(form: GroupedForm, rows: Rows, speed: Speed) -> Floats:

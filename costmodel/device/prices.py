@@ -22,7 +22,8 @@ from .products import Product, Speed
 Floats = NDArray[np.float64]
 
 TENSOR = ("bfloat16", "float16")
-"""Families of dtypes that tensor units run alike. The first that was measured stands for those that were not, at their own peak."""
+"""Families of dtypes that tensor units run alike. The first that was measured stands for those that were not, at their own peak; another
+where neither was."""
 ALIGNMENT_BYTES = 16
 """Rows of operands whose bytes are no multiple of it are loaded piece by piece, where tensor units wait for them..."""
 TENSOR_BYTES = 2
@@ -47,7 +48,7 @@ def product_seconds(
 
 def stands_for(family: str, kernels: Kernels) -> str:
     """The family of dtypes whose products were measured and price those of `family`."""
-    return next(name for name in (family, *TENSOR) if name in kernels.products)
+    return next(name for name in (family, *TENSOR, *kernels.products) if name in kernels.products)
 
 
 def experts_kernel(family: str, kernels: Kernels) -> str | None:
