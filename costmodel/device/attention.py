@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .products import Clock, Speed, heated
+from .products import Clock, Speed, heated, uncached
 
 Floats = NDArray[np.float64]
 
@@ -98,8 +98,7 @@ class AttentionForm:
 
     def _traffic(self, scores: Scores, speed: Speed) -> Floats:
         """Seconds that memory takes."""
-        moved = scores.traffic
-        return np.asarray(moved / speed.memory * moved / (moved + self.held))
+        return np.asarray(uncached(scores.traffic, self.held) / speed.memory)
 
     def rate(self, width: Floats) -> Floats:
         """What heads of this size reach of the rate of 128, straight lines between the sizes measured."""

@@ -121,14 +121,14 @@ class ProductForm:
         clock = self.sustained if sustained else self.burst
         compute = self._compute(product, speed, clock, itemsize) * slower
         moved = product.traffic(itemsize, 2.0) if nbytes is None else nbytes
-        traffic = moved / (speed.memory * self.stream) * moved / (moved + self.held)
+        traffic = uncached(moved, self.held) / (speed.memory * self.stream)
         busy = (compute**self.blend + traffic**self.blend) ** (1 / self.blend)
         seconds = self.launch + heated(busy, compute, clock)
         if library not in self.libraries:
             return seconds
         own = self.libraries[library]
         read = 2 * product.batch * product.m * product.k
-        return np.asarray(own.factor * seconds + own.start + own.passes * read / speed.memory * read / (read + own.held))
+        return np.asarray(own.factor * seconds + own.start + own.passes * uncached(read, own.held) / speed.memory)
 
     def _compute(self, product: Product, speed: Speed, clock: Clock, itemsize: float) -> Floats:
         """Seconds of the arithmetic at the best tile and split."""
@@ -142,6 +142,11 @@ class ProductForm:
         loaded = tiles * (_ROWS + _COLUMNS) * (k / _SPLIT) * itemsize / cache
         summed = np.where(_SPLIT > 1, batch * m * n * (2 * _SUMS * _SPLIT) / cache + self.split, 0.0)
         return np.asarray((np.maximum(spent, loaded) + summed).min(axis=0))
+
+
+def uncached(moved: Floats, held: float) -> Floats:
+    """Bytes of those moved that a cache of about `held` bytes does not have: few of few, nearly all of many."""
+    return np.asarray(moved * moved / np.maximum(moved + held, 1.0))
 
 
 def waves(each: Floats, quantum: float) -> Floats:

@@ -306,6 +306,9 @@ def test_default_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_cluster()[0].name == "hgx-h200"
     answer("NVIDIA GB200, 189471\n" * 4)
     assert (default_cluster()[0].name, default_cluster()[0].devices) == ("gb200-nvl72", 4)
+    for gpu, preset in (("NVIDIA L4", "l4"), ("NVIDIA L40S", "l40s"), ("NVIDIA A10G", "g5")):
+        answer(f"{gpu}, 23034\n")
+        assert default_cluster()[0].name == preset, "a whole word names a GPU"
     answer("Voodoo 2, 12\n")
     cluster, sentence = default_cluster()
     assert (cluster.name, cluster.devices) == ("dgx-h100", 1)
