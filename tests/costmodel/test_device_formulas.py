@@ -14,6 +14,7 @@ from autopar.costmodel.device.attention import BACKWARD_RATE, BACKWARD_WORK, Att
 from autopar.costmodel.device.grouped import Dealt, GroupedForm, Layer
 from autopar.costmodel.device.prices import experts_kernel, grouped_seconds, product_seconds, stands_for
 from autopar.costmodel.device.products import Clock, Library, Product, ProductForm, Speed
+from autopar.errors import ClusterError
 
 SPEED = Speed(flops=3e14, memory=1.5e12, reference=2e12, units=60)
 BURST, LASTING = Clock(rate=0.85, heat=0.12, warm=9e-4), Clock(rate=0.8, heat=0.3, warm=4e-5)
@@ -170,3 +171,21 @@ def test_sixteen_bits_stand_for_each_other_and_for_what_was_not_measured() -> No
     one = Product(batch=np.ones(1), m=np.array([4096.0]), n=np.array([4096.0]), k=np.array([4096.0]))
     single, double = (float(product_seconds(one, dtype, h100, itemsize=4)[0]) for dtype in ("bfloat16", "float32"))
     assert double > 5 * single
+
+
+def test_a_rank_of_a_shared_host_has_its_share_of_everything() -> None:
+    device = replace(load_cluster("dgx-h100").device, host_bandwidth=3e10, host_memory=2e11)
+    half = device.shared(0.5)
+    scaled = ("memory_bandwidth", "memory_capacity", "reserved", "host_bandwidth", "host_memory")
+    assert [getattr(half, name) for name in scaled] == pytest.approx([0.5 * getattr(device, name) for name in scaled])
+    assert half.peak == {family: 0.5 * value for family, value in device.peak.items()}
+    assert half.usable_memory == 0.5 * device.usable_memory
+    assert (half.launch, half.memory_fraction, half.kernels) == (device.launch, device.memory_fraction, device.kernels)
+    bare = replace(device, host_bandwidth=None, host_memory=None).shared(2.0)
+    assert bare.host_bandwidth is None and bare.host_memory is None
+
+
+@pytest.mark.parametrize("reserved", [8e10, 9e10])
+def test_memory_that_is_all_reserved_is_refused(reserved: float) -> None:
+    with pytest.raises(ClusterError, match="nothing is left"):
+        replace(load_cluster("dgx-h100").device, memory_capacity=8e10, reserved=reserved)
