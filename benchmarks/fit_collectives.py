@@ -1,7 +1,8 @@
 """Fits the links of `costmodel/presets/links` to measured collectives, and says how far off they are on the rows held out.
 
 `--data DIR` holds files collectives_DEVICE.csv or .csv.gz with the columns op, kind, dtype, gpus, bytes, seconds, trap. The fit is seeded:
-the same rows give the same constants. `--published DIR` has all-reduces over networks (`collectives.csv`) for the links of those.
+the same rows give the same constants. `--published DIR` has all-reduces over networks (`collectives.csv`) for the links of those,
+`--profiled DIR` collectives that a planner measured inside nodes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from fitting.link_fits import COLLECTIVES, LINKS, Links, Result, fit_kind, links_file, rows_of, write
 from fitting.network_fit import network_file
+from fitting.profiled_links import NODES, node_file
 from validating.collectives import scored
 
 from autopar.errors import AutoparError, UsageError, unknown
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of collectives_*.csv(.gz)")
     parser.add_argument("--links", action="append", default=[], metavar="NAME", help="only these (repeatable)")
     parser.add_argument("--published", type=Path, metavar="DIR", help="a folder with collectives.csv: fit the networks to it, too")
+    parser.add_argument("--profiled", type=Path, metavar="DIR", help="a folder with mist_collectives.csv.gz: fit the nodes of it, too")
     parser.add_argument("--write", action="store_true", help="write the constants into costmodel/presets/links")
     arguments = parser.parse_args()
     inside: dict[str, dict[str, list[float]]] = {"": {}}
@@ -60,6 +63,12 @@ def main() -> None:
             print(network["efficiency"]["source"], f"off {network['efficiency']['error']:.1%} in the median of the rows fitted to")
             if arguments.write:
                 print(write("efa-p4d", network))
+        for node in NODES if arguments.profiled else ():
+            contents = node_file(arguments.profiled, node)
+            found = contents["efficiency"]
+            print(f"{node.name:20} all_reduce      {found['source']}: {found['value']:.3f} of the rate, off {found['error']:.1%}")
+            if arguments.write:
+                print(write(node.name, contents))
     except AutoparError as error:
         print(f"fit_collectives: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from error

@@ -12,16 +12,21 @@ import csv
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from kernels.fits import (
     FEW,
+    as_planned,
+    crossed,
     fit_attention,
     fit_layers,
     fit_products,
     judged,
+    log_error,
     priced_attention,
     priced_layers,
     priced_products,
@@ -29,6 +34,7 @@ from kernels.fits import (
 from kernels.generations import experts_of, generations_of
 from kernels.names import attention_kernel, layer_kernel
 from kernels.rows import DTYPES, Floats, Rows, devices_in, read
+from kernels.transfer import transferred
 
 from autopar.costmodel.device.attention import AttentionForm
 from autopar.costmodel.device.grouped import GroupedForm
@@ -36,6 +42,7 @@ from autopar.costmodel.device.kernels import Fitted, Kernels, dumped
 from autopar.costmodel.device.products import ProductForm
 from autopar.errors import AutoparError
 
+Form = TypeVar("Form", ProductForm, AttentionForm, GroupedForm)
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "costmodel" / "device" / "data"
 SOURCE = "ai-dynamo/aiconfigurator@095f58a5, {table} of {device}"
@@ -72,10 +79,18 @@ class Device:
             grouped=grouped, generations=generations_of(attention), experts=experts_of(grouped), fits=self.fits,
         )  # fmt: skip
 
-    def judge(self, what: str, table: str, rows: Rows, predicted: Floats) -> None:
-        source = SOURCE.format(table=table, device=self.name)
-        self.fits[what] = judged(predicted, rows.part(rows.held), source, int((~rows.held).sum()))
-        found = self.fits[what]
+    def judge(
+        self, what: str, table: str, rows: Rows, form: Form, *, fit: Callable[[Rows], Form], priced: Callable[[Form, Rows], Floats],
+        planned: Callable[[Form, Rows], Floats] | None = None,
+    ) -> None:  # fmt: skip
+        """Note what a `form` leaves, and print it: `priced` as its rows were run, `planned` as a plan prices them."""
+
+        def left(folded: Rows) -> Floats:
+            own = folded.part(folded.held)
+            return -log_error((planned or priced)(fit(folded), own), own) if own.rows else np.zeros(0)
+
+        source, held = SOURCE.format(table=table, device=self.name), rows.part(rows.held)
+        self.fits[what] = found = judged(priced(form, held), held, source, crossed(rows, left))
         print(f"{self.name}: {what}: {found.rows} rows, {found.held} held back: median {found.median:.1%}, "
               f"90th percentile {found.p90:.1%}, bias {found.bias:+.1%}", file=sys.stderr, flush=True)  # fmt: skip
 
@@ -86,8 +101,9 @@ class Device:
             if dtype not in self.bare.peak or len(own.rows) < FEW["gemm"]:
                 continue
             speed = self.bare.speed(dtype)
-            found[dtype] = fit_products(own, speed)
-            self.judge(f"products {dtype}", "gemm", own, priced_products(found[dtype], own.part(own.held), speed))
+            fit, priced = partial(fit_products, speed=speed), partial(priced_products, speed=speed)
+            found[dtype] = fit(own)
+            self.judge(f"products {dtype}", "gemm", own, found[dtype], fit=fit, priced=priced, planned=partial(as_planned, speed=speed))
         return found
 
     def attention(self) -> dict[str, AttentionForm]:
@@ -97,8 +113,9 @@ class Device:
         for name in sorted(set(names)):
             own = rows.part(names == name)
             if len(own.rows) >= FEW["attention"]:
-                found[name] = fit_attention(own, speed)
-                self.judge(f"attention {name}", "context_attention", own, priced_attention(found[name], own.part(own.held), speed))
+                fit, priced = partial(fit_attention, speed=speed), partial(priced_attention, speed=speed)
+                found[name] = fit(own)
+                self.judge(f"attention {name}", "context_attention", own, found[name], fit=fit, priced=priced)
         return found
 
     def grouped(self) -> dict[str, GroupedForm]:
@@ -109,8 +126,9 @@ class Device:
             dtype = DTYPES[own.rows[0]["dtype"]]
             if len(own.rows) >= FEW["moe"] and dtype in self.bare.peak:
                 speed = self.bare.speed(dtype)
-                found[name] = fit_layers(own, speed)
-                self.judge(f"grouped {name}", "moe", own, priced_layers(found[name], own.part(own.held), speed))
+                fit, priced = partial(fit_layers, speed=speed), partial(priced_layers, speed=speed)
+                found[name] = fit(own)
+                self.judge(f"grouped {name}", "moe", own, found[name], fit=fit, priced=priced)
         return found
 
 
@@ -127,8 +145,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of tables of kernels")
     parser.add_argument("--device", action="append", metavar="NAME", help="one device of the tables (default: all)")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where the files go")
+    parser.add_argument("--transfer", action="store_true", help="only say how far off each device's constants are on the others' rows")
     given = parser.parse_args(arguments)
     try:
+        if given.transfer:
+            for kind, left in transferred(given.data).items():
+                low, high = np.exp((left.low, left.high))
+                print(f"{kind}: nine in ten of {left.rows} rows take {low:.2f} to {high:.2f} of the price")
+            return
         for name in given.device or [name for name in devices_in(given.data, "gemm") if name in UNITS]:
             start = time.process_time()
             text = json.dumps(plain({"version": 1, **dumped(Device(given.data, name).fitted())}), indent=1)

@@ -1,8 +1,8 @@
-"""Calibration: from repeated measurements on ranks to the figures of a cluster, or to an error where the repeats do not agree.
+"""Calibration: from repeated measurements on ranks to the figures of a cluster, or to an error where the repeats do not agree (the device
+is fitted in `device_calibration`).
 
 collectives      alpha + beta * min(x, limit) + beta_above * max(x - limit, 0): the break that leaves the least squared relative
                  error, figures not negative (least squares by active sets: Lawson and Hanson 1974)
-matrix products  t = constant + work(half_size) / (peak * fraction), work as `device.plain` has it
 noise            of the repeats, the fastest three must agree, since what disturbs a measurement only adds time; their median counts
 """
 
@@ -21,9 +21,6 @@ from autopar.errors import NoisyMeasurement
 
 from .cluster import Cluster
 from .device import Device
-from .device.attention import BACKWARD_WORK
-from .device.plain import plain_arithmetic
-from .device.products import Product
 from .level import Level
 from .measured import Curve, Measured
 from .source import Source
@@ -38,9 +35,6 @@ TOLERANCE = 0.10
 """How far they may differ, as a fraction of the fastest."""
 WORTH, EXACT = 0.9, 1e-10
 """A second segment is kept where it leaves less than this part of the error of one line, and one line is not exact (squared error)."""
-HALF_SIZES = (0.0, *(2.0 ** (step / 4) for step in range(4 * 11)))
-CPU_INTEGERS = 0.2
-"""Integer arithmetic as a fraction of float32, which no library tunes; assumed."""
 
 
 def spread(repeats: Sequence[float]) -> float:
@@ -148,113 +142,6 @@ def fit_collectives(times: Mapping[Key, Sequence[float]], drivers: Mapping[tuple
 def _constant(curve: Curve) -> Curve:
     """The time of what moves no bytes."""
     return Curve(alpha=float(curve.seconds(1.0)), beta=0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProductFit:
-    """What matrix products reach: FLOP/s of large ones, the size at which half is left, and the mean relative error of the fit."""
-
-    rate: float
-    half_size: float
-    mean_error: float
-
-
-def fit_products(times: Mapping[tuple[int, int, int], float], device: Device, dtype: str) -> ProductFit:
-    """The rate and half size that leave the least squared relative error; the launch is fitted beside them."""
-    shapes = np.array(list(times), dtype=np.float64).T
-    product = Product(batch=np.ones(shapes.shape[1]), m=shapes[0], n=shapes[1], k=shapes[2])
-    t = np.array(list(times.values()))
-    best = (math.inf, 0.0, 0.0, math.inf)
-    for half_size in HALF_SIZES:
-        ideal = replace(device, matmul_fraction=1.0, half_size=half_size)
-        work = plain_arithmetic(product, dtype, ideal)
-        columns = np.stack([np.ones_like(t), work], axis=1) / t[:, None]
-        found = _nonnegative(columns)
-        residual = columns @ found - 1
-        if found[1] > 0 and float((residual**2).sum()) < best[0]:
-            best = (float((residual**2).sum()), half_size, float(found[1]), float(np.abs(residual).mean()))
-    _, half_size, slower, error = best
-    if not slower:
-        raise NoisyMeasurement(
-            f"the times of {dtype} products do not grow with their sizes: nothing is written. Stop what else runs on these machines and "
-            "calibrate again."
-        )
-    return ProductFit(rate=device.flops(dtype) / slower, half_size=half_size, mean_error=error)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRepeats:
-    """Repeats of seconds on a device: `products` by dtype, m, n, k; a `copy` and a `stream` of the usual operators between products,
-    which read and write `copied` and `streamed` bytes; `attention` "forward", and "backward" with forward, of `attention_flops` forward;
-    a launch.
-    """
-
-    name: str
-    products: Mapping[tuple[str, int, int, int], Sequence[float]]
-    copy: Sequence[float]
-    copied: float
-    stream: Sequence[float]
-    streamed: float
-    attention_flops: float
-    attention: Mapping[str, Sequence[float]]
-    launch: Sequence[float]
-    capacity: float
-    reserved: float
-    units: int = 0
-
-    def named(self) -> dict[str, Sequence[float]]:
-        """The repeats by a name for people."""
-        products = {f"{dtype} product {m}x{n}x{k}": times for (dtype, m, n, k), times in self.products.items()}
-        return {**products, "memory copy": self.copy, "operators in a stream": self.stream, **_attention_named(self), "launch": self.launch}
-
-
-def _attention_named(found: DeviceRepeats) -> dict[str, Sequence[float]]:
-    return {f"attention {direction}": times for direction, times in found.attention.items()}
-
-
-def _attention_fractions(found: DeviceRepeats, rate: float) -> dict[str, float]:
-    """What fused attention reaches of the rate, by kernel and direction; the one kernel that runs here stands for all."""
-    forward = agreed(found.attention["forward"])
-    backward = max(agreed(found.attention["backward"]) - forward, 1e-12)
-    reached = {
-        "forward": min(found.attention_flops / forward / rate, 1.0),
-        "backward": min(BACKWARD_WORK * found.attention_flops / backward / rate, 1.0),
-    }
-    return {f"{kernel}.{direction}": fraction for kernel in ("flash1", "flash2") for direction, fraction in reached.items()}
-
-
-def fit_device(found: DeviceRepeats) -> tuple[Device, dict[str, str]]:
-    """The device, and how each figure came about."""
-    rates: dict[str, float] = {}
-    for (dtype, m, n, k), repeats in found.products.items():
-        rates[dtype] = max(rates.get(dtype, 0.0), 2.0 * m * n * k / agreed(repeats))
-    rates.setdefault("int", CPU_INTEGERS * rates["float32"])
-    bandwidth = found.copied / agreed(found.copy)
-    reached = min(found.streamed / agreed(found.stream) / bandwidth, 1.0)
-    device = Device(
-        name=found.name, peak=rates, matmul_fraction=1.0, half_size=0.0, memory_bandwidth=bandwidth,
-        memory_fraction=reached, memory_capacity=found.capacity, launch=agreed(found.launch), reserved=found.reserved, units=found.units,
-    )  # fmt: skip
-    dtype = "bfloat16" if found.units else "float32"
-    shaped = {(m, n, k): agreed(repeats) for (name, m, n, k), repeats in found.products.items() if name == dtype}
-    fit = fit_products(shaped, device, dtype)
-    higher = max(fit.rate / rates[dtype], 1.0)  # the rate that the fit tends to may lie above all that was measured
-    device = replace(
-        device, half_size=fit.half_size, matmul_fraction=min(fit.rate / (rates[dtype] * higher), 1.0),
-        peak={family: rate * higher for family, rate in rates.items()},
-    )  # fmt: skip
-    device = replace(device, attention=_attention_fractions(found, device.flops(dtype)))
-    said = f"measured on all ranks at once; a fit to {len(shaped)} products of {dtype} leaves a mean error of {fit.mean_error:.1%}"
-    sources = {f"device.peak.{family}": said if family == dtype else "measured: its largest product" for family in rates}
-    sources["device.peak.int"] = f"assumed: {CPU_INTEGERS:g} of float32"
-    sources |= {"device.matmul_fraction": said, "device.half_size": said}
-    sources |= {f"device.attention.{name}": "measured: causal attention as torch runs it here" for name in device.attention}
-    sources["device.memory_bandwidth"] = f"measured: a copy of {found.copied / 2 / 2**20:g} MiB, repeats within {spread(found.copy):.1%}"
-    sources["device.memory_fraction"] = "measured: addition, GELU and normalisation, forward and backward"
-    sources["device.memory_capacity"] = "read: memory of the device, or of the host divided by its ranks"
-    sources["device.reserved"] = "read: bytes in use before any tensor was made"
-    sources["device.launch"] = f"measured: one of a chain of small operators, repeats within {spread(found.launch):.1%}"
-    return device, sources
 
 
 def fit_level(name: str, size: int, measured: Sequence[Measured], *, shared_by: int) -> tuple[Level, dict[str, str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from .level import Level
 from .links import with_links
 from .measured import Curve, Measured
 from .protocols import KINDS, Protocol
+from .residual import Residual
 from .source import Source
 from .wiring import Wiring
 
@@ -76,6 +78,13 @@ class _WiringFile(Model):
     joined: tuple[tuple[int, int], ...] = ()
 
 
+class _ResidualFile(Model):
+    low: float
+    middle: float
+    high: float
+    rows: int
+
+
 class _LinksFile(Model):
     name: str
     latency: Figure
@@ -88,6 +97,7 @@ class _LinksFile(Model):
     oversubscription: Figure = FigureFile(value=1.0)
     wiring: _WiringFile | None = None
     protocols: tuple[_ProtocolFile, ...] = ()
+    residuals: dict[str, _ResidualFile] = Field(default_factory=dict)
 
 
 class _LevelFile(_LinksFile):
@@ -142,7 +152,8 @@ def _level(file: _LinksFile, sources: dict[str, Source]) -> Level:
     protocols = tuple(_protocol(file.name, one, sources) for one in file.protocols)
     return Level(
         name=file.name, size=size, slots=slots, shared_by=file.shared_by, duplex=file.duplex, features=file.features, protocols=protocols,
-        wiring=wiring, **numbers(file, file.name, sources),
+        wiring=wiring, residuals={name: Residual(**left.model_dump()) for name, left in file.residuals.items()},
+        **numbers(file, file.name, sources),
     )  # fmt: skip
 
 
@@ -288,6 +299,7 @@ def _dump_level(cluster: Cluster, level: Level) -> dict[str, object]:
         **({"wiring": level.wiring.as_file()} if level.wiring is not None else {}),
         **dump_figures(cluster.sources, level.name, level),
         **({"protocols": [_dump_protocol(cluster, level, one) for one in level.protocols]} if level.protocols else {}),
+        **({"residuals": {name: asdict(left) for name, left in level.residuals.items()}} if level.residuals else {}),
     }
 
 

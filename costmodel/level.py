@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autopar.errors import ClusterError, unknown
 
 from .device import check, check_fractions
 from .protocols import ALGORITHMS, Protocol
+from .residual import Residual
 from .wiring import Wiring
 
 FEATURES = ("in_switch", "pat", "rails")
@@ -27,6 +29,7 @@ class Level:
     `features`: of `FEATURES`. `protocols`: how the backend sends over it; an algorithm that none of them names runs at `latency` and
     `efficiency`. `slots`: children that a unit has room for, where fewer are in use (0: all are). `oversubscription`: how many times less
     than its ports together the level carries when all of them are driven. `wiring`: how its children are joined where no switch does it.
+    `residuals`: what the fit of its protocols left, by `residual.left_by`.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Level:
     slots: int = 0
     oversubscription: float = 1.0
     wiring: Wiring | None = None
+    residuals: Mapping[str, Residual] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         where = f"level {self.name!r}"

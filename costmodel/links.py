@@ -44,7 +44,8 @@ def _whole(level: object) -> object:
     if isinstance(level.get("links"), str):
         return {**_links(level["links"]), **own}
     if isinstance(level.get("like"), str):
-        return {**_assumed(_links(level["like"]), level["like"]), **own}
+        like = {name: value for name, value in _links(level["like"]).items() if name != "residuals"}
+        return {**_assumed(like, level["like"]), **own}
     return level
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 
@@ -22,6 +23,8 @@ _PRESETS = (
     ("V100", 0.0, "p3.16xlarge"),
     ("RTX 4090", 0.0, "rtx4090"),
     ("L40S", 0.0, "l40s"),
+    ("L4", 0.0, "l4"),
+    ("A10G", 0.0, "g5"),
     ("RTX PRO 6000", 0.0, "rtx-pro-6000"),
 )
 _QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
@@ -50,6 +53,6 @@ def default_cluster() -> tuple[Cluster, str]:
     name, memory = gpus[0]
     found = f"this machine's {len(gpus)} x {name}"
     for word, least, preset in _PRESETS:
-        if word in name and memory >= least:
+        if re.search(rf"\b{word}\b", name) and memory >= least:
             return load_cluster(preset).sized(len(gpus)), f"the cluster is assumed to be {found} (preset {preset})"
     return load_cluster(DEFAULT).sized(len(gpus)), f"no preset describes {found}: {DEFAULT} is assumed in its place"

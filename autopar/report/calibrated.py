@@ -9,16 +9,8 @@ from functools import partial
 from typing import Any
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.calibration import (
-    DeviceRepeats,
-    calibrated,
-    fit_collectives,
-    fit_device,
-    fit_level,
-    ports_shared,
-    refuse_noise,
-    settled,
-)
+from autopar.costmodel.calibration import calibrated, fit_collectives, fit_level, ports_shared, refuse_noise, settled
+from autopar.costmodel.device_calibration import DeviceRepeats, fit_device
 
 from ..errors import UsageError, unknown
 from .tables import Table

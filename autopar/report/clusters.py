@@ -10,6 +10,7 @@ from autopar.costmodel.collectives import fastest_way
 from autopar.costmodel.device.prices import large_product_rate
 from autopar.costmodel.source import Source
 
+from .kernel_constants import kernel_tables
 from .tables import Table
 from .units import bytes_text, rate_text, seconds_text
 
@@ -51,27 +52,34 @@ def show_parts(cluster: Cluster) -> list[str | Table]:
 
 
 def _shown(cluster: Cluster) -> list[str | Table]:
-    device = cluster.device
+    rows = tuple((name, text, str(cluster.sources.get(f"device.{name}", ""))) for name, text in _figures(cluster.device))
+    shared = ", ranks of one host that share it" if cluster.shared_host else ""
+    return [
+        f"cluster {cluster.name}: {cluster.inventory}, collectives by {cluster.backend}{shared}",
+        Table(title="Device", columns=("figure", "value", "source"), rows=rows),
+        *kernel_tables(cluster.device),
+        _links("Links, from the inside out", cluster.levels),
+        *_protocols(cluster),
+        *_all_reduces(cluster),
+    ]
+
+
+def _figures(device: Device) -> list[tuple[str, str]]:
+    """Every figure of a device by its name in a cluster file."""
     host = {"host_bandwidth": (device.host_bandwidth, "B/s"), "host_memory": (device.host_memory, "B")}
-    figures = [
+    return [
         *((f"peak.{family}", rate_text(value, "FLOP/s")) for family, value in device.peak.items()),
         *_products(device),
+        *([("units", f"{device.units:g} processors")] if device.units else []),
+        ("ragged_fraction", f"{device.ragged_fraction:.0%} of the rate where rows of operands are no multiple of 16 bytes"),
+        *((f"attention.{name}", f"{value:.0%} of the peak") for name, value in device.attention.items()),
         ("memory_bandwidth", rate_text(device.memory_bandwidth, "B/s")),
         ("memory_fraction", f"{device.memory_fraction:.0%} of it reached"),
         ("memory_capacity", bytes_text(device.memory_capacity)),
         ("reserved", bytes_text(device.reserved)),
         ("launch", f"{seconds_text(device.launch)} per operator"),
+        ("dispatch", f"{seconds_text(device.dispatch)} of the host per operator"),
         *((name, rate_text(value, unit) if unit == "B/s" else bytes_text(value)) for name, (value, unit) in host.items() if value),
-    ]
-    rows = tuple((name, text, str(cluster.sources.get(f"device.{name}", ""))) for name, text in figures)
-    shared = ", ranks of one host that share it" if cluster.shared_host else ""
-    return [
-        f"cluster {cluster.name}: {cluster.inventory}, collectives by {cluster.backend}{shared}",
-        Table(title="Device", columns=("figure", "value", "source"), rows=rows),
-        *_kernels(device),
-        _links("Links, from the inside out", cluster.levels),
-        *_protocols(cluster),
-        *_all_reduces(cluster),
     ]
 
 
@@ -82,25 +90,9 @@ def _products(device: Device) -> list[tuple[str, str]]:
             ("matmul_fraction", f"{device.matmul_fraction:.0%} of the peak in large matrix products"),
             ("half_size", f"half of that with a smallest dimension of {device.half_size:g}"),
         ]
-    rate = large_product_rate(device, "bfloat16")
-    reached = f"{rate_text(rate, 'FLOP/s')} in large products of bfloat16 at the power limit"
+    dtype = next(iter(device.kernels.products))
+    reached = f"{rate_text(large_product_rate(device, dtype), 'FLOP/s')} in large products of {dtype} at the power limit"
     return [("kernels", f"as measured on {device.kernels.name}: {reached}")]
-
-
-def _kernels(device: Device) -> list[Table]:
-    """How good the constants of measured kernels are."""
-    if device.kernels is None:
-        return []
-    rows = tuple(
-        (what, fit.kind, str(fit.rows), str(fit.held), f"{fit.median:.1%}", f"{fit.p90:.1%}", f"{fit.bias:+.1%}", fit.source)
-        for what, fit in device.kernels.fits.items()
-    )
-    used = tuple(
-        (f"attention called {name}", "", "", "", "", "", "", f"{entry.kernel}, {entry.slower:g} times as long; {entry.source}")
-        for name, entry in device.kernels.generations.items()
-    )
-    columns = ("kernels", "kind", ">rows", ">held back", ">median error", ">90 %", ">bias", "source")
-    return [Table(title="Kernels, with errors on shapes held back", columns=columns, rows=rows + used)]
 
 
 def _links(title: str, levels: Iterable[Level]) -> Table:

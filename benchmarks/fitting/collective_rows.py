@@ -1,10 +1,11 @@
-"""Measured collectives of a folder, and which of them no fit may see: whole points (collective, ranks, bytes) by a hash of their name."""
+"""Measured collectives of a folder, and which of them no fit may see: every fifth size of a curve (collective, ranks)."""
 
 from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
+import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,39 +13,44 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import UsageError
-
 KINDS = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all"}
 """Collectives of the files by the names that they have there."""
-HELD_OUT, OF = 1, 5
-"""One point in five is held out."""
-BIG = 2**20
-"""From this many bytes on a message is counted as large."""
+SUMMING = ("all_reduce", "reduce_scatter")
+FOLDS = 5
+"""Points are in five folds, of which fold 0 is held out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One time of one collective: `nbytes` by the convention of the cost model. `summed`: in a type that links and switches add up."""
+    """One time of one collective: `nbytes` by the convention of the cost model. `summed`: in a type that links and switches add up;
+    `device`: where it was measured."""
 
     kind: str
     group: int
     nbytes: float
     seconds: float
     summed: bool
+    device: str = ""
+
+    @property
+    def fold(self) -> int:
+        """The fold of this point, the same in whatever version of a library it was measured; each curve starts with another one."""
+        return (round(math.log2(max(self.nbytes, 1.0))) + zlib.crc32(f"{self.kind} {self.group}".encode())) % FOLDS
 
     @property
     def held_out(self) -> bool:
-        """Whether no fit sees this point, in whatever version of a library it was measured."""
-        name = f"{self.kind} {self.group} {self.nbytes:.0f}"
-        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % OF < HELD_OUT
+        """Whether no fit sees this point."""
+        return self.fold == 0
+
+    @property
+    def usual(self) -> bool:
+        """Whether training has it: integers of 8 bits are moved as other bytes, but neither switches nor the fast kernels add them up."""
+        return self.summed or self.kind not in SUMMING
 
 
 def devices(folder: Path) -> tuple[str, ...]:
     """The devices whose collectives the folder has."""
-    names = sorted(path.name.split(".")[0].removeprefix("collectives_") for path in folder.glob("collectives_*.csv*"))
-    if not names:
-        raise UsageError(f"{folder} has no files collectives_*.csv or collectives_*.csv.gz")
-    return tuple(names)
+    return tuple(sorted(path.name.split(".")[0].removeprefix("collectives_") for path in folder.glob("collectives_*.csv*")))
 
 
 def _lines(path: Path) -> Iterator[dict[str, str]]:
@@ -59,7 +65,7 @@ def collective_rows(folder: Path, device: str) -> list[Row]:
         for line in _lines(path):
             if line["kind"] == "nccl" and not line["trap"] and line["op"] in KINDS:
                 sizes = {"nbytes": float(line["bytes"]), "seconds": float(line["seconds"])}
-                found.append(Row(kind=KINDS[line["op"]], group=int(line["gpus"]), summed=line["dtype"] == "half", **sizes))
+                found.append(Row(kind=KINDS[line["op"]], group=int(line["gpus"]), summed=line["dtype"] == "half", device=device, **sizes))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 
 from autopar.costmodel import Algorithm
 from autopar.costmodel.collectives.backends import TABLE
+from autopar.costmodel.residual import BIG, Residual, left_by
 
-from .collective_rows import Points, Row, collective_rows
+from .collective_rows import FOLDS, Points, Row, collective_rows
 from .envelope import Fitted, fit
 
 SHIPPED = Path(__file__).resolve().parents[2] / "costmodel" / "presets" / "links"
@@ -28,6 +29,8 @@ COLLECTIVES = {
 }
 """What runs as each of the measured ones does."""
 GATHERS = ("all_gather", "reduce_scatter")
+FEW = 8
+"""Of fewer rows no quantiles are written."""
 RUN_BY = {"all_to_all": ["peer to peer", "message"]}
 
 
@@ -94,12 +97,16 @@ LINKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One collective of some links: what was fitted, to how many rows, and the errors on those held out (relative, signed)."""
+    """One collective of some links: what was fitted, to how many rows, and the errors on those held out (relative, signed).
+
+    `crossed`: of each other row of the device itself its bytes, and the logarithm of measured over predicted by a fit without its fold.
+    """
 
     kind: str
     fitted: Fitted
     rows: int
     held_out: list[float]
+    crossed: list[tuple[float, float]]
 
     @property
     def error(self) -> float:
@@ -129,14 +136,23 @@ def _algorithms(kind: str, links: Links) -> list[Algorithm]:
 def fit_kind(kind: str, rows: Sequence[Row], links: Links, inside: Mapping[str, Sequence[float]]) -> Result:
     """The protocols of one collective, from the rows that are not held out; `inside`: what starts take on the levels inside."""
     alike = GATHERS if links.group and kind in GATHERS else (kind,)  # too few rows to tell them apart
-    usable = [row for row in rows if row.kind in alike and row.summed]
-    seen, unseen = [row for row in usable if not row.held_out], [row for row in usable if row.held_out]
-    fitted = fit(Points.of(seen), _algorithms(kind, links), bandwidth=links.bandwidth, least=inside.get(kind, ()))
-    if links.group and not inside:
-        fitted = fitted.ordered()
+    usable = [row for row in rows if row.kind in alike and row.usual]
+
+    def fitted(fold: int) -> Fitted:
+        seen = Points.of([row for row in usable if row.fold != fold])
+        found = fit(seen, _algorithms(kind, links), bandwidth=links.bandwidth, least=inside.get(kind, ()))
+        return found.ordered() if links.group and not inside else found
+
+    whole, unseen = fitted(0), [row for row in usable if row.held_out]
     points = Points.of(unseen)
-    errors = list(fitted.seconds(points) / points.seconds - 1)
-    return Result(kind=kind, fitted=fitted, rows=len(seen), held_out=errors)
+    crossed: list[tuple[float, float]] = []
+    for fold in range(1, FOLDS):
+        own = [row for row in usable if row.fold == fold and row.device == links.device and row.kind == kind]
+        if own:
+            predicted = fitted(fold).seconds(Points.of(own))
+            crossed += [(row.nbytes, float(np.log(row.seconds / seconds))) for row, seconds in zip(own, predicted, strict=True)]
+    errors = list(whole.seconds(points) / points.seconds - 1)
+    return Result(kind=kind, fitted=whole, rows=len(usable) - len(unseen), held_out=errors, crossed=crossed)
 
 
 def _round(value: float) -> float:
@@ -200,6 +216,16 @@ def protocols_of(result: Result, links: Links, inside: Sequence[float]) -> list[
     return written
 
 
+def residuals_of(result: Result) -> dict[str, dict[str, float]]:
+    """The quantiles of what is left of small and of large ones, as a level has them; of all together where there are few."""
+    groups: dict[str, list[float]] = {left_by(result.kind, nbytes): [] for nbytes in (1, BIG)}
+    for nbytes, value in result.crossed:
+        groups[left_by(result.kind, nbytes)].append(value)
+    every = [value for values in groups.values() for value in values]
+    chosen = {name: values if len(values) >= FEW else every for name, values in groups.items()}
+    return {name: asdict(Residual.of(np.array(values))) for name, values in chosen.items() if len(values) >= FEW}
+
+
 def links_file(links: Links, results: Sequence[Result], inside: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """The contents of a file of links."""
     gathered = next(result for result in results if result.kind == "all_gather")
@@ -212,14 +238,18 @@ def links_file(links: Links, results: Sequence[Result], inside: Mapping[str, Seq
         "features": ["in_switch"] if links.switch else [],
         **({"shared_by": links.members} if links.inside else {}),
         "protocols": [one for result in results for one in protocols_of(result, links, inside.get(result.kind, ()))],
+        "residuals": {name: left for result in results for name, left in residuals_of(result).items()},
     }
 
 
 def write(name: str, contents: dict[str, Any]) -> Path:
     """Write a file of links, one protocol a line."""
     path = SHIPPED / f"{name}.json"
-    head = {key: value for key, value in contents.items() if key != "protocols"}
+    residuals = contents.get("residuals", {})
+    head = {key: value for key, value in contents.items() if key not in ("protocols", "residuals")}
     lines = ",\n    ".join(json.dumps(one) for one in contents["protocols"])
+    left = ",\n    ".join(f'"{name}": {json.dumps(one)}' for name, one in residuals.items())
     body = ",\n".join(f'  "{key}": {json.dumps(value)}' for key, value in head.items())
-    path.write_text(f'{{\n{body},\n  "protocols": [\n    {lines}\n  ]\n}}\n', encoding="utf-8")
+    tail = f',\n  "residuals": {{\n    {left}\n  }}' if residuals else ""
+    path.write_text(f'{{\n{body},\n  "protocols": [\n    {lines}\n  ]{tail}\n}}\n', encoding="utf-8")
     return path

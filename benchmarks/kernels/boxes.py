@@ -62,16 +62,21 @@ PRODUCT = Box(
         "cache": (4.3, 0.2, 50.0), "quantum": (0.1, 0.0, 1.0), "split": (4e-6, 0.0, 2e-5), "blend": (2.5, 1.0, 12.0),
     }
 )  # fmt: skip
-LIBRARY = {"factor": (1.0, 0.6, 1.6), "passes": (2.0, 0.0, 25.0), "start": (1e-6, 0.0, 4e-5)}
+HELD = (2e6, 0.0, 1e8)
+"""Of products, fitted only where memory is `SLOW` (B/s): beside HBM it comes out as 0."""
+SLOW = 2e12 / 1.2
+LIBRARY = {"factor": (1.0, 0.6, 1.6), "passes": (2.0, 0.0, 25.0), "start": (1e-6, 0.0, 4e-5), "held": (4e6, 0.0, 2e8)}
 ATTENTION = Box(
     sides=CLOCK
     | {
-        "rate": (0.6, 0.02, 0.95),
+        "rate": (0.6, 0.02, 0.95), "heat": (0.15, 0.0, 3.0),
         "start": (100.0, 0.0, 3000.0), "edge": (100.0, 0.0, 6000.0), "quantum": (0.5, 0.0, 1.5), "longest": (0.9, 0.2, 1.0),
         "grouped": (1.0, 0.7, 1.4), "launch": (8e-6, 1e-6, 1e-4), "passes": (1.0, 0.0, 30.0), "blend": (3.0, 1.0, 12.0),
+        "held": (5e6, 0.0, 2e8),
     }
 )  # fmt: skip
 WIDTH = (0.8, 0.02, 2.5)
+VERSION = (1.0, 0.4, 2.5)
 GROUPED = Box(
     sides=CLOCK
     | {
@@ -101,13 +106,14 @@ def product_form(constants: Mapping[str, float], libraries: Sequence[str], susta
         library: Library(**{name: constants[f"{name} {library}"] for name in LIBRARY if f"{name} {library}" in constants})
         for library in libraries
     }
-    return ProductForm(**clocks(constants, sustained), **rest(constants, PRODUCT), libraries=own)
+    return ProductForm(**clocks(constants, sustained), **rest(constants, PRODUCT), held=constants.get("held", 0.0), libraries=own)
 
 
-def attention_form(constants: Mapping[str, float], widths: Sequence[int]) -> AttentionForm:
-    """The form of these constants; what heads of 64 reach is named "width 64"."""
+def attention_form(constants: Mapping[str, float], widths: Sequence[int], versions: Sequence[str] = ()) -> AttentionForm:
+    """The form of these constants; what heads of 64 reach is named "width 64", a version's factor "version vllm 0.24.0"."""
     return AttentionForm(
-        **clocks(constants), **rest(constants, ATTENTION), widths={str(size): constants[f"width {size}"] for size in widths}
+        **clocks(constants), **rest(constants, ATTENTION), widths={str(size): constants[f"width {size}"] for size in widths},
+        versions={name: constants[f"version {name}"] for name in versions},
     )  # fmt: skip
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,25 @@ from autopar.costmodel.device.attention import AttentionForm
 from autopar.costmodel.device.grouped import GroupedForm
 from autopar.costmodel.device.kernels import ITEMSIZE, Fitted
 from autopar.costmodel.device.products import ProductForm, Speed
+from autopar.costmodel.residual import Residual
 
-from .boxes import ATTENTION, CLOCK, GROUPED, LIBRARY, PRODUCT, WARM, WIDTH, Box, attention_form, grouped_form, product_form
-from .rows import DTYPES, Rows, layer_of, product_of, scores_of
+from .boxes import (
+    ATTENTION,
+    CLOCK,
+    GROUPED,
+    HELD,
+    LIBRARY,
+    PRODUCT,
+    SLOW,
+    VERSION,
+    WARM,
+    WIDTH,
+    Box,
+    attention_form,
+    grouped_form,
+    product_form,
+)  # fmt: skip
+from .rows import DTYPES, FOLDS, Rows, layer_of, product_of, scores_of
 
 Floats = NDArray[np.float64]
 
@@ -25,6 +41,10 @@ SCALE = {"gemm": 0.05, "attention": 0.07, "moe": 0.1}
 PRIOR = 0.02
 FEW = {"attention": 30, "moe": 60, "gemm": 60}
 """With fewer rows than this a kernel is not fitted."""
+PLAIN = ("bfloat16", "float16")
+"""Dtypes of rows that nothing is quantised to."""
+FEW_ROWS = 10
+"""With fewer rows a version of a kernel has no factor of its own."""
 MOST = 2500
 """Rows that a fit looks at, drawn by their checksum."""
 START: Mapping[str, Mapping[str, float]] = {
@@ -39,13 +59,20 @@ def log_error(predicted: Floats, rows: Rows) -> Floats:
     return np.asarray(np.log(predicted / rows.seconds))
 
 
-def judged(predicted: Floats, rows: Rows, source: str, fitted: int, kind: str = "fitted") -> Fitted:
-    """What a fit leaves on rows that it did not see."""
+def judged(predicted: Floats, rows: Rows, source: str, crossed: Floats) -> Fitted:
+    """What a fit leaves on rows that it did not see: those held back, and (`crossed`: logarithms of measured over predicted) the others,
+    each of which another fit was made without."""
     errors = predicted / rows.seconds - 1
     size = np.abs(errors)
     figures = (np.median(size), np.quantile(size, 0.9), np.median(errors)) if len(size) else (0.0, 0.0, 0.0)
     median, p90, bias = (round(float(value), 4) for value in figures)
-    return Fitted(kind=kind, source=source, rows=fitted, held=len(size), median=median, p90=p90, bias=bias)
+    left = {name: value for name, value in asdict(Residual.of(crossed)).items() if name != "rows"}
+    return Fitted(kind="fitted", source=source, rows=len(crossed), held=len(size), median=median, p90=p90, bias=bias, **left)
+
+
+def crossed(rows: Rows, left: Callable[[Rows], Floats]) -> Floats:
+    """What a fit that leaves out a fold of the shapes leaves on that fold (`left`), of all folds but the one that is held back."""
+    return np.concatenate([left(rows.leaving(fold)) for fold in range(1, FOLDS)])
 
 
 def fewer(rows: Rows) -> Rows:
@@ -74,14 +101,16 @@ def priced_products(form: ProductForm, rows: Rows, speed: Speed, *, known: bool 
     return found
 
 
-def fit_products(rows: Rows, speed: Speed) -> ProductForm:
+def fit_products(
+    rows: Rows, speed: Speed, *, starts: Sequence[Mapping[str, float]] = tuple(START.values()), prior: float = PRIOR
+) -> ProductForm:  # fmt: skip
     """The form of one dtype: burst constants, libraries that are neutral together where nothing is quantised, and the sustained clock."""
     seen = rows.part(~rows.held)
     burst = fewer(seen.part(seen.equal("mode", "burst")))
     libraries = tuple(sorted({library_of(row) for row in rows.rows}))
-    sides = dict(PRODUCT.sides)
+    sides = dict(PRODUCT.sides) | ({"held": HELD} if speed.memory < SLOW else {})
     for library in libraries:
-        plain = library.endswith(" bfloat16")
+        plain = library.split()[-1] in PLAIN
         sides |= {f"{name} {library}": box for name, box in LIBRARY.items() if name == "factor" or not plain}
     ones = [f"factor {library}" for library in libraries]
 
@@ -90,7 +119,7 @@ def fit_products(rows: Rows, speed: Speed) -> ProductForm:
         neutral = 20 * np.array([np.mean(np.log([constants[name] for name in ones]))])
         return np.concatenate([log_error(priced_products(form, burst, speed), burst), neutral])
 
-    constants = Box(sides=sides).solve(residuals, scale=SCALE["gemm"], starts=tuple(START.values()), prior=PRIOR, evaluations=30)
+    constants = Box(sides=sides).solve(residuals, scale=SCALE["gemm"], starts=starts, prior=prior, evaluations=30)
     lasting = seen.part(seen.equal("mode", "sustained"))
     if len(lasting.rows) < FEW["gemm"]:
         return product_form(constants, libraries)
@@ -110,19 +139,27 @@ def _sustained(constants: Mapping[str, float], libraries: Sequence[str], rows: R
 def priced_attention(form: AttentionForm, rows: Rows, speed: Speed) -> Floats:
     """Seconds of the rows of one kernel."""
     scores, lasting = scores_of(rows), rows.equal("mode", "sustained")
-    return np.where(lasting, form.seconds(scores, speed, sustained=True), form.seconds(scores, speed, sustained=False))
+    longer = np.array([form.versions.get(version_of(row), 1.0) for row in rows.rows])
+    return longer * np.where(lasting, form.seconds(scores, speed, sustained=True), form.seconds(scores, speed, sustained=False))
+
+
+def version_of(row: Mapping[str, str]) -> str:
+    """The framework of a row, with its version."""
+    return f"{row['framework']} {row['version']}"
 
 
 def fit_attention(rows: Rows, speed: Speed) -> AttentionForm:
     """The form of one kernel."""
     seen = fewer(rows.part(~rows.held))
     widths = tuple(sorted({int(row["head_dim"]) for row in rows.rows} - {128}))
-    sides = dict(ATTENTION.sides) | {f"width {size}": WIDTH for size in widths}
+    counts = Counter(version_of(row) for row in seen.rows)
+    versions = tuple(sorted(name for name in counts if name != counts.most_common(1)[0][0] and counts[name] >= FEW_ROWS))
+    sides = dict(ATTENTION.sides) | {f"width {size}": WIDTH for size in widths} | {f"version {name}": VERSION for name in versions}
 
     def residuals(constants: Mapping[str, float]) -> Floats:
-        return log_error(priced_attention(attention_form(constants, widths), seen, speed), seen)
+        return log_error(priced_attention(attention_form(constants, widths, versions), seen, speed), seen)
 
-    return attention_form(Box(sides=sides).solve(residuals, scale=SCALE["attention"], prior=PRIOR), widths)
+    return attention_form(Box(sides=sides).solve(residuals, scale=SCALE["attention"], prior=PRIOR), widths, versions)
 
 
 def priced_layers(form: GroupedForm, rows: Rows, speed: Speed) -> Floats:
@@ -146,6 +183,12 @@ def fit_layers(rows: Rows, speed: Speed) -> GroupedForm:
         return log_error(found[0] if len(found) == 1 else np.where(lasting, *found), seen)
 
     return grouped_form(GROUPED.solve(residuals, scale=SCALE["moe"], prior=PRIOR))
+
+
+def as_planned(form: ProductForm, rows: Rows, speed: Speed) -> Floats:
+    """Seconds of the rows of one dtype as a plan prices them, which knows no library; where rows hold what quantises, with theirs."""
+    plain = all(row["dtype"] in PLAIN for row in rows.rows)
+    return priced_products(bare(form) if plain else form, rows, speed, known=not plain)
 
 
 def bare(form: ProductForm) -> ProductForm:

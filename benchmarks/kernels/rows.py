@@ -1,6 +1,6 @@
 """Rows of measured kernels from a folder of tables, with those that are held back; rows with a `trap` are left out.
 
-A quarter of the shapes is held back: those whose text ("128x64x1536") has a checksum that four divides.
+The shapes are in four folds, by what the checksum of their text ("128x64x1536") leaves when four divides it; fold 0 is held back.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import csv
 import gzip
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +24,10 @@ Floats = NDArray[np.float64]
 Row = Mapping[str, str]
 
 KINDS = ("gemm", "attention", "moe")
-HELD = 4
-DTYPES = {"bfloat16": "bfloat16", "fp8": "float8", "fp8_static": "float8", "fp8_block": "float8_block", "nvfp4": "float4"}
+FOLDS = 4
+DTYPES = {
+    "bfloat16": "bfloat16", "float16": "float16", "fp8": "float8", "fp8_static": "float8", "fp8_block": "float8_block", "nvfp4": "float4",
+}  # fmt: skip
 """Dtype of a row -> whose arithmetic it is."""
 SHAPES = {
     "gemm": ("m", "n", "k"),
@@ -38,18 +40,27 @@ SAMPLES = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows of one kind: the table's own, their measured seconds, and which are held back."""
+    """Rows of one kind: the table's own, their measured seconds, and the folds that their shapes are in."""
 
     kind: str
     rows: tuple[Row, ...]
     seconds: Floats
-    held: NDArray[np.bool_]
+    fold: NDArray[np.int64]
+
+    @property
+    def held(self) -> NDArray[np.bool_]:
+        """Which are held back."""
+        return self.fold == 0
+
+    def leaving(self, fold: int) -> Rows:
+        """The same rows, with this fold held back in place of fold 0."""
+        return replace(self, fold=(self.fold - fold) % FOLDS)
 
     def part(self, chosen: Sequence[bool] | NDArray[np.bool_]) -> Rows:
         """Those rows that are chosen."""
         mask = np.asarray(chosen, dtype=bool)
         rows = tuple(row for row, kept in zip(self.rows, mask, strict=True) if kept)
-        return Rows(kind=self.kind, rows=rows, seconds=self.seconds[mask], held=self.held[mask])
+        return Rows(kind=self.kind, rows=rows, seconds=self.seconds[mask], fold=self.fold[mask])
 
     def numbers(self, column: str) -> Floats:
         """A column of numbers; an empty cell is 0."""
@@ -74,8 +85,8 @@ def read(folder: Path, kind: str, device: str) -> Rows:
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = tuple(row for row in csv.DictReader(file) if not row["trap"] and _fits(kind, row))
     shapes = ["x".join(row[column] for column in SHAPES[kind]) for row in rows]
-    held = np.array([zlib.crc32(shape.encode()) % HELD == 0 for shape in shapes], dtype=bool)
-    return Rows(kind=kind, rows=rows, seconds=np.array([float(row["seconds"]) for row in rows]), held=held)
+    fold = np.array([zlib.crc32(shape.encode()) % FOLDS for shape in shapes], dtype=np.int64)
+    return Rows(kind=kind, rows=rows, seconds=np.array([float(row["seconds"]) for row in rows]), fold=fold)
 
 
 def _fits(kind: str, row: Row) -> bool:

@@ -6,8 +6,9 @@ half of the keys is skipped, up to the block on the diagonal; with a window, all
     pairs   = K', or (K' + 128) / 2 causal, at most window + 128 + edge,  K' = K rounded up to 128;  + start, for each block
     round   = 4 d 128 / (rate(d) peak / units)                                       seconds of a block for each key
     compute = max(round pairs (b / units + quantum (ceil(b / units) - b / units)), round longest K'), times `grouped` where heads share keys
-    busy    = (compute^blend + (bytes / memory)^blend)^(1 / blend)
-    seconds = launch + busy (1 + heat h / (1 + h)) + passes bytes / memory,  h = (compute / warm)^2
+    traffic = bytes^2 / (memory (bytes + held))                         what a cache of about `held` bytes still has does not move
+    busy    = (compute^blend + traffic^blend)^(1 / blend)
+    seconds = launch + busy (1 + heat h / (1 + h)) + passes traffic,  h = (compute / warm)^2
 
 `passes` is what a framework's kernel does beside (rotary positions, a cache of keys). Backward there are five products for the forward
 pass's two, at 0.863 of its rate: FlashAttention-2 reaches 73 % of the peak forward and 63 % backward (Dao, arXiv:2307.08691, abstract and
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .products import Clock, Speed, heated
+from .products import Clock, Speed, heated, uncached
 
 Floats = NDArray[np.float64]
 
@@ -62,7 +63,11 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionForm:
-    """Constants of one device and kernel, as the formulas above name them. `widths`: what heads of other sizes reach of the rate of 128."""
+    """Constants of one device and kernel, as the formulas above name them.
+
+    `widths`: what heads of other sizes reach of the rate of 128. `backward_rate`: what the backward pass reaches of the forward one's,
+    where that was measured. `versions`: how much longer other versions of the kernel take than the one most often measured.
+    """
 
     burst: Clock
     sustained: Clock
@@ -74,20 +79,26 @@ class AttentionForm:
     launch: float
     passes: float
     blend: float
+    held: float = 0.0
+    backward_rate: float = BACKWARD_RATE
     widths: Mapping[str, float] = field(default_factory=dict, hash=False)
+    versions: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def seconds(self, scores: Scores, speed: Speed, *, sustained: bool = True) -> Floats:
         """Seconds of the forward pass with its launch."""
         clock = self.sustained if sustained else self.burst
-        compute = self._compute(scores, speed, clock)
-        traffic = scores.traffic / speed.memory
+        compute, traffic = self._compute(scores, speed, clock), self._traffic(scores, speed)
         busy = (compute**self.blend + traffic**self.blend) ** (1 / self.blend)
         return np.asarray(self.launch + heated(busy, compute, clock) + self.passes * traffic)
 
     def backward(self, scores: Scores, speed: Speed, *, sustained: bool = True) -> Floats:
         """Seconds of the backward pass, by the rule above: a kernel before it sums rows, another after it casts the gradient."""
-        forward = self.seconds(scores, speed, sustained=sustained) - self.launch - self.passes * scores.traffic / speed.memory
-        return np.asarray(3 * self.launch + forward * BACKWARD_WORK / BACKWARD_RATE)
+        forward = self.seconds(scores, speed, sustained=sustained) - self.launch - self.passes * self._traffic(scores, speed)
+        return np.asarray(3 * self.launch + forward * BACKWARD_WORK / self.backward_rate)
+
+    def _traffic(self, scores: Scores, speed: Speed) -> Floats:
+        """Seconds that memory takes."""
+        return np.asarray(uncached(scores.traffic, self.held) / speed.memory)
 
     def rate(self, width: Floats) -> Floats:
         """What heads of this size reach of the rate of 128, straight lines between the sizes measured."""

@@ -18,13 +18,17 @@ from .attention import AttentionForm
 from .grouped import GroupedForm
 from .products import Clock, Library, ProductForm, Speed
 
-ITEMSIZE: Mapping[str, float] = {"bfloat16": 2.0, "float8": 1.0, "float8_block": 1.0, "float4": 0.5625}
+ITEMSIZE: Mapping[str, float] = {"bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "float8_block": 1.0, "float4": 0.5625}
 """Bytes of an operand's element, with its share of a block's scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """How constants came about: fitted to `rows` rows; median and 90th percentile of |error|, and bias, on `held` rows of other shapes."""
+    """How constants came about: fitted to `rows` rows; median and 90th percentile of |error|, and bias, on `held` rows of other shapes.
+
+    `low`, `middle`, `high`: the 5th, 50th and 95th percentile of log(measured / predicted) of the rows, each of a shape that the fit it
+    is judged by was made without (all three 0: not known).
+    """
 
     kind: str
     source: str
@@ -33,6 +37,9 @@ class Fitted:
     median: float = 0.0
     p90: float = 0.0
     bias: float = 0.0
+    low: float = 0.0
+    middle: float = 0.0
+    high: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

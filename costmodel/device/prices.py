@@ -20,8 +20,9 @@ from .products import Product, Speed
 
 Floats = NDArray[np.float64]
 
-MEASURED = "bfloat16"
-"""The dtype whose forms stand for those that were not measured, at their own peak."""
+TENSOR = ("bfloat16", "float16")
+"""Families of dtypes that tensor units run alike. The first that was measured stands for those that were not, at their own peak; another
+where neither was."""
 ALIGNMENT_BYTES = 16
 """Rows of operands whose bytes are no multiple of it are loaded piece by piece, where tensor units wait for them..."""
 TENSOR_BYTES = 2
@@ -40,9 +41,19 @@ def product_seconds(
     if device.kernels is None:
         arithmetic = plain_arithmetic(product, dtype, device) * slower
         return with_launch(arithmetic, memory_seconds(moved, device), device, launches=launches)
-    family = FAMILIES[dtype]
-    form = device.kernels.products.get(family) or device.kernels.products[MEASURED]
+    form = device.kernels.products[stands_for(FAMILIES[dtype], device.kernels)]
     return form.seconds(product, speed_of(device, dtype), itemsize=itemsize, nbytes=moved, slower=slower)
+
+
+def stands_for(family: str, kernels: Kernels) -> str:
+    """The family of dtypes whose products were measured and price those of `family`."""
+    return next(name for name in (family, *TENSOR, *kernels.products) if name in kernels.products)
+
+
+def experts_kernel(family: str, kernels: Kernels) -> str | None:
+    """The grouped kernel that prices those of `family`."""
+    alike = TENSOR if family in TENSOR else (family,)
+    return next((kernels.experts[name] for name in alike if name in kernels.experts), None)
 
 
 def speed_of(device: Device, dtype: str) -> Speed:
@@ -74,7 +85,7 @@ def attention_seconds(
 def grouped_seconds(rows: Floats, experts: Floats, n: Floats, k: Floats, dtype: str, device: Device) -> Floats:
     """Seconds of products [rows, k] x [k, n], each row with one of the `experts` of a rank, which have as many rows each."""
     itemsize = ITEMSIZE[dtype]
-    kernel = device.kernels.experts.get(FAMILIES[dtype]) if device.kernels else None
+    kernel = experts_kernel(FAMILIES[dtype], device.kernels) if device.kernels else None
     if device.kernels is None or kernel is None:
         return product_seconds(Product(batch=experts, m=rows / experts, n=n, k=k), dtype, device, itemsize=itemsize)
     form = device.kernels.grouped[kernel]

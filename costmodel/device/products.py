@@ -6,7 +6,8 @@ Background User's Guide: tile and wave quantisation). With t tiles in all, w = t
     waves   = max(w, 1) + quantum (ceil(w) - w)                          quantum 1: whole waves; 0: units take up each other's work
     tile    = 2 area (k / (s rate(area)) + epilogue) + 2 128^2 prologue  operations, `rate` of the largest tiles a fraction of the peak
     compute = max(waves tile, t (rows + columns) k / s / cache) + the sum of s parts          at the best tile and the best s
-    busy    = (compute^blend + (bytes / stream)^blend)^(1 / blend)
+    traffic = bytes^2 / (stream (bytes + held))                     what a cache of about `held` bytes still has does not move
+    busy    = (compute^blend + traffic^blend)^(1 / blend)
     seconds = launch + busy (1 + heat h / (1 + h)),  h = (compute / warm)^2
 
 The last line is the clock: a device that computes for longer than `warm` meets its power limit. `burst` constants are of a few products
@@ -77,11 +78,12 @@ class Clock:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
     """How a library's product of this dtype differs: all of it takes `factor` times as long; before it, the left operand is quantised,
-    which moves it `passes` times over in 16 bits and takes `start` seconds more."""
+    which moves it `passes` times over in 16 bits, but for what a cache holds of it (`held`), and takes `start` seconds more."""
 
     factor: float = 1.0
     passes: float = 0.0
     start: float = 0.0
+    held: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class ProductForm:
 
     `square`, `whole`, `half`, `quarter`: what tiles of 256 x 256, 128 x 128, 128 x 64 and 64 x 64 reach of the rate of 256 x 128.
     `prologue`: inner steps of a tile of 128 x 128; `epilogue`: inner steps of each tile. `stream`, `cache`: multiples of the memory's
-    B/s. `split`: seconds to sum the parts of an inner side.
+    B/s; `held`: bytes of the cache. `split`: seconds to sum the parts of an inner side.
     """
 
     burst: Clock
@@ -107,6 +109,7 @@ class ProductForm:
     quantum: float
     split: float
     blend: float
+    held: float = 0.0
     libraries: Mapping[str, Library] = field(default_factory=dict, hash=False)
 
     def seconds(
@@ -117,13 +120,15 @@ class ProductForm:
         results of 16 bits); arithmetic takes `slower` times as long."""
         clock = self.sustained if sustained else self.burst
         compute = self._compute(product, speed, clock, itemsize) * slower
-        traffic = (product.traffic(itemsize, 2.0) if nbytes is None else nbytes) / (speed.memory * self.stream)
+        moved = product.traffic(itemsize, 2.0) if nbytes is None else nbytes
+        traffic = uncached(moved, self.held) / (speed.memory * self.stream)
         busy = (compute**self.blend + traffic**self.blend) ** (1 / self.blend)
         seconds = self.launch + heated(busy, compute, clock)
         if library not in self.libraries:
             return seconds
         own = self.libraries[library]
-        return np.asarray(own.factor * seconds + own.start + own.passes * 2 * product.batch * product.m * product.k / speed.memory)
+        read = 2 * product.batch * product.m * product.k
+        return np.asarray(own.factor * seconds + own.start + own.passes * uncached(read, own.held) / speed.memory)
 
     def _compute(self, product: Product, speed: Speed, clock: Clock, itemsize: float) -> Floats:
         """Seconds of the arithmetic at the best tile and split."""
@@ -137,6 +142,11 @@ class ProductForm:
         loaded = tiles * (_ROWS + _COLUMNS) * (k / _SPLIT) * itemsize / cache
         summed = np.where(_SPLIT > 1, batch * m * n * (2 * _SUMS * _SPLIT) / cache + self.split, 0.0)
         return np.asarray((np.maximum(spent, loaded) + summed).min(axis=0))
+
+
+def uncached(moved: Floats, held: float) -> Floats:
+    """Bytes of those moved that a cache of about `held` bytes does not have: few of few, nearly all of many."""
+    return np.asarray(moved * moved / np.maximum(moved + held, 1.0))
 
 
 def waves(each: Floats, quantum: float) -> Floats:

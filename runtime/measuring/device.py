@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -40,7 +39,7 @@ BATCH_SECONDS = 0.02
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTimes:
     """Repeats of seconds: `products` by dtype, m, n, k; `copy` and `stream` (the usual operators between products) of so many bytes
-    that they read and write; `attention` forward, and forward with backward, of `attention_flops` forward; `launch` of one operator.
+    that they read and write; `attention` forward, and forward with backward, of `attention_shape`; `launch` of one operator.
     """
 
     name: str
@@ -49,7 +48,7 @@ class DeviceTimes:
     copied: int
     stream: tuple[float, ...]
     streamed: int
-    attention_flops: float
+    attention_shape: tuple[int, int, int, int]
     attention: dict[str, tuple[float, ...]]
     launch: tuple[float, ...]
     capacity: float
@@ -91,7 +90,7 @@ def measure_device(
         copied=2 * room,
         stream=tuple(times["stream"]),
         streamed=streamed,
-        attention_flops=float(2 * math.prod(attention) * attention[2]),
+        attention_shape=attention,
         attention={direction: tuple(times[direction]) for direction in ("forward", "backward")},
         launch=tuple(seconds / CHAIN for seconds in times["launch"]),
         capacity=memory[0],

@@ -13,13 +13,13 @@ import pytest
 
 from autopar.costmodel import load_cluster
 from autopar.costmodel.collectives.backends import TABLE
-from autopar.errors import UsageError
+from autopar.costmodel.residual import left_by
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import silicon_collectives
 from fitting import link_fits
 from fitting.collective_rows import Points, Row, collective_rows, devices
+from fitting.collective_scores import collective_scores, predicted
 from fitting.envelope import fit
 from fitting.link_fits import LINKS, fit_kind, links_file
 
@@ -70,9 +70,9 @@ def test_rows_with_a_trap_or_of_other_libraries_are_left_out(tmp_path: Path) -> 
     assert devices(tmp_path) == ("h100_sxm",)
     found = [(row.kind, row.group, row.summed) for row in collective_rows(tmp_path, "h100_sxm")]
     assert found == [("all_gather", 8, True), ("all_to_all", 2, False)]
-    assert silicon_collectives.rows(tmp_path) or silicon_collectives.rows(tmp_path, seen=True)
-    with pytest.raises(UsageError, match="has no files"):
-        devices(tmp_path / "empty")
+    assert devices(tmp_path / "empty") == () and collective_scores(tmp_path, "no such device") == []
+    scores = {one.kind: one.n for one in collective_scores(tmp_path, "h100_sxm")}
+    assert scores == {left_by(row.kind, row.nbytes): 1 for row in collective_rows(tmp_path, "h100_sxm") if row.held_out}
 
 
 def test_what_is_written_is_what_was_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_what_is_written_is_what_was_fitted(tmp_path: Path, monkeypatch: pytest.
     cluster = load_cluster(file)
     for group, nbytes in ((2, 4096.0), (8, 2.0**20), (8, 2.0**28)):
         row = row_made(group, nbytes)
-        (priced,) = silicon_collectives.predicted([row], cluster)
+        priced, low, high = predicted(row, cluster)
         assert priced == pytest.approx(float(results[0].fitted.seconds(Points.of([row]))[0]), rel=1e-3)
-        assert priced == pytest.approx(row.seconds, rel=0.1)
+        assert priced == pytest.approx(row.seconds, rel=0.1) and low <= high
     assert cluster.sources["nvlink.simple.all_gather.overhead"].error == pytest.approx(results[0].error, abs=1e-4)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from autopar.costmodel.device.kernels import kernels_of
 from autopar.costmodel.device.products import Clock, Product, ProductForm, Speed
 from autopar.errors import UsageError
 from benchmarks.kernels.boxes import PRODUCT, product_form
-from benchmarks.kernels.fits import bare, fit_products, judged, priced_products
+from benchmarks.kernels.fits import bare, crossed, fit_products, judged, priced_products
 from benchmarks.kernels.rows import Rows, devices_in, layer_of, product_of, read
+from benchmarks.kernels.scores import held_in, scored
 
 COLUMNS = ("framework", "version", "kernel", "dtype", "m", "n", "k", "seconds", "mode", "trap")
 TRUTH = ProductForm(
@@ -35,16 +39,17 @@ def rows_of(form: ProductForm, count: int = 300) -> Rows:
         dict(zip(COLUMNS, ("a", "1", "x", "bfloat16", f"{m:.0f}", f"{n:.0f}", f"{k:.0f}", f"{s!r}", "burst", ""), strict=True))
         for m, n, k, s in zip(*sides, seconds.tolist(), strict=True)
     )
-    return Rows(kind="gemm", rows=rows, seconds=seconds, held=np.arange(count) % 4 == 0)
+    return Rows(kind="gemm", rows=rows, seconds=seconds, fold=np.arange(count) % 4)
 
 
 def test_a_fit_prices_rows_that_it_did_not_see() -> None:
     rows = rows_of(TRUTH)
     form = fit_products(rows, SPEED)
     held = rows.part(rows.held)
-    found = judged(priced_products(form, held, SPEED), held, "made up", 225)
+    found = judged(priced_products(form, held, SPEED), held, "made up", np.linspace(-0.1, 0.3, 225))
     assert (found.rows, found.held) == (225, 75)
     assert found.median < 0.03 and found.p90 < 0.1
+    assert (found.low, found.middle, found.high) == pytest.approx((-0.08, 0.1, 0.28), abs=0.002)
     assert list(form.libraries) == ["a bfloat16"] and form.libraries["a bfloat16"].factor == pytest.approx(1, abs=0.01)
     assert bare(form).libraries == {}
 
@@ -80,7 +85,7 @@ def test_rows_with_a_trap_are_left_out_and_whole_shapes_are_held_back(tmp_path: 
 def test_experts_get_their_rows_evenly_or_as_drawn() -> None:
     common = {"tokens": "4096", "hidden": "2048", "inter": "768", "experts": "64", "topk": "8", "tp": "2", "ep": "4", "kernel": "nongated"}
     rows = tuple({**common, "distribution": name} for name in ("balanced", "power_law_1.2", "power_law_1.2"))
-    layer = layer_of(Rows(kind="moe", rows=rows, seconds=np.ones(3), held=np.zeros(3, dtype=bool)))
+    layer = layer_of(Rows(kind="moe", rows=rows, seconds=np.ones(3), fold=np.ones(3, dtype=np.int64)))
     assert (layer.dealt.rows[0], layer.dealt.active[0], layer.inner[0]) == (4096 * 8 / 4, 16, 384)
     assert layer.dealt.rows[1] == layer.dealt.rows[2] > layer.dealt.rows[0], "the rank that has most, drawn alike"
     assert layer.even.tolist() == [True, False, False] and not layer.gated.any()
@@ -96,4 +101,34 @@ def test_the_benchmark_scores_a_folder(tmp_path: Path) -> None:
     write(tmp_path, "gemm_a100_sxm", rows)
     script = Path(__file__).resolve().parents[2] / "benchmarks" / "silicon.py"
     found = subprocess.run([sys.executable, script, "--data", tmp_path, "--json"], capture_output=True, text=True, check=True)
-    assert '"device": "a100_sxm"' in found.stdout and '"median": 0.0' in found.stdout
+    rows = json.loads(found.stdout)["rows"]
+    assert [(row["table"], row["device"], row["kind"]) for row in rows] == [("kernels", "a100_sxm", "products bfloat16 burst")]
+    assert rows[0]["median"] == 0 and rows[0]["inside"] == 1 and rows[0]["n"] > 5
+
+
+def test_a_folder_without_tables_is_a_mistake(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "silicon.py"
+    found = subprocess.run([sys.executable, script, "--data", tmp_path], capture_output=True, text=True, check=False)
+    assert found.returncode == 2 and "has no tables gemm_*" in found.stderr
+
+
+def test_every_fold_is_judged_by_fits_that_leave_it_out() -> None:
+    rows = rows_of(TRUTH, 40)
+    asked: list[Rows] = []
+
+    def left(folded: Rows) -> NDArray[np.float64]:
+        asked.append(folded)
+        return np.full(int(folded.held.sum()), float(len(asked)))
+
+    assert sorted(crossed(rows, left)) == [1.0] * 10 + [2.0] * 10 + [3.0] * 10
+    for folded, fold in zip(asked, (1, 2, 3), strict=True):
+        assert (folded.held == (rows.fold == fold)).all(), "never the fold that is held back"
+
+
+def test_a_score_counts_what_lies_inside_and_what_has_no_price() -> None:
+    seconds, predicted = np.array([1.0, 1.0, 1.0, 1.0]), np.array([1.05, 0.8, 1.3, np.nan])
+    bounds = {"low": np.full(4, 0.9), "high": np.full(4, 1.2)}
+    one = scored("d", "k", seconds, predicted, planned=predicted, **bounds)
+    assert (one.n, one.not_priced, one.within_10) == (3, 1, pytest.approx(1 / 3))
+    assert one.inside == pytest.approx(1 / 3), "1 / 1.05 lies between 0.9 and 1.2, 1 / 0.8 and 1 / 1.3 do not"
+    assert held_in([one, replace(one, inside=1.0, n=9)]) == pytest.approx(10 / 12)

@@ -15,15 +15,12 @@ from scipy.optimize import nnls
 
 from autopar.costmodel import Cluster, Level, collective_time, dump, lines, load_cluster
 from autopar.costmodel.calibration import (
-    DeviceRepeats,
     _nonnegative,
     agreed,
     calibrated,
     fit_collectives,
     fit_curve,
-    fit_device,
     fit_level,
-    fit_products,
     ports_shared,
     refuse_noise,
     settled,
@@ -31,8 +28,6 @@ from autopar.costmodel.calibration import (
 )
 from autopar.costmodel.collectives import KINDS
 from autopar.costmodel.collectives.bandwidth import bus_factor
-from autopar.costmodel.device.plain import plain_arithmetic
-from autopar.costmodel.device.products import Product
 from autopar.costmodel.measured import Curve, Measured
 from autopar.errors import ClusterError, NoisyMeasurement
 
@@ -125,51 +120,8 @@ def test_noise_is_refused_with_what_to_do() -> None:
     assert raised.value.exit_code == 6
 
 
-# --- devices ---
-
-
-@pytest.mark.parametrize("units", [0, 108])
-@pytest.mark.parametrize("half_size", [8.0, 64.0])
-def test_matrix_products_are_found_again(units: int, half_size: float) -> None:
-    truth = replace(LOCAL.device, half_size=half_size, matmul_fraction=0.7, units=units)
-    shapes = [(64, 64, 64), (256, 256, 256), (1024, 1024, 64), (64, 1024, 1024), (1024, 1024, 1024), (4096, 1024, 4096)]
-    times = {}
-    for m, n, k in shapes:
-        one = Product(batch=np.ones(1), m=np.array([m * 1.0]), n=np.array([n * 1.0]), k=np.array([k * 1.0]))
-        times[m, n, k] = float(plain_arithmetic(one, "float32", truth)[0]) + 5e-6
-    fit = fit_products(times, replace(truth, half_size=0.0), "float32")
-    assert fit.mean_error < 1e-6
-    assert (fit.rate, fit.half_size) == pytest.approx((0.7 * truth.flops("float32"), half_size), rel=1e-6)
-
-
-def test_products_that_do_not_grow_are_refused() -> None:
-    times = {(32, 32, 32): 3e-4, (64, 64, 64): 2e-4, (512, 512, 512): 1e-4}
-    with pytest.raises(NoisyMeasurement, match="float32 products do not grow with their sizes"):
-        fit_products(times, LOCAL.device, "float32")
-
-
 def repeats(value: float) -> tuple[float, ...]:
     return (value, value, value)
-
-
-def test_a_device_prices_what_it_was_fitted_to() -> None:
-    rate = 40e9
-    shapes = [(64, 64, 64), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (1024, 1024, 64)]
-    products = {("float32", m, n, k): repeats(2 * m * n * k / rate * (min(m, n, k) + 16) / min(m, n, k)) for m, n, k in shapes}
-    found = DeviceRepeats(
-        name="rank", products={**products, ("bfloat16", 512, 512, 512): repeats(2 * 512**3 / 80e9)}, copy=repeats(0.01), copied=1e8,
-        stream=repeats(0.02), streamed=1e8, attention_flops=1e8, attention={"forward": repeats(0.005), "backward": repeats(0.015)},
-        launch=repeats(3e-6), capacity=1e10, reserved=1e8,
-    )  # fmt: skip
-    device, sources = fit_device(found)
-    assert device.flops("float32") * device.matmul_fraction == pytest.approx(rate, rel=1e-6)
-    assert device.half_size == pytest.approx(16)
-    assert (device.memory_bandwidth, device.memory_fraction, device.launch) == pytest.approx((1e10, 0.5, 3e-6))
-    ratio = device.flops("bfloat16") / device.flops("float32")
-    assert ratio == pytest.approx(80 / 40 * (1024 + 16) / 1024, rel=1e-6)
-    assert device.attention_fraction("flash2", "forward") * device.flops("float32") == pytest.approx(1e8 / 0.005)
-    assert device.attention_fraction("flash2", "backward") * device.flops("float32") == pytest.approx(2.5e8 / 0.010)
-    assert all(f"device.{name}" in sources for name in ("peak.float32", "memory_bandwidth", "launch", "attention.flash2.forward"))
 
 
 def test_ports_are_shared_by_as_many_as_slow_each_other_down() -> None:

@@ -24,7 +24,7 @@ from autopar.ir import DTYPE_BYTES
 from autopar.sharding import factorisations
 
 NAMED = {"dgx-a100", "dgx-a100-80g", "dgx-h100", "hgx-h200", "dgx-b200", "p3.16xlarge", "p4d", "p5", "mi300x", "rtx4090"}
-NAMED |= {"grand-teton", "local-cpu", "dgx-b300", "gb200-nvl72", "gb300-nvl72", "l40s", "rtx-pro-6000"}
+NAMED |= {"grand-teton", "local-cpu", "dgx-b300", "gb200-nvl72", "gb300-nvl72", "l40s", "rtx-pro-6000", "l4", "g5"}
 
 YAML = """
 name: two-boxes
@@ -306,6 +306,9 @@ def test_default_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_cluster()[0].name == "hgx-h200"
     answer("NVIDIA GB200, 189471\n" * 4)
     assert (default_cluster()[0].name, default_cluster()[0].devices) == ("gb200-nvl72", 4)
+    for gpu, preset in (("NVIDIA L4", "l4"), ("NVIDIA L40S", "l40s"), ("NVIDIA A10G", "g5")):
+        answer(f"{gpu}, 23034\n")
+        assert default_cluster()[0].name == preset, "a whole word names a GPU"
     answer("Voodoo 2, 12\n")
     cluster, sentence = default_cluster()
     assert (cluster.name, cluster.devices) == ("dgx-h100", 1)

@@ -333,7 +333,7 @@ def test_rings_on_h200_without_the_switch() -> None:
     large = 2.0**34
     for kind, used, bus in (("all_reduce", cluster, 480.0), ("all_reduce", ring, 367.2), ("all_gather", ring, 361.4)):
         taken = seconds(kind, large, 8, used, "nvlink")
-        assert large / taken * bus_factor(kind, 8) / GB == pytest.approx(bus, rel=0.06)
+        assert large / taken * bus_factor(kind, 8) / GB == pytest.approx(bus, rel=0.1)
 
 
 # Rows of ai-dynamo/aiconfigurator@095f58a5 (NCCL 2.27 to 2.29) that no fit has seen.

@@ -162,8 +162,9 @@ def test_constants_say_where_they_come_from_and_how_good_they_are(name: str) -> 
     kernels = kernels_of(name)
     every = [f"products {key}" for key in kernels.products] + [f"attention {key}" for key in kernels.attention]
     every += [f"grouped {key}" for key in kernels.grouped]
-    assert sorted(every) == sorted(kernels.fits)
-    assert all(fit.source and fit.rows >= 20 and fit.kind == "fitted" for fit in kernels.fits.values())
+    assert sorted(every) == sorted(set(kernels.fits) - {"elementwise"})
+    assert all(fit.source and (fit.kind == "assumed" or (fit.rows >= 20 and fit.kind == "fitted")) for fit in kernels.fits.values())
+    assert kernels.fits[f"products {next(iter(kernels.products))}"].kind == "fitted"
     assert {"flash1", "flash2", "flash3", "cudnn"} <= set(kernels.generations)
     assert all(entry.source for entry in kernels.generations.values())
     if name in BARS:
@@ -215,6 +216,7 @@ def test_kernels_are_values() -> None:
 
 PRESETS = {
     "dgx-a100-80g": "a100_sxm", "dgx-h100": "h100_sxm", "hgx-h200": "h200_sxm", "dgx-b200": "b200_sxm", "p5": "h100_sxm",
+    "p3.16xlarge": "v100_sxm2", "g5": "a10g", "l4": "l4",
 }  # fmt: skip
 FAMILY = {"float8": "float8_e4m3fn"}
 
@@ -230,10 +232,11 @@ def test_presets_have_the_figures_that_constants_are_fractions_of(preset: str, n
 
 def test_large_products_of_devices_compare_as_their_data_sheets_nearly_do() -> None:
     """At the power limit the newer devices reach less of their peaks."""
-    rates = {name: large_product_rate(load_cluster(name).device, "bfloat16") for name in PRESETS}
-    shares = {name: rates[name] / load_cluster(name).device.flops("bfloat16") for name in rates}
+    rates = {name: large_product_rate(load_cluster(name).device, "float16") for name in PRESETS}
+    shares = {name: rates[name] / load_cluster(name).device.flops("float16") for name in rates}
+    assert 0.3 < shares.pop("l4") < 0.5, "its profile was taken at half of its highest clock"
     assert rates["dgx-a100-80g"] < rates["hgx-h200"] < rates["dgx-b200"]
-    assert all(0.55 < share < 0.9 for share in shares.values())
+    assert all(0.55 < share < 1 for share in shares.values())
     assert shares["dgx-a100-80g"] > shares["hgx-h200"] > shares["dgx-b200"]
 
 

@@ -219,7 +219,8 @@ GPT = Shape(layers=1, hidden=256, heads=8, kv_heads=8, ffn=1024, vocab=512, sequ
 
 
 def _parts(tensor: int = 1, *, sequence: bool = False, layers: int = 1, batch: int = 2, attention: str = "fused") -> Parts:
-    c = Configuration(global_batch=batch, micro_batch=batch, tensor=tensor, sequence_parallel=sequence, kernels=Kernels(attention=attention))
+    kernels = Kernels(attention=attention)
+    c = Configuration(global_batch=batch, micro_batch=batch, tensor=tensor, sequence_parallel=sequence, kernels=kernels)
     cluster = load_cluster("dgx-a100").sized(max(tensor, 1))
     return Parts(GPT, c, cluster, places_of(c, cluster), kinds=("dense",) * layers)
 

@@ -1,0 +1,67 @@
+"""What is left of a table of measured rows: `Score`, the same for kernels and for collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+Floats = NDArray[np.float64]
+
+HEADINGS = ("n", "median", "90 %", "bias", "within 10 %", "inside", "as planned", "not priced")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Errors of predicted over measured seconds, as fractions, of rows that no fit saw.
+
+    `inside`: how many lie in the interval that the constants state, which nine in ten should. `planned_median`: of the prices of a plan,
+    which does not know a row's library.
+    """
+
+    device: str
+    kind: str
+    n: int
+    median: float
+    p90: float
+    bias: float
+    within_10: float
+    inside: float
+    planned_median: float
+    not_priced: int
+
+
+def scored(device: str, kind: str, seconds: Floats, predicted: Floats, *, planned: Floats, low: Floats, high: Floats) -> Score:
+    """The score of rows whose prediction is a number; those `planned` are beside intervals from `low` to `high`, as multiples."""
+    known = np.isfinite(predicted)
+    error, other = predicted[known] / seconds[known] - 1, planned[known] / seconds[known] - 1
+    size, ratio = np.abs(error), seconds[known] / planned[known]
+    return Score(
+        device=device, kind=kind, n=int(known.sum()), median=float(np.median(size)), p90=float(np.quantile(size, 0.9)),
+        bias=float(np.median(error)), within_10=float((size <= 0.1).mean()),
+        inside=float(((low[known] <= ratio) & (ratio <= high[known])).mean()), planned_median=float(np.median(np.abs(other))),
+        not_priced=int((~known).sum()),
+    )  # fmt: skip
+
+
+def held_in(scores: Iterable[Score]) -> float:
+    """How many of all rows lie in their intervals."""
+    counted = [(one.inside, one.n) for one in scores]
+    return sum(inside * n for inside, n in counted) / max(sum(n for _, n in counted), 1)
+
+
+def shown(title: str, scores: Sequence[Score]) -> None:
+    """Print a table of scores."""
+    table = Table(title=title, caption=f"{held_in(scores):.1%} of {sum(one.n for one in scores)} rows lie inside the stated 90 % intervals")
+    table.add_column("device", no_wrap=True)
+    table.add_column("kernels", no_wrap=True)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right")
+    for one in scores:
+        figures = (f"{one.within_10:.0%}", f"{one.inside:.0%}", f"{one.planned_median:.1%}", str(one.not_priced or "-"))
+        table.add_row(one.device, one.kind, str(one.n), f"{one.median:.1%}", f"{one.p90:.1%}", f"{one.bias:+.1%}", *figures)
+    Console(width=max(Console().width, 130), highlight=False).print(table)

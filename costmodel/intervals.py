@@ -1,0 +1,157 @@
+"""How far a price may be off: between which multiples of it nine measurements in ten lie, as rows said that no fit had seen.
+
+    interval = exp(5th, 50th, 95th percentile of log(measured / predicted))
+
+each row predicted by constants that were fitted without its shape (`device.kernels.Fitted`, `Level.residuals`). What was not measured
+has the wide intervals below, which are those of every measured device's rows priced with the constants of every other device, scaled by
+data sheets (`benchmarks/fit_devices.py --transfer`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.errors import ClusterError, unknown
+from autopar.ir import DTYPE_BYTES
+
+from .cluster import Cluster, parse_span
+from .device import FAMILIES
+from .device.kernels import Fitted
+from .device.prices import TENSOR, experts_kernel, stands_for
+from .residual import Residual, left_by
+from .source import Kind, Source
+
+WIDE: Mapping[str, tuple[float, float]] = {
+    "products": (0.73, 1.41), "attention": (0.56, 1.75), "grouped": (0.61, 2.41), "elementwise": (0.8, 1.25), "collectives": (0.6, 1.6),
+}  # fmt: skip
+"""Least and most of measured over predicted, by kind, where no row says more; of elementwise operators no table of rows exists: assumed."""
+BACKWARD = 1.2
+"""How much wider attention is backward, whose rule rests on published ratios and not on rows: assumed."""
+ALIKE: Mapping[str, str] = {
+    "barrier": "all_reduce", "broadcast": "all_gather", "reduce": "reduce_scatter", "gather": "all_to_all", "scatter": "all_to_all",
+    "send": "all_to_all",
+}  # fmt: skip
+"""Collectives that were not measured, by the one that they run as."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Nine in ten measurements lie between `low` and `high` times the price, half of them below `middle` times it: `rows` rows say so."""
+
+    low: float
+    middle: float
+    high: float
+    rows: int
+    source: Source
+
+    @property
+    def assumed(self) -> bool:
+        """Whether no row stands behind it."""
+        return self.source.kind == "assumed"
+
+    def wider(self, factor: float, why: str) -> Interval:
+        """The same, further apart on both sides by an assumed factor."""
+        said = Source(text=f"{self.source.text}; {why}", kind="assumed")
+        return Interval(low=self.low / factor, middle=self.middle, high=self.high * factor, rows=self.rows, source=said)
+
+
+def kernel_interval(cluster: Cluster, kind: str, what: str = "", *, direction: str = "forward") -> Interval:
+    """Of a `kind` of kernels of the cluster's device: "products" and "grouped" of a dtype, "attention" of a framework's kernel
+    ("flash2") in a `direction`, "elementwise".
+
+    >>> from autopar.costmodel import load_cluster
+    >>> found = kernel_interval(load_cluster("dgx-h100"), "products", "bfloat16")
+    >>> 0.8 < found.low < found.middle < found.high < 1.25 and not found.assumed
+    True
+    """
+    if kind not in WIDE or kind == "collectives":
+        raise ClusterError(unknown("kind of kernels", kind, [name for name in WIDE if name != "collectives"]))
+    found = _KINDS[kind](cluster, what)
+    if found is None:
+        return _wide(kind)
+    borrowed = cluster.sources.get("device.kernels")
+    if borrowed is not None and borrowed.kind == "assumed":
+        return _wide(kind)
+    backward = kind == "attention" and direction == "backward"
+    return found.wider(BACKWARD, "backward by a rule of published ratios") if backward else found
+
+
+def collective_interval(kind: str, nbytes: float, group: int, *, level: str, cluster: Cluster) -> Interval:
+    """Of a collective as `collective_time` prices it: what the outermost level of its group was measured to leave, or the curve did."""
+    span = parse_span(cluster, level, group)
+    for entry in cluster.measured:
+        if (entry.kind, entry.level, entry.group) == (kind, level, group):
+            apart = 2 * entry.residual + entry.spread  # of errors around 0, nine in ten are below twice their mean size
+            return _of(Residual(low=-apart, middle=0.0, high=apart, rows=1), Source(text="its own curve", kind="measured"))
+    if not span:
+        return _of(Residual(low=0.0, middle=0.0, high=0.0, rows=0), Source(text="nothing is sent"))
+    name = left_by(ALIKE.get(kind, kind), nbytes)
+    left = span[-1][0].residuals.get(name)
+    if left is None:
+        return _wide("collectives")
+    return _of(left, Source(text=f"{name} on {span[-1][0].name}", kind="fitted"))
+
+
+def _products(cluster: Cluster, dtype: str) -> Interval | None:
+    """Of another family only where tensor units run both alike."""
+    family, kernels = _family(dtype), cluster.device.kernels
+    measured = stands_for(family, kernels) if kernels else family
+    return _fitted(cluster, f"products {measured}") if measured == family or family in TENSOR else None
+
+
+def _grouped(cluster: Cluster, dtype: str) -> Interval | None:
+    kernels = cluster.device.kernels
+    kernel = experts_kernel(_family(dtype), kernels) if kernels else None
+    return _fitted(cluster, f"grouped {kernel}")
+
+
+def _elementwise(cluster: Cluster, _: str) -> Interval | None:
+    return _fitted(cluster, "elementwise")
+
+
+def _attention(cluster: Cluster, name: str) -> Interval | None:
+    """A kernel that stands for another is off by its own interval and by that of the ratio between them."""
+    kernels = cluster.device.kernels
+    if kernels is None or name not in kernels.generations:
+        return None
+    entry = kernels.generations[name]
+    found = _fitted(cluster, f"attention {entry.kernel}")
+    said = Source.of(entry.source)
+    return found.wider(BACKWARD, entry.source) if found is not None and said.kind == "assumed" else found
+
+
+_KINDS = {"products": _products, "grouped": _grouped, "attention": _attention, "elementwise": _elementwise}
+
+
+def _family(dtype: str) -> str:
+    if dtype not in DTYPE_BYTES:
+        raise ClusterError(unknown("dtype", dtype, DTYPE_BYTES))
+    return FAMILIES[dtype]
+
+
+def _fitted(cluster: Cluster, name: str) -> Interval | None:
+    """What the rows of some constants left; None where there are none."""
+    kernels = cluster.device.kernels
+    fit = kernels.fits.get(name) if kernels else None
+    if fit is None or not _known(fit):
+        return None
+    kind: Kind = "measured" if fit.kind == "measured" else "fitted"
+    left = Residual(low=fit.low, middle=fit.middle, high=fit.high, rows=fit.rows)
+    return _of(left, Source(text=f"{name}: {fit.source}", kind=kind))
+
+
+def _known(fit: Fitted) -> bool:
+    return fit.low < fit.high and fit.kind != "assumed"
+
+
+def _of(left: Residual, source: Source) -> Interval:
+    low, middle, high = (math.exp(value) for value in (left.low, left.middle, left.high))
+    return Interval(low=low, middle=middle, high=high, rows=left.rows, source=source)
+
+
+def _wide(kind: str) -> Interval:
+    low, high = WIDE[kind]
+    said = Source(text=f"no {kind} of this kind were measured here", kind="assumed")
+    return Interval(low=low, middle=1.0, high=high, rows=0, source=said)
