@@ -19,6 +19,16 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _float(name: str) -> str:
+    if name not in FLOATS:
+        raise ValueError(unknown("floating-point type", name, FLOATS))
+    return name
+
+
+FloatName = Annotated[str, AfterValidator(_float), Field(json_schema_extra={"enum": list(FLOATS)})]
+"""The name of a floating-point type."""
+
+
 class InputSpec(Part):
     """Shape (of the global batch) and dtype of one model input."""
 
@@ -27,13 +37,14 @@ class InputSpec(Part):
 
 
 class ModelSpec(Part):
-    """Which model the plan is for, and how it is run."""
+    """Which model the plan is for, and how it is run; `dtype`: the one floating-point type to which it was cast (null: it keeps its own)."""
 
     name: str
     fingerprint: str
     mode: Literal["train", "infer"]
     optimizer: str
     loss: str | None = None
+    dtype: FloatName | None = None
     inputs: dict[str, InputSpec]
 
 
@@ -98,16 +109,6 @@ def _scheduled(name: str) -> str:
 
 ScheduleName = Annotated[str, AfterValidator(_scheduled), Field(json_schema_extra={"enum": list(SCHEDULES)})]
 """The name of a pipeline schedule."""
-
-
-def _float(name: str) -> str:
-    if name not in FLOATS:
-        raise ValueError(unknown("floating-point type", name, FLOATS))
-    return name
-
-
-FloatName = Annotated[str, AfterValidator(_float), Field(json_schema_extra={"enum": list(FLOATS)})]
-"""The name of a floating-point type."""
 
 
 class SchedulePlan(Part):
