@@ -188,9 +188,9 @@ def plan_loaded(
     )  # fmt: skip
     if named is not None:
         request = pinned(request, named, analyse(model.graph, train=train))
-    found = search_plan(model.graph, request, progress=progress)
-    cast = found.model_copy(update={"model": found.model.model_copy(update={"dtype": model.dtype})})
-    return Planned(plan=cast, model=model, cluster=chosen, notes=tuple(notes))
+    best = search_plan(model.graph, request, progress=progress)
+    best = best.model_copy(update={"model": best.model.model_copy(update={"dtype": model.dtype})})
+    return Planned(plan=best, model=model, cluster=chosen, notes=tuple(notes))
 
 
 def types_of(model: LoadedModel, master: str | None, reduce: str | None, *, train: bool) -> Types:

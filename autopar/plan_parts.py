@@ -37,7 +37,7 @@ class InputSpec(Part):
 
 
 class ModelSpec(Part):
-    """Which model the plan is for, and how it is run; `dtype`: the one floating-point type to which it was cast (null: it keeps its own)."""
+    """Which model the plan is for, and how it is run; `dtype`: the floating-point type to which it was cast (null: it keeps its own)."""
 
     name: str
     fingerprint: str
