@@ -115,14 +115,14 @@ def stage_counts(devices: int, cuts: int) -> list[int]:
     return [count for count in divisors(devices) if count <= min(cuts + 1, MAX_STAGES)]
 
 
-def micro_batch_counts(batch: int, stages: int) -> list[int]:
-    """Micro-batches worth trying: a pipeline of p stages wants at least as many, one stage as few as fit.
+def micro_batch_counts(batch: int, stages: int, *, stride: float = STRIDE) -> list[int]:
+    """Micro-batches worth trying: a pipeline of p stages wants at least as many, one stage as few as fit; each `stride` times the last.
 
     >>> micro_batch_counts(96, 1), micro_batch_counts(96, 4)
     ([1, 2, 4, 8, 16, 32, 96], [4, 8, 16, 32, 96])
     """
     found: list[int] = []
     for count in divisors(batch):
-        if count >= min(stages, batch) and (not found or count >= STRIDE * found[-1]):
+        if count >= min(stages, batch) and (not found or count >= stride * found[-1]):
             found.append(count)
     return found

@@ -79,6 +79,7 @@ class Outer:
         self.ranking = Ranking()
         self.groups: list[list[Candidate]] = []
         self.waiting: dict[Candidate, float] = {}
+        self.forbidden: set[Candidate] = set()
         self.least = math.inf
 
     def run(self, progress: Progress | None = None) -> Ranking:
@@ -120,9 +121,8 @@ class Outer:
             if progress:
                 progress(number, len(self.groups), str(group[0]))
             least = min((self.waiting[candidate] for candidate in group if candidate in self.waiting), default=math.inf)
-            for candidate in self._representatives(group) if number < BEAM else ():
-                if candidate in self.waiting and self._promises(least, candidate):
-                    self._try(candidate)
+            for nearest in self._representatives(group) if number < BEAM else ():
+                self._try_first(nearest, least)
         places = list(dict.fromkeys(s.candidate.place for s in self.ranking.solved))[:NEAREST]
         near = [group for place in places for group in self.groups if group[0].place == place]
         for group in near or self.groups[:BEAM]:
@@ -134,10 +134,12 @@ class Outer:
     def _walk(self, group: Sequence[Candidate]) -> None:
         """Try fewer and more micro-batches than those of the best, as long as the step gets shorter or memory is short."""
         known = [s.candidate for s in self.ranking.solved if s.candidate in group]
-        start = group.index(known[0] if known else self._representatives(group)[0])
+        start = group.index(known[0] if known else self._representatives(group)[0][0])
         for fewer, others in ((True, group[:start][::-1]), (False, group[start + 1 :])):
             last = self._seconds(group[start])
             for candidate in others:
+                if candidate in self.forbidden:
+                    continue
                 if candidate in self.waiting and self._promises(self.waiting[candidate], candidate):
                     self._try(candidate)
                 seconds = self._seconds(candidate)
@@ -153,8 +155,16 @@ class Outer:
         """The best of a candidate's solutions, infinite where there is none."""
         return min((s.seconds for s in self.ranking.solved if s.candidate == candidate), default=math.inf)
 
-    def _representatives(self, group: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates of a mesh to look at first: with one micro-batch, or enough of them to fill the pipeline.
+    def _try_first(self, nearest: Sequence[Candidate], least: float) -> None:
+        """Try the first of some candidates of one mesh that the pins do not forbid."""
+        for candidate in nearest:
+            if candidate in self.waiting and self._promises(least, candidate):
+                self._try(candidate)
+            if candidate not in self.forbidden:
+                break
+
+    def _representatives(self, group: Sequence[Candidate]) -> list[list[Candidate]]:
+        """The candidates of a mesh to look at first: with one micro-batch, or enough of them to fill the pipeline, or as nearly as can be.
 
         Where, on a large cluster, the first axis has more devices than such a micro-batch has samples, one that can be split over it is
         looked at too.
@@ -162,11 +172,8 @@ class Outer:
         stages, mesh = group[0].stages, group[0].mesh
         filled = 1 if stages == 1 else FILLED * stages
         split = max(self.subject.batch // (mesh.shape[0] if mesh.shape else 1), 1)
-        found = {}
-        for count in (filled, split) if split < filled / 2 and group[0].cluster.devices > LARGE else (filled,):
-            apart = [(abs(math.log(candidate.micro_batches / count)), candidate.micro_batches) for candidate in group]
-            found[group[apart.index(min(apart))]] = True
-        return list(found)
+        counts = (filled, split) if split < filled / 2 and group[0].cluster.devices > LARGE else (filled,)
+        return [sorted(group, key=lambda c: (abs(math.log(c.micro_batches / count)), c.micro_batches)) for count in counts]
 
     def _promises(self, bound: float, candidate: Candidate) -> bool:
         """Whether a candidate may be better than the best by more than `CLOSE`; without stages, whether it may be as near to it."""
@@ -195,19 +202,33 @@ class Outer:
         """The candidates of each mesh with their bounds, the least bounds first."""
         for devices, stages in self._counts():
             cluster = self.request.cluster.sized(devices)
-            counts = self.subject.micro_batches(stages, self.request.micro_batches)
-            counts = [count for count in counts if stages == 1 or self.trials.schedules(stages, count)]
+            counts, every = (self._micro_batches(stages, every=every) for every in (False, True))
             for mesh in self._meshes(devices, stages) if counts else ():
                 if progress:
                     progress(0, 1, str(mesh))
-                group = [Candidate(cluster=cluster, stages=stages, mesh=mesh, micro_batches=count) for count in counts]
-                try:
-                    self.waiting.update({candidate: self.trials.bound(candidate, counts[0]) for candidate in group})
-                except NoAssignment:
+                place = Candidate(cluster=cluster, stages=stages, mesh=mesh, micro_batches=1)
+                tried = (self._bound_group([replace(place, micro_batches=count) for count in some]) for some in (counts, every))
+                if group := next(filter(None, tried), None):
+                    self.groups.append(group)
+                else:
                     self.ranking.forbidden += 1
-                    continue
-                self.groups.append(group)
         self.groups.sort(key=lambda group: min(self.waiting[candidate] for candidate in group))
+
+    def _micro_batches(self, stages: int, *, every: bool) -> list[int]:
+        """The numbers of micro-batches that so many stages can run: those worth trying, or `every` one, should the pins forbid these."""
+        counts = self.subject.micro_batches(stages, self.request.micro_batches, every=every)
+        return [count for count in counts if stages == 1 or self.trials.schedules(stages, count)]
+
+    def _bound_group(self, group: Sequence[Candidate]) -> list[Candidate]:
+        """Bound the candidates of a mesh; those that are left: the pins may forbid the first numbers of micro-batches (12 samples on 4
+        devices are 3 times 4, but not 2 times 6)."""
+        for number, first in enumerate(group):
+            try:
+                self.waiting.update({candidate: self.trials.bound(candidate, first.micro_batches) for candidate in group[number:]})
+            except NoAssignment:
+                continue
+            return list(group[number:])
+        return []
 
     def _try(self, candidate: Candidate, *, all_modes: bool = False) -> None:
         """Solve a candidate in the modes that may be the best; stop at the first that the memory does not make slower.
@@ -229,6 +250,7 @@ class Outer:
                 continue
             except NoAssignment:
                 found.forbidden += 1
+                self.forbidden.add(candidate)
                 break
             if cut is None:
                 left.append(mode)

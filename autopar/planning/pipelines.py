@@ -33,6 +33,9 @@ MAX_PIECES = 400
 """Pieces between which a model may be cut, at most: those are joined whose cut hands on most."""
 WIDE = 3.0
 """Stages are looked at that take up to this multiple of the mean stage, or of the longest piece; then, up to multiples of it."""
+SHARES = 5
+"""Shares of a device that are tried as the most that one of its chunks may fill."""
+ROUNDED = 1 + 1e-9
 GAIN = 1e-3
 """Share of a step by which a later schedule has to be faster."""
 
@@ -159,19 +162,40 @@ class Cutter:
         if len(self.pieces) - 1 < stages * interleave:
             return None
         flying = [in_flight(schedule, stage, stages, self.count, interleave) for stage in range(stages)] * interleave
-        cuts = self._cuts(flying, interleave)
+        cuts = self._cuts_within(flying, interleave)
         return None if cuts is None else self._pipeline(cuts, schedule, interleave, flying)
 
-    def _cuts(self, flying: Sequence[float], interleave: int) -> tuple[int, ...] | None:
-        """The best cuts, among stages of so many seconds as are sure to hold them."""
+    def _cuts_within(self, flying: Sequence[float], interleave: int) -> tuple[int, ...] | None:
+        """The best cuts whose chunks fit their devices together: the limit is the device's, one chunk may need more of it than another.
+
+        A chunk may fill a share of its device, from all of it down to an equal part; the largest share with which the sums fit is taken.
+        """
+        for share in np.geomspace(1.0, 1.0 / interleave, SHARES) if interleave > 1 else (1.0,):
+            cuts = self._cuts(flying, interleave, float(share))
+            if cuts is not None and self._fit_together(cuts, flying):
+                return cuts
+        return None
+
+    def _fit_together(self, cuts: tuple[int, ...], flying: Sequence[float]) -> bool:
+        """Whether the chunks of every device fit it, and its host."""
+        stages = len(self.places)
+        held, hosted = np.zeros(stages), np.zeros(stages)
+        for number, (i, j) in enumerate(itertools.pairwise(cuts)):
+            figures = self.figures[number % stages]
+            held[number % stages] += self._memory(figures, flying[number], i, j)
+            hosted[number % stages] += float(self._of_pieces(figures, "host")[i:j].sum())
+        return bool((held <= np.array(self.limits) * ROUNDED).all() and (hosted <= np.array(self.hosts) * ROUNDED).all())
+
+    def _cuts(self, flying: Sequence[float], interleave: int, share: float) -> tuple[int, ...] | None:
+        """The best cuts, each chunk within that share of its device, among stages of so many seconds as are sure to hold them."""
         stages = len(self.places)
         pieces = [self._seconds(figures) for figures in self.kinds]
         allowed = WIDE * max(max(float(p.max()), float(p.sum()) / (stages * interleave)) for p in pieces)
-        room = max(self.limits) / interleave
+        room = max(self.limits) * share
         most = max(_longest(self._of_pieces(figures, "stored"), room) for figures in self.kinds)
         while True:
             longest = min(max(_longest(p, allowed) for p in pieces), most)
-            known = [self._cost(stage, flying[stage], interleave, longest) for stage in range(stages)]
+            known = [self._cost(stage, flying[stage], share, longest) for stage in range(stages)]
             cuts = partition(known * interleave)
             if cuts is not None and interleave > 1:
                 cuts = balance(cuts, known * interleave, stages)
@@ -196,15 +220,15 @@ class Cutter:
         for number, (i, j) in enumerate(itertools.pairwise(cuts)):
             yield float(self._seconds(self.figures[number % len(self.places)])[i:j].sum())
 
-    def _cost(self, stage: int, flying: float, interleave: int, longest: int) -> Floats:
-        """Seconds of a stage for every interval of pieces, infinite where it does not fit."""
+    def _cost(self, stage: int, flying: float, share: float, longest: int) -> Floats:
+        """Seconds of a stage for every interval of pieces, infinite where it needs more than a share of its device."""
         figures = self.figures[stage]
         key = (id(figures), longest)
         if key not in self.tables:
             self.tables[key] = self._intervals(figures, longest)
         made = self.tables[key]
         needed = np.maximum(made.peak + (flying - 1) * made.saved, made.last)
-        fits = (needed <= self.limits[stage] / interleave) & (made.host <= self.hosts[stage] / interleave)
+        fits = (needed <= self.limits[stage] * share) & (made.host <= self.hosts[stage] * share)
         return np.where(fits, made.seconds, math.inf)
 
     def _intervals(self, figures: Figures, longest: int) -> _Intervals:

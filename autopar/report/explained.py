@@ -95,7 +95,7 @@ class Explained:
         names = plan.operators if self.names is None else self.names
         out["operators"] = [operator_json(chosen, account) for chosen in self.chosen] if account else [self._bare(name) for name in names]
         if self.named is not None:
-            out |= {"scheme": self.named.name, "sentence": self.named.sentence, "schemes": dict(self.named.axes)}
+            out |= {"scheme": self.named.scheme, "sentence": self.named.sentence, "schemes": dict(self.named.axes)}
         if self.others:
             out |= {"best": self.step, "alternatives": [dataclasses.asdict(other) for other in self.others]}
         if self.pinned:

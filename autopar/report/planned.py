@@ -43,7 +43,7 @@ def planned_parts(planned: Planned, *, compare: bool, memory: float | None, save
         parts.append(operators_table(groups_of(account), account))
     found = _rivals(planned, analysis, compare=compare, memory=memory)
     if found:
-        parts.append(comparison_table(planned.plan, named.name, found))
+        parts.append(comparison_table(planned.plan, named.called, found))
         parts += faster_lines(planned.plan, found)
     elif compare and len(analysis.warm) > MAX_OPERATORS:
         parts.append(f"the known schemes are not priced beside a model of more than {MAX_OPERATORS} operators")
@@ -72,7 +72,7 @@ def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved
             "micro_batches": plan.schedule.micro_batches,
             "recomputed": sum(map(len, plan.schedule.recompute)),
             "mesh": {axis.name: axis.size for axis in plan.mesh},
-            "scheme": named.name,
+            "scheme": named.scheme,
             "sentence": named.sentence,
             "schemes": dict(named.axes),
             "idle": idle_axes(account) if account else [],

@@ -103,9 +103,14 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
         lines.append(f"computed whole on every device, having no rule: {', '.join(plan.replicated)}")
     lines += [f"rule found by execution: {rule.kind}: {rule.rule}" for rule in plan.rules]
     if named is not None:
-        lines.append(f"scheme {named.name}: {named.sentence}")
+        lines.append(scheme_line(named))
         lines += [f"axis {axis}: {name}" for axis, name in named.axes.items()] if len(named.axes) > 1 else []
     return lines
+
+
+def scheme_line(named: Named) -> str:
+    """What the plan is called and does; a name is a scheme only where `--scheme` takes it."""
+    return (f"scheme {named.name}: " if named.scheme else f"{named.called}: ") + named.sentence
 
 
 def _mesh_line(plan: Plan, mesh: str) -> str:
