@@ -34,6 +34,8 @@ BEAM = 48
 """Meshes, of the lowest bounds, that are solved at all."""
 NEAREST = 4
 """How many of the best meshes are tried with other numbers of micro-batches."""
+SWEPT = 24
+"""How many of the candidates that are left then, and whose bounds promise to be better, are solved."""
 RISING = 1.02
 """A mesh on which the next number of micro-batches takes so much longer than the last one is left: times fall, then rise."""
 FILLED = 4
@@ -127,6 +129,7 @@ class Outer:
         near = [group for place in places for group in self.groups if group[0].place == place]
         for group in near or self.groups[:BEAM]:
             self._walk(group)
+        self._sweep()
         self._split_further()
         if progress:
             progress(len(self.groups), len(self.groups), "done")
@@ -150,6 +153,16 @@ class Outer:
                 if RISING * last < seconds < math.inf and (fewer or free):
                     break
                 last = min(last, seconds)
+
+    def _sweep(self) -> None:
+        """Solve what still promises to be better, the least bound first, of its mesh with the fewest micro-batches, which bound the others."""
+        for _ in range(SWEPT):
+            best = self.ranking.solved[0].seconds if self.ranking.solved else math.inf
+            promising = {c: bound for c, bound in self.waiting.items() if bound < (1 - CLOSE) * best}
+            if not promising:
+                break
+            place = min(promising, key=lambda c: promising[c]).place
+            self._try(min((c for c in promising if c.place == place), key=lambda c: c.micro_batches))
 
     def _seconds(self, candidate: Candidate) -> float:
         """The best of a candidate's solutions, infinite where there is none."""
