@@ -93,6 +93,15 @@ def device_counts(given: int) -> tuple[int, ...]:
     return tuple(sorted(found, reverse=True))
 
 
+def halves(given: int) -> tuple[int, ...]:
+    """Powers of two up to half of a number of devices.
+
+    >>> halves(8), halves(7)
+    ((4, 2, 1), (2, 1))
+    """
+    return tuple(1 << power for power in range(given.bit_length() - 1, -1, -1) if 2 << power <= given)
+
+
 def _is_smooth(count: int) -> bool:
     for prime in range(2, SMOOTH + 1):
         while count % prime == 0:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from autopar.search import Infeasible, NoAssignment
 
 from ..sharding.mesh import Mesh
-from .candidates import LARGE, Candidate, device_counts, meshes, stage_counts
+from .candidates import LARGE, Candidate, device_counts, halves, meshes, stage_counts
 from .request import Request
 from .subject import Subject
 from .trials import Mode, Solved, Trials
@@ -82,6 +82,7 @@ class Outer:
         self.groups: list[list[Candidate]] = []
         self.waiting: dict[Candidate, float] = {}
         self.forbidden: set[Candidate] = set()
+        self.fewest = False
         self.least = math.inf
 
     def run(self, progress: Progress | None = None) -> Ranking:
@@ -122,7 +123,7 @@ class Outer:
         for number, group in enumerate(self.groups):
             if progress:
                 progress(number, len(self.groups), str(group[0]))
-            least = min((self.waiting[candidate] for candidate in group if candidate in self.waiting), default=math.inf)
+            least = self._group_bound(group)
             for nearest in self._representatives(group) if number < BEAM else ():
                 self._try_first(nearest, least)
         places = list(dict.fromkeys(s.candidate.place for s in self.ranking.solved))[:NEAREST]
@@ -130,6 +131,7 @@ class Outer:
         for group in near or self.groups[:BEAM]:
             self._walk(group)
         self._sweep()
+        self._use_fewer(progress)
         self._split_further()
         if progress:
             progress(len(self.groups), len(self.groups), "done")
@@ -153,6 +155,27 @@ class Outer:
                 if RISING * last < seconds < math.inf and (fewer or free):
                     break
                 last = min(last, seconds)
+
+    def _use_fewer(self, progress: Progress | None) -> None:
+        """Try far fewer devices, where the arithmetic alone lets them be faster than the best: small models are slowed by each device."""
+        request = self.request
+        if self.fewest or not request.fewer or request.mesh is not None or request.cluster.devices > LARGE:
+            return
+        self.fewest = True
+        best = self.ranking.solved[0].seconds if self.ranking.solved else math.inf
+        known = len(self.groups)
+        for devices in halves(request.cluster.devices):
+            if self.trials.least_seconds(devices) < (1 - CLOSE) * best:
+                self._bound_devices(devices, progress)
+        self.groups[known:] = sorted(self.groups[known:], key=self._group_bound)
+        for group in self.groups[known:]:
+            least = self._group_bound(group)
+            for nearest in self._representatives(group):
+                self._try_first(nearest, least)
+        self._sweep()
+
+    def _group_bound(self, group: Sequence[Candidate]) -> float:
+        return min((self.waiting[candidate] for candidate in group if candidate in self.waiting), default=math.inf)
 
     def _sweep(self) -> None:
         """Solve what still promises to be better, the least bound first, of its mesh with the fewest micro-batches, which bound the others."""
@@ -195,15 +218,12 @@ class Outer:
 
     # --- what is tried ---
 
-    def _counts(self) -> Iterator[tuple[int, int]]:
-        """Devices and stages."""
+    def _stage_counts(self, devices: int) -> Iterator[int]:
+        """The numbers of stages of so many devices."""
         request, cuts = self.request, len(self.subject.cuts) - 1
         if not request.train or self.subject.batch == 1:
             cuts = 0
-        for devices in device_counts(request.cluster.devices) if request.fewer and request.mesh is None else (request.cluster.devices,):
-            for stages in stage_counts(devices, cuts):
-                if request.stages in (None, stages):
-                    yield devices, stages
+        yield from (stages for stages in stage_counts(devices, cuts) if request.stages in (None, stages))
 
     def _meshes(self, devices: int, stages: int) -> tuple[Mesh, ...]:
         request = self.request
@@ -213,8 +233,15 @@ class Outer:
 
     def _bound_all(self, progress: Progress | None) -> None:
         """The candidates of each mesh with their bounds, the least bounds first."""
-        for devices, stages in self._counts():
-            cluster = self.request.cluster.sized(devices)
+        request = self.request
+        for devices in device_counts(request.cluster.devices) if request.fewer and request.mesh is None else (request.cluster.devices,):
+            self._bound_devices(devices, progress)
+        self.groups.sort(key=self._group_bound)
+
+    def _bound_devices(self, devices: int, progress: Progress | None) -> None:
+        """The candidates of so many devices with their bounds."""
+        cluster = self.request.cluster.sized(devices)
+        for stages in self._stage_counts(devices):
             counts, every = (self._micro_batches(stages, every=every) for every in (False, True))
             for mesh in self._meshes(devices, stages) if counts else ():
                 if progress:
@@ -225,7 +252,6 @@ class Outer:
                     self.groups.append(group)
                 else:
                     self.ranking.forbidden += 1
-        self.groups.sort(key=lambda group: min(self.waiting[candidate] for candidate in group))
 
     def _micro_batches(self, stages: int, *, every: bool) -> list[int]:
         """The numbers of micro-batches that so many stages can run: those worth trying, or `every` one, should the pins forbid these."""

@@ -91,6 +91,10 @@ class Trials:
         waits = self._pipe(stages, count).least_bubble(self.schedules(stages, count)) / count
         return (base + waits * SLACK * self._alone[0] / candidate.mesh.devices) / stages
 
+    def least_seconds(self, devices: int) -> float:
+        """Seconds that no step on so many devices undercuts, by the arithmetic alone."""
+        return SLACK * self._alone[0] / devices
+
     @cached_property
     def _alone(self) -> tuple[float, float]:
         """Seconds of the whole batch on one device, without any limit, and the share of them that makes gradients of weights."""

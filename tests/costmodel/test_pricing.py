@@ -171,10 +171,11 @@ def test_parts_of_a_message_add_up_to_it() -> None:
 def masked_attention(mask: tuple[int, ...] | None) -> onnx.ModelProto:
     """ONNX attention of 8 batches of 4 heads, 512 queries and keys, with a mask of that shape."""
     shape, value = (8, 4, 512, 64), helper.make_tensor_value_info
-    names = ["q", "k", "v", *(["mask"] if mask else [])]
+    names = ["moved", "k", "v", *(["mask"] if mask else [])]
     given = [value(name, TensorProto.FLOAT, shape) for name in "qkv"] + ([value("mask", TensorProto.BOOL, mask)] if mask else [])
-    node = helper.make_node("Attention", names, ["y"], name="attention")
-    graph = helper.make_graph([node], "attention", given, [value("y", TensorProto.FLOAT, shape)])
+    nodes = [helper.make_node("Add", ["q", "w"], ["moved"]), helper.make_node("Attention", names, ["y"], name="attention")]
+    weight = helper.make_tensor("w", TensorProto.FLOAT, (64,), [1.0] * 64)
+    graph = helper.make_graph(nodes, "attention", given, [value("y", TensorProto.FLOAT, shape)], [weight])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
 
 
