@@ -159,20 +159,20 @@ class Finisher:
         schedule = self._schedule(candidate, solved.mode)
         if candidate.stages > 1:
             return staged([trials.group(candidate)], lambda _: self.tables(candidate, solved.mode), schedule, request, always=trials.always)
-        first = self._in_one(candidate, solved.mode, schedule, HIDDEN if request.train else 0.0)
+        first = self._in_one(solved, schedule, HIDDEN if request.train else 0.0)
         if first.hides_reductions:
             return first
-        return min(first, self._in_one(candidate, solved.mode, schedule, 0.0), key=lambda f: f.rank)
+        return min(first, self._in_one(solved, schedule, 0.0), key=lambda f: f.rank)
 
-    def _in_one(self, candidate: Candidate, mode: Mode, schedule: Schedule, hidden: float) -> Found:
+    def _in_one(self, solved: Solved, schedule: Schedule, hidden: float) -> Found:
         """The program without stages, if that share of the gradients' reduction ran under the backward pass.
 
         A step is X + max(0, G - B), G the reduction of gradients and B the compute that can hide it: the maximum over l in [0, 1] of
         X + l (G - B). The two ends of l are tried, the upper one with the slowdown of what is hidden.
         """
         request = self.request
-        tables = self.tables(candidate, mode, hidden)
-        room = max(request.limit - self.trials.always, 0.0)
+        tables = self.tables(solved.candidate, solved.mode, hidden)
+        room = max(request.limit - self.trials.always - solved.beyond, 0.0)
         return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)
 
     def _prices(self, candidate: Candidate) -> MeshPrices:

@@ -17,6 +17,7 @@ from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from ..sharding.schedule import Schedule
 from ..tables import Known, Tables
+from .beyond import bytes_beyond
 from .candidates import Candidate
 from .expected import Pipe, tables_alone, weight_share
 from .pipelines import schedules_for, thrifty
@@ -30,6 +31,12 @@ REMEMBERED = 4
 """Candidates of which parts of tables are kept for the next mode."""
 HIDDEN = 0.9
 """Share of the reduction of gradients that candidates are ranked with as hidden under the backward pass (the rest: its slowdown)."""
+FITTINGS = 4
+"""How often a candidate is solved until its program fills the memory."""
+FULL = 0.97
+"""Share of the memory that counts as all of it."""
+PLENTY = 0.5
+"""Share of the memory up to which tables may fill it without a look at what programs need beyond them."""
 SLACK = 0.9
 """What the arithmetic may be below that of one device, for operators whose shards fit the device better than the whole."""
 
@@ -50,7 +57,8 @@ class Mode:
 class Solved:
     """The priced tables of a candidate and their solution; `seconds` of the step as the tables add it up, and a bound of them.
 
-    `free`: whether the solution is the best without a limit of memory too, so that no other mode is faster.
+    `free`: whether the solution is the best without a limit of memory too, so that no other mode is faster. `beyond`: bytes that its
+    program needs beyond what the tables add up to, where the memory is short.
     """
 
     candidate: Candidate
@@ -60,6 +68,7 @@ class Solved:
     seconds: float
     bound: float
     free: bool = False
+    beyond: float = 0.0
 
 
 class Trials:
@@ -197,18 +206,55 @@ class Trials:
                 free = solve(tables.graph)
                 if mode == next(self.modes(candidate.micro_batches)):
                     self.free[candidate] = free.lower_bound
-                fits = free.memory <= room and tables.host_of(free.choices) <= tables.host_room
+                beyond = self._beyond(candidate, mode, tables, free)
+                fits = free.memory + beyond <= room and tables.host_of(free.choices) <= tables.host_room
                 if fits and exact:
-                    return self._solved(candidate, mode, tables, free, free=True)
+                    return self._solved(candidate, mode, tables, free, free=True, beyond=beyond)
                 if exact and self._least(candidate, free.lower_bound) >= below:
                     return None
                 if not fits and self.binds(candidate, mode):
                     tables = self.offering(tables, candidate, mode)
-            return self._solved(candidate, mode, tables, solve_within(tables, QUICK_METHOD if exact else self.request.method, room))
+            return self._within(candidate, mode, tables, room)
         except Interrupted as interrupt:
             if interrupt.best is not None:
                 self.left = self._solved(candidate, mode, tables, interrupt.best)
             raise
+
+    def _within(self, candidate: Candidate, mode: Mode, tables: Tables, room: float) -> Solved:
+        """The solution of tables whose program fits the memory: what programs need beyond them is found out as they are solved."""
+        method = QUICK_METHOD if self.request.method == EXACT_METHOD else self.request.method
+        allowed, best, least = room, None, math.inf
+        for _ in range(FITTINGS):
+            try:
+                solution = solve_within(tables, method, allowed)
+            except Infeasible as error:
+                if best is None:
+                    least = min(least, room - allowed + error.minimum_memory)
+                break
+            beyond = self._beyond(candidate, mode, tables, solution)
+            fits, least = solution.memory + beyond <= room, min(least, solution.memory + beyond)
+            if fits and (best is None or solution.cost < best.solution.cost):
+                best = self._solved(candidate, mode, tables, solution, beyond=beyond)
+            if fits and solution.memory + beyond >= FULL * room:
+                break
+            # What is beyond differs from solution to solution: the next one has the room that this one's leaves.
+            following = room - beyond
+            if abs(following - allowed) < (1 - FULL) * room:
+                following = allowed - (solution.memory + beyond - room) if not fits else allowed
+            if following == allowed or following <= 0:
+                break
+            allowed = following
+        if best is None:
+            raise Infeasible(max(least, math.nextafter(room, math.inf)), room)
+        return best
+
+    def _beyond(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution) -> float:
+        """What a program without stages needs beyond its tables; 0 where memory is no question, and of stages, which are cut by it."""
+        room = self.room(candidate)
+        if candidate.stages > 1 or solution.memory < PLENTY * room:
+            return 0.0
+        schedule = self.schedule(mode, candidate.micro_batches, [tables.prices], short=True)
+        return bytes_beyond(tables, solution, schedule, self.subject.counts, room)
 
     def _folded(self, candidate: Candidate, mode: Mode) -> Tables:
         """The tables of a candidate, on the folded graph."""
@@ -226,7 +272,9 @@ class Trials:
         self.binding.add((candidate, mode))
         return new and self.request.may_offload
 
-    def _solved(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution, *, free: bool = False) -> Solved:
+    def _solved(
+        self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution, *, free: bool = False, beyond: float = 0.0
+    ) -> Solved:
         seconds, short, stages, count = solution.cost, False, candidate.stages, candidate.micro_batches
         if stages > 1:
             pipe, schedules = self._pipe(stages, count), self.schedules(stages, count)
@@ -235,7 +283,7 @@ class Trials:
             seconds, short = expected.seconds * self.subject.imbalance(tables, solution, stages), expected.short
         return Solved(
             candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=seconds,
-            bound=self._least(candidate, solution.lower_bound), free=free and not short,
+            bound=self._least(candidate, solution.lower_bound), free=free and not short, beyond=beyond,
         )  # fmt: skip
 
     def _least(self, candidate: Candidate, bound: float) -> float:
