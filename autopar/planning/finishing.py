@@ -16,6 +16,7 @@ from ..tables import Tables
 from .candidates import Candidate
 from .found import Found, best_within, evaluate, smallest
 from .outer import Outer
+from .request import HEADROOM
 from .staged import Staged, staged
 from .trials import HIDDEN, Mode, Solved
 from .work import Counts
@@ -219,8 +220,10 @@ class Finisher:
         master = self.request.types.master
         stored = f" Parameters in the type of the computation (--master) take less than in {master}." if master else ""
         minimum = max(min((error.minimum_memory for error in self.failures), default=min(staged, default=limit)), limit)
+        free = self.request.cluster.device.usable_memory
+        spare = f" ({_size(free)} but for {HEADROOM:.0%} of headroom, which --memory overrules)" if self.request.memory is None else ""
         return NoPlanFits(
-            f"no plan fits {_size(limit)} per device on {self.request.cluster.devices} devices; the smallest that would do is "
+            f"no plan fits {_size(limit)} per device{spare} on {self.request.cluster.devices} devices; the smallest that would do is "
             f"{_size(minimum)}. Give more devices or memory, a smaller --batch, or --optimizer sgd.{hosts}{stored}",
             minimum=minimum,
             limit=limit,

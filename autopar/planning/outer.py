@@ -178,7 +178,7 @@ class Outer:
         return min((self.waiting[candidate] for candidate in group if candidate in self.waiting), default=math.inf)
 
     def _sweep(self) -> None:
-        """Solve what still promises to be better, the least bound first, of its mesh with the fewest micro-batches, which bound the others."""
+        """Solve what still promises to be better, the least bound first; of a mesh the fewest micro-batches, which bound the others."""
         for _ in range(SWEPT):
             best = self.ranking.solved[0].seconds if self.ranking.solved else math.inf
             promising = {c: bound for c, bound in self.waiting.items() if bound < (1 - CLOSE) * best}

@@ -145,6 +145,16 @@ class Cutter:
                 best = found
         return best
 
+    def least_memory(self, schedules: Iterable[tuple[str, int]]) -> float:
+        """Bytes of the fullest device if the cuts are made for memory alone, under the thriftiest schedule of one chunk a stage."""
+        stages, best = len(self.places), math.inf
+        for name in dict.fromkeys(name for name, chunks in schedules if chunks == 1):
+            known = [self._needed(stage, in_flight(name, stage, stages, self.count, 1), len(self.pieces) - 1) for stage in range(stages)]
+            cuts = partition(known)
+            if cuts is not None:
+                best = min(best, max(float(table[j, i - j]) for table, (i, j) in zip(known, itertools.pairwise(cuts), strict=True)))
+        return best
+
     def could_be_faster(self, schedules: Iterable[tuple[str, int]], found: Pipeline) -> bool:
         """Whether an interleaved schedule that did not fit would be faster than what was found, by more than a hundredth."""
         return found.interleave == 1 and any(self._ideal(name, chunks) < 0.99 * found.step for name, chunks in schedules if chunks > 1)
@@ -222,14 +232,22 @@ class Cutter:
 
     def _cost(self, stage: int, flying: float, share: float, longest: int) -> Floats:
         """Seconds of a stage for every interval of pieces, infinite where it needs more than a share of its device."""
-        figures = self.figures[stage]
-        key = (id(figures), longest)
-        if key not in self.tables:
-            self.tables[key] = self._intervals(figures, longest)
-        made = self.tables[key]
-        needed = np.maximum(made.peak + (flying - 1) * made.saved, made.last)
+        made = self._known_intervals(stage, longest)
+        needed = self._needed(stage, flying, longest)
         fits = (needed <= self.limits[stage] * share) & (made.host <= self.hosts[stage] * share)
         return np.where(fits, made.seconds, math.inf)
+
+    def _needed(self, stage: int, flying: float, longest: int) -> Floats:
+        """Bytes of a stage for every interval of pieces, infinite where there is none."""
+        made = self._known_intervals(stage, longest)
+        needed = np.maximum(made.peak + (flying - 1) * made.saved, made.last)
+        return np.where(np.isfinite(made.seconds), needed, math.inf)
+
+    def _known_intervals(self, stage: int, longest: int) -> _Intervals:
+        key = (id(self.figures[stage]), longest)
+        if key not in self.tables:
+            self.tables[key] = self._intervals(self.figures[stage], longest)
+        return self.tables[key]
 
     def _intervals(self, figures: Figures, longest: int) -> _Intervals:
         made = self._peaks(figures)

@@ -27,6 +27,8 @@ from .solving import solve_within
 TRIES = 5
 TIGHTER = 0.85
 """What the memory of all stages is multiplied by when no cut fits the stages one by one."""
+SURE, TIGHTEST = 1.1, 0.7
+"""What of its excess over the memory a pipeline's next solution has to save, and down to which share of what it uses."""
 AGAIN = 2
 """How often this is done for an interleaved schedule's sake."""
 
@@ -121,24 +123,31 @@ class Staged:
 
 def staged(
     groups: Sequence[Group], tables: Callable[[Group], Tables], schedule: Schedule, request: Request, *, always: float,
-    expand: Expand = unfolded,
+    expand: Expand = unfolded, solved: Solution | None = None,
 ) -> Staged:  # fmt: skip
     """The best pipeline on the groups, whose stages leave each device `always` bytes for inputs and constants; raises `Infeasible`.
 
-    `expand`: makes the figures of the model from those of the tables' graph.
+    `expand`: makes the figures of the model from those of the tables' graph. `solved`: the solution of the one group within its memory,
+    where it is known.
     """
     made = [tables(group) for group in groups]
     rooms = _rooms(groups, request, always)
     allowed = [group.stages * room / group.share for group, room in zip(groups, rooms, strict=True)]
-    least = 0.0
+    least = math.inf
     for number in range(TRIES):
-        parts = _parts(groups, made, allowed, schedule, request, expand)
+        if number == 0 and solved is not None:
+            parts = (_part(groups[0], made[0], solved, schedule, expand),)
+        else:
+            parts = _parts(groups, made, allowed, schedule, request, expand)
         cutter, pairs = _cutter(parts, rooms, schedule, request)
         pipeline = cutter.best(pairs)
         if pipeline is not None:
             return Staged(parts=parts, pipeline=pipeline, schedule=schedule, tightened=number > 0)
-        least = min(float(p.figures.stored.sum() + p.figures.saved.sum()) * p.group.share / p.group.stages for p in parts) + always
-        allowed = _tighter(parts, allowed)
+        needed = cutter.least_memory(pairs)
+        least = min(least, needed + always)
+        over = max(needed - min(rooms), 0.0)
+        used = _tighter(parts, allowed, over)
+        allowed = [max(most - SURE * over * group.stages, TIGHTEST * most) for most, group in zip(used, groups, strict=True)]
     limit = min(request.limit_on(group.cluster) for group in groups)
     raise Infeasible(max(least, math.nextafter(limit, math.inf)), limit)
 
@@ -154,7 +163,7 @@ def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
     for _ in range(AGAIN):
         if not cutter.could_be_faster(pairs, best.pipeline):
             break
-        allowed = _tighter(parts, allowed)
+        allowed = _tighter(parts, allowed, 0.0)
         try:
             parts = _parts(groups, made, allowed, found.schedule, request, unfolded)
         except Infeasible:
@@ -170,10 +179,10 @@ def _rooms(groups: Sequence[Group], request: Request, always: float) -> list[flo
     return [max(request.limit_on(group.cluster) - always, 0.0) for group in groups]
 
 
-def _tighter(parts: Sequence[Part], allowed: Sequence[float]) -> list[float]:
-    """A limit for each group below what its solution uses."""
+def _tighter(parts: Sequence[Part], allowed: Sequence[float], over: float) -> list[float]:
+    """A limit for each group below what its solution uses; where stages are known to be so many bytes `over`, what it uses."""
     used = [part.tables.graph.memory_of(part.solution.choices) for part in parts]
-    return [TIGHTER * min(most, memory) for most, memory in zip(allowed, used, strict=True)]
+    return [(1.0 if over > 0 else TIGHTER) * min(most, memory) for most, memory in zip(allowed, used, strict=True)]
 
 
 def _parts(

@@ -8,12 +8,14 @@ from typing import Any
 
 from ..api import Planned
 from ..plan import Plan
+from ..planning.request import HEADROOM, default_limit
 from ..schemes import Named, scheme_of, stages_of
 from ..sharding.analysis import Analysis, analyse
 from .account import Account, account_of, has_account
 from .compare import MAX_OPERATORS, SHORT, rivals
 from .grouping import Group, groups_of
 from .tables import Rival, Table, comparison_table, operators_table, summary_lines
+from .units import bytes_text
 from .words import idle_axes
 
 
@@ -34,10 +36,20 @@ def cluster_sentence(planned: Planned) -> str:
     return f"{planned.notes[0]}; {planned.cluster.inventory}"
 
 
+def limit_line(planned: Planned, memory: float | None) -> str:
+    """How much of a device the plan was allowed to fill."""
+    if memory is not None:
+        return f"memory limit {bytes_text(memory)} per device, as given"
+    device = min((pool.device for pool in planned.cluster.pools), key=lambda device: device.usable_memory)
+    left = f"{HEADROOM:.0%} of the {bytes_text(device.usable_memory)} of {device.name} are left to the allocator"
+    return f"memory limit {bytes_text((1 - HEADROOM) * device.usable_memory)} per device: {left} (--memory overrules it)"
+
+
 def planned_parts(planned: Planned, *, compare: bool, memory: float | None, saved: str | None) -> list[str | Table]:
     """Sentences and tables, in the order of printing."""
     account, analysis, named = _account(planned)
-    parts: list[str | Table] = [*summary_lines(planned.plan, cluster_sentence(planned), named), *planned.notes[1:]]
+    said = summary_lines(planned.plan, cluster_sentence(planned), named)
+    parts: list[str | Table] = [*said, limit_line(planned, memory), *planned.notes[1:]]
     if account is not None:
         parts += [f"nothing is split on axis {axis}: its devices repeat each other's work" for axis in idle_axes(account)]
         parts.append(operators_table(groups_of(account), account))
@@ -82,6 +94,7 @@ def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved
             "bubble": plan.predicted.bubble,
             "memory": plan.predicted.memory,
             "host_memory": plan.predicted.host_memory,
+            "memory_limit": memory if memory is not None else min(default_limit(pool) for pool in planned.cluster.pools),
             "gap": plan.provenance.gap,
             "operators": [group_json(group) for group in (groups_of(account) if account else ())],
             "rivals": [dataclasses.asdict(rival) for rival in _rivals(planned, analysis, compare=compare, memory=memory)],
