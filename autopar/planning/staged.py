@@ -133,23 +133,51 @@ def staged(
     made = [tables(group) for group in groups]
     rooms = _rooms(groups, request, always)
     allowed = [group.stages * room / group.share for group, room in zip(groups, rooms, strict=True)]
-    least = math.inf
+    above, below, least = allowed, None, math.inf  # limits on the tables whose solutions cannot, and can, be cut
+    best: Staged | None = None
     for number in range(TRIES):
-        if number == 0 and solved is not None:
-            parts = (_part(groups[0], made[0], solved, schedule, expand),)
-        else:
-            parts = _parts(groups, made, allowed, schedule, request, expand)
+        try:
+            known = (_part(groups[0], made[0], solved, schedule, expand),) if number == 0 and solved is not None else None
+            parts = known or _parts(groups, made, allowed, schedule, request, expand)
+        except Infeasible:
+            if number == 0:
+                raise
+            allowed = _between(above, allowed)
+            continue
         cutter, pairs = _cutter(parts, rooms, schedule, request)
         pipeline = cutter.best(pairs)
-        if pipeline is not None:
-            return Staged(parts=parts, pipeline=pipeline, schedule=schedule, tightened=number > 0)
-        needed = cutter.least_memory(pairs)
-        least = min(least, needed + always)
-        over = max(needed - min(rooms), 0.0)
-        used = _tighter(parts, allowed, over)
-        allowed = [max(most - SURE * over * group.stages, TIGHTEST * most) for most, group in zip(used, groups, strict=True)]
+        if pipeline is None:
+            needed = cutter.least_memory(pairs)
+            least, above = min(least, needed + always), _used(parts, allowed)
+            allowed = _between(above, below) if below else _tighter(groups, above, max(needed - min(rooms), 0.0))
+            continue
+        if best is None or pipeline.step < best.pipeline.step:
+            best = Staged(parts=parts, pipeline=pipeline, schedule=schedule, tightened=number > 0)
+        if number == 0 or below:
+            break
+        below, allowed = allowed, _between(above, allowed)
+    if best is not None:
+        return best
     limit = min(request.limit_on(group.cluster) for group in groups)
     raise Infeasible(max(least, math.nextafter(limit, math.inf)), limit)
+
+
+def _between(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    return [0.5 * (most + least) for most, least in zip(above, below, strict=True)]
+
+
+def _used(parts: Sequence[Part], allowed: Sequence[float]) -> list[float]:
+    """What the solutions fill of their limits."""
+    used = [part.tables.graph.memory_of(part.solution.choices) for part in parts]
+    return [min(most, memory) for most, memory in zip(allowed, used, strict=True)]
+
+
+def _tighter(groups: Sequence[Group], used: Sequence[float], over: float) -> list[float]:
+    """A limit for each group below what its solution used, where the fullest stage is so many bytes `over` its memory."""
+    return [
+        max(most - SURE * over * group.stages, TIGHTEST * most) if over else TIGHTER * most
+        for most, group in zip(used, groups, strict=True)
+    ]
 
 
 def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
@@ -163,7 +191,7 @@ def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
     for _ in range(AGAIN):
         if not cutter.could_be_faster(pairs, best.pipeline):
             break
-        allowed = _tighter(parts, allowed, 0.0)
+        allowed = _tighter(groups, _used(parts, allowed), 0.0)
         try:
             parts = _parts(groups, made, allowed, found.schedule, request, unfolded)
         except Infeasible:
@@ -177,12 +205,6 @@ def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
 
 def _rooms(groups: Sequence[Group], request: Request, always: float) -> list[float]:
     return [max(request.limit_on(group.cluster) - always, 0.0) for group in groups]
-
-
-def _tighter(parts: Sequence[Part], allowed: Sequence[float], over: float) -> list[float]:
-    """A limit for each group below what its solution uses; where stages are known to be so many bytes `over`, what it uses."""
-    used = [part.tables.graph.memory_of(part.solution.choices) for part in parts]
-    return [(1.0 if over > 0 else TIGHTER) * min(most, memory) for most, memory in zip(allowed, used, strict=True)]
 
 
 def _parts(

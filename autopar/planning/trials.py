@@ -184,9 +184,9 @@ class Trials:
         """A pipeline with the seconds of its best cuts; raises `Infeasible` where no cut fits."""
         schedule = self.schedule(solved.mode, solved.candidate.micro_batches, [solved.tables.prices], short=True)
         groups, expand = [self.group(solved.candidate)], self.subject.expand
-        quick = replace(self.request, method=QUICK_METHOD) if self.request.method == EXACT_METHOD else self.request
         tables, solution = solved.tables, solved.solution
-        found = staged(groups, lambda _: tables, schedule, quick, always=self.always, expand=expand, solved=solution)
+        first = solution if solved.free else None
+        found = staged(groups, lambda _: tables, schedule, self.request, always=self.always, expand=expand, solved=first)
         return replace(solved, seconds=found.pipeline.step)
 
     # --- its solution ---
