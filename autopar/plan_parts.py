@@ -192,8 +192,10 @@ class Predicted(Part):
 
 
 class Provenance(Part):
-    """Who made the plan: version of autopar, search method, seed, and the optimality gap that it certifies.
+    """Who made the plan: version of autopar, search method, seed, and the optimality gap.
 
+    `objective`: seconds as the search adds them up. `lower_bound`: seconds that no plan undercuts of all that the search could have tried
+    (on meshes of up to two axes, unless one was given); `gap`: of the predicted step above it, as a share of it (null: not bounded).
     `complete`: whether the search ran to its end or was interrupted, when the gap counts all that it left undone.
     """
 
@@ -202,7 +204,7 @@ class Provenance(Part):
     seed: int = 0
     objective: float
     lower_bound: float
-    gap: float
+    gap: float | None
     complete: bool = True
 
 

@@ -49,6 +49,11 @@ class Combination:
     least: float
 
 
+def _nearest(counts: Sequence[int], target: int) -> int:
+    """The number that is the least multiple of another, or it of them."""
+    return min(counts, key=lambda count: abs(math.log(count / target)))
+
+
 class Mixed:
     """The unlike pipelines of a request; `bound`: seconds that no combination that was thought of undercuts."""
 
@@ -130,7 +135,7 @@ class Mixed:
         counts = self.subject.micro_batches(stages, self.request.micro_batches)
         if not counts:
             return
-        wanted = {min(counts, key=lambda count, target=target: abs(math.log(count / target))) for target in (FILLED * stages, stages)}
+        wanted = {_nearest(counts, FILLED * stages), _nearest(counts, stages)}
         rate = sum(count / seconds for count, _, seconds in chosen)
         groups = tuple(
             Group(cluster=pool, whole=self.request.cluster, start=start, stages=count, mesh=mesh, share=count / seconds / rate)

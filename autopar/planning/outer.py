@@ -34,6 +34,8 @@ BEAM = 48
 """Meshes, of the lowest bounds, that are solved at all."""
 NEAREST = 4
 """How many of the best meshes are tried with other numbers of micro-batches."""
+PROVEN = 8
+"""How many of the least bounds are raised by solutions of their own."""
 SWEPT = 24
 """How many of the candidates that are left then, and whose bounds promise to be better, are solved."""
 RISING = 1.02
@@ -81,9 +83,9 @@ class Outer:
         self.ranking = Ranking()
         self.groups: list[list[Candidate]] = []
         self.waiting: dict[Candidate, float] = {}
+        self.sure: dict[Candidate, float] = {}
         self.forbidden: set[Candidate] = set()
         self.fewest = False
-        self.least = math.inf
 
     def run(self, progress: Progress | None = None) -> Ranking:
         """Solve every mesh for one number of micro-batches, the best for others, and the best of all on finer meshes.
@@ -99,7 +101,7 @@ class Outer:
             if not found.solved:
                 raise
             found.complete = False
-        found.bound = min([self.least, *self.waiting.values(), *(s.seconds for s in found.solved[:1])])
+        found.bound = min([*self.sure.values(), *(s.seconds for s in found.solved[:1])])
         return found
 
     def settle(self, evaluated: Mapping[Solved, float]) -> None:
@@ -133,6 +135,7 @@ class Outer:
         self._sweep()
         self._use_fewer(progress)
         self._split_further()
+        self._prove()
         if progress:
             progress(len(self.groups), len(self.groups), "done")
 
@@ -173,6 +176,23 @@ class Outer:
             for nearest in self._representatives(group):
                 self._try_first(nearest, least)
         self._sweep()
+
+    def _prove(self) -> None:
+        """Raise the least bounds, each by a solution of its own: that bounds more micro-batches on its mesh as well."""
+        proven: set[Candidate] = set()
+        for _ in range(PROVEN):
+            least = min(self.sure, key=lambda c: (self.sure[c], c in proven), default=None)
+            if least is None or least in proven:
+                break
+            proven.add(least)
+            try:
+                bound = self.trials.proven(least)
+            except NoAssignment:
+                bound = math.inf
+            for other in self.sure:
+                if other == least or (other.place == least.place and other.micro_batches > least.micro_batches and bound < math.inf):
+                    fewer = 1.0 if other == least else self.trials.passes_share(least, other)
+                    self.sure[other] = max(self.sure[other], bound * fewer)
 
     def _group_bound(self, group: Sequence[Candidate]) -> float:
         return min((self.waiting[candidate] for candidate in group if candidate in self.waiting), default=math.inf)
@@ -263,10 +283,12 @@ class Outer:
         devices are 3 times 4, but not 2 times 6)."""
         for number, first in enumerate(group):
             try:
-                self.waiting.update({candidate: self.trials.bound(candidate, first.micro_batches) for candidate in group[number:]})
+                found = {candidate: self.trials.bound(candidate, first.micro_batches) for candidate in group[number:]}
             except NoAssignment:
                 continue
-            return list(group[number:])
+            self.waiting.update(found)
+            self.sure.update(found)
+            return list(found)
         return []
 
     def _try(self, candidate: Candidate, *, all_modes: bool = False) -> None:
@@ -317,7 +339,6 @@ class Outer:
 
     def _add(self, solved: Solved) -> None:
         self.ranking.solved.append(solved)
-        self.least = min(self.least, solved.bound)
         self.ranking.solved.sort(key=lambda s: (s.seconds, s.candidate.stages, s.candidate.micro_batches, -s.candidate.devices))
 
     def _split_further(self) -> None:

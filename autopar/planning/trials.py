@@ -111,13 +111,30 @@ class Trials:
         return solve(tables.graph).cost, weight_share(tables, work)
 
     def base_seconds(self, devices: int, stages: int, mesh: Mesh, micro_batches: int) -> float:
-        """The least that the tables of a mesh add up to for so many micro-batches, without bubble or memory limit."""
+        """The least that the tables of a mesh add up to for so many micro-batches, without bubble, memory limit, or parameters' way."""
         key = (devices, stages, mesh)
         if key not in self.base:
-            work = Work(counts=self.subject.counts, passes=micro_batches, hidden=_hidden(stages))
+            # Parameters travel once a step beside the computation, so that at the best none of it is seen.
+            work = Work(counts=self.subject.counts, passes=micro_batches, hidden=1.0, overlapped=True)
             tables = self._tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
             self.base[key] = solve(tables.graph).lower_bound
         return self.base[key]
+
+    def passes_share(self, fewer: Candidate, more: Candidate) -> float:
+        """What a bound with fewer micro-batches is for more of them on the same mesh, of which the bubble is a smaller share."""
+        (few, short), (many, long) = (
+            (c.micro_batches, self._pipe(c.stages, c.micro_batches).least_bubble(self.schedules(c.stages, c.micro_batches)))
+            for c in (fewer, more)
+        )
+        return (1 + long / many) / (1 + short / few) if fewer.stages > 1 else 1.0
+
+    def proven(self, candidate: Candidate) -> float:
+        """Seconds that no step of a candidate undercuts: all passes and the least bubble, nothing of the parameters' way being seen."""
+        stages, count = candidate.stages, candidate.micro_batches
+        passes = count + self._pipe(stages, count).least_bubble(self.schedules(stages, count)) if stages > 1 else count
+        work = Work(counts=self.subject.counts, passes=passes, hidden=1.0, overlapped=True)
+        analysis = self.subject.analysis(short=True, micro_batches=count)
+        return solve(self._tables(analysis, candidate.cluster.devices, stages, candidate.mesh, work).graph).lower_bound / stages
 
     def _tables(self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Work) -> Tables:
         request = self.request

@@ -34,6 +34,7 @@ class Work:
     forward and their backward pass at once. `hidden`: share of the buckets of gradients that runs under the backward pass. `segments`:
     what is recomputed. `zero`: parameters stored split and used gathered are gathered once a step, their gradients added up whole (1)
     or as shards after every micro-batch (2), or gathered for every pass (3); 0: none are.
+    `overlapped`: all of these collectives run under computation, as they do at the best.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -43,10 +44,13 @@ class Work:
     hidden: float = 0.0
     segments: Segments = ()
     zero: int = 1
+    overlapped: bool = False
 
     @property
     def of_parameters(self) -> tuple[float, float]:
         """How often the collectives of a gathered parameter are issued, on the way to its value and to its gradient."""
+        if self.overlapped:
+            return (0.0, 0.0)
         return {0: (FORBIDDEN, 1.0), 1: (1.0, 1.0), 2: (1.0, self.passes), 3: (2.0 * self.passes, self.passes)}[self.zero]
 
     def of_values(self, again: bool) -> tuple[float, float]:

@@ -217,8 +217,9 @@ def _of_stages(found: Staged) -> Predicted:
 
 def _provenance(found: Found | Staged, request: Request, lower_bound: float, complete: bool) -> Provenance:
     cost = found.cost if isinstance(found, Staged) else found.solution.cost
-    bound = min(lower_bound, cost)
+    step = found.pipeline.step if isinstance(found, Staged) else found.estimate.step
+    bound = min(lower_bound, step)
     return Provenance(
         autopar=__version__, method=request.method, seed=request.seed, objective=cost, lower_bound=bound,
-        gap=max(0.0, (cost - bound) / cost) if cost > 0 else 0.0, complete=complete,
+        gap=step / bound - 1 if bound > 0 else None, complete=complete,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from ..plan import Plan
+from ..plan_parts import Provenance
 from ..schemes import Named, stages_of
 from .account import Account
 from .grouping import Group
@@ -95,8 +96,7 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
         _mesh_line(plan, mesh),
         f"{step} {seconds_text(found.step)}: " + ", ".join(times),
         f"memory {bytes_text(found.memory)} per device: {parts}",
-        f"search {made.method}: at most {made.gap:.2%} above the best that it can prove"
-        + ("" if made.complete else "; interrupted, the best plan so far"),
+        f"search {made.method}: {gap_text(made)}" + ("" if made.complete else "; interrupted, the best plan so far"),
     ]
     lines += _types_lines(plan) + _schedule_lines(plan) + _host_lines(plan)
     if plan.replicated:
@@ -106,6 +106,13 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
         lines.append(scheme_line(named))
         lines += [f"axis {axis}: {name}" for axis, name in named.axes.items()] if len(named.axes) > 1 else []
     return lines
+
+
+def gap_text(made: Provenance) -> str:
+    """How far the predicted step may be from the best."""
+    if made.gap is None:
+        return "not bounded"
+    return f"no plan takes less than {seconds_text(made.lower_bound)}, so that this one is at most {made.gap:.2%} above the best"
 
 
 def scheme_line(named: Named) -> str:
