@@ -18,7 +18,7 @@ from .found import Found, best_within, evaluate, smallest
 from .outer import Outer
 from .request import HEADROOM
 from .staged import Staged, staged
-from .trials import HIDDEN, Mode, Solved
+from .trials import Mode, Solved
 from .work import Counts
 
 EVALUATED = 2
@@ -160,7 +160,7 @@ class Finisher:
         schedule = self._schedule(candidate, solved.mode)
         if candidate.stages > 1:
             return staged([trials.group(candidate)], lambda _: self.tables(candidate, solved.mode), schedule, request, always=trials.always)
-        first = self._in_one(solved, schedule, HIDDEN if request.train else 0.0)
+        first = self._in_one(solved, schedule, solved.hidden)
         if first.hides_reductions:
             return first
         return min(first, self._in_one(solved, schedule, 0.0), key=lambda f: f.rank)

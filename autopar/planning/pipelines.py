@@ -26,7 +26,9 @@ from autopar.costmodel.pools import crossing, send_seconds
 from autopar.order.schedules import SCHEDULES, in_flight, thriftiest
 from autopar.search.stages import balance, interval_sums, partition
 
+from ..sharding.schedule import UNIT_BYTES
 from .figures import Figures
+from .once import Once, once_seconds, units_of
 
 Floats = NDArray[np.float64]
 MAX_PIECES = 400
@@ -42,7 +44,7 @@ GAIN = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Operators `start` to `stop` - 1: seconds of a micro-batch, of a step, and bytes at the peak of a device."""
+    """Operators `start` to `stop` - 1: seconds of a micro-batch, of a step, and bytes at the peak of a device (see `Figures`)."""
 
     start: int
     stop: int
@@ -50,6 +52,8 @@ class Stage:
     backward: float
     weight: float
     once: float
+    gather: float
+    travel: float
     update: float
     moved: float
     memory: float
@@ -125,9 +129,11 @@ class Cutter:
     """Cuts a model whose stage s, on `places[s]`, has the figures `figures[s]`; `hosts`: bytes of host memory for a device of each."""
 
     def __init__(
-        self, figures: Sequence[Figures], places: Sequence[Place], limits: Sequence[float], micro_batches: int, hosts: Sequence[float]
+        self, figures: Sequence[Figures], places: Sequence[Place], limits: Sequence[float], micro_batches: int, hosts: Sequence[float],
+        unit_bytes: int = UNIT_BYTES,
     ) -> None:
         self.figures, self.places, self.limits, self.count, self.hosts = figures, places, limits, micro_batches, hosts
+        self.unit_bytes = unit_bytes
         self.kinds = list({id(f): f for f in figures}.values())
         self.pieces = pieces_of(self.kinds)
         self.sums: dict[tuple[int, str], Floats] = {}
@@ -286,7 +292,7 @@ class Cutter:
         found = []
         for number, (i, j) in enumerate(itertools.pairwise(cuts)):
             figures = self.figures[number % stages]
-            names = ("forward", "backward", "weight", "once", "update", "moved")
+            names = ("forward", "backward", "weight", "once", "gather", "travel", "update", "moved")
             sums = {name: float(self._of_pieces(figures, name)[i:j].sum()) for name in names}
             memory = self._memory(figures, flying[number], i, j)
             found.append(Stage(start=int(self.pieces[i]), stop=int(self.pieces[j]), memory=memory, **sums))
@@ -297,12 +303,17 @@ class Cutter:
         handed = [float(self.figures[n].handed[found[n].stop]) if n + 1 < len(found) else 0.0 for n in range(stages)]
         send = message_seconds(self.places, handed)
         seconds = pipeline_seconds(schedule, forward, backward, weight, send, self.count, interleave)
-        after = max(
-            max(math.fsum(s.once for s in group) - back, 0.0) + math.fsum(s.update for s in group)
-            for group, back in zip(held, backward, strict=True)
-        )
+        after = once_seconds([once_of(group, self.unit_bytes) for group in held], self.places[0].cluster.backend, interleave)
         memory = max(math.fsum(s.memory for s in group) for group in held)
         return Pipeline(stages=tuple(found), schedule=schedule, interleave=interleave, step=seconds + after, memory=memory)
+
+
+def once_of(held: Sequence[Stage], unit_bytes: int) -> Once:
+    """What a device that holds these chunks does once a step."""
+    names = ("forward", "backward", "gather", "once", "update", "travel")
+    forward, backward, gather, once, update, travel = (math.fsum(getattr(stage, name) for stage in held) for name in names)
+    units = units_of(travel, unit_bytes)
+    return Once(forward=forward, backward=backward, gather=gather, reduce=once - gather, update=update, units=units)
 
 
 def message_seconds(places: Sequence[Place], handed: Sequence[float]) -> list[float]:

@@ -227,7 +227,7 @@ def _cutter(parts: Sequence[Part], rooms: Sequence[float], schedule: Schedule, r
     limits = list(itertools.chain.from_iterable([room] * part.group.stages for part, room in zip(parts, rooms, strict=True)))
     places = list(itertools.chain.from_iterable(part.group.places() for part in parts))
     hosts = [request.host_on(part.group.cluster) for part in parts for _ in range(part.group.stages)]
-    cutter = Cutter(figures, places, limits, schedule.micro_batches, hosts)
+    cutter = Cutter(figures, places, limits, schedule.micro_batches, hosts, schedule.unit_bytes)
     stages, pieces = len(places), len(cutter.pieces) - 1
     fixed = schedules_for(stages, schedule.micro_batches, pieces=pieces, pipeline=request.pipeline, interleave=request.interleave)
     return cutter, list(fixed)

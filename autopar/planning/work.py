@@ -31,7 +31,7 @@ class Work:
     """The multiplicities of a step.
 
     `passes`: how often the time of a micro-batch counts (the micro-batches, and the bubble). `in_flight`: micro-batches between their
-    forward and their backward pass at once. `hidden`: share of the buckets of gradients that runs under the backward pass. `segments`:
+    forward and their backward pass at once. `hidden`: share of the collectives of parameters that runs under computation. `segments`:
     what is recomputed. `zero`: parameters stored split and used gathered are gathered once a step, their gradients added up whole (1)
     or as shards after every micro-batch (2), or gathered for every pass (3); 0: none are.
     `overlapped`: all of these collectives run under computation, as they do at the best.
@@ -51,7 +51,8 @@ class Work:
         """How often the collectives of a gathered parameter are issued, on the way to its value and to its gradient."""
         if self.overlapped:
             return (0.0, 0.0)
-        return {0: (FORBIDDEN, 1.0), 1: (1.0, 1.0), 2: (1.0, self.passes), 3: (2.0 * self.passes, self.passes)}[self.zero]
+        ahead, back = {0: (FORBIDDEN, 1.0), 1: (1.0, 1.0), 2: (1.0, self.passes), 3: (2.0 * self.passes, self.passes)}[self.zero]
+        return (1 - self.hidden) * ahead, (1 - self.hidden) * back
 
     def of_values(self, again: bool) -> tuple[float, float]:
         """The same of an activation, `again` where its reader is recomputed."""

@@ -33,6 +33,7 @@ from ..sharding.program import Assignment, Program
 from ..sharding.rules.found import found_in
 from ..sharding.schedule import Schedule
 from .found import Found
+from .pipelines import once_of
 from .request import Request
 from .staged import Part, Staged
 
@@ -200,7 +201,7 @@ def _of_stages(found: Staged) -> Predicted:
     moved = count * sum(s.moved for s in slowest)
     forward, backward = (count * sum(getattr(s, name) for s in slowest) for name in ("forward", "backward"))
     update = sum(s.update for s in slowest)
-    exposed = max(sum(s.once for s in slowest) - backward / count, 0.0)
+    exposed = sum(s.once for s in slowest) - once_of(slowest, found.schedule.unit_bytes).hidden
     once = sum(s.once for s in slowest)
     stored = sum(float(parts[s].figures.stored[s.start : s.stop].sum()) for s in fullest)
     memory = sum(s.memory for s in fullest)
