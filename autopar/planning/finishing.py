@@ -161,7 +161,7 @@ class Finisher:
         if candidate.stages > 1:
             return staged([trials.group(candidate)], lambda _: self.tables(candidate, solved.mode), schedule, request, always=trials.always)
         first = self._in_one(solved, schedule, solved.hidden)
-        if first.hides_reductions:
+        if solved.hidden == 0.0 or (first.hides_reductions and not self.is_small):
             return first
         return min(first, self._in_one(solved, schedule, 0.0), key=lambda f: f.rank)
 

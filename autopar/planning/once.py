@@ -53,8 +53,9 @@ def units_of(nbytes: float, unit_bytes: float) -> int:
 def hideable(prices: MeshPrices, parameters: float) -> float:
     """The share of the collectives of so many bytes of parameters that can run under computation, at no cost to it.
 
-        1 - 1 / n - (slowdown - 1) - 2 b / m        n: units, b: bytes a second of the slowest axis, m: of memory
+        (1 - 1 / n - (slowdown - 1)) / k - 2 b / m        n: units, k: axes, b: bytes a second of the slowest one, m: of memory
 
+    Of a chain over several axes only the first collective runs beside the computation: the next ones are begun when the unit is waited for.
     A unit is copied into its message, or out of it: that is read and written by the device while it computes nothing.
     """
     axes = [number for number, axis in enumerate(prices.mesh.axes) if axis.size > 1]
@@ -63,8 +64,8 @@ def hideable(prices: MeshPrices, parameters: float) -> float:
     device = prices.cluster.device
     slowest = max(prices.unit_lines("all_gather", axis)[-1][1] for axis in axes)
     copies = 2.0 / (slowest * device.memory_bandwidth * device.memory_fraction) if slowest > 0 else 0.0
-    left = 1 - 1 / units_of(parameters, prices.unit_bytes) - (SLOWDOWN[prices.cluster.backend] - 1) - copies
-    return max(left, 0.0)
+    alone = 1 / units_of(parameters, prices.unit_bytes) + SLOWDOWN[prices.cluster.backend] - 1
+    return max((1 - alone) / len(axes) - copies, 0.0)
 
 
 def once_seconds(devices: Iterable[Once], backend: str, interleave: int = 1) -> float:

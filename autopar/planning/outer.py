@@ -34,6 +34,8 @@ BEAM = 48
 """Meshes, of the lowest bounds, that are solved at all."""
 NEAREST = 4
 """How many of the best meshes are tried with other numbers of micro-batches."""
+CUT = 1.1
+"""Pipelines that are expected to take up to so many times the best are cut."""
 PROVEN = 8
 """How many of the least bounds are raised by solutions of their own."""
 SWEPT = 24
@@ -333,9 +335,10 @@ class Outer:
                 self.waiting[other] = max(bound, self.trials.bound(other, candidate.micro_batches))
 
     def _cut(self, solved: Solved) -> Solved:
-        """A pipeline that is expected to be the best is ranked by its cuts; raises `Infeasible` where none fits."""
+        """A pipeline that is expected to be near the best is ranked by its cuts; raises `Infeasible` where none fits."""
         best = self.ranking.solved[:1]
-        return solved if solved.candidate.stages == 1 or (best and solved.seconds >= best[0].seconds) else self.trials.cut(solved)
+        far = bool(best) and solved.seconds >= CUT * best[0].seconds
+        return solved if solved.candidate.stages == 1 or far else self.trials.cut(solved)
 
     def _add(self, solved: Solved) -> None:
         self.ranking.solved.append(solved)
