@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 from autopar.costmodel.pricing import MeshPrices
-from autopar.search import Infeasible, Interrupted
+from autopar.search import Infeasible, Interrupted, NoAssignment
 
 from ..errors import NoPlanFits, UsageError
 from ..sharding.schedule import Schedule
@@ -27,6 +28,8 @@ NEAR, CLOSE_CALLS = 1.005, 4
 """Candidates that the tables put so near the best are evaluated too, up to so many."""
 FAR = 1.05
 """A candidate that the tables put so far behind the best program is not evaluated at all."""
+WHOLE = 1.01
+"""Parameters are tried stored whole where the tables put that up to so far behind the best program."""
 TRIED = 8
 """How many are at most."""
 SMALL_GRAPH = 500
@@ -81,11 +84,28 @@ class Finisher:
         if not found and outer.ranking.complete:
             outer.try_rest()
             self._evaluate(found)
+        found += self._stored_whole(found)
         if not found:
             found = self._thriftiest()
         if not found:
             raise self._no_plan()
         return min(found, key=lambda f: f.rank)
+
+    def _stored_whole(self, found: list[Found | Staged]) -> list[Found | Staged]:
+        """The best program with all parameters stored whole, where that may be as fast: the copies of gathers are in no table."""
+        best = min(found, key=lambda f: f.rank, default=None)
+        if self.request.zero is not None or not self.request.train or not isinstance(best, Found) or not self.outer.ranking.complete:
+            return []
+        mesh, count = best.assignment.mesh, best.schedule.micro_batches
+        for solved in self.outer.ranking.solved:
+            candidate = solved.candidate
+            if candidate.stages == 1 and (candidate.mesh, candidate.micro_batches) == (mesh, count):
+                with contextlib.suppress(Infeasible, NoAssignment):
+                    whole = self.trials.solve(candidate, replace(solved.mode, zero=0))
+                    if whole is not None and whole.seconds < WHOLE * best.rank[0]:
+                        return [self.finish(whole)]
+                break
+        return []
 
     def _evaluate(self, found: list[Found | Staged]) -> dict[Solved, float]:
         """Add the programs of the most promising solutions, at least `EVALUATED` in all; the seconds of each (infinite: none fits)."""

@@ -103,7 +103,7 @@ class Outer:
             if not found.solved:
                 raise
             found.complete = False
-        found.bound = min([*self.sure.values(), *(s.seconds for s in found.solved[:1])])
+        found.bound = min([*self.sure.values(), *(s.seconds for s in found.solved[:1])], default=0.0)
         return found
 
     def settle(self, evaluated: Mapping[Solved, float]) -> None:
