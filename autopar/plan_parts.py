@@ -155,7 +155,9 @@ class StagePlan(Part):
     It holds the operators from `first` on, in the model's order, to where the next one begins, on devices of its own.
 
     `cluster`: the part of a cluster of several device types that its devices belong to (empty: there is one type). `forward`,
-    `backward`: predicted seconds of one micro-batch. `memory`: predicted bytes of one of its devices at the peak.
+    `backward`: predicted seconds of one micro-batch. `memory`: predicted bytes of one of its devices at the peak. `moved`, `once`: seconds
+    of the collectives of a step, of all micro-batches (within forward and backward), and of parameters once. `handed`: bytes of a
+    micro-batch that one of its devices sends to the next stage, in `send` seconds.
     """
 
     first: str
@@ -164,6 +166,10 @@ class StagePlan(Part):
     forward: float
     backward: float
     memory: float
+    moved: float = 0.0
+    once: float = 0.0
+    handed: float = 0.0
+    send: float = 0.0
 
     @property
     def devices(self) -> int:

@@ -33,7 +33,7 @@ from ..sharding.program import Assignment, Program
 from ..sharding.rules.found import found_in
 from ..sharding.schedule import Schedule
 from .found import Found
-from .pipelines import once_of
+from .pipelines import message_seconds, once_of
 from .request import Request
 from .staged import Part, Staged
 
@@ -174,10 +174,16 @@ def _schedule(found: Found | Staged) -> SchedulePlan:
 
 def _stages(found: Staged, whole: Analysis) -> Iterator[StagePlan]:
     several = len({part.group.cluster.name for part in found.parts}) > 1
-    for stage, part in zip(found.pipeline.stages, found.parts_of_stages, strict=True):
+    places = [place for part in found.parts for place in part.group.places()] * found.pipeline.interleave
+    stages, count = found.pipeline.stages, found.schedule.micro_batches
+    handed = [float(part.figures.handed[stage.stop]) for stage, part in zip(stages, found.parts_of_stages, strict=True)]
+    handed[-1] = 0.0
+    sends = message_seconds(places, handed)
+    for stage, part, size, send in zip(stages, found.parts_of_stages, handed, sends, strict=True):
         yield StagePlan(
             first=whole.graph.operators[stage.start].name, mesh=_axes(part.group.mesh), cluster=part.group.cluster.name if several else "",
-            forward=stage.forward, backward=stage.backward, memory=stage.memory,
+            forward=stage.forward, backward=stage.backward, memory=stage.memory, moved=count * stage.moved, once=stage.once, handed=size,
+            send=send,
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from ..sharding.analysis import Analysis, analyse
 from .account import Account, account_of, has_account
 from .compare import MAX_OPERATORS, SHORT, rivals
 from .grouping import Group, groups_of
+from .stages import stages_table, where_line
 from .tables import Rival, Table, comparison_table, operators_table, summary_lines
 from .units import bytes_text
 from .words import idle_axes
@@ -49,7 +50,8 @@ def planned_parts(planned: Planned, *, compare: bool, memory: float | None, save
     """Sentences and tables, in the order of printing."""
     account, analysis, named = _account(planned)
     said = summary_lines(planned.plan, cluster_sentence(planned), named)
-    parts: list[str | Table] = [*said, limit_line(planned, memory), *planned.notes[1:]]
+    parts: list[str | Table] = [*said, limit_line(planned, memory), where_line(planned.plan), *planned.notes[1:]]
+    parts += [stages_table(planned.plan)] if planned.plan.stages else []
     if account is not None:
         parts += [f"nothing is split on axis {axis}: its devices repeat each other's work" for axis in idle_axes(account)]
         parts.append(operators_table(groups_of(account), account))

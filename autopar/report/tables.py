@@ -173,7 +173,8 @@ def operators_table(groups: Sequence[Group], whole: Account) -> Table:
         kinds = Counter(c.kind for c, _ in issued)
         rows.append(("(parameters)", "", _units_text(whole), _collective_text(kinds), *_amounts(nbytes, sum(s for _, s in issued))))
     total = sum(g.nbytes for g in groups) + nbytes
-    rows.append(("total", str(len(whole.operators)), "", "", *_amounts(total, whole.communication)))
+    name = "total of all stages" if whole.plan.stages else "total"
+    rows.append((name, str(len(whole.operators)), "", "", *_amounts(total, whole.communication)))
     columns = ("operators", ">ops", "strategy", "collectives per step", ">bytes", ">time")
     return Table(title="Operators", columns=columns, rows=tuple(rows))
 
