@@ -15,6 +15,7 @@ from autopar.search import NoAssignment
 from .configured import load_any, sizes_of_plan
 from .errors import PlanError, UsageError, unknown
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
+from .ir.dtype import FLOATS
 from .model import LoadedModel
 from .operators import bring_rules, provide_rules
 from .pins import Pins, Restriction, parse_pin, replicated, reuse, together
@@ -188,7 +189,9 @@ def plan_loaded(
     )  # fmt: skip
     if named is not None:
         request = pinned(request, named, analyse(model.graph, train=train))
-    return Planned(plan=search_plan(model.graph, request, progress=progress), model=model, cluster=chosen, notes=tuple(notes))
+    best = search_plan(model.graph, request, progress=progress)
+    best = best.model_copy(update={"model": best.model.model_copy(update={"dtype": model.dtype})})
+    return Planned(plan=best, model=model, cluster=chosen, notes=tuple(notes))
 
 
 def types_of(model: LoadedModel, master: str | None, reduce: str | None, *, train: bool) -> Types:
@@ -248,16 +251,15 @@ def model_of_plan(
         loaded = _onnx_of_plan(model, plan, options)
     else:
         fixed = str(model).endswith(".pt2")
-        dtype = _dtype_of(plan) if isinstance(model, (str, Path)) else None
-        sized = sizes_of_plan(model, plan, options if fixed else replace(options, batch=_batch_of(plan), dtype=dtype))
-        loaded = load_any(model, sized, example_inputs)
+        sized = options if fixed else replace(options, batch=_batch_of(plan), dtype=plan.model.dtype)
+        loaded = load_any(model, sizes_of_plan(model, plan, sized), example_inputs)
     plan.require_match(loaded.graph)
     return bring_rules(loaded, plan)
 
 
 def _onnx_of_plan(model: Any, plan: Plan, options: ModelOptions, batch: int | None = None) -> LoadedModel:
     """The ONNX model with the plan's input shapes (of another `batch`); a file of another fixed batch is given it."""
-    options = replace(options, dtype=_dtype_of(plan), parameters=set(plan.parameters))
+    options = replace(options, dtype=plan.model.dtype, parameters=set(plan.parameters))
     old = _batch_of(plan)
     shapes = {name: spec.shape for name, spec in plan.model.inputs.items()}
     if batch is not None:
@@ -272,7 +274,7 @@ def _onnx_of_plan(model: Any, plan: Plan, options: ModelOptions, batch: int | No
 
 def model_of_batch(model: str | Path, plan: Plan, batch: int, *, loss: str | None = None, trust: bool = False) -> LoadedModel:
     """The model of a plan with another global batch; a `UsageError` where it cannot have it."""
-    options = ModelOptions(train=plan.model.mode == "train", loss=loss, dtype=_dtype_of(plan), trust=trust)
+    options = ModelOptions(train=plan.model.mode == "train", loss=loss, dtype=plan.model.dtype, trust=trust)
     loaded = _onnx_of_plan(model, plan, options, batch) if _is_onnx(model) else load_model(model, replace(options, batch=batch))
     return bring_rules(loaded, plan)
 
@@ -294,17 +296,13 @@ def _batch_of(plan: Plan) -> int | None:
     return sizes[0] if sizes else None
 
 
-def _dtype_of(plan: Plan) -> str | None:
-    """The one floating-point type of the planned parameters."""
-    found = {p.dtype for p in plan.parameters.values() if p.dtype.startswith(("float", "bfloat"))}
-    return found.pop() if len(found) == 1 else None
-
-
 def _cast_of(plan: Plan, module: Any) -> str | None:
     """The floating-point type that a module was planned in, where it has another: it is run in a copy of that type."""
     own = {str(value.dtype).removeprefix("torch.") for value in module.parameters() if value.is_floating_point()}
-    wanted = _dtype_of(plan)
-    return wanted if len(own) == 1 and wanted not in own else None
+    if plan.model.dtype is not None:
+        return plan.model.dtype if own != {plan.model.dtype} else None
+    planned = {p.dtype for p in plan.parameters.values() if p.dtype in FLOATS}
+    return planned.pop() if len(own) == len(planned) == 1 and planned != own else None
 
 
 def parallelize(

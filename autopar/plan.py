@@ -78,6 +78,14 @@ class Plan(Part):
         mesh_of(mesh)
         return mesh
 
+    def __repr__(self) -> str:
+        """What is planned, where, and how long a step takes: the operators are thousands."""
+        mesh = " x ".join(f"{axis.name}={axis.size}" for axis in self.mesh) or "one device"
+        stages = f"{len(self.stages) // self.schedule.interleave} stages of " if self.stages else ""
+        return f"Plan({self.model.name!r}, {self.model.mode}, {stages}{mesh} of {self.cluster}, {self.predicted.step:.4g} s a step)"
+
+    __str__ = __repr__
+
     @property
     def devices(self) -> int:
         """Number of devices (ranks) that the plan uses."""

@@ -19,6 +19,16 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _float(name: str) -> str:
+    if name not in FLOATS:
+        raise ValueError(unknown("floating-point type", name, FLOATS))
+    return name
+
+
+FloatName = Annotated[str, AfterValidator(_float), Field(json_schema_extra={"enum": list(FLOATS)})]
+"""The name of a floating-point type."""
+
+
 class InputSpec(Part):
     """Shape (of the global batch) and dtype of one model input."""
 
@@ -27,13 +37,14 @@ class InputSpec(Part):
 
 
 class ModelSpec(Part):
-    """Which model the plan is for, and how it is run."""
+    """Which model the plan is for, and how it is run; `dtype`: the floating-point type to which it was cast (null: it keeps its own)."""
 
     name: str
     fingerprint: str
     mode: Literal["train", "infer"]
     optimizer: str
     loss: str | None = None
+    dtype: FloatName | None = None
     inputs: dict[str, InputSpec]
 
 
@@ -100,16 +111,6 @@ ScheduleName = Annotated[str, AfterValidator(_scheduled), Field(json_schema_extr
 """The name of a pipeline schedule."""
 
 
-def _float(name: str) -> str:
-    if name not in FLOATS:
-        raise ValueError(unknown("floating-point type", name, FLOATS))
-    return name
-
-
-FloatName = Annotated[str, AfterValidator(_float), Field(json_schema_extra={"enum": list(FLOATS)})]
-"""The name of a floating-point type."""
-
-
 class SchedulePlan(Part):
     """When the work of a step is done, and in which types, beside where.
 
@@ -154,7 +155,9 @@ class StagePlan(Part):
     It holds the operators from `first` on, in the model's order, to where the next one begins, on devices of its own.
 
     `cluster`: the part of a cluster of several device types that its devices belong to (empty: there is one type). `forward`,
-    `backward`: predicted seconds of one micro-batch. `memory`: predicted bytes of one of its devices at the peak.
+    `backward`: predicted seconds of one micro-batch. `memory`: predicted bytes of one of its devices at the peak. `moved`, `once`: seconds
+    of the collectives of a step, of all micro-batches (within forward and backward), and of parameters once. `handed`: bytes of a
+    micro-batch that one of its devices sends to the next stage, in `send` seconds.
     """
 
     first: str
@@ -163,6 +166,10 @@ class StagePlan(Part):
     forward: float
     backward: float
     memory: float
+    moved: float = 0.0
+    once: float = 0.0
+    handed: float = 0.0
+    send: float = 0.0
 
     @property
     def devices(self) -> int:
@@ -191,8 +198,10 @@ class Predicted(Part):
 
 
 class Provenance(Part):
-    """Who made the plan: version of autopar, search method, seed, and the optimality gap that it certifies.
+    """Who made the plan: version of autopar, search method, seed, and the optimality gap.
 
+    `objective`: seconds as the search adds them up. `lower_bound`: seconds that no plan undercuts of all that the search could have tried
+    (on meshes of up to two axes, unless one was given); `gap`: of the predicted step above it, as a share of it (null: not bounded).
     `complete`: whether the search ran to its end or was interrupted, when the gap counts all that it left undone.
     """
 
@@ -201,7 +210,7 @@ class Provenance(Part):
     seed: int = 0
     objective: float
     lower_bound: float
-    gap: float
+    gap: float | None
     complete: bool = True
 
 

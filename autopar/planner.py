@@ -88,6 +88,7 @@ class _Search:
         self.found: list[Found | Staged] = []
         self.failures: list[NoPlanFits | UsageError] = []
         self.finishers = [Finisher(Outer(subject, replace(request, cluster=pool))) for pool in request.cluster.pools]
+        self.mixed = Mixed(subject, request)
         self.complete = False
 
     @property
@@ -97,6 +98,8 @@ class _Search:
         Pools that share the work at the best rates of each take 1 / sum_k (1 / bound_k).
         """
         bounds = [finisher.outer.ranking.bound for finisher in self.finishers]
+        if len(bounds) == 1:
+            return min(bounds[0], self.mixed.bound)
         rates = math.fsum(1.0 / bound for bound in bounds) if min(bounds) > 0 else 0.0
         return 1.0 / rates if rates > 0 else 0.0
 
@@ -111,7 +114,7 @@ class _Search:
             if not finisher.outer.ranking.complete:
                 return
         first = self.finishers[0]
-        mixed = Mixed(self.subject, self.request).best(first.outer)
+        mixed = self.mixed.best(first.outer)
         self.found += [mixed] if mixed is not None else []
         best = min(self.found, key=lambda f: f.rank, default=None)
         if isinstance(best, Staged):

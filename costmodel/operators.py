@@ -191,7 +191,8 @@ class _Operator:
         """The local sizes of attention, by the letters of its rule: g r heads, q queries, k keys, w and e widths, the rest batch."""
         found = {letter: np.ones(self.count) for letter in "grqkweb"}
         for i, factor in enumerate(self.rule.factors):
-            letter = factor.name[0] if len(factor.name.rstrip("0123456789")) == 1 else "b"
+            # The dims of a mask (x, xm) are no loops of the products.
+            letter = factor.name[0] if factor.name[0] == "x" or len(factor.name.rstrip("0123456789")) == 1 else "b"
             if letter != "x":
                 found[letter if letter in found else "b"] = found.get(letter, found["b"]) * self.local[:, i]
         window = self.call.get("window", default=0)

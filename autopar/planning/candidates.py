@@ -19,6 +19,8 @@ FEWER = 3
 MAX_STAGES = 128
 SMALL, LARGE = 8, 64
 """Devices up to which axes are tried in every order, and every way to lay them over the levels is."""
+SHORT_PIPELINE = 8
+"""Stages up to which fewer micro-batches than stages are tried: where launches and messages cost more than the bubble, that is faster."""
 STRIDE = 1.9
 """Numbers of micro-batches grow at least by this factor from one that is tried to the next."""
 
@@ -93,6 +95,15 @@ def device_counts(given: int) -> tuple[int, ...]:
     return tuple(sorted(found, reverse=True))
 
 
+def halves(given: int) -> tuple[int, ...]:
+    """Powers of two up to half of a number of devices.
+
+    >>> halves(8), halves(7)
+    ((4, 2, 1), (2, 1))
+    """
+    return tuple(1 << power for power in range(given.bit_length() - 1, -1, -1) if 2 << power <= given)
+
+
 def _is_smooth(count: int) -> bool:
     for prime in range(2, SMOOTH + 1):
         while count % prime == 0:
@@ -115,14 +126,16 @@ def stage_counts(devices: int, cuts: int) -> list[int]:
     return [count for count in divisors(devices) if count <= min(cuts + 1, MAX_STAGES)]
 
 
-def micro_batch_counts(batch: int, stages: int) -> list[int]:
-    """Micro-batches worth trying: a pipeline of p stages wants at least as many, one stage as few as fit.
+def micro_batch_counts(batch: int, stages: int, *, stride: float = STRIDE) -> list[int]:
+    """Micro-batches worth trying: one stage, or a few, as few as fit, a long pipeline at least as many as stages; each `stride` times the
+    last.
 
-    >>> micro_batch_counts(96, 1), micro_batch_counts(96, 4)
-    ([1, 2, 4, 8, 16, 32, 96], [4, 8, 16, 32, 96])
+    >>> micro_batch_counts(96, 4), micro_batch_counts(96, 16)
+    ([1, 2, 4, 8, 16, 32, 96], [16, 32, 96])
     """
     found: list[int] = []
+    least = min(stages, batch) if stages > SHORT_PIPELINE else 1
     for count in divisors(batch):
-        if count >= min(stages, batch) and (not found or count >= STRIDE * found[-1]):
+        if count >= least and (not found or count >= stride * found[-1]):
             found.append(count)
     return found

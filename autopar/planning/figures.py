@@ -5,7 +5,7 @@ A redistribution counts to the operator behind it, a parameter to the first oper
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,9 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Arrays [operators]. Seconds of a micro-batch: `forward`, `backward`, and of the latter `weight`. `once`: seconds of a step's
-    reductions and gathers; `update`: of the optimizer, of which `streamed` for the way to host memory and back; `moved`: of collectives of
-    a micro-batch, within forward and backward.
+    reductions and gathers, these also in `gather`; `update`: of the optimizer, of which `streamed` for the way to host memory and back;
+    `moved`: of collectives of a micro-batch, within forward and backward. `travel`: bytes of the parameters that are gathered or whose
+    gradients are reduced.
 
     `stored`: bytes of parameters, gradients and optimizer state; `host`: of the state that is in host memory instead; `saved`: of what a
     micro-batch keeps; `excess`: of what is alive beside while the operator is at work; `flat`: of flat copies of gradients, from the last
@@ -47,6 +48,8 @@ class Figures:
     weight: Floats
     moved: Floats
     once: Floats
+    gather: Floats
+    travel: Floats
     update: Floats
     streamed: Floats
     stored: Floats
@@ -69,7 +72,7 @@ class _Figures:
         self.graph, self.mesh = program.graph, prices.mesh.shape
         self.places = {op.name: index for index, op in enumerate(self.graph.operators)}
         self.again = {name for segment in schedule.recompute for name in segment}
-        names = ("forward", "backward", "weight", "moved", "once", "update", "streamed", "stored", "host", "saved", "excess", "flat")
+        names = (one.name for one in fields(Figures) if one.name != "handed")
         self.of: dict[str, Floats] = {name: np.zeros(len(self.graph.operators)) for name in names}
         self.first = {name: readers[0][0] for name, readers in analysis.readers.items() if readers[0][0] >= 0}
         self.known: dict[object, Seconds] = {}
@@ -105,6 +108,7 @@ class _Figures:
         seconds = self.prices.unit_seconds if stored else self._collective
         ahead, back = (sum(seconds(c.kind, c.axis, c.nbytes) for c in found) for found in (forward, backward))
         if stored:
+            self.of["travel"][index] += local_bytes(step.chain[-1], self.graph.tensors[step.tensor].bytes, self.mesh)
             size = local_bytes(step.chain[0], self.types.reduced_bytes(self.graph.tensors[step.tensor]), self.mesh)
             summed = self._summed(step)
             self.of["flat"][index] += size if summed else 0.0
@@ -112,6 +116,7 @@ class _Figures:
                 self.of["once"][index] += self.prices.unit_seconds("all_reduce", axis, size)
             if self.schedule.gathered == "kept":
                 self.of["once"][index] += ahead
+                self.of["gather"][index] += ahead
                 if self.schedule.accumulated == "whole":
                     self.of["once"][index] += back
                     back = 0.0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 from autopar.costmodel.pricing import MeshPrices
-from autopar.search import Infeasible, Interrupted
+from autopar.search import Infeasible, Interrupted, NoAssignment
 
 from ..errors import NoPlanFits, UsageError
 from ..sharding.schedule import Schedule
@@ -16,8 +17,9 @@ from ..tables import Tables
 from .candidates import Candidate
 from .found import Found, best_within, evaluate, smallest
 from .outer import Outer
+from .request import HEADROOM
 from .staged import Staged, staged
-from .trials import HIDDEN, Mode, Solved
+from .trials import Mode, Solved
 from .work import Counts
 
 EVALUATED = 2
@@ -26,6 +28,8 @@ NEAR, CLOSE_CALLS = 1.005, 4
 """Candidates that the tables put so near the best are evaluated too, up to so many."""
 FAR = 1.05
 """A candidate that the tables put so far behind the best program is not evaluated at all."""
+WHOLE = 1.01
+"""Parameters are tried stored whole where the tables put that up to so far behind the best program."""
 TRIED = 8
 """How many are at most."""
 SMALL_GRAPH = 500
@@ -80,11 +84,28 @@ class Finisher:
         if not found and outer.ranking.complete:
             outer.try_rest()
             self._evaluate(found)
+        found += self._stored_whole(found)
         if not found:
             found = self._thriftiest()
         if not found:
             raise self._no_plan()
         return min(found, key=lambda f: f.rank)
+
+    def _stored_whole(self, found: list[Found | Staged]) -> list[Found | Staged]:
+        """The best program with all parameters stored whole, where that may be as fast: the copies of gathers are in no table."""
+        best = min(found, key=lambda f: f.rank, default=None)
+        if self.request.zero is not None or not self.request.train or not isinstance(best, Found) or not self.outer.ranking.complete:
+            return []
+        mesh, count = best.assignment.mesh, best.schedule.micro_batches
+        for solved in self.outer.ranking.solved:
+            candidate = solved.candidate
+            if candidate.stages == 1 and (candidate.mesh, candidate.micro_batches) == (mesh, count):
+                with contextlib.suppress(Infeasible, NoAssignment):
+                    whole = self.trials.solve(candidate, replace(solved.mode, zero=0))
+                    if whole is not None and whole.seconds < WHOLE * best.rank[0]:
+                        return [self.finish(whole)]
+                break
+        return []
 
     def _evaluate(self, found: list[Found | Staged]) -> dict[Solved, float]:
         """Add the programs of the most promising solutions, at least `EVALUATED` in all; the seconds of each (infinite: none fits)."""
@@ -159,20 +180,20 @@ class Finisher:
         schedule = self._schedule(candidate, solved.mode)
         if candidate.stages > 1:
             return staged([trials.group(candidate)], lambda _: self.tables(candidate, solved.mode), schedule, request, always=trials.always)
-        first = self._in_one(candidate, solved.mode, schedule, HIDDEN if request.train else 0.0)
-        if first.hides_reductions:
+        first = self._in_one(solved, schedule, solved.hidden)
+        if solved.hidden == 0.0 or (first.hides_reductions and not self.is_small):
             return first
-        return min(first, self._in_one(candidate, solved.mode, schedule, 0.0), key=lambda f: f.rank)
+        return min(first, self._in_one(solved, schedule, 0.0), key=lambda f: f.rank)
 
-    def _in_one(self, candidate: Candidate, mode: Mode, schedule: Schedule, hidden: float) -> Found:
+    def _in_one(self, solved: Solved, schedule: Schedule, hidden: float) -> Found:
         """The program without stages, if that share of the gradients' reduction ran under the backward pass.
 
         A step is X + max(0, G - B), G the reduction of gradients and B the compute that can hide it: the maximum over l in [0, 1] of
         X + l (G - B). The two ends of l are tried, the upper one with the slowdown of what is hidden.
         """
         request = self.request
-        tables = self.tables(candidate, mode, hidden)
-        room = max(request.limit - self.trials.always, 0.0)
+        tables = self.tables(solved.candidate, solved.mode, hidden)
+        room = max(request.limit - self.trials.always - solved.beyond, 0.0)
         return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)
 
     def _prices(self, candidate: Candidate) -> MeshPrices:
@@ -219,8 +240,10 @@ class Finisher:
         master = self.request.types.master
         stored = f" Parameters in the type of the computation (--master) take less than in {master}." if master else ""
         minimum = max(min((error.minimum_memory for error in self.failures), default=min(staged, default=limit)), limit)
+        free = self.request.cluster.device.usable_memory
+        spare = f" ({_size(free)} but for {HEADROOM:.0%} of headroom, which --memory overrules)" if self.request.memory is None else ""
         return NoPlanFits(
-            f"no plan fits {_size(limit)} per device on {self.request.cluster.devices} devices; the smallest that would do is "
+            f"no plan fits {_size(limit)} per device{spare} on {self.request.cluster.devices} devices; the smallest that would do is "
             f"{_size(minimum)}. Give more devices or memory, a smaller --batch, or --optimizer sgd.{hosts}{stored}",
             minimum=minimum,
             limit=limit,

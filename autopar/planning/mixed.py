@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,24 +35,31 @@ UNEVEN = 64
 """Devices of one kind up to which groups of unequal size are tried."""
 SMALL_STAGES = 16
 """Stages of one group, at most."""
-EXACT = 6
-"""How many combinations are solved and cut."""
+EXACT, ALIKE = 16, 2
+"""How many combinations are solved and cut; and how many of them have as many stages and micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
-    """Groups in the order of their stages, how many micro-batches they run, and the step that is expected."""
+    """Groups in the order of their stages, how many micro-batches they run, the step that is expected, and what it is at the `least`."""
 
     groups: tuple[Group, ...]
     micro_batches: int
     seconds: float
+    least: float
+
+
+def _nearest(counts: Sequence[int], target: int) -> int:
+    """The number that is the least multiple of another, or it of them."""
+    return min(counts, key=lambda count: abs(math.log(count / target)))
 
 
 class Mixed:
-    """The unlike pipelines of a request."""
+    """The unlike pipelines of a request; `bound`: seconds that no combination that was thought of undercuts."""
 
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
+        self.bound = math.inf
 
     def best(self, outer: Outer) -> Staged | None:
         """The best of the most promising combinations, each in the first of the modes of an outer search that fits.
@@ -59,7 +67,7 @@ class Mixed:
         They are cut on the folded graph; the best is solved on the whole one.
         """
         found: list[tuple[float, Combination, Mode]] = []
-        for combination in sorted(self.combinations(), key=lambda c: c.seconds)[:EXACT]:
+        for combination in self._promising():
             for mode in outer.trials.modes(combination.micro_batches):
                 with contextlib.suppress(Infeasible, NoAssignment):
                     found.append((self._cut(combination, mode, outer, short=True).pipeline.step, combination, mode))
@@ -68,6 +76,19 @@ class Mixed:
             with contextlib.suppress(Infeasible, NoAssignment):
                 return self._cut(combination, mode, outer, short=False)
         return None
+
+    def _promising(self) -> list[Combination]:
+        """The most promising combinations of each number of stages and micro-batches: few large stages beside many small ones."""
+        combinations = sorted(self.combinations(), key=lambda c: c.seconds)
+        self.bound = min((c.least for c in combinations), default=math.inf)
+        taken: Counter[tuple[int, int]] = Counter()
+        found = []
+        for combination in combinations:
+            kind = sum(group.stages for group in combination.groups), combination.micro_batches
+            taken[kind] += 1
+            if taken[kind] <= ALIKE:
+                found.append(combination)
+        return found[:EXACT]
 
     def pools(self) -> Iterator[tuple[tuple[Cluster, int], ...]]:
         """The groups of devices, each with the number of its first one, in the orders in which stages may lie on them."""
@@ -93,9 +114,7 @@ class Mixed:
                 if pool not in known:
                     known[pool] = list(self._choices(pool))
             for chosen in itertools.product(*(known[pool] for pool, _ in order)):
-                found = self._combined(order, chosen)
-                if found is not None:
-                    yield found
+                yield from self._combined(order, chosen)
 
     def _choices(self, pool: Cluster) -> Iterator[tuple[int, Mesh, float]]:
         """Stages and mesh of a group, and the seconds of the whole model on one of these stages."""
@@ -108,20 +127,23 @@ class Mixed:
                 except NoAssignment:
                     continue
 
-    def _combined(self, order: Sequence[tuple[Cluster, int]], chosen: Sequence[tuple[int, Mesh, float]]) -> Combination | None:
+    def _combined(self, order: Sequence[tuple[Cluster, int]], chosen: Sequence[tuple[int, Mesh, float]]) -> Iterator[Combination]:
+        """The combination of these stages and meshes, with enough micro-batches to fill it, and with as few as it has stages."""
         stages = sum(count for count, _, _ in chosen)
         if self.request.stages not in (None, stages):
-            return None
+            return
         counts = self.subject.micro_batches(stages, self.request.micro_batches)
         if not counts:
-            return None
-        wanted = min(counts, key=lambda count: abs(math.log(count / (FILLED * stages))))
+            return
+        wanted = {_nearest(counts, FILLED * stages), _nearest(counts, stages)}
         rate = sum(count / seconds for count, _, seconds in chosen)
         groups = tuple(
             Group(cluster=pool, whole=self.request.cluster, start=start, stages=count, mesh=mesh, share=count / seconds / rate)
             for (pool, start), (count, mesh, seconds) in zip(order, chosen, strict=True)
         )
-        return Combination(groups=groups, micro_batches=wanted, seconds=self._passes(stages, wanted) / wanted / rate)
+        for count in sorted(wanted):
+            seconds = self._passes(stages, count) / count / rate
+            yield Combination(groups=groups, micro_batches=count, seconds=seconds, least=1.0 / rate)
 
     def _passes(self, stages: int, micro_batches: int) -> float:
         """How often the time of a micro-batch counts under the schedule that keeps least in flight."""

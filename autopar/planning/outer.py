@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from autopar.search import Infeasible, NoAssignment
 
 from ..sharding.mesh import Mesh
-from .candidates import LARGE, Candidate, device_counts, meshes, stage_counts
+from .candidates import LARGE, Candidate, device_counts, halves, meshes, stage_counts
 from .request import Request
 from .subject import Subject
 from .trials import Mode, Solved, Trials
@@ -34,6 +34,12 @@ BEAM = 48
 """Meshes, of the lowest bounds, that are solved at all."""
 NEAREST = 4
 """How many of the best meshes are tried with other numbers of micro-batches."""
+CUT = 1.1
+"""Pipelines that are expected to take up to so many times the best are cut."""
+PROVEN = 8
+"""How many of the least bounds are raised by solutions of their own."""
+SWEPT = 24
+"""How many of the candidates that are left then, and whose bounds promise to be better, are solved."""
 RISING = 1.02
 """A mesh on which the next number of micro-batches takes so much longer than the last one is left: times fall, then rise."""
 FILLED = 4
@@ -79,7 +85,9 @@ class Outer:
         self.ranking = Ranking()
         self.groups: list[list[Candidate]] = []
         self.waiting: dict[Candidate, float] = {}
-        self.least = math.inf
+        self.sure: dict[Candidate, float] = {}
+        self.forbidden: set[Candidate] = set()
+        self.fewest = False
 
     def run(self, progress: Progress | None = None) -> Ranking:
         """Solve every mesh for one number of micro-batches, the best for others, and the best of all on finer meshes.
@@ -95,7 +103,7 @@ class Outer:
             if not found.solved:
                 raise
             found.complete = False
-        found.bound = min([self.least, *self.waiting.values(), *(s.seconds for s in found.solved[:1])])
+        found.bound = min([*self.sure.values(), *(s.seconds for s in found.solved[:1])], default=0.0)
         return found
 
     def settle(self, evaluated: Mapping[Solved, float]) -> None:
@@ -119,25 +127,29 @@ class Outer:
         for number, group in enumerate(self.groups):
             if progress:
                 progress(number, len(self.groups), str(group[0]))
-            least = min((self.waiting[candidate] for candidate in group if candidate in self.waiting), default=math.inf)
-            for candidate in self._representatives(group) if number < BEAM else ():
-                if candidate in self.waiting and self._promises(least, candidate):
-                    self._try(candidate)
+            least = self._group_bound(group)
+            for nearest in self._representatives(group) if number < BEAM else ():
+                self._try_first(nearest, least)
         places = list(dict.fromkeys(s.candidate.place for s in self.ranking.solved))[:NEAREST]
         near = [group for place in places for group in self.groups if group[0].place == place]
         for group in near or self.groups[:BEAM]:
             self._walk(group)
+        self._sweep()
+        self._use_fewer(progress)
         self._split_further()
+        self._prove()
         if progress:
             progress(len(self.groups), len(self.groups), "done")
 
     def _walk(self, group: Sequence[Candidate]) -> None:
         """Try fewer and more micro-batches than those of the best, as long as the step gets shorter or memory is short."""
         known = [s.candidate for s in self.ranking.solved if s.candidate in group]
-        start = group.index(known[0] if known else self._representatives(group)[0])
+        start = group.index(known[0] if known else self._representatives(group)[0][0])
         for fewer, others in ((True, group[:start][::-1]), (False, group[start + 1 :])):
             last = self._seconds(group[start])
             for candidate in others:
+                if candidate in self.forbidden:
+                    continue
                 if candidate in self.waiting and self._promises(self.waiting[candidate], candidate):
                     self._try(candidate)
                 seconds = self._seconds(candidate)
@@ -149,12 +161,68 @@ class Outer:
                     break
                 last = min(last, seconds)
 
+    def _use_fewer(self, progress: Progress | None) -> None:
+        """Try far fewer devices, where the arithmetic alone lets them be faster than the best: small models are slowed by each device."""
+        request = self.request
+        if self.fewest or not request.fewer or request.mesh is not None or request.cluster.devices > LARGE:
+            return
+        self.fewest = True
+        best = self.ranking.solved[0].seconds if self.ranking.solved else math.inf
+        known = len(self.groups)
+        for devices in halves(request.cluster.devices):
+            if self.trials.least_seconds(devices) < (1 - CLOSE) * best:
+                self._bound_devices(devices, progress)
+        self.groups[known:] = sorted(self.groups[known:], key=self._group_bound)
+        for group in self.groups[known:]:
+            least = self._group_bound(group)
+            for nearest in self._representatives(group):
+                self._try_first(nearest, least)
+        self._sweep()
+
+    def _prove(self) -> None:
+        """Raise the least bounds, each by a solution of its own: that bounds more micro-batches on its mesh as well."""
+        proven: set[Candidate] = set()
+        for _ in range(PROVEN):
+            least = min(self.sure, key=lambda c: (self.sure[c], c in proven), default=None)
+            if least is None or least in proven:
+                break
+            proven.add(least)
+            try:
+                bound = self.trials.proven(least)
+            except NoAssignment:
+                bound = math.inf
+            for other in self.sure:
+                if other == least or (other.place == least.place and other.micro_batches > least.micro_batches and bound < math.inf):
+                    fewer = 1.0 if other == least else self.trials.passes_share(least, other)
+                    self.sure[other] = max(self.sure[other], bound * fewer)
+
+    def _group_bound(self, group: Sequence[Candidate]) -> float:
+        return min((self.waiting[candidate] for candidate in group if candidate in self.waiting), default=math.inf)
+
+    def _sweep(self) -> None:
+        """Solve what still promises to be better, the least bound first; of a mesh the fewest micro-batches, which bound the others."""
+        for _ in range(SWEPT):
+            best = self.ranking.solved[0].seconds if self.ranking.solved else math.inf
+            promising = {c: bound for c, bound in self.waiting.items() if bound < (1 - CLOSE) * best}
+            if not promising:
+                break
+            place = min(promising, key=lambda c: promising[c]).place
+            self._try(min((c for c in promising if c.place == place), key=lambda c: c.micro_batches))
+
     def _seconds(self, candidate: Candidate) -> float:
         """The best of a candidate's solutions, infinite where there is none."""
         return min((s.seconds for s in self.ranking.solved if s.candidate == candidate), default=math.inf)
 
-    def _representatives(self, group: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates of a mesh to look at first: with one micro-batch, or enough of them to fill the pipeline.
+    def _try_first(self, nearest: Sequence[Candidate], least: float) -> None:
+        """Try the first of some candidates of one mesh that the pins do not forbid."""
+        for candidate in nearest:
+            if candidate in self.waiting and self._promises(least, candidate):
+                self._try(candidate)
+            if candidate not in self.forbidden:
+                break
+
+    def _representatives(self, group: Sequence[Candidate]) -> list[list[Candidate]]:
+        """The candidates of a mesh to look at first: with one micro-batch, or enough of them to fill the pipeline, or as nearly as can be.
 
         Where, on a large cluster, the first axis has more devices than such a micro-batch has samples, one that can be split over it is
         looked at too.
@@ -162,11 +230,8 @@ class Outer:
         stages, mesh = group[0].stages, group[0].mesh
         filled = 1 if stages == 1 else FILLED * stages
         split = max(self.subject.batch // (mesh.shape[0] if mesh.shape else 1), 1)
-        found = {}
-        for count in (filled, split) if split < filled / 2 and group[0].cluster.devices > LARGE else (filled,):
-            apart = [(abs(math.log(candidate.micro_batches / count)), candidate.micro_batches) for candidate in group]
-            found[group[apart.index(min(apart))]] = True
-        return list(found)
+        counts = (filled, split) if split < filled / 2 and group[0].cluster.devices > LARGE else (filled,)
+        return [sorted(group, key=lambda c: (abs(math.log(c.micro_batches / count)), c.micro_batches)) for count in counts]
 
     def _promises(self, bound: float, candidate: Candidate) -> bool:
         """Whether a candidate may be better than the best by more than `CLOSE`; without stages, whether it may be as near to it."""
@@ -175,15 +240,12 @@ class Outer:
 
     # --- what is tried ---
 
-    def _counts(self) -> Iterator[tuple[int, int]]:
-        """Devices and stages."""
+    def _stage_counts(self, devices: int) -> Iterator[int]:
+        """The numbers of stages of so many devices."""
         request, cuts = self.request, len(self.subject.cuts) - 1
         if not request.train or self.subject.batch == 1:
             cuts = 0
-        for devices in device_counts(request.cluster.devices) if request.fewer and request.mesh is None else (request.cluster.devices,):
-            for stages in stage_counts(devices, cuts):
-                if request.stages in (None, stages):
-                    yield devices, stages
+        yield from (stages for stages in stage_counts(devices, cuts) if request.stages in (None, stages))
 
     def _meshes(self, devices: int, stages: int) -> tuple[Mesh, ...]:
         request = self.request
@@ -193,21 +255,43 @@ class Outer:
 
     def _bound_all(self, progress: Progress | None) -> None:
         """The candidates of each mesh with their bounds, the least bounds first."""
-        for devices, stages in self._counts():
-            cluster = self.request.cluster.sized(devices)
-            counts = self.subject.micro_batches(stages, self.request.micro_batches)
-            counts = [count for count in counts if stages == 1 or self.trials.schedules(stages, count)]
+        request = self.request
+        for devices in device_counts(request.cluster.devices) if request.fewer and request.mesh is None else (request.cluster.devices,):
+            self._bound_devices(devices, progress)
+        self.groups.sort(key=self._group_bound)
+
+    def _bound_devices(self, devices: int, progress: Progress | None) -> None:
+        """The candidates of so many devices with their bounds."""
+        cluster = self.request.cluster.sized(devices)
+        for stages in self._stage_counts(devices):
+            counts, every = (self._micro_batches(stages, every=every) for every in (False, True))
             for mesh in self._meshes(devices, stages) if counts else ():
                 if progress:
                     progress(0, 1, str(mesh))
-                group = [Candidate(cluster=cluster, stages=stages, mesh=mesh, micro_batches=count) for count in counts]
-                try:
-                    self.waiting.update({candidate: self.trials.bound(candidate, counts[0]) for candidate in group})
-                except NoAssignment:
+                place = Candidate(cluster=cluster, stages=stages, mesh=mesh, micro_batches=1)
+                tried = (self._bound_group([replace(place, micro_batches=count) for count in some]) for some in (counts, every))
+                if group := next(filter(None, tried), None):
+                    self.groups.append(group)
+                else:
                     self.ranking.forbidden += 1
-                    continue
-                self.groups.append(group)
-        self.groups.sort(key=lambda group: min(self.waiting[candidate] for candidate in group))
+
+    def _micro_batches(self, stages: int, *, every: bool) -> list[int]:
+        """The numbers of micro-batches that so many stages can run: those worth trying, or `every` one, should the pins forbid these."""
+        counts = self.subject.micro_batches(stages, self.request.micro_batches, every=every)
+        return [count for count in counts if stages == 1 or self.trials.schedules(stages, count)]
+
+    def _bound_group(self, group: Sequence[Candidate]) -> list[Candidate]:
+        """Bound the candidates of a mesh; those that are left: the pins may forbid the first numbers of micro-batches (12 samples on 4
+        devices are 3 times 4, but not 2 times 6)."""
+        for number, first in enumerate(group):
+            try:
+                found = {candidate: self.trials.bound(candidate, first.micro_batches) for candidate in group[number:]}
+            except NoAssignment:
+                continue
+            self.waiting.update(found)
+            self.sure.update(found)
+            return list(found)
+        return []
 
     def _try(self, candidate: Candidate, *, all_modes: bool = False) -> None:
         """Solve a candidate in the modes that may be the best; stop at the first that the memory does not make slower.
@@ -229,6 +313,7 @@ class Outer:
                 continue
             except NoAssignment:
                 found.forbidden += 1
+                self.forbidden.add(candidate)
                 break
             if cut is None:
                 left.append(mode)
@@ -250,13 +335,13 @@ class Outer:
                 self.waiting[other] = max(bound, self.trials.bound(other, candidate.micro_batches))
 
     def _cut(self, solved: Solved) -> Solved:
-        """A pipeline that is expected to be the best is ranked by its cuts; raises `Infeasible` where none fits."""
+        """A pipeline that is expected to be near the best is ranked by its cuts; raises `Infeasible` where none fits."""
         best = self.ranking.solved[:1]
-        return solved if solved.candidate.stages == 1 or (best and solved.seconds >= best[0].seconds) else self.trials.cut(solved)
+        far = bool(best) and solved.seconds >= CUT * best[0].seconds
+        return solved if solved.candidate.stages == 1 or far else self.trials.cut(solved)
 
     def _add(self, solved: Solved) -> None:
         self.ranking.solved.append(solved)
-        self.least = min(self.least, solved.bound)
         self.ranking.solved.sort(key=lambda s: (s.seconds, s.candidate.stages, s.candidate.micro_batches, -s.candidate.devices))
 
     def _split_further(self) -> None:

@@ -26,20 +26,25 @@ from autopar.costmodel.pools import crossing, send_seconds
 from autopar.order.schedules import SCHEDULES, in_flight, thriftiest
 from autopar.search.stages import balance, interval_sums, partition
 
+from ..sharding.schedule import UNIT_BYTES
 from .figures import Figures
+from .once import Once, once_seconds, units_of
 
 Floats = NDArray[np.float64]
 MAX_PIECES = 400
 """Pieces between which a model may be cut, at most: those are joined whose cut hands on most."""
 WIDE = 3.0
 """Stages are looked at that take up to this multiple of the mean stage, or of the longest piece; then, up to multiples of it."""
+SHARES = 5
+"""Shares of a device that are tried as the most that one of its chunks may fill."""
+ROUNDED = 1 + 1e-9
 GAIN = 1e-3
 """Share of a step by which a later schedule has to be faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Operators `start` to `stop` - 1: seconds of a micro-batch, of a step, and bytes at the peak of a device."""
+    """Operators `start` to `stop` - 1: seconds of a micro-batch, of a step, and bytes at the peak of a device (see `Figures`)."""
 
     start: int
     stop: int
@@ -47,6 +52,8 @@ class Stage:
     backward: float
     weight: float
     once: float
+    gather: float
+    travel: float
     update: float
     moved: float
     memory: float
@@ -122,9 +129,11 @@ class Cutter:
     """Cuts a model whose stage s, on `places[s]`, has the figures `figures[s]`; `hosts`: bytes of host memory for a device of each."""
 
     def __init__(
-        self, figures: Sequence[Figures], places: Sequence[Place], limits: Sequence[float], micro_batches: int, hosts: Sequence[float]
+        self, figures: Sequence[Figures], places: Sequence[Place], limits: Sequence[float], micro_batches: int, hosts: Sequence[float],
+        unit_bytes: int = UNIT_BYTES,
     ) -> None:
         self.figures, self.places, self.limits, self.count, self.hosts = figures, places, limits, micro_batches, hosts
+        self.unit_bytes = unit_bytes
         self.kinds = list({id(f): f for f in figures}.values())
         self.pieces = pieces_of(self.kinds)
         self.sums: dict[tuple[int, str], Floats] = {}
@@ -140,6 +149,16 @@ class Cutter:
             found = self.cut(name, interleave)
             if found is not None and (best is None or found.step < (1 - GAIN) * best.step):
                 best = found
+        return best
+
+    def least_memory(self, schedules: Iterable[tuple[str, int]]) -> float:
+        """Bytes of the fullest device if the cuts are made for memory alone, under the thriftiest schedule of one chunk a stage."""
+        stages, best = len(self.places), math.inf
+        for name in dict.fromkeys(name for name, chunks in schedules if chunks == 1):
+            known = [self._needed(stage, in_flight(name, stage, stages, self.count, 1), len(self.pieces) - 1) for stage in range(stages)]
+            cuts = partition(known)
+            if cuts is not None:
+                best = min(best, max(float(table[j, i - j]) for table, (i, j) in zip(known, itertools.pairwise(cuts), strict=True)))
         return best
 
     def could_be_faster(self, schedules: Iterable[tuple[str, int]], found: Pipeline) -> bool:
@@ -159,19 +178,40 @@ class Cutter:
         if len(self.pieces) - 1 < stages * interleave:
             return None
         flying = [in_flight(schedule, stage, stages, self.count, interleave) for stage in range(stages)] * interleave
-        cuts = self._cuts(flying, interleave)
+        cuts = self._cuts_within(flying, interleave)
         return None if cuts is None else self._pipeline(cuts, schedule, interleave, flying)
 
-    def _cuts(self, flying: Sequence[float], interleave: int) -> tuple[int, ...] | None:
-        """The best cuts, among stages of so many seconds as are sure to hold them."""
+    def _cuts_within(self, flying: Sequence[float], interleave: int) -> tuple[int, ...] | None:
+        """The best cuts whose chunks fit their devices together: the limit is the device's, one chunk may need more of it than another.
+
+        A chunk may fill a share of its device, from all of it down to an equal part; the largest share with which the sums fit is taken.
+        """
+        for share in np.geomspace(1.0, 1.0 / interleave, SHARES) if interleave > 1 else (1.0,):
+            cuts = self._cuts(flying, interleave, float(share))
+            if cuts is not None and self._fit_together(cuts, flying):
+                return cuts
+        return None
+
+    def _fit_together(self, cuts: tuple[int, ...], flying: Sequence[float]) -> bool:
+        """Whether the chunks of every device fit it, and its host."""
+        stages = len(self.places)
+        held, hosted = np.zeros(stages), np.zeros(stages)
+        for number, (i, j) in enumerate(itertools.pairwise(cuts)):
+            figures = self.figures[number % stages]
+            held[number % stages] += self._memory(figures, flying[number], i, j)
+            hosted[number % stages] += float(self._of_pieces(figures, "host")[i:j].sum())
+        return bool((held <= np.array(self.limits) * ROUNDED).all() and (hosted <= np.array(self.hosts) * ROUNDED).all())
+
+    def _cuts(self, flying: Sequence[float], interleave: int, share: float) -> tuple[int, ...] | None:
+        """The best cuts, each chunk within that share of its device, among stages of so many seconds as are sure to hold them."""
         stages = len(self.places)
         pieces = [self._seconds(figures) for figures in self.kinds]
         allowed = WIDE * max(max(float(p.max()), float(p.sum()) / (stages * interleave)) for p in pieces)
-        room = max(self.limits) / interleave
+        room = max(self.limits) * share
         most = max(_longest(self._of_pieces(figures, "stored"), room) for figures in self.kinds)
         while True:
             longest = min(max(_longest(p, allowed) for p in pieces), most)
-            known = [self._cost(stage, flying[stage], interleave, longest) for stage in range(stages)]
+            known = [self._cost(stage, flying[stage], share, longest) for stage in range(stages)]
             cuts = partition(known * interleave)
             if cuts is not None and interleave > 1:
                 cuts = balance(cuts, known * interleave, stages)
@@ -196,16 +236,24 @@ class Cutter:
         for number, (i, j) in enumerate(itertools.pairwise(cuts)):
             yield float(self._seconds(self.figures[number % len(self.places)])[i:j].sum())
 
-    def _cost(self, stage: int, flying: float, interleave: int, longest: int) -> Floats:
-        """Seconds of a stage for every interval of pieces, infinite where it does not fit."""
-        figures = self.figures[stage]
-        key = (id(figures), longest)
-        if key not in self.tables:
-            self.tables[key] = self._intervals(figures, longest)
-        made = self.tables[key]
-        needed = np.maximum(made.peak + (flying - 1) * made.saved, made.last)
-        fits = (needed <= self.limits[stage] / interleave) & (made.host <= self.hosts[stage] / interleave)
+    def _cost(self, stage: int, flying: float, share: float, longest: int) -> Floats:
+        """Seconds of a stage for every interval of pieces, infinite where it needs more than a share of its device."""
+        made = self._known_intervals(stage, longest)
+        needed = self._needed(stage, flying, longest)
+        fits = (needed <= self.limits[stage] * share) & (made.host <= self.hosts[stage] * share)
         return np.where(fits, made.seconds, math.inf)
+
+    def _needed(self, stage: int, flying: float, longest: int) -> Floats:
+        """Bytes of a stage for every interval of pieces, infinite where there is none."""
+        made = self._known_intervals(stage, longest)
+        needed = np.maximum(made.peak + (flying - 1) * made.saved, made.last)
+        return np.where(np.isfinite(made.seconds), needed, math.inf)
+
+    def _known_intervals(self, stage: int, longest: int) -> _Intervals:
+        key = (id(self.figures[stage]), longest)
+        if key not in self.tables:
+            self.tables[key] = self._intervals(self.figures[stage], longest)
+        return self.tables[key]
 
     def _intervals(self, figures: Figures, longest: int) -> _Intervals:
         made = self._peaks(figures)
@@ -244,7 +292,7 @@ class Cutter:
         found = []
         for number, (i, j) in enumerate(itertools.pairwise(cuts)):
             figures = self.figures[number % stages]
-            names = ("forward", "backward", "weight", "once", "update", "moved")
+            names = ("forward", "backward", "weight", "once", "gather", "travel", "update", "moved")
             sums = {name: float(self._of_pieces(figures, name)[i:j].sum()) for name in names}
             memory = self._memory(figures, flying[number], i, j)
             found.append(Stage(start=int(self.pieces[i]), stop=int(self.pieces[j]), memory=memory, **sums))
@@ -255,12 +303,17 @@ class Cutter:
         handed = [float(self.figures[n].handed[found[n].stop]) if n + 1 < len(found) else 0.0 for n in range(stages)]
         send = message_seconds(self.places, handed)
         seconds = pipeline_seconds(schedule, forward, backward, weight, send, self.count, interleave)
-        after = max(
-            max(math.fsum(s.once for s in group) - back, 0.0) + math.fsum(s.update for s in group)
-            for group, back in zip(held, backward, strict=True)
-        )
+        after = once_seconds([once_of(group, self.unit_bytes) for group in held], self.places[0].cluster.backend, interleave)
         memory = max(math.fsum(s.memory for s in group) for group in held)
         return Pipeline(stages=tuple(found), schedule=schedule, interleave=interleave, step=seconds + after, memory=memory)
+
+
+def once_of(held: Sequence[Stage], unit_bytes: int) -> Once:
+    """What a device that holds these chunks does once a step."""
+    names = ("forward", "backward", "gather", "once", "update", "travel")
+    forward, backward, gather, once, update, travel = (math.fsum(getattr(stage, name) for stage in held) for name in names)
+    units = units_of(travel, unit_bytes)
+    return Once(forward=forward, backward=backward, gather=gather, reduce=once - gather, update=update, units=units)
 
 
 def message_seconds(places: Sequence[Place], handed: Sequence[float]) -> list[float]:

@@ -22,6 +22,15 @@ from .work import Work
 
 ZEROS = (0, 1, 2, 3)
 OFFLOADS = ("none", "optimizer")
+HEADROOM = 0.04
+"""Share of a device's memory that plans leave free where no limit is given, for what the allocator holds in blocks of other sizes. Assumed:
+by the slack that `costmodel.occupancy` was fitted with (a fifth of the activations, 1.1 of what comes and goes), it is what a device needs
+whose activations are a tenth of its memory and whose transient bytes are a fiftieth."""
+
+
+def default_limit(cluster: Cluster) -> float:
+    """Bytes that a plan may fill on a device where no limit is given."""
+    return (1 - HEADROOM) * cluster.device.usable_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +112,7 @@ class Request:
 
     def limit_on(self, cluster: Cluster) -> float:
         """The same of a device of a part of the cluster."""
-        return self.memory if self.memory is not None else cluster.device.usable_memory
+        return self.memory if self.memory is not None else default_limit(cluster)
 
     def host_on(self, cluster: Cluster) -> float:
         """Bytes of the host for a device of a part of the cluster."""

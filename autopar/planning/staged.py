@@ -27,6 +27,8 @@ from .solving import solve_within
 TRIES = 5
 TIGHTER = 0.85
 """What the memory of all stages is multiplied by when no cut fits the stages one by one."""
+SURE, TIGHTEST = 1.1, 0.7
+"""What of its excess over the memory a pipeline's next solution has to save, and down to which share of what it uses."""
 AGAIN = 2
 """How often this is done for an interleaved schedule's sake."""
 
@@ -121,26 +123,61 @@ class Staged:
 
 def staged(
     groups: Sequence[Group], tables: Callable[[Group], Tables], schedule: Schedule, request: Request, *, always: float,
-    expand: Expand = unfolded,
+    expand: Expand = unfolded, solved: Solution | None = None,
 ) -> Staged:  # fmt: skip
     """The best pipeline on the groups, whose stages leave each device `always` bytes for inputs and constants; raises `Infeasible`.
 
-    `expand`: makes the figures of the model from those of the tables' graph.
+    `expand`: makes the figures of the model from those of the tables' graph. `solved`: the solution of the one group within its memory,
+    where it is known.
     """
     made = [tables(group) for group in groups]
     rooms = _rooms(groups, request, always)
     allowed = [group.stages * room / group.share for group, room in zip(groups, rooms, strict=True)]
-    least = 0.0
+    above, below, least = allowed, None, math.inf  # limits on the tables whose solutions cannot, and can, be cut
+    best: Staged | None = None
     for number in range(TRIES):
-        parts = _parts(groups, made, allowed, schedule, request, expand)
+        try:
+            known = (_part(groups[0], made[0], solved, schedule, expand),) if number == 0 and solved is not None else None
+            parts = known or _parts(groups, made, allowed, schedule, request, expand)
+        except Infeasible:
+            if number == 0:
+                raise
+            allowed = _between(above, allowed)
+            continue
         cutter, pairs = _cutter(parts, rooms, schedule, request)
         pipeline = cutter.best(pairs)
-        if pipeline is not None:
-            return Staged(parts=parts, pipeline=pipeline, schedule=schedule, tightened=number > 0)
-        least = min(float(p.figures.stored.sum() + p.figures.saved.sum()) * p.group.share / p.group.stages for p in parts) + always
-        allowed = _tighter(parts, allowed)
+        if pipeline is None:
+            needed = cutter.least_memory(pairs)
+            least, above = min(least, needed + always), _used(parts, allowed)
+            allowed = _between(above, below) if below else _tighter(groups, above, max(needed - min(rooms), 0.0))
+            continue
+        if best is None or pipeline.step < best.pipeline.step:
+            best = Staged(parts=parts, pipeline=pipeline, schedule=schedule, tightened=number > 0)
+        if number == 0 or below:
+            break
+        below, allowed = allowed, _between(above, allowed)
+    if best is not None:
+        return best
     limit = min(request.limit_on(group.cluster) for group in groups)
     raise Infeasible(max(least, math.nextafter(limit, math.inf)), limit)
+
+
+def _between(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    return [0.5 * (most + least) for most, least in zip(above, below, strict=True)]
+
+
+def _used(parts: Sequence[Part], allowed: Sequence[float]) -> list[float]:
+    """What the solutions fill of their limits."""
+    used = [part.tables.graph.memory_of(part.solution.choices) for part in parts]
+    return [min(most, memory) for most, memory in zip(allowed, used, strict=True)]
+
+
+def _tighter(groups: Sequence[Group], used: Sequence[float], over: float) -> list[float]:
+    """A limit for each group below what its solution used, where the fullest stage is so many bytes `over` its memory."""
+    return [
+        max(most - SURE * over * group.stages, TIGHTEST * most) if over else TIGHTER * most
+        for most, group in zip(used, groups, strict=True)
+    ]
 
 
 def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
@@ -154,7 +191,7 @@ def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
     for _ in range(AGAIN):
         if not cutter.could_be_faster(pairs, best.pipeline):
             break
-        allowed = _tighter(parts, allowed)
+        allowed = _tighter(groups, _used(parts, allowed), 0.0)
         try:
             parts = _parts(groups, made, allowed, found.schedule, request, unfolded)
         except Infeasible:
@@ -168,12 +205,6 @@ def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
 
 def _rooms(groups: Sequence[Group], request: Request, always: float) -> list[float]:
     return [max(request.limit_on(group.cluster) - always, 0.0) for group in groups]
-
-
-def _tighter(parts: Sequence[Part], allowed: Sequence[float]) -> list[float]:
-    """A limit for each group below what its solution uses."""
-    used = [part.tables.graph.memory_of(part.solution.choices) for part in parts]
-    return [TIGHTER * min(most, memory) for most, memory in zip(allowed, used, strict=True)]
 
 
 def _parts(
@@ -196,7 +227,7 @@ def _cutter(parts: Sequence[Part], rooms: Sequence[float], schedule: Schedule, r
     limits = list(itertools.chain.from_iterable([room] * part.group.stages for part, room in zip(parts, rooms, strict=True)))
     places = list(itertools.chain.from_iterable(part.group.places() for part in parts))
     hosts = [request.host_on(part.group.cluster) for part in parts for _ in range(part.group.stages)]
-    cutter = Cutter(figures, places, limits, schedule.micro_batches, hosts)
+    cutter = Cutter(figures, places, limits, schedule.micro_batches, hosts, schedule.unit_bytes)
     stages, pieces = len(places), len(cutter.pieces) - 1
     fixed = schedules_for(stages, schedule.micro_batches, pieces=pieces, pipeline=request.pipeline, interleave=request.interleave)
     return cutter, list(fixed)

@@ -22,7 +22,7 @@ from ..sharding.micro_batches import micro_batch_options, split_batch
 from ..sharding.rules import RULES, preamble
 from ..sharding.rules.experts import EXPERTS
 from ..tables import Tables
-from .candidates import micro_batch_counts
+from .candidates import STRIDE, micro_batch_counts
 from .figures import Figures
 from .folding import Folding, Run, crossing_bytes, find_runs, fold
 from .work import Counts, Segments
@@ -63,9 +63,9 @@ class Subject:
                 self._analyses[key] = split_batch(self.analysis(short=short), micro_batches)
         return self._analyses[key]
 
-    def micro_batches(self, stages: int, pinned: int | None = None) -> list[int]:
-        """The numbers of micro-batches to try with so many stages: the one that is pinned, or those worth trying."""
-        counts = [pinned] if pinned is not None else micro_batch_counts(self.batch, stages)
+    def micro_batches(self, stages: int, pinned: int | None = None, *, every: bool = False) -> list[int]:
+        """The numbers of micro-batches to try with so many stages: the one that is pinned, or those worth trying, or `every` one."""
+        counts = [pinned] if pinned is not None else micro_batch_counts(self.batch, stages, stride=1.0 if every else STRIDE)
         return [count for count in counts if count == 1 or self.divides(count)]
 
     def divides(self, micro_batches: int) -> bool:

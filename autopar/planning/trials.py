@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,10 @@ from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from ..sharding.schedule import Schedule
 from ..tables import Known, Tables
+from .beyond import bytes_beyond
 from .candidates import Candidate
 from .expected import Pipe, tables_alone, weight_share
+from .once import hideable
 from .pipelines import schedules_for, thrifty
 from .request import Request
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
@@ -28,8 +31,17 @@ from .work import Counts, Work
 
 REMEMBERED = 4
 """Candidates of which parts of tables are kept for the next mode."""
-HIDDEN = 0.9
-"""Share of the reduction of gradients that candidates are ranked with as hidden under the backward pass (the rest: its slowdown)."""
+SEEN = (0.5, 0.0)
+"""Parts of the share of parameters' collectives that could be hidden, with which candidates are solved where there is more than that."""
+FORWARD = 1 / 3
+"""Share of a pass that its forward half takes."""
+FITTINGS = 4
+"""How often a candidate is solved until its program fills the memory."""
+FULL = 0.97
+"""Share of the memory that counts as all of it."""
+CERTAIN = 1e-3
+PLENTY = 0.5
+"""Share of the memory up to which tables may fill it without a look at what programs need beyond them."""
 SLACK = 0.9
 """What the arithmetic may be below that of one device, for operators whose shards fit the device better than the whole."""
 
@@ -50,7 +62,8 @@ class Mode:
 class Solved:
     """The priced tables of a candidate and their solution; `seconds` of the step as the tables add it up, and a bound of them.
 
-    `free`: whether the solution is the best without a limit of memory too, so that no other mode is faster.
+    `free`: whether the solution is the best without a limit of memory too, so that no other mode is faster. `beyond`: bytes that its
+    program needs beyond what the tables add up to, where the memory is short. `hidden`: as of `Work`, by which it was found.
     """
 
     candidate: Candidate
@@ -60,6 +73,8 @@ class Solved:
     seconds: float
     bound: float
     free: bool = False
+    beyond: float = 0.0
+    hidden: float = 0.0
 
 
 class Trials:
@@ -91,6 +106,10 @@ class Trials:
         waits = self._pipe(stages, count).least_bubble(self.schedules(stages, count)) / count
         return (base + waits * SLACK * self._alone[0] / candidate.mesh.devices) / stages
 
+    def least_seconds(self, devices: int) -> float:
+        """Seconds that no step on so many devices undercuts, by the arithmetic alone."""
+        return SLACK * self._alone[0] / devices
+
     @cached_property
     def _alone(self) -> tuple[float, float]:
         """Seconds of the whole batch on one device, without any limit, and the share of them that makes gradients of weights."""
@@ -98,13 +117,30 @@ class Trials:
         return solve(tables.graph).cost, weight_share(tables, work)
 
     def base_seconds(self, devices: int, stages: int, mesh: Mesh, micro_batches: int) -> float:
-        """The least that the tables of a mesh add up to for so many micro-batches, without bubble or memory limit."""
+        """The least that the tables of a mesh add up to for so many micro-batches, without bubble, memory limit, or parameters' way."""
         key = (devices, stages, mesh)
         if key not in self.base:
-            work = Work(counts=self.subject.counts, passes=micro_batches, hidden=_hidden(stages))
+            # Parameters travel once a step beside the computation, so that at the best none of it is seen.
+            work = Work(counts=self.subject.counts, passes=micro_batches, hidden=1.0, overlapped=True)
             tables = self._tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
             self.base[key] = solve(tables.graph).lower_bound
         return self.base[key]
+
+    def passes_share(self, fewer: Candidate, more: Candidate) -> float:
+        """What a bound with fewer micro-batches is for more of them on the same mesh, of which the bubble is a smaller share."""
+        (few, short), (many, long) = (
+            (c.micro_batches, self._pipe(c.stages, c.micro_batches).least_bubble(self.schedules(c.stages, c.micro_batches)))
+            for c in (fewer, more)
+        )
+        return (1 + long / many) / (1 + short / few) if fewer.stages > 1 else 1.0
+
+    def proven(self, candidate: Candidate) -> float:
+        """Seconds that no step of a candidate undercuts: all passes and the least bubble, nothing of the parameters' way being seen."""
+        stages, count = candidate.stages, candidate.micro_batches
+        passes = count + self._pipe(stages, count).least_bubble(self.schedules(stages, count)) if stages > 1 else count
+        work = Work(counts=self.subject.counts, passes=passes, hidden=1.0, overlapped=True)
+        analysis = self.subject.analysis(short=True, micro_batches=count)
+        return solve(self._tables(analysis, candidate.cluster.devices, stages, candidate.mesh, work).graph).lower_bound / stages
 
     def _tables(self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Work) -> Tables:
         request = self.request
@@ -147,7 +183,7 @@ class Trials:
         stages, count, schedule = candidate.stages, candidate.micro_batches, self._thrifty(candidate.stages, candidate.micro_batches)
         passes = count + self._pipe(stages, count).bubble(schedule)
         return Work(
-            counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, hidden=_hidden(stages),
+            counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, hidden=self.hides(candidate),
             in_flight=in_flight(schedule, 0, stages, count), segments=self.subject.segments(mode.recompute, short=short),
         )  # fmt: skip
 
@@ -171,7 +207,9 @@ class Trials:
         """A pipeline with the seconds of its best cuts; raises `Infeasible` where no cut fits."""
         schedule = self.schedule(solved.mode, solved.candidate.micro_batches, [solved.tables.prices], short=True)
         groups, expand = [self.group(solved.candidate)], self.subject.expand
-        found = staged(groups, lambda _: solved.tables, schedule, self.request, always=self.always, expand=expand)
+        tables, solution = solved.tables, solved.solution
+        first = solution if solved.free else None
+        found = staged(groups, lambda _: tables, schedule, self.request, always=self.always, expand=expand, solved=first)
         return replace(solved, seconds=found.pipeline.step)
 
     # --- its solution ---
@@ -181,11 +219,54 @@ class Trials:
         return candidate.stages * max(self.request.limit - self.always, 0.0)
 
     def solve(self, candidate: Candidate, mode: Mode, *, below: float = math.inf) -> Solved | None:
+        """The best solution of a candidate, at several prices of what is hidden.
+
+        A step is X + max(0, G - B), G the collectives of parameters and B the computation that can hide them: the maximum over l in [0, 1]
+        of X + l (G - B). The least l is tried first; where it leaves more than can be hidden, larger ones are.
+        """
+        best = self._solve(candidate, mode, below, self.hides(candidate))
+        if best is None or candidate.stages > 1 or not self._overflows(best):
+            return best
+        share = best.hidden
+        for part in SEEN:
+            with contextlib.suppress(Infeasible):
+                other = self._solve(candidate, mode, math.inf, part * share)
+                if other is not None and other.seconds < best.seconds:
+                    best = other
+        return best
+
+    def hides(self, candidate: Candidate) -> float:
+        """The share of the collectives of parameters that a step can hide; of stages, what is hidden is counted when they are cut."""
+        if candidate.stages > 1 or not self.request.train:
+            return 0.0
+        return hideable(self.subject.prices(candidate.cluster, candidate.mesh, 1), self.subject.parameters)
+
+    def _overflows(self, solved: Solved) -> bool:
+        """Whether there is more of the collectives of parameters than their share that is taken to be hidden."""
+        return solved.hidden > 0 and solved.seconds > solved.solution.cost * (1 + CERTAIN)
+
+    def _exposed(self, candidate: Candidate, tables: Tables, solution: Solution, hidden: float) -> float:
+        """By how much the step of a solution is longer than its tables' sum: what of the hidden share finds nothing to run under, less the
+        part of the other share that does."""
+        variables, choices = tables.variables, solution.choices
+        sent = math.fsum(
+            float(table[choices[u], choices[v]])
+            for (u, v), table in tables.graph.edges.items()
+            if "parameter" in (variables[u].what, variables[v].what)
+        ) / (1 - hidden)
+        pairs = zip(variables, tables.graph.unary, choices, strict=True)
+        computed = math.fsum(float(unary[c]) for v, unary, c in pairs if v.what == "operator")
+        share = self.hides(candidate)
+        half = 0.5 * share * sent
+        seen = max(half - FORWARD * computed, 0.0) + max(half - (1 - FORWARD) * computed, 0.0)
+        return (1 - share) * sent + seen - (1 - hidden) * sent
+
+    def _solve(self, candidate: Candidate, mode: Mode, below: float, hidden: float) -> Solved | None:
         """The solution of a candidate within the memory; None where, without a limit, it takes `below` seconds or more.
 
         Raises `Infeasible`, with no more than a bound of the memory that would do where others are known, and `NoAssignment`.
         """
-        tables, room, exact = self._folded(candidate, mode), self.room(candidate), self.request.method == EXACT_METHOD
+        tables, room, exact = self._folded(candidate, mode, hidden), self.room(candidate), self.request.method == EXACT_METHOD
         if below < math.inf and (least := tables.least_kept()) > room:
             raise Infeasible(least, room)
         try:
@@ -193,23 +274,60 @@ class Trials:
                 free = solve(tables.graph)
                 if mode == next(self.modes(candidate.micro_batches)):
                     self.free[candidate] = free.lower_bound
-                fits = free.memory <= room and tables.host_of(free.choices) <= tables.host_room
+                beyond = self._beyond(candidate, mode, tables, free)
+                fits = free.memory + beyond <= room and tables.host_of(free.choices) <= tables.host_room
                 if fits and exact:
-                    return self._solved(candidate, mode, tables, free, free=True)
+                    return self._solved(candidate, mode, tables, free, free=True, beyond=beyond, hidden=hidden)
                 if exact and self._least(candidate, free.lower_bound) >= below:
                     return None
                 if not fits and self.binds(candidate, mode):
                     tables = self.offering(tables, candidate, mode)
-            return self._solved(candidate, mode, tables, solve_within(tables, QUICK_METHOD if exact else self.request.method, room))
+            return self._within(candidate, mode, tables, room, hidden)
         except Interrupted as interrupt:
             if interrupt.best is not None:
-                self.left = self._solved(candidate, mode, tables, interrupt.best)
+                self.left = self._solved(candidate, mode, tables, interrupt.best, hidden=hidden)
             raise
 
-    def _folded(self, candidate: Candidate, mode: Mode) -> Tables:
+    def _within(self, candidate: Candidate, mode: Mode, tables: Tables, room: float, hidden: float) -> Solved:
+        """The solution of tables whose program fits the memory: what programs need beyond them is found out as they are solved."""
+        method = QUICK_METHOD if self.request.method == EXACT_METHOD else self.request.method
+        allowed, best, least = room, None, math.inf
+        for _ in range(FITTINGS):
+            try:
+                solution = solve_within(tables, method, allowed)
+            except Infeasible as error:
+                if best is None:
+                    least = min(least, room - allowed + error.minimum_memory)
+                break
+            beyond = self._beyond(candidate, mode, tables, solution)
+            fits, least = solution.memory + beyond <= room, min(least, solution.memory + beyond)
+            if fits and (best is None or solution.cost < best.solution.cost):
+                best = self._solved(candidate, mode, tables, solution, beyond=beyond, hidden=hidden)
+            if fits and solution.memory + beyond >= FULL * room:
+                break
+            # What is beyond differs from solution to solution: the next one has the room that this one's leaves.
+            following = room - beyond
+            if abs(following - allowed) < (1 - FULL) * room:
+                following = allowed - (solution.memory + beyond - room) if not fits else allowed
+            if following == allowed or following <= 0:
+                break
+            allowed = following
+        if best is None:
+            raise Infeasible(max(least, math.nextafter(room, math.inf)), room)
+        return best
+
+    def _beyond(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution) -> float:
+        """What a program without stages needs beyond its tables; 0 where memory is no question, and of stages, which are cut by it."""
+        room = self.room(candidate)
+        if candidate.stages > 1 or solution.memory < PLENTY * room:
+            return 0.0
+        schedule = self.schedule(mode, candidate.micro_batches, [tables.prices], short=True)
+        return bytes_beyond(tables, solution, schedule, self.subject.counts, room)
+
+    def _folded(self, candidate: Candidate, mode: Mode, hidden: float) -> Tables:
         """The tables of a candidate, on the folded graph."""
         analysis = self.subject.analysis(short=True, micro_batches=candidate.micro_batches)
-        work = self.work(candidate, mode, self.subject.counts, short=True)
+        work = replace(self.work(candidate, mode, self.subject.counts, short=True), hidden=hidden)
         return self.offering(self._tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work), candidate, mode)
 
     def offering(self, tables: Tables, candidate: Candidate, mode: Mode) -> Tables:
@@ -222,16 +340,22 @@ class Trials:
         self.binding.add((candidate, mode))
         return new and self.request.may_offload
 
-    def _solved(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution, *, free: bool = False) -> Solved:
+    def _solved(
+        self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution, *, free: bool = False, beyond: float = 0.0,
+        hidden: float = 0.0,
+    ) -> Solved:  # fmt: skip
         seconds, short, stages, count = solution.cost, False, candidate.stages, candidate.micro_batches
         if stages > 1:
             pipe, schedules = self._pipe(stages, count), self.schedules(stages, count)
             work = self.work(candidate, mode, self.subject.counts, short=True)
             expected = pipe.expected(tables, solution, work, schedules, self.room(candidate))
             seconds, short = expected.seconds * self.subject.imbalance(tables, solution, stages), expected.short
+        elif self.request.train:
+            seconds += self._exposed(candidate, tables, solution, hidden)
         return Solved(
             candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=seconds,
-            bound=self._least(candidate, solution.lower_bound), free=free and not short,
+            bound=self._least(candidate, solution.lower_bound), free=free and not short, beyond=beyond,
+            hidden=hidden,
         )  # fmt: skip
 
     def _least(self, candidate: Candidate, bound: float) -> float:
@@ -239,8 +363,3 @@ class Trials:
         stages, count = candidate.stages, candidate.micro_batches
         pipe, schedules = self._pipe(stages, count), self.schedules(stages, count)
         return bound / stages * (count + pipe.least_bubble(schedules)) / (count + pipe.bubble(self._thrifty(stages, count)))
-
-
-def _hidden(stages: int) -> float:
-    """Of stages, the exposed rest of the reduction is counted when they are cut."""
-    return HIDDEN if stages == 1 else 0.0

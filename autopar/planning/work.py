@@ -31,9 +31,10 @@ class Work:
     """The multiplicities of a step.
 
     `passes`: how often the time of a micro-batch counts (the micro-batches, and the bubble). `in_flight`: micro-batches between their
-    forward and their backward pass at once. `hidden`: share of the buckets of gradients that runs under the backward pass. `segments`:
+    forward and their backward pass at once. `hidden`: share of the collectives of parameters that runs under computation. `segments`:
     what is recomputed. `zero`: parameters stored split and used gathered are gathered once a step, their gradients added up whole (1)
     or as shards after every micro-batch (2), or gathered for every pass (3); 0: none are.
+    `overlapped`: all of these collectives run under computation, as they do at the best.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -43,11 +44,15 @@ class Work:
     hidden: float = 0.0
     segments: Segments = ()
     zero: int = 1
+    overlapped: bool = False
 
     @property
     def of_parameters(self) -> tuple[float, float]:
         """How often the collectives of a gathered parameter are issued, on the way to its value and to its gradient."""
-        return {0: (FORBIDDEN, 1.0), 1: (1.0, 1.0), 2: (1.0, self.passes), 3: (2.0 * self.passes, self.passes)}[self.zero]
+        if self.overlapped:
+            return (0.0, 0.0)
+        ahead, back = {0: (FORBIDDEN, 1.0), 1: (1.0, 1.0), 2: (1.0, self.passes), 3: (2.0 * self.passes, self.passes)}[self.zero]
+        return (1 - self.hidden) * ahead, (1 - self.hidden) * back
 
     def of_values(self, again: bool) -> tuple[float, float]:
         """The same of an activation, `again` where its reader is recomputed."""

@@ -33,6 +33,7 @@ from ..sharding.program import Assignment, Program
 from ..sharding.rules.found import found_in
 from ..sharding.schedule import Schedule
 from .found import Found
+from .pipelines import message_seconds, once_of
 from .request import Request
 from .staged import Part, Staged
 
@@ -173,10 +174,16 @@ def _schedule(found: Found | Staged) -> SchedulePlan:
 
 def _stages(found: Staged, whole: Analysis) -> Iterator[StagePlan]:
     several = len({part.group.cluster.name for part in found.parts}) > 1
-    for stage, part in zip(found.pipeline.stages, found.parts_of_stages, strict=True):
+    places = [place for part in found.parts for place in part.group.places()] * found.pipeline.interleave
+    stages, count = found.pipeline.stages, found.schedule.micro_batches
+    handed = [float(part.figures.handed[stage.stop]) for stage, part in zip(stages, found.parts_of_stages, strict=True)]
+    handed[-1] = 0.0
+    sends = message_seconds(places, handed)
+    for stage, part, size, send in zip(stages, found.parts_of_stages, handed, sends, strict=True):
         yield StagePlan(
             first=whole.graph.operators[stage.start].name, mesh=_axes(part.group.mesh), cluster=part.group.cluster.name if several else "",
-            forward=stage.forward, backward=stage.backward, memory=stage.memory,
+            forward=stage.forward, backward=stage.backward, memory=stage.memory, moved=count * stage.moved, once=stage.once, handed=size,
+            send=send,
         )  # fmt: skip
 
 
@@ -200,7 +207,7 @@ def _of_stages(found: Staged) -> Predicted:
     moved = count * sum(s.moved for s in slowest)
     forward, backward = (count * sum(getattr(s, name) for s in slowest) for name in ("forward", "backward"))
     update = sum(s.update for s in slowest)
-    exposed = max(sum(s.once for s in slowest) - backward / count, 0.0)
+    exposed = sum(s.once for s in slowest) - once_of(slowest, found.schedule.unit_bytes).hidden
     once = sum(s.once for s in slowest)
     stored = sum(float(parts[s].figures.stored[s.start : s.stop].sum()) for s in fullest)
     memory = sum(s.memory for s in fullest)
@@ -217,8 +224,9 @@ def _of_stages(found: Staged) -> Predicted:
 
 def _provenance(found: Found | Staged, request: Request, lower_bound: float, complete: bool) -> Provenance:
     cost = found.cost if isinstance(found, Staged) else found.solution.cost
-    bound = min(lower_bound, cost)
+    step = found.pipeline.step if isinstance(found, Staged) else found.estimate.step
+    bound = min(lower_bound, step)
     return Provenance(
         autopar=__version__, method=request.method, seed=request.seed, objective=cost, lower_bound=bound,
-        gap=max(0.0, (cost - bound) / cost) if cost > 0 else 0.0, complete=complete,
+        gap=step / bound - 1 if bound > 0 else None, complete=complete,
     )  # fmt: skip

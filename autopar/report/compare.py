@@ -14,7 +14,7 @@ from ..planning.request import Request
 from ..schemes import SCHEMES, scheme_named, scheme_of
 from ..schemes.pinning import pinned
 from ..sharding.analysis import Analysis, analyse
-from .tables import Rival, Table, comparison_table, rival_of, summary_lines
+from .tables import Rival, Table, comparison_table, rival_of, scheme_line, summary_lines
 
 SHORT = ("data", "megatron")
 """The schemes beside every plan; `autopar compare` prices all."""
@@ -52,7 +52,7 @@ def _rival(name: str, analysis: Analysis, free: Request) -> Rival:
             continue
         except UsageError as error:
             return Rival(scheme=name, why=str(error))
-        return rival_of(name, plan, scheme_of(plan, analysis).name, fits=fits)
+        return rival_of(name, plan, scheme_of(plan, analysis).called, fits=fits)
     return Rival(scheme=name, why="no plan fits")
 
 
@@ -62,8 +62,8 @@ def compared_parts(planned: Planned, found: Sequence[Rival], sentence: str) -> l
     named = scheme_of(planned.plan, analysis)
     return [
         *summary_lines(planned.plan, sentence),
-        f"scheme {named.name}: {named.sentence}",
-        comparison_table(planned.plan, named.name, found),
+        scheme_line(named),
+        comparison_table(planned.plan, named.called, found),
     ]
 
 
@@ -72,12 +72,12 @@ def compared_json(planned: Planned, found: Sequence[Rival]) -> dict[str, Any]:
     analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
     named = scheme_of(planned.plan, analysis)
     best = planned.plan.predicted.step
-    rows = (rival_of("", planned.plan, named.name), *found)
+    rows = (rival_of("", planned.plan, named.called), *found)
     return {
         "cluster": planned.cluster.name,
         "devices": planned.cluster.devices,
         "model": planned.plan.model.name,
-        "scheme": named.name,
+        "scheme": named.scheme,
         "rows": [dataclasses.asdict(r) | {"scheme": r.name, "ratio": None if r.step is None else r.step / best} for r in rows],
         "words": {r.scheme: scheme_named(r.scheme).words for r in found if r.scheme in SCHEMES},
     }

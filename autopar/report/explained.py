@@ -19,6 +19,7 @@ from .outer_pins import Pinned
 from .planned import group_json
 from .questions import alternatives_table, flips_table, pinned_table
 from .sensitivity import Flip
+from .stages import stages_table
 from .tables import Table, operators_table, summary_lines
 from .why import Alternative
 
@@ -70,6 +71,7 @@ class Explained:
             lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", self.named)]
             if self.pinned or self.flips:
                 return lines
+            lines += [stages_table(plan)] if plan.stages else []
             lines.append(operators_table(groups_of(account), account) if account else bare_table(plan, plan.operators))
             return [*lines, storage_table(plan), *([] if self.analysis else [_HINT])]
         if account is None:
@@ -95,7 +97,7 @@ class Explained:
         names = plan.operators if self.names is None else self.names
         out["operators"] = [operator_json(chosen, account) for chosen in self.chosen] if account else [self._bare(name) for name in names]
         if self.named is not None:
-            out |= {"scheme": self.named.name, "sentence": self.named.sentence, "schemes": dict(self.named.axes)}
+            out |= {"scheme": self.named.scheme, "sentence": self.named.sentence, "schemes": dict(self.named.axes)}
         if self.others:
             out |= {"best": self.step, "alternatives": [dataclasses.asdict(other) for other in self.others]}
         if self.pinned:

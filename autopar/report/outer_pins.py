@@ -49,7 +49,7 @@ def outer_alternatives(
         except UsageError as error:
             found.append(Pinned(variable=variable, value=value, why=str(error)))
         else:
-            named, figures = scheme_of(other, analysis).name, other.predicted
+            named, figures = scheme_of(other, analysis).called, other.predicted
             found.append(Pinned(variable=variable, value=value, step=figures.step, memory=figures.memory, named=named))
     return found
 

@@ -8,12 +8,15 @@ from typing import Any
 
 from ..api import Planned
 from ..plan import Plan
+from ..planning.request import HEADROOM, default_limit
 from ..schemes import Named, scheme_of, stages_of
 from ..sharding.analysis import Analysis, analyse
 from .account import Account, account_of, has_account
 from .compare import MAX_OPERATORS, SHORT, rivals
 from .grouping import Group, groups_of
+from .stages import stages_table, where_line
 from .tables import Rival, Table, comparison_table, operators_table, summary_lines
+from .units import bytes_text
 from .words import idle_axes
 
 
@@ -34,16 +37,27 @@ def cluster_sentence(planned: Planned) -> str:
     return f"{planned.notes[0]}; {planned.cluster.inventory}"
 
 
+def limit_line(planned: Planned, memory: float | None) -> str:
+    """How much of a device the plan was allowed to fill."""
+    if memory is not None:
+        return f"memory limit {bytes_text(memory)} per device, as given"
+    device = min((pool.device for pool in planned.cluster.pools), key=lambda device: device.usable_memory)
+    left = f"{HEADROOM:.0%} of the {bytes_text(device.usable_memory)} of {device.name} are left to the allocator"
+    return f"memory limit {bytes_text((1 - HEADROOM) * device.usable_memory)} per device: {left} (--memory overrules it)"
+
+
 def planned_parts(planned: Planned, *, compare: bool, memory: float | None, saved: str | None) -> list[str | Table]:
     """Sentences and tables, in the order of printing."""
     account, analysis, named = _account(planned)
-    parts: list[str | Table] = [*summary_lines(planned.plan, cluster_sentence(planned), named), *planned.notes[1:]]
+    said = summary_lines(planned.plan, cluster_sentence(planned), named)
+    parts: list[str | Table] = [*said, limit_line(planned, memory), where_line(planned.plan), *planned.notes[1:]]
+    parts += [stages_table(planned.plan)] if planned.plan.stages else []
     if account is not None:
         parts += [f"nothing is split on axis {axis}: its devices repeat each other's work" for axis in idle_axes(account)]
         parts.append(operators_table(groups_of(account), account))
     found = _rivals(planned, analysis, compare=compare, memory=memory)
     if found:
-        parts.append(comparison_table(planned.plan, named.name, found))
+        parts.append(comparison_table(planned.plan, named.called, found))
         parts += faster_lines(planned.plan, found)
     elif compare and len(analysis.warm) > MAX_OPERATORS:
         parts.append(f"the known schemes are not priced beside a model of more than {MAX_OPERATORS} operators")
@@ -72,7 +86,7 @@ def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved
             "micro_batches": plan.schedule.micro_batches,
             "recomputed": sum(map(len, plan.schedule.recompute)),
             "mesh": {axis.name: axis.size for axis in plan.mesh},
-            "scheme": named.name,
+            "scheme": named.scheme,
             "sentence": named.sentence,
             "schemes": dict(named.axes),
             "idle": idle_axes(account) if account else [],
@@ -82,6 +96,7 @@ def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved
             "bubble": plan.predicted.bubble,
             "memory": plan.predicted.memory,
             "host_memory": plan.predicted.host_memory,
+            "memory_limit": memory if memory is not None else min(default_limit(pool) for pool in planned.cluster.pools),
             "gap": plan.provenance.gap,
             "operators": [group_json(group) for group in (groups_of(account) if account else ())],
             "rivals": [dataclasses.asdict(rival) for rival in _rivals(planned, analysis, compare=compare, memory=memory)],

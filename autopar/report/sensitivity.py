@@ -103,7 +103,7 @@ class Sensitivity:
             return "no plan fits", None
         except UsageError as error:
             return f"no plan: {error}", None
-        return scheme_of(plan, analyse(graph, train=request.train)).name, plan.predicted.step
+        return scheme_of(plan, analyse(graph, train=request.train)).called, plan.predicted.step
 
     def _flip(self, quantity: _Quantity, direction: str) -> Flip:
         same = 1.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from ..plan import Plan
+from ..plan_parts import Provenance
 from ..schemes import Named, stages_of
 from .account import Account
 from .grouping import Group
@@ -95,17 +96,28 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
         _mesh_line(plan, mesh),
         f"{step} {seconds_text(found.step)}: " + ", ".join(times),
         f"memory {bytes_text(found.memory)} per device: {parts}",
-        f"search {made.method}: at most {made.gap:.2%} above the best that it can prove"
-        + ("" if made.complete else "; interrupted, the best plan so far"),
+        f"search {made.method}: {gap_text(made)}" + ("" if made.complete else "; interrupted, the best plan so far"),
     ]
     lines += _types_lines(plan) + _schedule_lines(plan) + _host_lines(plan)
     if plan.replicated:
         lines.append(f"computed whole on every device, having no rule: {', '.join(plan.replicated)}")
     lines += [f"rule found by execution: {rule.kind}: {rule.rule}" for rule in plan.rules]
     if named is not None:
-        lines.append(f"scheme {named.name}: {named.sentence}")
+        lines.append(scheme_line(named))
         lines += [f"axis {axis}: {name}" for axis, name in named.axes.items()] if len(named.axes) > 1 else []
     return lines
+
+
+def gap_text(made: Provenance) -> str:
+    """How far the predicted step may be from the best."""
+    if made.gap is None:
+        return "not bounded"
+    return f"no plan takes less than {seconds_text(made.lower_bound)}, so that this one is at most {made.gap:.2%} above the best"
+
+
+def scheme_line(named: Named) -> str:
+    """What the plan is called and does; a name is a scheme only where `--scheme` takes it."""
+    return (f"scheme {named.name}: " if named.scheme else f"{named.called}: ") + named.sentence
 
 
 def _mesh_line(plan: Plan, mesh: str) -> str:
@@ -161,7 +173,8 @@ def operators_table(groups: Sequence[Group], whole: Account) -> Table:
         kinds = Counter(c.kind for c, _ in issued)
         rows.append(("(parameters)", "", _units_text(whole), _collective_text(kinds), *_amounts(nbytes, sum(s for _, s in issued))))
     total = sum(g.nbytes for g in groups) + nbytes
-    rows.append(("total", str(len(whole.operators)), "", "", *_amounts(total, whole.communication)))
+    name = "total of all stages" if whole.plan.stages else "total"
+    rows.append((name, str(len(whole.operators)), "", "", *_amounts(total, whole.communication)))
     columns = ("operators", ">ops", "strategy", "collectives per step", ">bytes", ">time")
     return Table(title="Operators", columns=columns, rows=tuple(rows))
 

@@ -24,6 +24,7 @@ from ..ir import Graph
 from ..order.execution import execution
 from ..plan import Plan, write_whole
 from ..planning.figures import Figures, figures_of
+from ..planning.once import Once, once_seconds, units_of
 from ..planning.pipelines import Place, message_seconds
 from ..sharding.analysis import Analysis, analyse
 from ..sharding.micro_batches import split_batch
@@ -60,12 +61,18 @@ def _of_stages(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str,
 
     devices = [Place(cluster=cluster, start=stage * plan.mesh_.devices, count=plan.mesh_.devices) for stage in range(stages)]
     handed = [float(figures.handed[starts[number + 1]]) if number + 1 < chunks else 0.0 for number in range(stages)]
-    backward, once, update = (by_stage(values) for values in (figures.backward, figures.once, figures.update))
-    times = Times.of(by_stage(figures.forward), backward, by_stage(figures.weight), message_seconds(devices, handed))
+    forward, backward, once, gather, update, travel = (
+        by_stage(values) for values in (figures.forward, figures.backward, figures.once, figures.gather, figures.update, figures.travel)
+    )
+    times = Times.of(forward, backward, by_stage(figures.weight), message_seconds(devices, handed))
     edges = neighbours(chunks)
     orders = pipeline_order(schedule.pipeline, stages, schedule.micro_batches, schedule.interleave, edges=edges, train=analysis.train)
     run = simulate(orders, times, schedule.interleave)
-    ends = [run.seconds + max(once[stage] - backward[stage], 0.0) + update[stage] for stage in range(stages)]
+    last = [
+        Once(forward=ahead, backward=back, gather=first, reduce=all_once - first, update=own, units=units_of(size, schedule.unit_bytes))
+        for ahead, back, all_once, first, own, size in zip(forward, backward, once, gather, update, travel, strict=True)
+    ]
+    ends = [run.seconds + once_seconds([one], cluster.backend) for one in last]
     return {
         name: [*events, Event("update", "update", COMPUTE, "update", run.seconds, end)]
         for (name, events), end in zip(pipeline_events(run).items(), ends, strict=True)

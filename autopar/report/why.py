@@ -22,6 +22,7 @@ from ..plan import Plan
 from ..planner import Progress
 from ..planning.expected import tables_alone, weight_share
 from ..planning.offload import offering_host
+from ..planning.request import default_limit
 from ..planning.work import Counts, Work
 from ..schemes import stages_of
 from ..schemes.meanings import read_meanings
@@ -99,7 +100,7 @@ class Why:
         self.plan, self.analysis = plan, analysis
         self.stages = stages_of(plan)
         self.tables = tables_of_plan(plan, analysis, cluster)
-        limit = memory if memory is not None else cluster.device.usable_memory
+        limit = memory if memory is not None else default_limit(cluster)
         # A plan may fill more than the tables' share of a limit below it, so that a forced one may as well.
         self.room = self.stages * max(limit - certain_bytes(analysis), plan.predicted.memory)
         try:

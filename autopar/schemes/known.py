@@ -17,6 +17,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from autopar.order.schedules import SCHEDULES
+
 from ..errors import UsageError, unknown
 from ..planning.folding import find_runs
 from ..sharding.analysis import Analysis
@@ -202,6 +204,8 @@ def scheme_named(text: str) -> Scheme:
         return SCHEMES[text]
     if text in AXIS_SCHEMES:
         return _plain(text)
+    if text.removeprefix("pipeline-") in SCHEDULES:
+        return _pipeline(text.removeprefix("pipeline-"))
     if ":" in text:
         return _by_axis_name(text)
     numbers = _TRIPLE.fullmatch(text)

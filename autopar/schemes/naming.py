@@ -17,13 +17,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ..errors import UsageError
 from ..plan import Plan
 from ..plan_parts import AxisSpec
 from ..sharding.analysis import Analysis
 from ..sharding.candidates import Option
 from ..sharding.layout import Kind, parse_layout
 from .axis import ENOUGH
-from .known import PRODUCT
+from .known import PRODUCT, scheme_named
 from .splits import Part, Profiles, Split, profiles_of
 from .wording import UNUSED, Factor, sentence_of
 
@@ -39,6 +40,20 @@ class Named:
     axes: Mapping[str, str]
     factors: tuple[Factor, ...]
     sentence: str
+
+    @property
+    def scheme(self) -> str | None:
+        """The name, where `--scheme` takes it; what is mixed has none."""
+        try:
+            scheme_named(self.name)
+        except UsageError:
+            return None
+        return self.name
+
+    @property
+    def called(self) -> str:
+        """The name, as it is printed: one that is no scheme is not passed off as such."""
+        return self.name if self.scheme else f"no known scheme ({self.name})"
 
     def has(self, scheme: str) -> bool:
         """Whether the plan is of that scheme, or it is one of its factors.

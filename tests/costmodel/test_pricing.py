@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 
+import autopar
 from autopar.api import choose_cluster, plan_loaded
 from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.device.prices import product_seconds
@@ -163,3 +166,20 @@ def test_parts_of_a_message_add_up_to_it() -> None:
         assert parts == pytest.approx(whole + alpha, rel=1e-6)
         assert SHARERS * prices.unit_share(kind, 0, prices.unit_bytes // SHARERS) == pytest.approx(whole, rel=1e-6)
         assert prices.unit_seconds(kind, 0, 4096) < 0.05 * prices.seconds(kind, 0, 4096), "not a latency for each parameter"
+
+
+def masked_attention(mask: tuple[int, ...] | None) -> onnx.ModelProto:
+    """ONNX attention of 8 batches of 4 heads, 512 queries and keys, with a mask of that shape."""
+    shape, value = (8, 4, 512, 64), helper.make_tensor_value_info
+    names = ["moved", "k", "v", *(["mask"] if mask else [])]
+    given = [value(name, TensorProto.FLOAT, shape) for name in "qkv"] + ([value("mask", TensorProto.BOOL, mask)] if mask else [])
+    nodes = [helper.make_node("Add", ["q", "w"], ["moved"]), helper.make_node("Attention", names, ["y"], name="attention")]
+    weight = helper.make_tensor("w", TensorProto.FLOAT, (64,), [1.0] * 64)
+    graph = helper.make_graph(nodes, "attention", given, [value("y", TensorProto.FLOAT, shape)], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
+
+
+@pytest.mark.parametrize("mask", [(8, 1, 512, 512), (512, 512)])
+def test_the_dims_of_a_mask_are_no_work(mask: tuple[int, ...]) -> None:
+    plain, masked = (autopar.plan(masked_attention(m), devices=1, cluster="dgx-h100", mode="infer") for m in (None, mask))
+    assert masked.predicted.forward < 1.5 * plain.predicted.forward

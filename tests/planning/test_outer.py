@@ -21,7 +21,7 @@ from autopar.order.schedules import in_flight
 from autopar.planner import search_plan
 from autopar.planning.candidates import device_counts, meshes, micro_batch_counts, stage_counts
 from autopar.planning.outer import Outer
-from autopar.planning.request import Request
+from autopar.planning.request import HEADROOM, Request
 from autopar.planning.subject import Subject
 
 SMALL: dict[str, Any] = {"hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "vocab": 1024, "sequence": 256, "dropout": False}
@@ -64,6 +64,19 @@ def test_no_pinned_point_is_better(memory: float | None) -> None:
         assert best.predicted.step <= other.predicted.step * (1 + 5e-3), (stages, count, zero, recompute)
 
 
+def test_headroom_is_left_unless_a_limit_is_given() -> None:
+    """What is stored decides here: with the headroom the same plan does not fit."""
+    graph, cluster = graph_of(layers=2), cluster_of(1)
+    device = replace(cluster.device, memory_capacity=1.02 * search_plan(graph, Request(cluster=cluster)).predicted.memory, reserved=0.0)
+    small = replace(cluster, device=device)
+    assert Request(cluster=small).limit == pytest.approx((1 - HEADROOM) * device.usable_memory)
+    left, full = (search_plan(graph, Request(cluster=small, memory=memory)) for memory in (None, device.usable_memory))
+    assert left.predicted.memory <= (1 - HEADROOM) * device.usable_memory < full.predicted.memory
+    assert full.predicted.step < left.predicted.step
+    with pytest.raises(NoPlanFits, match=r"4% of headroom, which --memory overrules"):
+        search_plan(graph, Request(cluster=replace(cluster, device=replace(device, memory_capacity=1e6)), micro_batches=1))
+
+
 def test_less_memory_is_paid_for() -> None:
     graph, request = graph_of(layers=8, batch=16), Request(cluster=cluster_of(2))
     free = search_plan(graph, request)
@@ -101,7 +114,7 @@ def test_activations_in_flight_count() -> None:
     assert kept == sorted(kept, reverse=True) and one.stages[1].memory > one.stages[2].memory
 
 
-@pytest.mark.parametrize(("devices", "uses"), [(7, {4, 5, 6, 7}), (12, {8, 12}), (24, {16, 24})])
+@pytest.mark.parametrize(("devices", "uses"), [(7, {4, 5, 6, 7}), (12, {8, 12}), (24, {8, 16, 24})])
 def test_odd_numbers_of_devices(devices: int, uses: set[int]) -> None:
     plan = search_plan(graph_of(), Request(cluster=cluster_of(devices)))
     assert plan.devices in uses and plan.devices + plan.unused == devices
@@ -226,7 +239,7 @@ def test_an_interrupt_in_the_second_pool_leaves_the_plan_of_the_first(monkeypatc
 
     monkeypatch.setattr(Outer, "run", interrupted)
     plan = search_plan(graph_of(), Request(cluster=mixed))
-    assert not plan.provenance.complete and plan.provenance.lower_bound == 0.0 and plan.provenance.gap == 1.0
+    assert not plan.provenance.complete and plan.provenance.lower_bound == 0.0 and plan.provenance.gap is None
 
 
 def test_micro_batches_grow_by_strides() -> None:
@@ -252,7 +265,7 @@ def test_an_interrupt_leaves_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatc
     plan = search_plan(graph, request)
     assert len(calls) == 3 and not plan.provenance.complete and complete.provenance.complete
     assert plan.predicted.step >= complete.predicted.step * (1 - 1e-9)
-    assert plan.provenance.lower_bound <= complete.provenance.objective and 0 <= plan.provenance.gap < 1
+    assert 0 < plan.provenance.lower_bound <= complete.predicted.step and plan.provenance.gap is not None
     calls[:] = [None] * 2
     with pytest.raises(KeyboardInterrupt):
         search_plan(graph, request)
@@ -263,7 +276,7 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.planner import search_plan
-from autopar.planning.request import Request
+from autopar.planning.request import HEADROOM, Request
 shape = Shape(layers=6, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=1024, sequence=256, dropout=False)
 import sys
 sys.stdout.write(search_plan(transformer(shape, batch=16).graph, Request(cluster=load_cluster("dgx-h100").sized(4))).to_json())

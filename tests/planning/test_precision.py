@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 
 import autopar
-from autopar.api import plan_loaded
+from autopar.api import model_of_plan, plan_loaded
 from autopar.cli import run as command
 from autopar.errors import NoPlanFits, PlanError, UsageError
 from autopar.frontends.load import ModelOptions, load_model
@@ -36,6 +38,40 @@ def planned(**wanted: Any) -> Plan:
 
 
 ELEMENTS = LAYERS * WIDTH * WIDTH
+
+
+def mixed_onnx() -> onnx.ModelProto:
+    """A product in bfloat16 whose result is normalised in float32."""
+    weight = helper.make_tensor("weight", TensorProto.BFLOAT16, (8, 8), [0.5] * 64)
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["product"], name="product"),
+        helper.make_node("Cast", ["product"], ["wide"], name="widen", to=TensorProto.FLOAT),
+        helper.make_node("Softmax", ["wide"], ["normal"], name="normalise"),
+        helper.make_node("Cast", ["normal"], ["y"], name="narrow", to=TensorProto.BFLOAT16),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "mixed", [value("x", TensorProto.BFLOAT16, ("batch", 8))], [value("y", TensorProto.BFLOAT16, ("batch", 8))], [weight]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+
+
+@pytest.mark.parametrize(("dtype", "inside"), [(None, "float32"), ("bfloat16", "bfloat16"), ("float32", "float32")])
+def test_a_model_of_mixed_types_is_loaded_again_as_it_was_planned(tmp_path: Path, dtype: str | None, inside: str) -> None:
+    """Also where all its parameters have one type: what is computed in another stays in that, unless a type was asked for."""
+    path = tmp_path / "mixed.onnx"
+    onnx.save(mixed_onnx(), str(path))
+    plan = autopar.plan(path, devices=2, cluster="dgx-h100", batch=4, dtype=dtype)
+    assert plan.model.dtype == dtype
+    plan.save(tmp_path / "plan.json")
+    loaded = model_of_plan(path, Plan.load(tmp_path / "plan.json"))
+    assert loaded.graph.tensors["wide"].dtype == inside
+    plan.require_match(loaded.graph)
+
+
+def test_a_plan_is_printed_in_a_line() -> None:
+    text = repr(planned())
+    assert text == str(planned()) and len(text) < 200 and "dgx-h100" in text and "\n" not in text
 
 
 def test_bytes_of_a_parameter() -> None:

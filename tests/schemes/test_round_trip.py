@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 
@@ -81,6 +82,23 @@ def test_a_pinned_scheme_is_named_the_same(shape: str, scheme: str) -> None:
 )
 def test_products_are_read_as_they_are_named(scheme: str, devices: int) -> None:
     assert planned("gpt", scheme, devices)[1].name == scheme
+
+
+@pytest.mark.parametrize("layers, batch, counts", [(2, 8, {2}), (2, 12, {3}), (4, 16, {2, 4})])
+def test_micro_batches_that_the_scheme_forbids_are_passed_over(layers: int, batch: int, counts: set[int]) -> None:
+    """Of 8 samples 4 devices split two micro-batches, of 12 three: a number that cannot be split says nothing of the others."""
+    analysis = analyse(transformer(replace(GPT, layers=layers), batch=batch).graph, train=True)
+    scheme = "pipeline-1f1b 2 x data 4"
+    free = Request(cluster=load_cluster("dgx-h100").sized(8), uniform=True)
+    plan = search_plan(analysis.graph, pinned(free, scheme_named(scheme), analysis))
+    assert scheme_of(plan, analysis).name == scheme and plan.schedule.micro_batches in counts
+
+
+@pytest.mark.parametrize("name, scheme", [("mixed", None), ("one device", None), ("data 2 x mixed 2", None), ("pipeline-zero_bubble",) * 2])
+def test_a_name_is_a_scheme_only_where_it_can_be_asked_for(name: str, scheme: str | None) -> None:
+    named = Named(name=name, axes={}, factors=(), sentence="")
+    assert named.scheme == scheme and (named.called == name) is (scheme is not None)
+    assert scheme is None or scheme_named(scheme).name == scheme
 
 
 def test_a_product_with_experts() -> None:

@@ -1,0 +1,85 @@
+"""What a stage sends of its parameters once a step, and how much of that is seen: the rule of a plan without stages.
+
+A device gathers its units before its first forward pass and reduces their gradients in its last backward pass. Of n units, one has nothing
+left to run under, the first that is gathered and the last that is reduced; the others run under that pass, which takes the longer for it:
+
+    seen(t, pass) = t / n + max(t (1 - 1 / n) - pass, 0) + (slowdown - 1) min(t (1 - 1 / n), pass)
+
+Device d waits for its first micro-batch while the devices before it compute, and has done its last one so much earlier than these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.timeline import SLOWDOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Once:
+    """Of one device: seconds of a micro-batch's `forward` and `backward` pass, of all gathers and reductions, in so many `units`, and of
+    the `update`."""
+
+    forward: float
+    backward: float
+    gather: float
+    reduce: float
+    update: float
+    units: int
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of gathers and reductions that run under the passes."""
+        rest = 1 - 1 / self.units
+        return min(self.gather * rest, self.forward) + min(self.reduce * rest, self.backward)
+
+    def gather_seen(self, slowdown: float) -> float:
+        """By how much gathers make the step longer."""
+        return _seen(self.gather, self.forward, self.units, slowdown)
+
+    def reduce_seen(self, slowdown: float) -> float:
+        """By how much reductions do."""
+        return _seen(self.reduce, self.backward, self.units, slowdown)
+
+
+def units_of(nbytes: float, unit_bytes: float) -> int:
+    """In how many units so many bytes of parameters travel."""
+    return max(math.ceil(nbytes / unit_bytes), 1)
+
+
+def hideable(prices: MeshPrices, parameters: float) -> float:
+    """The share of the collectives of so many bytes of parameters that can run under computation, at no cost to it.
+
+        (1 - 1 / n - (slowdown - 1)) / k - 2 b / m        n: units, k: axes, b: bytes a second of the slowest one, m: of memory
+
+    Of a chain over several axes only the first collective runs beside the computation: the next ones are begun when the unit is waited for.
+    A unit is copied into its message, or out of it: that is read and written by the device while it computes nothing.
+    """
+    axes = [number for number, axis in enumerate(prices.mesh.axes) if axis.size > 1]
+    if not axes:
+        return 0.0
+    device = prices.cluster.device
+    slowest = max(prices.unit_lines("all_gather", axis)[-1][1] for axis in axes)
+    copies = 2.0 / (slowest * device.memory_bandwidth * device.memory_fraction) if slowest > 0 else 0.0
+    alone = 1 / units_of(parameters, prices.unit_bytes) + SLOWDOWN[prices.cluster.backend] - 1
+    return max((1 - alone) / len(axes) - copies, 0.0)
+
+
+def once_seconds(devices: Iterable[Once], backend: str, interleave: int = 1) -> float:
+    """By how much gathers, reductions and updates make a step longer than its passes; the devices in the order of their stages."""
+    slowdown, before, behind, passed, finished = SLOWDOWN[backend], 0.0, 0.0, 0.0, 0.0
+    for device in devices:
+        before = max(before, device.gather_seen(slowdown) - passed)
+        behind = max(behind, device.reduce_seen(slowdown) + device.update - finished)
+        passed += device.forward / interleave
+        finished += device.backward / interleave
+    return before + behind
+
+
+def _seen(seconds: float, cover: float, units: int, slowdown: float) -> float:
+    rest = seconds * (1 - 1 / units)
+    hidden = min(rest, cover)
+    return seconds - hidden + (slowdown - 1) * hidden
