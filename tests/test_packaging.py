@@ -27,6 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "forking": set(),
     "ir": set(),
     "sharding": {"errors", "ir"},
+    "notations": {"errors", "sharding"},
     "frontends": {"errors", "forking", "ir", "model"},
     "order": {"errors", "ir", "sharding"},
     "costmodel": {"errors", "ir", "sharding", "order"},
