@@ -17,6 +17,7 @@ _LAZY = {
     "Plan": "autopar.plan", "parallelize": "autopar.api", "register_rule": "autopar.operators", "discover": "autopar.operators",
     "set_auto_parallel_context": "autopar.context", "get_auto_parallel_context": "autopar.context",
     "reset_auto_parallel_context": "autopar.context", "host_states": "autopar.api",
+    "shard": "autopar.context.marks", "add_prim_attr": "autopar.context.marks", "layerwise_parallel": "autopar.context.marks",
     "parameters_on_meta": "autopar.api", "local_optimizer": "autopar.api",
 }  # fmt: skip
 

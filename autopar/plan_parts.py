@@ -10,7 +10,7 @@ from .errors import unknown
 from .ir.dtype import FLOATS
 from .order.schedules import SCHEDULES
 from .sharding.mesh import Axis, Mesh
-from .sharding.schedule import UNIT_BYTES, Schedule, Types
+from .sharding.schedule import UNIT_BYTES, Reductions, Schedule, Types
 
 
 class Part(BaseModel):
@@ -110,6 +110,21 @@ FloatName = Annotated[str, AfterValidator(_float), Field(json_schema_extra={"enu
 """The name of a floating-point type."""
 
 
+class ReductionsPlan(Part):
+    """How gradients are brought home, where it is another way than in units of about equal bytes, summed.
+
+    `fused`: sets of parameters, each a unit of its own. `cuts`: the other parameters, in the order in which the backward pass gives their
+    gradients, make a unit up to each of these numbers, and one of the rest. `local`: parameters of which every rank has its own, whose
+    gradients are not summed. Gradients are multiplied by `weight` and, with `mean`, divided by the number of ranks that share them.
+    """
+
+    fused: tuple[tuple[str, ...], ...] = ()
+    cuts: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    local: tuple[str, ...] = ()
+    weight: float = Field(default=1.0, gt=0)
+    mean: bool = False
+
+
 class SchedulePlan(Part):
     """When the work of a step is done, and in which types, beside where.
 
@@ -120,7 +135,7 @@ class SchedulePlan(Part):
     `interleave`: the order in which stages run micro-batches, and how many chunks of the model each holds. `master`: the type in which
     trained parameters are stored and updated; `reduce`: that in which their gradients travel and are added up (null: the type in which
     they are used). `unit_bytes`, `prefetch`: parameters are gathered, and their gradients reduced, in units of about so many bytes, so many
-    segments of the model ahead.
+    segments of the model ahead. `reductions`: how gradients are brought home.
     """
 
     micro_batches: int = Field(default=1, ge=1)
@@ -133,6 +148,7 @@ class SchedulePlan(Part):
     reduce: FloatName | None = None
     unit_bytes: int = Field(default=UNIT_BYTES, ge=1)
     prefetch: int = Field(default=1, ge=0)
+    reductions: ReductionsPlan = ReductionsPlan()
 
     @property
     def types(self) -> Types:
@@ -144,7 +160,7 @@ class SchedulePlan(Part):
         """The part of it that concerns one stage."""
         return Schedule(
             micro_batches=self.micro_batches, recompute=self.recompute, gathered=self.gathered, accumulated=self.accumulated,
-            unit_bytes=self.unit_bytes, prefetch=self.prefetch, types=self.types,
+            unit_bytes=self.unit_bytes, prefetch=self.prefetch, types=self.types, reductions=Reductions(**dict(self.reductions)),
         )  # fmt: skip
 
 

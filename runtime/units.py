@@ -11,6 +11,7 @@ which they travel as soon as the backward pass has made them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 import torch
@@ -21,7 +22,7 @@ from autopar.order.scheduled import Scheduled
 from autopar.order.units import Mode, Unit, gather_collectives, reduce_collectives
 from autopar.sharding.layout import local_shape
 from autopar.sharding.program import Redistribute
-from autopar.sharding.redistribution import changed_axis
+from autopar.sharding.redistribution import changed_axis, transfers
 
 from .collectives import AxisGroup, DeviceGroups
 from .flat import Moving, carry
@@ -120,6 +121,7 @@ class ParameterUnits:
         self.dtypes: dict[str, torch.dtype] = {t.name: getattr(torch, t.dtype) for t in parameters}
         self.masters: dict[str, torch.dtype] = {t.name: getattr(torch, types.stored(t)) for t in parameters}
         self.reduced: dict[str, torch.dtype] = {t.name: getattr(torch, types.reduced(t)) for t in parameters}
+        self.factors = gradient_factors(plan)
         self.values: dict[Place, Tensor] = {}
         self.kept: dict[Place, Tensor] = {}  # values of units that are gathered again, with or without memory behind them
         self.held: set[int] = set()
@@ -272,5 +274,21 @@ class ParameterUnits:
         found: dict[str, Tensor] = {}
         for name, layout in self.plan.program.assignment.storage.items():
             if name in gradients.reached and (gradient := gradients.take((name, layout))) is not None:
-                found[name] = gradient.to(self.masters[name])
+                factor = self.factors.get(name, 1.0)
+                found[name] = (gradient if factor == 1.0 else gradient * factor).to(self.masters[name])
         return found
+
+
+def gradient_factors(plan: Scheduled) -> dict[str, float]:
+    """What each parameter's gradient is multiplied by: the weight, and with `mean` one over the ranks whose shares are summed."""
+    reductions, mesh = plan.schedule.reductions, plan.program.assignment.mesh.shape
+    axes: dict[str, set[int]] = {tensor.name: set() for tensor in plan.program.graph.parameters}
+    for step in plan.program.steps:
+        if isinstance(step, Redistribute) and step.gradient and step.tensor in axes and step.tensor not in reductions.local:
+            for before, after in itertools.pairwise(step.chain):
+                axis = changed_axis(before, after)
+                back = transfers(before[axis], after[axis], mesh[axis])[1]
+                if back is not None and back.collective in ("all_reduce", "reduce_scatter"):
+                    axes[step.tensor].add(axis)
+    shares = {name: math.prod(mesh[axis] for axis in found) if reductions.mean else 1 for name, found in axes.items()}
+    return {name: reductions.weight / count for name, count in shares.items()}

@@ -88,7 +88,7 @@ def _require_there(backend: str) -> None:
 
 
 def create_group(name: str, ranks: Sequence[int]) -> None:
-    """Give the group of these ranks a name; each of them calls this at the same point. In a group, ranks are numbered in ascending order."""
+    """Name the group of these ranks; each of them calls this at the same point. In a group, ranks are numbered in ascending order."""
     world = get_group_size()
     wanted = tuple(sorted(int(rank) for rank in ranks))
     if name == WORLD or name in _NAMED:

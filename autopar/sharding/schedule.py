@@ -74,6 +74,26 @@ def _trained(tensor: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reductions:
+    """How gradients are brought home, where it is another way than in units of about equal bytes, summed.
+
+    `fused`: sets of parameters, each a unit of its own. `cuts`: the other parameters, in the order in which the backward pass gives their
+    gradients, make a unit up to each of these numbers, and one of the rest. `local`: parameters of which every rank has its own, whose
+    gradients are not summed. Gradients are multiplied by `weight` and, with `mean`, divided by the number of ranks that share them.
+    """
+
+    fused: tuple[tuple[str, ...], ...] = ()
+    cuts: tuple[int, ...] = ()
+    local: tuple[str, ...] = ()
+    weight: float = 1.0
+    mean: bool = False
+
+
+PLAINLY = Reductions()
+"""In units of equal bytes, summed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """`micro_batches`: equal parts of the batch, run one after the other, their gradients added up.
 
@@ -81,7 +101,7 @@ class Schedule:
     split and used whole are "kept" from their first use on (ZeRO 1 and 2) or gathered "again" for the backward pass (ZeRO 3).
     `accumulated`: gradients of kept parameters are added up "whole" and scattered once a step (ZeRO 1), or as "shards" after every
     micro-batch (ZeRO 2). `unit_bytes`: parameters are gathered and their gradients reduced in units of about so many bytes, gathers
-    `prefetch` segments ahead. `types`: of stored parameters and of gradients.
+    `prefetch` segments ahead. `types`: of stored parameters and of gradients. `reductions`: how these are brought home.
     """
 
     micro_batches: int = 1
@@ -91,6 +111,7 @@ class Schedule:
     unit_bytes: int = UNIT_BYTES
     prefetch: int = 1
     types: Types = Types()
+    reductions: Reductions = PLAINLY
 
 
 PLAIN = Schedule()
