@@ -22,12 +22,16 @@ _LAZY = {
 }  # fmt: skip
 
 
-_MODULES = ("communication",)
+_MODULES = {"communication": "autopar.communication", "sbp": "autopar.runtime.global_tensors.sbp"}
+_LAZY |= dict.fromkeys(
+    ("GlobalTensor", "from_dtensor", "global_tensor", "matmul", "ones", "placement", "randn", "to_global", "to_local", "zeros"),
+    "autopar.runtime.global_tensors",
+)
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(f"autopar.{name}")
+        return import_module(_MODULES[name])
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

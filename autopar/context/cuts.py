@@ -120,7 +120,11 @@ class CutOperators:
         wanted = {
             name: wanted_degrees(name, analysis.offers[name], cuts, mesh.devices) for name, cuts in self.cuts.items() if name in by_name
         }
-        if self.rest is not None and wanted and len(mesh.axes) > axes_needed([list(map(int, one)) for one in wanted.values()], mesh.devices):
+        if (
+            self.rest is not None
+            and wanted
+            and len(mesh.axes) > axes_needed([list(map(int, one)) for one in wanted.values()], mesh.devices)
+        ):
             raise NoAssignment
         schemes = (AXIS_SCHEMES[self.rest],) * len(mesh.axes) if self.rest else ()
         others = axis_limits(schemes, analysis, profiles_of(analysis), mesh) if schemes else Limits()
