@@ -14,6 +14,7 @@ from autopar.search import NoAssignment
 
 from .context import current
 from .context.applied import in_context
+from .context.files import save_strategies
 from .errors import PlanError, UsageError, unknown
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
 from .model import LoadedModel
@@ -123,8 +124,10 @@ def plan(
     }  # fmt: skip
     if not current().active:
         return plan_loaded(loaded, **given).plan
-    found = plan_loaded(loaded, **in_context(current(), loaded, given)).plan
-    return found
+    found = plan_loaded(loaded, **in_context(current(), loaded, given))
+    if path := current().strategy_ckpt_save_file:
+        save_strategies(found.plan, found.model.graph, path)
+    return found.plan
 
 
 def _is_training(mode: str) -> bool:

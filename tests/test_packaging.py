@@ -32,6 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "order": {"errors", "ir", "sharding"},
     "costmodel": {"errors", "ir", "sharding", "order"},
     "search": set(),
+    "strategy_files": {"errors", "ir", "plan", "plan_parts", "sharding"},
     "plan": {"autopar", "errors", "ir", "order", "plan_parts", "sharding"},
     "plan_parts": {"errors", "ir", "order", "sharding"},
     "model": {"autopar", "errors", "ir"},

@@ -11,6 +11,7 @@ from ..model import LoadedModel
 from ..pins import Pins, Restriction, parse_pin, together
 from ..sharding.schedule import Reductions
 from .cuts import CutOperators, cuts_of
+from .files import is_plan, loaded_strategies
 from .marks import ATTRIBUTES, marked, own_parameters
 from .state import Context
 
@@ -77,7 +78,14 @@ def _of_mode(context: Context, model: LoadedModel) -> dict[str, Any]:
     size = context.optimizer_weight_shard_size
     divided = bool(context.enable_parallel_optimizer)
     rest = "data" if context.mode == "semi_auto_parallel" else None
-    restriction = CutOperators(cuts=cuts_of(model), rest=rest, divided=divided, parts=size if size > 0 else None)
+    cuts, stored = cuts_of(model), {}
+    if path := context.strategy_ckpt_load_file:
+        if is_plan(path):
+            wanted["reuse_from"], rest = path, None  # its operators are cut as they were; the search completes what else there is
+        else:
+            loaded = loaded_strategies(path, model.graph)
+            cuts, stored = {**loaded.cuts, **cuts}, dict(loaded.parts)
+    restriction = CutOperators(cuts=cuts, stored=stored, rest=rest, divided=divided, parts=size if size > 0 else None)
     if context.auto_parallel_search_mode == "sharding_propagation" and not restriction.cuts:
         raise UsageError("sharding_propagation goes on from operators that are cut: cut some with autopar.shard(module, ((4, 1), (1, 1)))")
     wanted |= {"search": context.method, "pins": restriction, "fewer": False}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,13 +103,15 @@ def _divisible(offer: Offer) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutOperators:
-    """A restriction: `cuts` by operator; `rest`: the axis scheme of all others, or None where they are free.
+    """A restriction: `cuts` by operator; `stored`: the parts of parameters that no cut operator reads.
 
-    A parameter that a cut operator reads is stored as it is used there, and any other whole where the operators have a scheme. With
-    `divided` every one is stored in further parts, `parts` times as many where that is possible (None: as many as there can be).
+    `rest`: the axis scheme of all other operators, or None where they are free. A parameter that a cut operator reads is stored as it is
+    used there, and any other whole where the operators have a scheme. With `divided` every one is stored in further parts, `parts` times as
+    many where that is possible (None: as many as there can be).
     """
 
     cuts: Mapping[str, Cuts]
+    stored: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rest: str | None = None
     divided: bool = False
     parts: int | None = None
@@ -128,7 +130,7 @@ class CutOperators:
             raise NoAssignment
         schemes = (AXIS_SCHEMES[self.rest],) * len(mesh.axes) if self.rest else ()
         others = axis_limits(schemes, analysis, profiles_of(analysis), mesh) if schemes else Limits()
-        used = {name: self._used(by_name[op], name, op) for op in wanted for name in by_name[op].inputs}
+        used = {name: self._used(by_name[op], name, op) for op in wanted for name in by_name[op].inputs} | dict(self.stored)
 
         def strategies(name: str, offer: Offer, found: Strategies) -> Bools:
             if name in wanted:
