@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from autopar.costmodel import Cluster, default_cluster, load_cluster, parse_span, presets
 from autopar.search import NoAssignment
 
+from .compressing import compressed
 from .context import current
 from .context.applied import in_context
 from .context.files import save_strategies
@@ -93,6 +94,7 @@ def plan(
     discover: bool = False,
     replicate_unknown: bool = False,
     trust: bool = False,
+    compress: Mapping[str, str] | float | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Find the cheapest way to run `model` on `devices` devices of `cluster`.
@@ -108,6 +110,9 @@ def plan(
     `reuse_from`: one of which the matching part is kept. Of operators without a rule, `discover` finds one by executing them on small
     shards, and `replicate_unknown` has every device compute all of what is left. `trust`: whether a `.pt2` file may execute code that it
     holds.
+    `compress`: formats of gradients by parameter name or pattern, the last that fits counting: "float32", "bfloat16", "float16", or
+    low-rank factors as "powersgd-4" (`autopar.sharding.gradient_formats`); or a number, the relative error of the gradients within which
+    the formats are chosen that save most time. It needs gradients that are summed whole (ZeRO 0).
     Where keys of the auto-parallel context are set, they say what is not said here.
     Raises the errors of `autopar.errors`.
     """
@@ -122,9 +127,11 @@ def plan(
         "offload": offload, "schedule": schedule, "interleave": interleave, "load": load, "reuse_from": reuse_from, "discover": discover,
         "replicate_unknown": replicate_unknown, "progress": progress, "master": master, "reduce": reduce,
     }  # fmt: skip
-    if not current().active:
-        return plan_loaded(loaded, **given).plan
-    found = plan_loaded(loaded, **in_context(current(), loaded, given))
+    if current().active:
+        given = in_context(current(), loaded, given)
+    found = plan_loaded(loaded, **given)
+    if compress is not None:
+        found = plan_loaded(loaded, **compressed(found.plan, found.model, found.cluster, given, compress))
     if path := current().strategy_ckpt_save_file:
         save_strategies(found.plan, found.model.graph, path)
     return found.plan

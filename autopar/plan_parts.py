@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from .errors import unknown
+from .errors import UsageError, unknown
 from .ir.dtype import FLOATS
 from .order.schedules import SCHEDULES
+from .sharding.gradient_formats import check_format
 from .sharding.mesh import Axis, Mesh
 from .sharding.schedule import UNIT_BYTES, Reductions, Schedule, Types
 
@@ -110,17 +111,31 @@ FloatName = Annotated[str, AfterValidator(_float), Field(json_schema_extra={"enu
 """The name of a floating-point type."""
 
 
+def _gradient_format(name: str) -> str:
+    try:
+        return check_format(name)
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+
+
+FormatName = Annotated[str, AfterValidator(_gradient_format)]
+"""The name of a gradient format."""
+
+
 class ReductionsPlan(Part):
     """How gradients are brought home, where it is another way than in units of about equal bytes, summed.
 
     `fused`: sets of parameters, each a unit of its own. `cuts`: the other parameters, in the order in which the backward pass gives their
     gradients, make a unit up to each of these numbers, and one of the rest. `local`: parameters of which every rank has its own, whose
     gradients are not summed. Gradients are multiplied by `weight` and, with `mean`, divided by the number of ranks that share them.
+    `formats`: parameters whose gradients travel in another format where they are summed whole: a floating-point type, or low-rank factors
+    (`powersgd-R` of rank R, `powersgd/F` of a share 1 / F of the elements).
     """
 
     fused: tuple[tuple[str, ...], ...] = ()
     cuts: tuple[Annotated[int, Field(ge=1)], ...] = ()
     local: tuple[str, ...] = ()
+    formats: tuple[tuple[str, FormatName], ...] = ()
     weight: float = Field(default=1.0, gt=0)
     mean: bool = False
 

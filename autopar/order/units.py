@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ..ir import Role
+from ..ir import DTYPE_BYTES, Role, Tensor
+from ..sharding.gradient_formats import rank_of
+from ..sharding.layout import local_shape
 from ..sharding.program import Bucket, Collective, Program, Redistribute, chain_collectives
 from ..sharding.redistribution import changed_axis, local_bytes, transfers
 from ..sharding.schedule import PLAIN, Reductions, Schedule, Types
@@ -170,9 +173,8 @@ def _groups(program: Program, members: Sequence[int], sources: Mapping[int, int]
 
 def _buckets(program: Program, members: Sequence[int], summed: set[str], schedule: Schedule) -> tuple[Bucket, ...]:
     """The gradients that are partial where they are stored, of parameters first read here: by axes and type, last read first."""
-    types, local = schedule.types, schedule.reductions.local
-    mesh = program.assignment.mesh.shape
-    found: dict[tuple[tuple[int, ...], str], list[tuple[str, int]]] = {}
+    mesh, local = program.assignment.mesh.shape, schedule.reductions.local
+    found: dict[tuple[tuple[int, ...], str, bool], list[tuple[Tensor, int]]] = {}
     for index in reversed(members):
         step = program.steps[index]
         assert isinstance(step, Redistribute)
@@ -180,12 +182,22 @@ def _buckets(program: Program, members: Sequence[int], summed: set[str], schedul
             summed.add(step.tensor)
             tensor = program.graph.tensors[step.tensor]
             axes = tuple(changed_axis(before, after) for before, after in itertools.pairwise(step.chain[: step.bucketed + 1]))
-            size = local_bytes(program.assignment.storage[step.tensor], types.reduced_bytes(tensor), mesh)
-            found.setdefault((axes, types.reduced(tensor)), []).append((step.tensor, size))
-    return tuple(
-        Bucket(parameters=tuple(name for name, _ in group), axes=axes, nbytes=sum(size for _, size in group))
-        for (axes, _), group in found.items()
-    )
+            shape = local_shape(program.assignment.storage[step.tensor], tensor.shape, mesh)
+            several = math.prod(mesh[axis] for axis in axes) > 1
+            rank = rank_of(schedule.reductions.format_of(step.tensor), shape) if several else 0
+            found.setdefault((axes, schedule.reduced(tensor), rank > 0), []).append((replace(tensor, shape=shape), rank))
+    made = (_of_group(group, axes, DTYPE_BYTES[dtype], factored) for (axes, dtype, factored), group in found.items())
+    return tuple(itertools.chain.from_iterable(made))
+
+
+def _of_group(group: Sequence[tuple[Tensor, int]], axes: tuple[int, ...], itemsize: int, factored: bool) -> tuple[Bucket, ...]:
+    """The bucket of these shards, or the two of their factors: the left ones have a matrix's rows, the right ones its columns."""
+    names, ranks = tuple(shard.name for shard, _ in group), tuple(rank for _, rank in group)
+    if not factored:
+        return (Bucket(parameters=names, axes=axes, nbytes=itemsize * sum(shard.size for shard, _ in group)),)
+    left = itemsize * sum(shard.shape[0] * rank for shard, rank in group)
+    right = itemsize * sum(math.prod(shard.shape[1:]) * rank for shard, rank in group)
+    return tuple(Bucket(parameters=names, axes=axes, nbytes=n, factor=f, ranks=ranks) for f, n in ((1, left), (2, right)))
 
 
 def gather_collectives(program: Program, unit: Unit, phase: str = "forward") -> Iterator[Collective]:
