@@ -202,12 +202,16 @@ class Gpt(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
+NEXT = torch.softmax(2 * torch.randn(24, 24, generator=torch.Generator().manual_seed(7)), -1)
+"""How likely each letter follows another."""
+
+
 def _letters(step: int) -> tuple[Tensor, Tensor]:
-    """Rows of a simple language: each letter is the sum of the two before."""
+    """Rows of a language in which each letter says how likely the next ones are."""
     generator = torch.Generator().manual_seed(step)
-    rows = [torch.randint(0, 24, (16,), generator=generator), torch.randint(0, 24, (16,), generator=generator)]
-    for _ in range(15):
-        rows.append((rows[-1] + rows[-2]) % 24)
+    rows = [torch.randint(0, 24, (32,), generator=generator)]
+    for _ in range(16):
+        rows.append(torch.multinomial(NEXT[rows[-1]], 1, generator=generator).squeeze(1))
     whole = torch.stack(rows, 1)
     return whole[:, :16], whole[:, 1:]
 
@@ -230,7 +234,7 @@ def _losses(plan: Plan, make: Callable[..., torch.optim.Optimizer], steps: int) 
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         last.append(float(loss.detach()))
-    return sum(last[-20:]) / 20, issued
+    return sum(last[-50:]) / 50, issued
 
 
 @pytest.mark.slow
@@ -241,7 +245,8 @@ def test_a_small_gpt_trains_as_well_with_rank_four() -> None:
         for compress in (None, {"*weight": "powersgd-4", "norms*": "float32", "embed*": "float32"})
     ]
     make = lambda parameters: torch.optim.AdamW(parameters, lr=3e-3)  # noqa: E731
+    first = float(_gpt()(*_letters(0)).detach())
     found = [run_ranks(_losses, RANKS, plan, make, 300, timeout=400)[0] for plan in plans]
-    assert abs(found[1][0] - found[0][0]) <= 0.02 * max(found[0][0], 1.0), found
+    assert abs(found[1][0] - found[0][0]) <= 0.02 * found[0][0] and found[0][0] < 0.8 * first, found
     priced = [sum(c.nbytes for c in plan.collectives if c.kind == "all_reduce") for plan in plans]
     assert [issued for _, issued in found] == priced and priced[1] < 0.5 * priced[0]
