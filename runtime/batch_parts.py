@@ -49,5 +49,5 @@ def _gathered(value: Tensor, ranks: range) -> Tensor:
     flat = own if own.dtype in MOVABLE else own.reshape(own.shape[0], -1).view(torch.uint8)
     out = flat.new_empty(flat.shape[0] * len(ranks), *flat.shape[1:])
     with aside():
-        dist.all_gather_into_tensor(out, flat, group=group_of(ranks))
+        dist.all_gather_single(out, flat, group=group_of(ranks))
     return out.view(own.dtype).view(out.shape[0], *own.shape[1:])

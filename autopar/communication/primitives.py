@@ -121,7 +121,7 @@ def all_gather(value: Tensor, group: Group = None) -> Tensor:
 
     def move(own: Tensor) -> Tensor:
         out = own.new_empty(own.shape[0] * len(ranks_of(group)), *own.shape[1:])
-        dist.all_gather_into_tensor(out, own, group=process_group(group))
+        dist.all_gather_single(out, own, group=process_group(group))
         return out
 
     return _moved(value, move)
@@ -149,7 +149,7 @@ def reduce_scatter(value: Tensor, op: str = "sum", group: Group = None) -> Tenso
     count = _parts(value, group)
     own = value.detach().contiguous()
     out = own.new_empty(own.shape[0] // count, *own.shape[1:])
-    dist.reduce_scatter_tensor(out, own, op=_operation(op, own), group=process_group(group))
+    dist.reduce_scatter_single(out, own, op=_operation(op, own), group=process_group(group))
     return out
 
 
