@@ -15,18 +15,31 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Plan": "autopar.plan", "parallelize": "autopar.api", "register_rule": "autopar.operators", "discover": "autopar.operators",
-    "host_states": "autopar.api", "parameters_on_meta": "autopar.api", "local_optimizer": "autopar.api",
+    "set_auto_parallel_context": "autopar.context", "get_auto_parallel_context": "autopar.context",
+    "reset_auto_parallel_context": "autopar.context", "host_states": "autopar.api",
+    "shard": "autopar.context.marks", "add_prim_attr": "autopar.context.marks", "layerwise_parallel": "autopar.context.marks",
+    "parameters_on_meta": "autopar.api", "local_optimizer": "autopar.api",
 }  # fmt: skip
 
 
+_MODULES = {"communication": "autopar.communication", "sbp": "autopar.runtime.global_tensors.sbp"}
+_LAZY |= {"Lamb": "autopar.runtime.optimizers", "Momentum": "autopar.runtime.optimizers", "SmallAdamW": "autopar.runtime.compression"}
+_LAZY |= dict.fromkeys(
+    ("GlobalTensor", "from_dtensor", "global_tensor", "matmul", "ones", "placement", "randn", "to_global", "to_local", "zeros"),
+    "autopar.runtime.global_tensors",
+)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, "plan"})
+    return sorted({*globals(), *_LAZY, *_MODULES, "plan"})
 
 
 class _Package(ModuleType):

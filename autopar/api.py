@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from autopar.costmodel import Cluster, default_cluster, load_cluster, parse_span, presets
 from autopar.search import NoAssignment
 
+from .compressing import compressed
 from .configured import load_any, sizes_of_plan
+from .context import current
+from .context.applied import in_context
+from .context.files import save_strategies
 from .errors import PlanError, UsageError, unknown
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
 from .ir.dtype import FLOATS
@@ -27,7 +31,7 @@ from .schemes import scheme_named
 from .schemes.pinning import pinned, stage_mesh
 from .sharding.analysis import Analysis, analyse
 from .sharding.mesh import Mesh
-from .sharding.schedule import Types
+from .sharding.schedule import PLAINLY, Reductions, Types
 from .tables import Limits
 
 if TYPE_CHECKING:
@@ -92,6 +96,7 @@ def plan(
     discover: bool = False,
     replicate_unknown: bool = False,
     trust: bool = False,
+    compress: Mapping[str, str] | float | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Find the cheapest way to run `model` on `devices` devices of `cluster`.
@@ -107,6 +112,10 @@ def plan(
     `reuse_from`: one of which the matching part is kept. Of operators without a rule, `discover` finds one by executing them on small
     shards, and `replicate_unknown` has every device compute all of what is left. `trust`: whether a `.pt2` file may execute code that it
     holds.
+    `compress`: formats of gradients by parameter name or pattern, the last that fits counting: "float32", "bfloat16", "float16", or
+    low-rank factors as "powersgd-4" (`autopar.sharding.gradient_formats`); or a number, the relative error of the gradients within which
+    the formats are chosen that save most time. It needs gradients that are summed whole (ZeRO 0).
+    Where keys of the auto-parallel context are set, they say what is not said here.
     Raises the errors of `autopar.errors`.
     """
     options = ModelOptions(
@@ -114,12 +123,20 @@ def plan(
         trained=trained, trust=trust,
     )  # fmt: skip
     loaded = load_any(model, options, example_inputs)
-    return plan_loaded(
-        loaded, devices=devices, cluster=cluster, mode=mode, optimizer=optimizer, search=search, memory=memory, pins=pins, scheme=scheme,
-        mesh=mesh, stages=stages, micro_batches=micro_batches, recompute=recompute, zero=zero, offload=offload, schedule=schedule,
-        interleave=interleave, load=load, reuse_from=reuse_from, discover=discover, replicate_unknown=replicate_unknown, progress=progress,
-        master=master, reduce=reduce,
-    ).plan  # fmt: skip
+    given: dict[str, Any] = {
+        "devices": devices, "cluster": cluster, "mode": mode, "optimizer": optimizer, "search": search, "memory": memory, "pins": pins,
+        "scheme": scheme, "mesh": mesh, "stages": stages, "micro_batches": micro_batches, "recompute": recompute, "zero": zero,
+        "offload": offload, "schedule": schedule, "interleave": interleave, "load": load, "reuse_from": reuse_from, "discover": discover,
+        "replicate_unknown": replicate_unknown, "progress": progress, "master": master, "reduce": reduce,
+    }  # fmt: skip
+    if current().active:
+        given = in_context(current(), loaded, given)
+    found = plan_loaded(loaded, **given)
+    if compress is not None:
+        found = plan_loaded(loaded, **compressed(found.plan, found.model, found.cluster, given, compress))
+    if path := current().strategy_ckpt_save_file:
+        save_strategies(found.plan, found.model.graph, path)
+    return found.plan
 
 
 def _is_training(mode: str) -> bool:
@@ -139,7 +156,7 @@ def plan_loaded(
     optimizer: str = "adamw",
     search: str = "dynamic_programming",
     memory: float | None = None,
-    pins: Sequence[str] | Pins = (),
+    pins: Sequence[str] | Pins | Restriction = (),
     scheme: str | None = None,
     mesh: Mesh | Sequence[int] | None = None,
     stages: int | None = None,
@@ -154,8 +171,10 @@ def plan_loaded(
     discover: bool = False,
     replicate_unknown: bool = False,
     progress: Progress | None = None,
+    reductions: Reductions = PLAINLY,
+    fewer: bool = True,
 ) -> Planned:
-    """`plan` for a model that is loaded already, with notes."""
+    """`plan` for a model that is loaded already, with notes. `pins` may be any restriction; `fewer`: whether devices may be left idle."""
     chosen, sentence = choose_cluster(cluster, devices)
     notes = [sentence, *model.notes]
     if load is not None:
@@ -170,7 +189,9 @@ def plan_loaded(
     restrictions: list[Restriction] = [replicated] if model.graph.replicated else []
     named = scheme_named(scheme) if scheme is not None else None
     fixed = mesh if mesh is None or isinstance(mesh, Mesh) else stage_mesh(chosen, [int(size) for size in mesh], stages or 1)
-    if pins:
+    if callable(pins) and not isinstance(pins, Pins):
+        restrictions.append(pins)
+    elif pins:
         wanted = pins if isinstance(pins, Pins) else Pins(operators=dict(map(parse_pin, pins)))
         restrictions.append(_where_axes_exist(wanted, [fixed] if fixed else meshes(chosen)))
     if reuse_from is not None:
@@ -185,7 +206,7 @@ def plan_loaded(
         cluster=chosen, train=train, optimizer=optimizer if train else "none", method=search, memory=memory, mesh=fixed,
         limits=together(*restrictions) if restrictions else None, stages=stages, micro_batches=micro_batches, recompute=recompute,
         zero=zero, offload=offload, pipeline=schedule, interleave=interleave, uniform=not pins and reuse_from is None,
-        types=types_of(model, master, reduce, train=train),
+        types=types_of(model, master, reduce, train=train), reductions=reductions if train else PLAINLY, fewer=fewer,
     )  # fmt: skip
     if named is not None:
         request = pinned(request, named, analyse(model.graph, train=train))
@@ -330,6 +351,9 @@ def parallelize(
     `weights`: a `.safetensors` file or a Hugging Face folder of such files. Each rank reads the slices that its shards need, in the
     planned types; the model may then be on the meta device.
 
+    Of the auto-parallel context, where it is set, `full_batch` and `parameter_broadcast` count: without `full_batch` each rank is given its
+    part of the batch.
+
     A plan that does not fit the model or the world is refused on every rank, with the reason.
     """
     from autopar.runtime.parallelize import parallelize as build
@@ -338,7 +362,13 @@ def parallelize(
         found = plan if isinstance(plan, Plan) else Plan.load(plan)
         return model_of_plan(model, found, example_inputs, loss=loss, trust=trust), found
 
-    return build(prepare, backend=backend, outputs=outputs, exact_random=exact_random, debug=debug, weights=weights)
+    context = current()
+    if context.active:
+        context.require()
+    parts, broadcast = context.active and context.mode != "stand_alone" and not context.full_batch, context.parameter_broadcast
+    return build(
+        prepare, backend=backend, outputs=outputs, exact_random=exact_random, debug=debug, weights=weights, parts=parts, broadcast=broadcast
+    )
 
 
 def host_states(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> torch.optim.Optimizer:

@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from .errors import unknown
+from .errors import UsageError, unknown
 from .ir.dtype import FLOATS
 from .order.schedules import SCHEDULES
+from .sharding.gradient_formats import check_format
 from .sharding.mesh import Axis, Mesh
-from .sharding.schedule import UNIT_BYTES, Schedule, Types
+from .sharding.schedule import UNIT_BYTES, Reductions, Schedule, Types
 
 
 class Part(BaseModel):
@@ -111,6 +112,35 @@ ScheduleName = Annotated[str, AfterValidator(_scheduled), Field(json_schema_extr
 """The name of a pipeline schedule."""
 
 
+def _gradient_format(name: str) -> str:
+    try:
+        return check_format(name)
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+
+
+FormatName = Annotated[str, AfterValidator(_gradient_format)]
+"""The name of a gradient format."""
+
+
+class ReductionsPlan(Part):
+    """How gradients are brought home, where it is another way than in units of about equal bytes, summed.
+
+    `fused`: sets of parameters, each a unit of its own. `cuts`: the other parameters, in the order in which the backward pass gives their
+    gradients, make a unit up to each of these numbers, and one of the rest. `local`: parameters of which every rank has its own, whose
+    gradients are not summed. Gradients are multiplied by `weight` and, with `mean`, divided by the number of ranks that share them.
+    `formats`: parameters whose gradients travel in another format where they are summed whole: a floating-point type, or low-rank factors
+    (`powersgd-R` of rank R, `powersgd/F` of a share 1 / F of the elements).
+    """
+
+    fused: tuple[tuple[str, ...], ...] = ()
+    cuts: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    local: tuple[str, ...] = ()
+    formats: tuple[tuple[str, FormatName], ...] = ()
+    weight: float = Field(default=1.0, gt=0)
+    mean: bool = False
+
+
 class SchedulePlan(Part):
     """When the work of a step is done, and in which types, beside where.
 
@@ -121,7 +151,7 @@ class SchedulePlan(Part):
     `interleave`: the order in which stages run micro-batches, and how many chunks of the model each holds. `master`: the type in which
     trained parameters are stored and updated; `reduce`: that in which their gradients travel and are added up (null: the type in which
     they are used). `unit_bytes`, `prefetch`: parameters are gathered, and their gradients reduced, in units of about so many bytes, so many
-    segments of the model ahead.
+    segments of the model ahead. `reductions`: how gradients are brought home.
     """
 
     micro_batches: int = Field(default=1, ge=1)
@@ -134,6 +164,7 @@ class SchedulePlan(Part):
     reduce: FloatName | None = None
     unit_bytes: int = Field(default=UNIT_BYTES, ge=1)
     prefetch: int = Field(default=1, ge=0)
+    reductions: ReductionsPlan = ReductionsPlan()
 
     @property
     def types(self) -> Types:
@@ -145,7 +176,7 @@ class SchedulePlan(Part):
         """The part of it that concerns one stage."""
         return Schedule(
             micro_batches=self.micro_batches, recompute=self.recompute, gathered=self.gathered, accumulated=self.accumulated,
-            unit_bytes=self.unit_bytes, prefetch=self.prefetch, types=self.types,
+            unit_bytes=self.unit_bytes, prefetch=self.prefetch, types=self.types, reductions=Reductions(**dict(self.reductions)),
         )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import gc
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 from autopar.costmodel.memory import certain_bytes
 from autopar.costmodel.pricing import MeshPrices
@@ -130,5 +131,6 @@ def best_on_mesh(analysis: Analysis, mesh: Mesh, request: Request) -> Found:
     tables = build_tables(analysis, prices, optimizer=request.optimizer, limits=limits, work=Work(zero=zero), types=request.types)
     tables = request.offering(tables, 1, binding=False)
     room = max(request.limit - certain_bytes(analysis), 0.0)
-    schedule = Schedule(gathered="again" if zero == 3 else "kept", unit_bytes=prices.unit_bytes, types=request.types)
+    gathered: Literal["again", "kept"] = "again" if zero == 3 else "kept"
+    schedule = Schedule(gathered=gathered, unit_bytes=prices.unit_bytes, types=request.types, reductions=request.reductions)
     return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)

@@ -24,4 +24,5 @@ def localise(call: LocalCall) -> LocalOperator:
     if not talking and form.knows is not None and form.local is not None and (told := form.knows(call)) is not None:
         function = form.local
         attributes.update(told)
-    return LocalOperator(function=function, attributes=attributes, scale=1.0 / call.degree(reduction="mean"))
+    alone = attributes.pop("cross_batch", False)  # a mean of this rank's part is that part's own
+    return LocalOperator(function=function, attributes=attributes, scale=1.0 if alone else 1.0 / call.degree(reduction="mean"))

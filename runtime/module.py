@@ -19,6 +19,7 @@ from autopar.sharding.layout import Layout, R
 from autopar.sharding.program import Program
 
 from .arguments import Arguments, other_input
+from .batch_parts import BatchParts
 from .batches import Batches
 from .clipping import clip_grad_norm
 from .collectives import DeviceGroups
@@ -46,7 +47,8 @@ class ParallelModule(HeldShards):
     graph and returns this rank's outputs in their planned layouts, the loss last where it is not among them.
 
     `loss(...)` gives the planned loss (the model's own scalar, the given function's, or the mean square of the outputs), whole on every
-    rank, and gathers nothing. With several micro-batches or with stages gradients flow from the loss only.
+    rank, and gathers nothing. With several micro-batches or with stages gradients flow from the loss only. With `parts` a call is given
+    this rank's part of the batch.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class ParallelModule(HeldShards):
         exact_random: bool = False,
         debug: bool = False,
         evaluation: Callable[[], Execution] | None = None,
+        parts: bool = False,
     ) -> None:
         super().__init__()
         self._device = torch.device(device)
@@ -70,6 +73,7 @@ class ParallelModule(HeldShards):
         self._batches = Batches(debug=debug)
         engine = self._engine
         self._graph = engine.graph
+        self._parts = BatchParts(engine.graph, engine.world) if parts else None
         self._record = model.torch if model is not None else None
         self._arguments = Arguments.of(model) if model is not None else None
         self._whole_outputs, self._structured = whole, model is not None
@@ -105,7 +109,7 @@ class ParallelModule(HeldShards):
         memo[id(self)] = other
         shared = (
             "_engine", "_modes", "_batches", "other_stages", "_graph", "_record", "_arguments", "_pending", "_places", "_buffer_places",
-            "_anchor",
+            "_anchor", "_parts",
         )  # fmt: skip
         for parameter in self.parameters():
             memo[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
@@ -213,7 +217,8 @@ class ParallelModule(HeldShards):
             by_name = ", ".join(named) or "none"
             raise PlanError(f"the model takes the inputs {', '.join(names)}; given are {len(inputs)} and {by_name} by name")
         for name in names:
-            tensor, wanted = given[name], self._graph.tensors[name]
+            wanted = self._graph.tensors[name]
+            tensor = given[name] = given[name] if self._parts is None else self._parts.joined(given[name], wanted)
             if tuple(tensor.shape) != wanted.shape or tensor.dtype != getattr(torch, wanted.dtype):
                 raise PlanError(other_input(name, tensor, wanted))
             if tensor.requires_grad and torch.is_grad_enabled():

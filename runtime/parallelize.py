@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,11 @@ from autopar.sharding.rules.modes import evaluated
 from autopar.sharding.schedule import PLAIN, Types
 
 from .agreement import agree, digest
+from .held_shards import Values
 from .launch import init_from_environment, require_cuda
 from .module import ParallelModule
 from .onnx_module import fresh_weights, to_torch
+from .present import aside
 from .weight_files import FileTensor
 from .weights import saved_buffers, values_from_files
 from .world import World
@@ -46,10 +48,13 @@ def parallelize(
     exact_random: bool = False,
     debug: bool = False,
     weights: str | Path | None = None,
+    parts: bool = False,
+    broadcast: bool = False,
 ) -> ParallelModule:
     """This rank's module of what `prepare` loads, in the present process group or in one made from the environment of `torchrun`.
 
-    `weights`: files to read instead of the model's own weights.
+    `weights`: files to read instead of the model's own weights. `parts`: calls are given this rank's part of the batch, not all of it.
+    `broadcast`: the weights are those of rank 0; else these must be equal on all ranks, but for parameters of which each has its own.
 
     Whatever keeps one rank from taking part, every rank raises; as does every rank where plans, models or weights differ.
     """
@@ -67,9 +72,11 @@ def parallelize(
     agree_on_model(found, failure)
     assert found is not None
     world, graph = World.of(execution), model.graph  # what is kept for later must not hold the original module
+    if broadcast:
+        values = from_first_rank(values, own=execution.schedule.reductions.local, device=device)
     module = ParallelModule(
         execution, world, values, model=model, device=device, whole=whole, exact_random=exact_random, debug=debug,
-        evaluation=lambda: plan.execution(analyse(evaluated(graph), train=plan.model.mode == "train")),
+        evaluation=lambda: plan.execution(analyse(evaluated(graph), train=plan.model.mode == "train")), parts=parts,
     )  # fmt: skip
     if model.torch is not None:
         module.planned_in(model.module)
@@ -77,6 +84,22 @@ def parallelize(
     if world.stage is None:
         print(f"rank {world.rank} is left idle by the plan, which is for {execution.devices} of {world.size} ranks", file=sys.stderr)
     return module
+
+
+def from_first_rank(
+    values: Values, *, own: Collection[str], device: torch.device
+) -> dict[str, Tensor | Callable[[], Tensor]]:
+    """The values that rank 0 has, on every rank; each keeps its `own`."""
+    if not dist.is_initialized():
+        return dict(values)
+
+    def told(value: Tensor | Callable[[], Tensor]) -> Tensor:
+        whole = (value if isinstance(value, Tensor) else value()).detach().to(device, copy=True).contiguous()
+        with aside():
+            dist.broadcast(whole, src=0)
+        return whole
+
+    return {name: values[name] if name in own else told(values[name]) for name in values}
 
 
 def agree_on_model(found: tuple[LoadedModel, Plan, Execution] | None, failure: Exception | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -10,7 +12,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from autopar.errors import PlanError
 from autopar.sharding.candidates import is_storable
-from autopar.sharding.layout import Kind, Layout, R, format_layout, local_parts, local_shape
+from autopar.sharding.layout import REDUCTIONS, Kind, Layout, R, S, format_layout, local_parts, local_shape
+from autopar.sharding.layout import Placement as OurPlacement
 from autopar.sharding.mesh import Mesh
 
 from .checkpoint import in_pieces
@@ -62,6 +65,29 @@ def placements_of(layout: Layout, mesh: tuple[int, ...]) -> tuple[Placement, ...
             continue
         parts = local_parts(tuple(done), axis, mesh)
         found.append(Shard(placement.dim) if parts == 1 else _StridedShard(placement.dim, split_factor=parts))
+    return tuple(found)
+
+
+def layout_of(placements: Sequence[Placement]) -> Layout:
+    """Torch's placements in our words; a gradient of what is whole is whole.
+
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> format_layout(layout_of((Shard(0), Replicate())))
+    'S0 R'
+    """
+    found: list[OurPlacement] = []
+    for placement in placements:
+        if isinstance(placement, _StridedShard):
+            found.append(S(placement.dim, placement.split_factor))
+        elif isinstance(placement, Shard):
+            found.append(S(placement.dim))
+        elif isinstance(placement, Partial) and placement.reduce_op in REDUCTIONS:
+            found.append(OurPlacement(Kind.PARTIAL, reduction=placement.reduce_op))
+        elif isinstance(placement, Replicate):
+            found.append(R)
+        else:
+            valid = "Shard, Replicate and Partial of sum, max or min"
+            raise PlanError(f"the placement {placement} has no counterpart: redistribute() it to one of {valid}")
     return tuple(found)
 
 

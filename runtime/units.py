@@ -20,11 +20,13 @@ from autopar.order.places import Place, moves_value, only_casts
 from autopar.order.scheduled import Scheduled
 from autopar.order.units import Mode, Unit, gather_collectives, reduce_collectives
 from autopar.sharding.layout import local_shape
-from autopar.sharding.program import Redistribute
+from autopar.sharding.program import Bucket, Redistribute
 from autopar.sharding.redistribution import changed_axis
 
 from .collectives import AxisGroup, DeviceGroups
+from .compression.low_rank import LowRank, finished
 from .flat import Moving, carry
+from .gradient_factors import gradient_factors
 from .redistribution import Move, step_actions
 
 Stored = Callable[[str], Tensor]
@@ -119,7 +121,9 @@ class ParameterUnits:
         types, parameters = plan.schedule.types, plan.program.graph.parameters
         self.dtypes: dict[str, torch.dtype] = {t.name: getattr(torch, t.dtype) for t in parameters}
         self.masters: dict[str, torch.dtype] = {t.name: getattr(torch, types.stored(t)) for t in parameters}
-        self.reduced: dict[str, torch.dtype] = {t.name: getattr(torch, types.reduced(t)) for t in parameters}
+        self.reduced: dict[str, torch.dtype] = {t.name: getattr(torch, plan.schedule.reduced(t)) for t in parameters}
+        self.low_rank = LowRank()
+        self.factors = gradient_factors(plan)
         self.values: dict[Place, Tensor] = {}
         self.kept: dict[Place, Tensor] = {}  # values of units that are gathered again, with or without memory behind them
         self.held: set[int] = set()
@@ -237,14 +241,23 @@ class ParameterUnits:
                 pairs = zip(group.ends, group.shapes, strict=True)
                 # Only the chain holds the shares: they go when their message has been made of them.
                 gradients.bring_all(group.starts, (yield from carry([self._taken(gradients, *pair) for pair in pairs], group.back)))
-        if last:
-            for bucket in unit.buckets:
-                places = [(name, self.plan.program.assignment.storage[name]) for name in bucket.parameters]
-                shapes = [tuple(self.stored(name).shape) for name in bucket.parameters]
-                steps = [([Move("all_reduce")] * len(places), self.groups.axes[axis]) for axis in bucket.axes]
-                pairs = zip(places, shapes, strict=True)
-                sums = yield from carry([self._taken(gradients, *pair) for pair in pairs], steps)
-                gradients.at.update(zip(places, sums, strict=True))
+        for bucket in unit.buckets if last else ():
+            if bucket.factor < 2:  # the second factors come with the first
+                yield from self._summing(bucket, gradients)
+
+    def _summing(self, bucket: Bucket, gradients: Gradients) -> Generator[Tensor, Tensor, None]:
+        """Sum the gradients of a bucket, or what their low-rank factors keep of them."""
+        places = [(name, self.plan.program.assignment.storage[name]) for name in bucket.parameters]
+        shapes = [tuple(self.stored(name).shape) for name in bucket.parameters]
+        steps = [([Move("all_reduce")] * len(places), self.groups.axes[axis]) for axis in bucket.axes]
+        shares = [self._taken(gradients, *pair) for pair in zip(places, shapes, strict=True)]
+        if not bucket.factor:
+            sums = yield from carry(shares, steps)
+        else:
+            making = self.low_rank.summed(bucket.parameters, shares, bucket.ranks)
+            rights = yield from carry(making.send((yield from carry(next(making), steps))), steps)
+            sums = finished(making, rights)
+        gradients.at.update(zip(places, sums, strict=True))
 
     def _taken(self, gradients: Gradients, place: Place, shape: tuple[int, ...]) -> Tensor:
         """The gradient at a place, taken away from there; zeros where there is none."""
@@ -272,5 +285,6 @@ class ParameterUnits:
         found: dict[str, Tensor] = {}
         for name, layout in self.plan.program.assignment.storage.items():
             if name in gradients.reached and (gradient := gradients.take((name, layout))) is not None:
-                found[name] = gradient.to(self.masters[name])
+                factor = self.factors.get(name, 1.0)
+                found[name] = (gradient if factor == 1.0 else gradient * factor).to(self.masters[name])
         return found

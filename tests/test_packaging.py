@@ -27,17 +27,19 @@ ROOMS: dict[str, set[str]] = {
     "forking": set(),
     "ir": set(),
     "sharding": {"errors", "ir"},
+    "notations": {"errors", "sharding"},
     "frontends": {"errors", "forking", "ir", "model"},
     "order": {"errors", "ir", "sharding"},
     "costmodel": {"errors", "ir", "sharding", "order"},
     "search": set(),
+    "strategy_files": {"errors", "ir", "plan", "plan_parts", "sharding"},
     "plan": {"autopar", "errors", "ir", "order", "plan_parts", "sharding"},
     "plan_parts": {"errors", "ir", "order", "sharding"},
     "model": {"autopar", "errors", "ir"},
     "runtime": {"errors", "forking", "ir", "model", "order", "sharding", "plan"},
 }
 # What the user touches may import everything; every other file (the planner and what it is made of) all but these and the runtime.
-TOP = {"autopar", "api", "cli", "context", "operators", "report", "__main__"}
+TOP = {"autopar", "api", "cli", "communication", "context", "operators", "report", "__main__"}
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
 

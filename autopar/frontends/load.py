@@ -6,7 +6,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,7 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
 
     from .torch import import_torch
     from .torch_cast import recast
+    from .torch_marks import with_attributes
 
     if options.dims or options.shapes:
         raise UsageError("--dim and --shape apply to ONNX models; a PyTorch model takes its sizes from the example inputs (and --batch)")
@@ -164,6 +165,7 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
         args, kwargs = _rebatch(args, kwargs, options.batch)
     loss = _function(options.loss) if isinstance(options.loss, str) else options.loss
     found = import_torch(module, args, kwargs, loss=loss if options.train else None, dtype=dtype)
+    found = replace(found, graph=with_attributes(found.graph, module))
     inputs = tuple(leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
     return LoadedModel(
         graph=_finish(found.graph, options),

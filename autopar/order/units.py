@@ -11,20 +11,24 @@ A parameter's redistribution (its gather, and the reduction of its gradient) has
 Only what gathers is ever gathered again or brought home often; the rest costs nothing on the way to its value, or no more than a cast,
 and is done once.
 Parameters enter units in the order in which they are first read, until a unit holds `unit_bytes` of them as they are used. Those of one
-mode that take the same steps travel in one message.
+mode that take the same steps travel in one message. `Reductions` says otherwise of some parameters, or of all.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ..ir import Role
+from ..ir import DTYPE_BYTES, Role, Tensor
+from ..sharding.gradient_formats import rank_of
+from ..sharding.layout import local_shape
 from ..sharding.program import Bucket, Collective, Program, Redistribute, chain_collectives
 from ..sharding.redistribution import changed_axis, local_bytes, transfers
-from ..sharding.schedule import PLAIN, Schedule, Types
+from ..sharding.schedule import PLAIN, Reductions, Schedule, Types
 from .places import Place, only_casts
 
 
@@ -91,11 +95,45 @@ def sources_of(program: Program, modes: Mapping[int, Mode]) -> dict[int, int]:
 
 def units_of(program: Program, schedule: Schedule, modes: Mapping[int, Mode]) -> tuple[Unit, ...]:
     """The units in the order in which their parameters are first read."""
-    mesh = program.assignment.mesh.shape
     sources = sources_of(program, modes)
+    found: list[Unit] = []
+    summed: set[str] = set()
+    for stretch in _stretches(program, schedule, modes, sources):
+        for mode in Mode:
+            members = [index for index in stretch if modes[index] is mode]
+            if members:
+                groups = _groups(program, members, sources, schedule.types)
+                found.append(Unit(number=len(found), mode=mode, groups=groups, buckets=_buckets(program, members, summed, schedule)))
+    return tuple(found)
+
+
+def _stretches(program: Program, schedule: Schedule, modes: Mapping[int, Mode], sources: Mapping[int, int]) -> list[list[int]]:
+    """The redistributions that make a unit together: as they are told to, or of consecutive parameters up to `unit_bytes`."""
+    told = _told(program, schedule.reductions, modes)
+    found = _by_bytes(program, schedule, [index for index in modes if index not in told], sources)
+    together: dict[int, list[int]] = {}
+    for index, number in told.items():
+        together.setdefault(number, []).append(index)
+    return sorted((*found, *together.values()), key=lambda stretch: stretch[0])
+
+
+def _told(program: Program, reductions: Reductions, modes: Mapping[int, Mode]) -> dict[int, int]:
+    """For the redistributions whose unit is given: the number of the set, or of the part between two cuts, that they belong to."""
+    steps = {index: step for index in modes if isinstance(step := program.steps[index], Redistribute)}
+    sets = {name: number for number, names in enumerate(reductions.fused) for name in names}
+    if reductions.cuts:
+        rest = dict.fromkeys(s.tensor for s in reversed(list(steps.values())) if s.gradient and s.tensor not in sets)
+        rest = {name: None for name in rest if name not in reductions.local}
+        sets |= {name: len(reductions.fused) + bisect.bisect_right(reductions.cuts, place) for place, name in enumerate(rest)}
+    return {index: sets[step.tensor] for index, step in steps.items() if step.tensor in sets}
+
+
+def _by_bytes(program: Program, schedule: Schedule, indices: Sequence[int], sources: Mapping[int, int]) -> list[list[int]]:
+    """Consecutive redistributions, of about `unit_bytes` together."""
+    mesh = program.assignment.mesh.shape
     stretches: list[list[int]] = [[]]
     held = 0
-    for index in modes:
+    for index in indices:
         step = program.steps[index]
         assert isinstance(step, Redistribute)
         nbytes = program.graph.tensors[step.tensor].bytes
@@ -107,15 +145,7 @@ def units_of(program: Program, schedule: Schedule, modes: Mapping[int, Mode]) ->
             held = 0
         stretches[-1].append(index)
         held += size
-    found: list[Unit] = []
-    summed: set[str] = set()
-    for stretch in stretches:
-        for mode in Mode:
-            members = [index for index in stretch if modes[index] is mode]
-            if members:
-                groups = _groups(program, members, sources, schedule.types)
-                found.append(Unit(number=len(found), mode=mode, groups=groups, buckets=_buckets(program, members, summed, schedule.types)))
-    return tuple(found)
+    return [stretch for stretch in stretches if stretch]
 
 
 def _casts(program: Program, index: int) -> bool:
@@ -141,23 +171,33 @@ def _groups(program: Program, members: Sequence[int], sources: Mapping[int, int]
     return tuple(tuple(group) for _, group in sorted(found.items(), key=lambda item: (item[0][0], item[1][0])))
 
 
-def _buckets(program: Program, members: Sequence[int], summed: set[str], types: Types) -> tuple[Bucket, ...]:
+def _buckets(program: Program, members: Sequence[int], summed: set[str], schedule: Schedule) -> tuple[Bucket, ...]:
     """The gradients that are partial where they are stored, of parameters first read here: by axes and type, last read first."""
-    mesh = program.assignment.mesh.shape
-    found: dict[tuple[tuple[int, ...], str], list[tuple[str, int]]] = {}
+    mesh, local = program.assignment.mesh.shape, schedule.reductions.local
+    found: dict[tuple[tuple[int, ...], str, bool], list[tuple[Tensor, int]]] = {}
     for index in reversed(members):
         step = program.steps[index]
         assert isinstance(step, Redistribute)
-        if step.bucketed and step.tensor not in summed:
+        if step.bucketed and step.tensor not in summed and step.tensor not in local:
             summed.add(step.tensor)
             tensor = program.graph.tensors[step.tensor]
             axes = tuple(changed_axis(before, after) for before, after in itertools.pairwise(step.chain[: step.bucketed + 1]))
-            size = local_bytes(program.assignment.storage[step.tensor], types.reduced_bytes(tensor), mesh)
-            found.setdefault((axes, types.reduced(tensor)), []).append((step.tensor, size))
-    return tuple(
-        Bucket(parameters=tuple(name for name, _ in group), axes=axes, nbytes=sum(size for _, size in group))
-        for (axes, _), group in found.items()
-    )
+            shape = local_shape(program.assignment.storage[step.tensor], tensor.shape, mesh)
+            several = math.prod(mesh[axis] for axis in axes) > 1
+            rank = rank_of(schedule.reductions.format_of(step.tensor), shape) if several else 0
+            found.setdefault((axes, schedule.reduced(tensor), rank > 0), []).append((replace(tensor, shape=shape), rank))
+    made = (_of_group(group, axes, DTYPE_BYTES[dtype], factored) for (axes, dtype, factored), group in found.items())
+    return tuple(itertools.chain.from_iterable(made))
+
+
+def _of_group(group: Sequence[tuple[Tensor, int]], axes: tuple[int, ...], itemsize: int, factored: bool) -> tuple[Bucket, ...]:
+    """The bucket of these shards, or the two of their factors: the left ones have a matrix's rows, the right ones its columns."""
+    names, ranks = tuple(shard.name for shard, _ in group), tuple(rank for _, rank in group)
+    if not factored:
+        return (Bucket(parameters=names, axes=axes, nbytes=itemsize * sum(shard.size for shard, _ in group)),)
+    left = itemsize * sum(shard.shape[0] * rank for shard, rank in group)
+    right = itemsize * sum(math.prod(shard.shape[1:]) * rank for shard, rank in group)
+    return tuple(Bucket(parameters=names, axes=axes, nbytes=n, factor=f, ranks=ranks) for f, n in ((1, left), (2, right)))
 
 
 def gather_collectives(program: Program, unit: Unit, phase: str = "forward") -> Iterator[Collective]:

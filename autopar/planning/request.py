@@ -14,7 +14,7 @@ from autopar.search import SEARCHES, NoAssignment
 from ..errors import UsageError, unknown
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
-from ..sharding.schedule import PLAIN, Types
+from ..sharding.schedule import PLAIN, PLAINLY, Reductions, Types
 from ..tables import Known, Limits, Tables, build_tables
 from .offload import offering_host
 from .subject import RECOMPUTES
@@ -42,7 +42,7 @@ class Request:
     added up whole or as shards; 3: gathered for every pass), `offload` (whose optimizer state is in the memory of the
     device's host: "none", or that of every parameter: "optimizer"), the `pipeline` schedule and its `interleave`. `fewer`: whether
     devices may be left idle where that is faster. `uniform`: the limits treat equal layers alike, so that these may be folded. `types`: of
-    stored parameters and of gradients.
+    stored parameters and of gradients. `reductions`: how these are brought home.
     """
 
     cluster: Cluster
@@ -63,6 +63,7 @@ class Request:
     fewer: bool = True
     uniform: bool = False
     types: Types = PLAIN.types
+    reductions: Reductions = PLAINLY
 
     def __post_init__(self) -> None:
         optimizer_named(self.optimizer)

@@ -201,6 +201,7 @@ class Trials:
             accumulated="shards" if mode.zero == 2 else "whole",
             unit_bytes=max(one.unit_bytes for one in prices),
             types=self.request.types,
+            reductions=self.request.reductions,
         )
 
     def cut(self, solved: Solved) -> Solved:

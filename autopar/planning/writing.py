@@ -166,7 +166,7 @@ def _schedule(found: Found | Staged) -> SchedulePlan:
     types = {"master": s.types.master, "reduce": s.types.reduce}
     return SchedulePlan.model_validate(
         {"micro_batches": s.micro_batches, "recompute": s.recompute, "gathered": s.gathered, "accumulated": s.accumulated}
-        | {"unit_bytes": s.unit_bytes, "prefetch": s.prefetch}
+        | {"unit_bytes": s.unit_bytes, "prefetch": s.prefetch, "reductions": asdict(s.reductions)}
         | pipeline
         | types
     )

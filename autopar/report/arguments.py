@@ -9,7 +9,7 @@ from .. import __version__
 from ..errors import UsageError
 from ..order.schedules import SCHEDULES
 
-OPTIMIZERS = ("adamw", "sgd", "none")
+OPTIMIZERS = ("adamw", "sgd", "momentum", "lamb", "none")
 SEARCHES = ("dynamic_programming", "lagrangian", "recursive_programming", "exhaustive", "integer_program")
 SCHEMES = (
     "data", "zero1", "zero2", "zero3", "tensor", "megatron", "megatron-sp", "ulysses", "context", "expert", "2d", "2.5d", "3d",

@@ -70,11 +70,12 @@ def options_of(call: Call, rule: Rule, gradients: frozenset[str], variants: Mapp
     for index, factor in enumerate(rule.factors):
         if factor.whole or factor.size <= 1:
             continue
-        for parts in variants.get(index, (1,)) if factor.communication is None or factor.special is not None else ():
+        alone = bool(call.get("cross_batch"))
+        for parts in variants.get(index, (1,)) if alone or factor.communication is None or factor.special is not None else ():
             option = _split(call, rule, index, parts, sizes)
             if option is not None:
                 found.append(option)
-        found += _communicating(call, rule, index, sizes, variants)
+        found += () if alone else _communicating(call, rule, index, sizes, variants)
     none = Option(name="R", factor=-1, parts=1, inputs=(R,) * len(call.inputs), outputs=(R,) * len(call.outputs))
     share = Option(name="B", factor=-1, parts=1, inputs=(B,) * len(call.inputs), outputs=(B,) * len(call.outputs))
     options = [none, share, *found, *_partial(call, rule)]
@@ -86,7 +87,9 @@ def _split(call: Call, rule: Rule, index: int, parts: int, sizes: Sequence[int])
     outputs: list[Placement] = []
     for dims, tensor in zip(rule.outputs, call.outputs, strict=True):
         placement = parts_of(dims, index, parts, sizes)
-        if placement is None:
+        if placement is None and call.get("cross_batch"):
+            placement = B  # each rank's result is that of its own part of the batch
+        elif placement is None:
             if factor.reduction not in ("sum", "mean") or not _can_be_partial(tensor):
                 return None
             placement = P

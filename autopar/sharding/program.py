@@ -75,11 +75,16 @@ Step = Redistribute | Compute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Gradients of `parameters` that are summed together over `axes` (one all-reduce an axis) after their backward."""
+    """Gradients of `parameters` that are summed together over `axes` (one all-reduce an axis) after their backward.
+
+    Of low-rank factors of `ranks` columns there are two buckets, one behind the other: `factor` 1 and 2; it is 0 of gradients themselves.
+    """
 
     parameters: tuple[str, ...]
     axes: tuple[int, ...]
     nbytes: int
+    factor: int = 0
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

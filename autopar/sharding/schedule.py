@@ -8,6 +8,7 @@ from typing import Literal
 from ..errors import UsageError, unknown
 from ..ir import DTYPE_BYTES, Graph, Tensor
 from ..ir.dtype import FLOATS
+from .gradient_formats import type_of
 
 UNIT_BYTES = 25 * 2**20
 """25 MiB, as the buckets of torch's DistributedDataParallel (its `bucket_cap_mb`)."""
@@ -74,6 +75,33 @@ def _trained(tensor: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reductions:
+    """How gradients are brought home, where it is another way than in units of about equal bytes, summed.
+
+    `fused`: sets of parameters, each a unit of its own. `cuts`: the other parameters, in the order in which the backward pass gives their
+    gradients, make a unit up to each of these numbers, and one of the rest. `local`: parameters of which every rank has its own, whose
+    gradients are not summed. Gradients are multiplied by `weight` and, with `mean`, divided by the number of ranks that share them.
+    `formats`: parameters whose gradients travel in another format (`gradient_formats`) where they are summed whole.
+    """
+
+    fused: tuple[tuple[str, ...], ...] = ()
+    cuts: tuple[int, ...] = ()
+    local: tuple[str, ...] = ()
+    formats: tuple[tuple[str, str], ...] = ()
+    weight: float = 1.0
+    mean: bool = False
+
+
+    def format_of(self, name: str) -> str | None:
+        """The format of a parameter's gradient, where it has one of its own."""
+        return next((form for parameter, form in self.formats if parameter == name), None) if self.formats else None
+
+
+PLAINLY = Reductions()
+"""In units of equal bytes, summed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """`micro_batches`: equal parts of the batch, run one after the other, their gradients added up.
 
@@ -81,7 +109,7 @@ class Schedule:
     split and used whole are "kept" from their first use on (ZeRO 1 and 2) or gathered "again" for the backward pass (ZeRO 3).
     `accumulated`: gradients of kept parameters are added up "whole" and scattered once a step (ZeRO 1), or as "shards" after every
     micro-batch (ZeRO 2). `unit_bytes`: parameters are gathered and their gradients reduced in units of about so many bytes, gathers
-    `prefetch` segments ahead. `types`: of stored parameters and of gradients.
+    `prefetch` segments ahead. `types`: of stored parameters and of gradients. `reductions`: how these are brought home.
     """
 
     micro_batches: int = 1
@@ -91,6 +119,11 @@ class Schedule:
     unit_bytes: int = UNIT_BYTES
     prefetch: int = 1
     types: Types = Types()
+    reductions: Reductions = PLAINLY
+
+    def reduced(self, tensor: Tensor) -> str:
+        """The type in which the gradient of a parameter travels."""
+        return type_of(self.reductions.format_of(tensor.name)) or self.types.reduced(tensor)
 
 
 PLAIN = Schedule()

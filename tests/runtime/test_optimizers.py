@@ -273,3 +273,45 @@ def _usage(plan: Plan) -> None:
 
 def test_usage() -> None:
     run_ranks(_usage, 2, _plans(2)["zero3"])
+
+
+DOCUMENTS: dict[str, Make] = {
+    "lamb": _of(autopar.Lamb, lr=0.02, weight_decay=0.1),
+    "momentum": _of(autopar.Momentum, lr=0.01, nesterov=True),
+    "small adamw": _of(autopar.SmallAdamW, lr=1e-3),
+}
+
+
+def test_lamb_is_its_formula() -> None:
+    """Against a second writing of it, on one device."""
+    torch.manual_seed(0)
+    value, other = nn.Parameter(torch.randn(4, 3, dtype=torch.float64)), torch.zeros(4, 3, dtype=torch.float64)
+    other.copy_(value.detach())
+    optimizer, mean, square = autopar.Lamb([value], lr=0.1, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.05), 0.0, 0.0
+    for step in range(1, 5):
+        gradient = torch.randn(4, 3, dtype=torch.float64)
+        value.grad = gradient.clone()
+        optimizer.step()
+        mean, square = 0.8 * mean + 0.2 * gradient, 0.9 * square + 0.1 * gradient**2
+        update = mean / (1 - 0.8**step) / ((square / (1 - 0.9**step)).sqrt() + 1e-5) + 0.05 * other
+        other -= 0.1 * other.norm() / update.norm() * update
+        assert torch.allclose(value, other, rtol=1e-12)
+
+
+def _documents(plans: dict[str, Plan]) -> dict[tuple[str, str], float]:
+    found = {}
+    for scheme, plan in plans.items():
+        for name, kind in DOCUMENTS.items():
+            module = autopar.parallelize(build(), plan, (TOKENS,))
+            make = kind(module.parameters()) if name == "lamb" else autopar.local_optimizer(kind, module)
+            _train(module, make, TWICE)
+            alone = build()
+            _train(alone, kind(alone.parameters()), TWICE)
+            found[scheme, name] = max(float((a - b).abs().max()) for a, b in zip(_whole(module), _whole(alone), strict=True))
+    return found
+
+
+def test_optimizers_of_the_documents_are_those_of_one_device() -> None:
+    """LAMB's norms are those of whole parameters, whatever part of them a rank holds."""
+    for rank in run_ranks(_documents, 2, _plans(2), timeout=120):
+        assert all(error < (1e-4 if name == "small adamw" else 1e-9) for (_, name), error in rank.items()), rank

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import RunError
 
-from .checkpoint import in_pieces
-from .parameters import local_of
+from ..checkpoint import in_pieces
+from ..parameters import local_of
 
 Groups = Iterable[Tensor] | Iterable[dict[str, Any]]
 

@@ -1,0 +1,67 @@
+"""Formats of gradients for a plan: those that a user names, or those that save most time within an error."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from autopar.costmodel import Cluster
+from autopar.costmodel.gradient_formats import Gradient, chosen_formats
+from autopar.costmodel.pricing import MeshPrices
+
+from .errors import UsageError, unknown
+from .model import LoadedModel
+from .plan import Plan
+from .sharding.analysis import analyse
+from .sharding.gradient_formats import check_format
+from .sharding.layout import local_shape
+from .sharding.schedule import PLAINLY, Reductions
+
+
+def compressed(
+    plan: Plan, model: LoadedModel, cluster: Cluster, given: Mapping[str, Any], compress: Mapping[str, str] | float
+) -> dict[str, Any]:
+    """The arguments of `plan_loaded` with the formats, for the model that `plan` was found for without them."""
+    if given.get("zero") not in (None, 0):
+        raise UsageError(
+            f"gradient formats are for gradients that are summed whole, not for ZeRO {given['zero']}: plan with zero=0, or give all "
+            "gradients one type with reduce="
+        )
+    names = [tensor.name for tensor in model.graph.parameters if tensor.trainable]
+    formats = _named(names, compress) if isinstance(compress, Mapping) else _chosen(plan, model, cluster, float(compress))
+    before: Reductions = given.get("reductions", PLAINLY)
+    return {**given, "zero": 0, "reductions": replace(before, formats=formats)}
+
+
+def _named(names: list[str], wanted: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {}
+    for pattern, form in wanted.items():
+        fitting = [name for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)]
+        if not fitting:
+            raise UsageError(unknown("parameter to compress", pattern, names[:50]))
+        found.update(dict.fromkeys(fitting, check_format(form)))
+    return tuple(found.items())
+
+
+def _chosen(plan: Plan, model: LoadedModel, cluster: Cluster, budget: float) -> tuple[tuple[str, str], ...]:
+    """The formats within a relative error, priced by the reductions of the plan without them."""
+    if not 0 <= budget < 1:
+        raise UsageError(f"compress={budget} is a relative error of the gradients: from 0 to below 1")
+    execution = plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
+    gradients: dict[str, Gradient] = {}
+    for chunk in execution.chunks:
+        program, prices = chunk.whole.program, MeshPrices(cluster=cluster, mesh=chunk.mesh)
+        for bucket in chunk.whole.buckets:
+            for name in bucket.parameters:
+                shape = local_shape(program.assignment.storage[name], program.graph.tensors[name].shape, chunk.mesh.shape)
+
+                def rate(nbytes: float, axes: tuple[int, ...] = bucket.axes, at: MeshPrices = prices) -> float:
+                    return math.fsum(
+                        float(at.seconds("all_reduce", axis, round(nbytes)) - at.seconds("all_reduce", axis, 0)) for axis in axes
+                    )
+
+                gradients[name] = Gradient(shape=shape, dtype=chunk.whole.schedule.reduced(program.graph.tensors[name]), seconds=rate)
+    return tuple(chosen_formats(gradients, budget).items())

@@ -1,0 +1,153 @@
+"""What the context makes of a call of `autopar.plan`: the devices, the scheme or the cuts of operators, and how gradients are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import UsageError
+from ..ir import Graph
+from ..model import LoadedModel
+from ..pins import Pins, Restriction, parse_pin, together
+from ..sharding.schedule import Reductions
+from .cuts import CutOperators, cuts_of
+from .files import is_plan, loaded_strategies
+from .marks import ATTRIBUTES, marked, own_parameters
+from .state import Context
+
+HALF = ("float16", "bfloat16")
+_FIXED = "{name}={value!r} is another than the {wanted!r} of the auto-parallel context; give it in one place"
+
+
+def in_context(context: Context, model: LoadedModel, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `plan_loaded` as the context has them; those given to `plan` beside it must not contradict it."""
+    context.require()
+    _require_marks(context, model)
+    wanted = _of_mode(context, model)
+    if context.gradient_fp32_sync and given.get("reduce") is None and _is_half(model.graph):
+        wanted["reduce"] = "float32"
+    elif not context.gradient_fp32_sync and given.get("reduce") is None and model.dtype in HALF:
+        wanted["reduce"] = model.dtype
+    found = dict(given)
+    for name, value in wanted.items():
+        if name == "pins":
+            found["pins"] = _joined(given.get("pins", ()), value)
+        elif given.get(name) in (None, value) or name == "search":
+            found[name] = value
+        else:
+            raise UsageError(_FIXED.format(name=name, value=given[name], wanted=value))
+    return found
+
+
+def _joined(pins: Any, restriction: Restriction) -> Restriction:
+    """The context's restriction beside pins that were given."""
+    if not pins:
+        return restriction
+    own = pins if callable(pins) else Pins(operators=dict(map(parse_pin, pins)))
+    return together(own, restriction)
+
+
+def _is_half(graph: Graph) -> bool:
+    return any(tensor.dtype in HALF for tensor in graph.parameters if tensor.trainable)
+
+
+def _require_marks(context: Context, model: LoadedModel) -> None:
+    """Marks must mean something in the mode."""
+    own = own_parameters(model.given)
+    if context.mode == "hybrid_parallel" and not own:
+        raise UsageError(
+            "hybrid_parallel needs parameters of which every rank has its own: mark them with autopar.layerwise_parallel(parameter), "
+            "or take data_parallel"
+        )
+    if own and context.mode != "hybrid_parallel":
+        raise UsageError(f"layerwise_parallel parameters ({', '.join(own[:5])}) are for the mode hybrid_parallel, not {context.mode}")
+    cut = [path for path, _ in marked(model.given, "autopar_cuts")]
+    if cut and not context.cut_by_operator:
+        raise UsageError(f"shard of {', '.join(map(repr, cut[:5]))} is for semi_auto_parallel and auto_parallel, not {context.mode}")
+
+
+def _of_mode(context: Context, model: LoadedModel) -> dict[str, Any]:
+    devices = context.devices
+    if context.mode == "stand_alone":
+        return {"devices": 1}
+    wanted: dict[str, Any] = {"devices": devices, "stages": context.pipeline_stages, "reductions": reductions_of(context, model)}
+    if context.pipeline_stages > 1 and devices % context.pipeline_stages:
+        raise UsageError(f"pipeline_stages={context.pipeline_stages} does not divide the {devices} devices")
+    if not context.cut_by_operator:
+        return wanted | {"search": "dynamic_programming"} | _data_parallel(context, devices)
+    size = context.optimizer_weight_shard_size
+    divided = bool(context.enable_parallel_optimizer)
+    rest = "data" if context.mode == "semi_auto_parallel" else None
+    cuts, stored = cuts_of(model), {}
+    if path := context.strategy_ckpt_load_file:
+        if is_plan(path):
+            wanted["reuse_from"], rest = path, None  # its operators are cut as they were; the search completes what else there is
+        else:
+            loaded = loaded_strategies(path, model.graph)
+            cuts, stored = {**loaded.cuts, **cuts}, dict(loaded.parts)
+    restriction = CutOperators(cuts=cuts, stored=stored, rest=rest, divided=divided, parts=size if size > 0 else None)
+    if context.auto_parallel_search_mode == "sharding_propagation" and not restriction.cuts:
+        raise UsageError("sharding_propagation goes on from operators that are cut: cut some with autopar.shard(module, ((4, 1), (1, 1)))")
+    wanted |= {"search": context.method, "pins": restriction, "fewer": False}
+    return wanted | {"zero": 1 if divided else 0}
+
+
+def _data_parallel(context: Context, devices: int) -> dict[str, Any]:
+    """One axis, or two where weights are updated in parts by groups of devices."""
+    size = context.optimizer_weight_shard_size
+    if not context.enable_parallel_optimizer:
+        return {"scheme": "data", "mesh": (devices,), "zero": 0}
+    if size in (-1, devices):
+        return {"scheme": "zero1", "mesh": (devices,), "zero": 1}
+    if devices % size:
+        raise UsageError(f"optimizer_weight_shard_size={size} does not divide the {devices} devices")
+    inside = CutOperators(cuts={}, rest="data", divided=True, parts=size)
+    return {"mesh": (devices // size, size), "zero": 1, "pins": inside, "fewer": False}
+
+
+def reductions_of(context: Context, model: LoadedModel) -> Reductions:
+    """How gradients are reduced.
+
+    In the data-parallel modes the loss that counts is each rank's own, of its part of the batch: where it is a mean, the sum over n ranks
+    is n times the gradient of the whole batch's mean. In the others the loss is that of the whole batch.
+    """
+    own_loss = not context.cut_by_operator and is_mean(model.graph)
+    return Reductions(
+        fused=_fused(model), cuts=context.all_reduce_fusion_config, local=own_parameters(model.given),
+        weight=float(context.devices) if own_loss else 1.0, mean=context.gradients_mean,
+    )  # fmt: skip
+
+
+def _fused(model: LoadedModel) -> tuple[tuple[str, ...], ...]:
+    """The sets of parameters whose gradients are reduced together, as modules are marked; the innermost mark counts."""
+    marks = {path: found["fusion"] for path, found in marked(model.given, ATTRIBUTES) if "fusion" in found}
+    sets: dict[object, list[str]] = {}
+    for tensor in model.graph.parameters:
+        path = next((p for p in sorted(marks, key=len, reverse=True) if not p or tensor.name.startswith(f"{p}.")), None)
+        if path is not None and tensor.trainable:
+            sets.setdefault(marks[path] or (0, tensor.name), []).append(tensor.name)
+    return tuple(map(tuple, sets.values()))
+
+
+_LINEAR = ("add", "sub", "mul", "div", "neg", "view", "reshape", "squeeze", "to", "_to_copy", "clone")
+
+
+def is_mean(graph: Graph) -> bool:
+    """Whether a loss is a mean over the batch rather than a sum: by the reductions that it is made of, or else as losses usually are."""
+    made = {name: op for op in graph.operators for name in op.outputs}
+    seen, waiting = set(), [graph.loss]
+    while waiting:
+        operator = made.get(str(waiting.pop()))
+        if operator is None or operator.name in seen:
+            continue
+        seen.add(operator.name)
+        kind = operator.kind.split(".")[1]
+        if kind in _LINEAR and not operator.name.endswith(".mean"):
+            waiting += operator.inputs
+        else:
+            return kind not in ("sum", "ReduceSum") and operator.attributes.get("reduction") != _SUMMED
+    return True
+
+
+_SUMMED = 2
+"""How torch numbers the reduction "sum" of a loss function."""

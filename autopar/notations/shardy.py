@@ -1,0 +1,114 @@
+"""Mesh axes by dim: Shardy's `<@mesh, [{"x", "y"}, {}], unreduced={"z"}>` and JAX's `PartitionSpec(('x', 'y'), None)`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+from ..errors import RuleError, unknown
+from ..sharding.layout import Kind, Layout
+from ..sharding.mesh import Axis, Mesh
+from .place import Place, axes_of, no_partial, only_sums, whole_splits
+
+_SHARDY = re.compile(
+    r"(?:#sdy\.sharding)?<@\w+, *\[(?P<dims>.*?)\](?:, *replicated=\{(?P<replicated>[^}]*)\})?(?:, *unreduced=\{(?P<unreduced>[^}]*)\})?>"
+)
+_AXIS = re.compile(r'"(?P<name>[^"]+)"(?P<part>:\(\d+\)\d+)?')
+_MESH = re.compile(r'(?:#sdy\.mesh)?<\[(?P<axes>(?:"[^"]+"=\d+(?:, *)?)*)\]>')
+_SPEC = re.compile(r"(?:jax\.sharding\.)?(?:PartitionSpec|P)\((?P<entries>.*)\)", re.DOTALL)
+
+
+def write_mesh(mesh: Mesh) -> str:
+    """The mesh as Shardy has it.
+
+    >>> write_mesh(Mesh.of(x=2, y=4))
+    '<["x"=2, "y"=4]>'
+    """
+    axes = ", ".join(f'"{axis.name}"={axis.size}' for axis in mesh.axes)
+    return f"<[{axes}]>"
+
+
+def read_mesh(text: str) -> Mesh:
+    """The mesh of Shardy's text."""
+    match = _MESH.fullmatch(text.strip())
+    if match is None:
+        raise RuleError(f'{text!r} is not of the form <["x"=2, "y"=4]>')
+    return Mesh(axes=tuple(Axis(name=name, size=int(size)) for name, size in re.findall(r'"([^"]+)"=(\d+)', match["axes"])))
+
+
+def write(layout: Layout, place: Place) -> str:
+    """Axes that split nothing are free to be replicated, which Shardy leaves unsaid."""
+    whole_splits(layout, "Shardy")
+    only_sums(layout, "Shardy")
+
+    def quoted(axes: Sequence[int]) -> str:
+        return "{" + ", ".join(f'"{place.names[axis]}"' for axis in axes) + "}"
+
+    partial = [axis for axis, placement in enumerate(layout) if placement.kind is Kind.PARTIAL]
+    dims = ", ".join(quoted(axes) for axes in axes_of(layout, place.rank))
+    return f"<@mesh, [{dims}]" + (f", unreduced={quoted(partial)}" if partial else "") + ">"
+
+
+def read(text: str, place: Place) -> Layout:
+    """Closed dims of whole axes; what is open, or a part of an axis, is refused."""
+    match = _SHARDY.fullmatch(text.strip())
+    if match is None:
+        raise RuleError(f'{text!r} is not of the form <@mesh, [{{"x"}}, {{}}], unreduced={{"z"}}>')
+    groups = re.findall(r"\{([^}]*)\}", match["dims"])
+    if "?" in match["dims"]:
+        raise RuleError(f"{text!r}: an open dim (?) leaves a choice to the compiler, a layout leaves none: close it, or let autopar search")
+    _require_rank(len(groups), place, text)
+    dims = [_axes(group, place, text) for group in groups]
+    return place.from_dims(dims, _axes(match["unreduced"] or "", place, text), text=text)
+
+
+def _axes(text: str, place: Place, whole: str) -> list[int]:
+    found = []
+    if left := re.sub(r"[\s,]", "", _AXIS.sub("", text)):
+        raise RuleError(f"{whole!r}: {left!r} is no quoted name of a mesh axis")
+    for match in _AXIS.finditer(text):
+        if match["part"]:
+            raise RuleError(f"{whole!r}: {match[0]} is a part of a mesh axis; give the mesh an axis of that size")
+        found.append(_axis(match["name"], place))
+    return found
+
+
+def _axis(name: object, place: Place) -> int:
+    if name not in place.names:
+        raise RuleError(unknown("mesh axis", name, place.names))
+    return place.names.index(str(name))
+
+
+def _require_rank(count: int, place: Place, text: str) -> None:
+    if count > place.rank:
+        raise RuleError(f"{text!r} has {count} dims, the tensor has {place.rank}")
+
+
+def write_spec(layout: Layout, place: Place) -> str:
+    """As JAX's `PartitionSpec`."""
+    whole_splits(layout, "JAX's PartitionSpec")
+    no_partial(layout, "JAX's PartitionSpec", "shardy's unreduced={...} can say it; else give it as it is after its sum (R)")
+    entries = []
+    for axes in axes_of(layout, place.rank):
+        names = [place.names[axis] for axis in axes]
+        entries.append("None" if not names else repr(names[0]) if len(names) == 1 else repr(tuple(names)))
+    return f"PartitionSpec({', '.join(entries)}{',' if len(entries) == 1 else ''})"
+
+
+def read_spec(text: str, place: Place) -> Layout:
+    """Dims that are not named are whole."""
+    match = _SPEC.fullmatch(text.strip())
+    try:
+        entries = ast.literal_eval(f"({match['entries']},)" if match["entries"].strip(" ,") else "()") if match else None
+    except (SyntaxError, ValueError):
+        try:
+            entries = ast.literal_eval(f"({match['entries']})") if match else None
+        except (SyntaxError, ValueError):
+            entries = None
+    if not isinstance(entries, tuple):
+        raise RuleError(f"{text!r} is not of the form PartitionSpec('x', None, ('y', 'z'))")
+    _require_rank(len(entries), place, text)
+    names = [() if entry is None else entry if isinstance(entry, tuple) else (entry,) for entry in entries]
+    dims = [[_axis(name, place) for name in one] for one in names]
+    return place.from_dims(dims, text=text)

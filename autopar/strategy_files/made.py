@@ -1,0 +1,79 @@
+"""A plan in the words of MindSpore's strategy checkpoints: the operators that have weights, and the layouts of these as they are used."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from ..errors import UsageError
+from ..ir import Graph
+from ..plan import Plan
+from ..plan_parts import OperatorPlan
+from ..sharding.layout import Kind, Layout, format_layout, parse_layout
+from .records import OperatorStrategy, ParameterLayout, Strategies
+
+NAMES = {"linear": "MatMul", "matmul": "MatMul", "mm": "MatMul", "addmm": "MatMul", "MatMul": "MatMul", "Gemm": "MatMul"}
+"""MindSpore's names of operators; others keep their own."""
+
+
+def strategies_of_plan(plan: Plan, graph: Graph) -> Strategies:
+    """What a strategy checkpoint says of a plan of this model; a layout that it cannot say is a `UsageError`.
+
+    An operator is called by its kind and the first of its parameters: `MatMul_fc1.weight`.
+    """
+    operators: dict[str, OperatorStrategy] = {}
+    parameters: dict[str, ParameterLayout] = {}
+    for stage, operator in _in_stages(plan):
+        own = [(name, parse_layout(text)) for name, text in operator.inputs if name in plan.parameters]
+        if not own:
+            continue
+        kind = operator.kind.split(".")[1] if "." in operator.kind else operator.kind
+        cuts = tuple(_cuts(plan, parse_layout(text), len(graph.tensors[name].shape)) for name, text in operator.inputs)
+        operators.setdefault(f"{NAMES.get(kind, kind)}_{own[0][0]}", OperatorStrategy(cuts=cuts, stage=stage))
+        for name, layout in own:
+            parameters.setdefault(name, _layout(plan, name, layout))
+    return Strategies(operators=operators, parameters=parameters)
+
+
+def _in_stages(plan: Plan) -> Iterator[tuple[int, OperatorPlan]]:
+    """Every operator with its stage; those of interleaved chunks have that of their devices."""
+    firsts = {stage.first: number for number, stage in enumerate(plan.stages)}
+    count = max(len(plan.stages) // plan.schedule.interleave, 1)
+    chunk = 0
+    for name, operator in plan.operators.items():
+        chunk = firsts.get(name, chunk)
+        yield chunk % count, operator
+
+
+def _cuts(plan: Plan, layout: Layout, rank: int) -> tuple[int, ...]:
+    """Into how many parts each dim is cut."""
+    pairs = list(zip(layout, plan.mesh, strict=True))
+    return tuple(math.prod(a.size for p, a in pairs if p.kind is Kind.SPLIT and p.dim == dim) for dim in range(rank))
+
+
+def _layout(plan: Plan, name: str, used: Layout) -> ParameterLayout:
+    """The layout of a parameter as it is used, with how much further it is divided where it is stored."""
+    shape, refused = plan.parameters[name].shape, f"{name!r} is used as [{format_layout(used)}], which MindSpore's tensor map cannot say"
+    if any(placement.parts > 1 for placement in used):
+        raise UsageError(f"{refused}: it is split within parts; the nearest is the plan's own file")
+    pairs = zip(used, plan.mesh, strict=True)
+    owners = [(placement.dim if placement.kind is Kind.SPLIT else -1, axis.size) for placement, axis in pairs if axis.size > 1]
+    runs = [(owner, math.prod(size for _, size in run)) for owner, run in itertools.groupby(owners, lambda pair: pair[0])]
+    named = [owner for owner, _ in runs if owner >= 0]
+    if len(named) != len(set(named)):
+        raise UsageError(f"{refused}: a dim has one axis, and these two are apart; the nearest is the plan's own file")
+    places = {owner: len(runs) - 1 - number for number, (owner, _) in enumerate(runs)}
+    size, step = _divided(plan, parse_layout(plan.parameters[name].storage), used)
+    return ParameterLayout(
+        device_matrix=tuple(count for _, count in runs) or (1,), tensor_map=tuple(places.get(dim, -1) for dim in range(len(shape))),
+        shape=shape, step=step, size=size,
+    )  # fmt: skip
+
+
+def _divided(plan: Plan, stored: Layout, used: Layout) -> tuple[int, int]:
+    """Over how many devices a parameter is stored in further parts, and how far apart these are; 0 where it is not."""
+    sizes = [axis.size for axis in plan.mesh]
+    kinds = [(s.kind, u.kind) for s, u in zip(stored, used, strict=True)]
+    axes = [a for a, (s, u) in enumerate(kinds) if s is Kind.SPLIT and u is not Kind.SPLIT and sizes[a] > 1]
+    return (math.prod(sizes[a] for a in axes), math.prod(sizes[axes[-1] + 1 :])) if axes else (0, 0)

@@ -1,0 +1,239 @@
+"""What a strategy checkpoint of MindSpore holds, and its two forms.
+
+The protobuf form has the fields of `node_strategy.proto`:
+
+    ParallelStrategyMap    1 current_stage    2 parallel_strategy_item*    3 parallel_layout_item*
+    ParallelStrategyItem   1 node_name        2 parallel_strategys {1 stage, 2 parallel_strategy* {1 dim*}}
+    ParallelLayoutItem     1 param_name       2 parallel_layouts {1 dev_matrix {1 dim*}, 2 tensor_map {1 dim*}, 3 param_split_shape,
+                                                4 indices_offset, 5 field, 6 opt_weight_shard_step, 7 opt_weight_shard_size}
+
+The JSON form has the same names; items are keyed by node and by parameter, and a layout has its tensor_shape beside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import PlanError, UsageError
+from ..plan import write_whole
+from . import wire
+
+MAX_FILE_BYTES = 64 * 2**20
+ENDINGS = (".json", ".ckpt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorStrategy:
+    """For every input the number of parts of each dim."""
+
+    cuts: tuple[tuple[int, ...], ...]
+    stage: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterLayout:
+    """A parameter's device matrix and tensor map. `size`, `step`: among how many devices its state is divided, and how far apart."""
+
+    device_matrix: tuple[int, ...]
+    tensor_map: tuple[int, ...]
+    shape: tuple[int, ...] = ()
+    field: int = 0
+    step: int = 0
+    size: int = 0
+    manual: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Into how many parts each dim is cut."""
+        last = len(self.device_matrix) - 1
+        if any(not -1 <= place <= last for place in self.tensor_map):
+            raise PlanError(f"tensor map {self.tensor_map} names none of the places of the device matrix {self.device_matrix}")
+        return tuple(1 if place == -1 else self.device_matrix[last - place] for place in self.tensor_map)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategies:
+    """The contents of a strategy checkpoint: operators by node name, layouts by parameter name."""
+
+    operators: Mapping[str, OperatorStrategy] = field(default_factory=dict)
+    parameters: Mapping[str, ParameterLayout] = field(default_factory=dict)
+    stage: int = 0
+
+
+class _Strategy(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    stage: int = Field(default=0, ge=0)
+    parallel_strategy: tuple[tuple[int, ...], ...]
+
+
+class _Layout(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    dev_matrix: tuple[int, ...]
+    tensor_map: tuple[int, ...]
+    tensor_shape: tuple[int, ...] = ()
+    field: int = 0
+    opt_weight_shard_step: int = 0
+    opt_weight_shard_size: int = 0
+    param_split_shape: tuple[int, ...] = ()
+    indices_offset: tuple[int, ...] = ()
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    current_stage: int = Field(default=0, ge=0)
+    parallel_strategy_item: dict[str, _Strategy] = {}
+    parallel_layout_item: dict[str, _Layout] = {}
+
+
+def read_strategies(path: str | Path) -> Strategies:
+    """Read a strategy checkpoint in either form; a file that is none is a `PlanError` that says what is wrong with it."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise PlanError(f"{path}: larger than {MAX_FILE_BYTES // 2**20} MiB, so it is no strategy checkpoint")
+        data = path.read_bytes()
+    except OSError as error:
+        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
+    if not data:
+        raise PlanError(f"{path}: the file is empty")
+    try:
+        found = _of_json(data) if data.lstrip()[:1] == b"{" else _of_protobuf(data)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
+    for name, strategy in found.operators.items():
+        if any(count < 1 for one in strategy.cuts for count in one):
+            raise PlanError(f"{path}: the strategy of {name!r} has a number of parts below 1")
+    if any(count < 1 for layout in found.parameters.values() for count in layout.device_matrix):
+        raise PlanError(f"{path}: a device matrix has a size below 1")
+    return found
+
+
+def write_strategies(found: Strategies, path: str | Path) -> None:
+    """Write a strategy checkpoint, whole or not at all: `.json`, or `.ckpt` in protobuf."""
+    path = Path(path)
+    if path.suffix not in ENDINGS:
+        raise UsageError(f"{path}: a strategy checkpoint ends with .json, or with .ckpt for protobuf")
+    if path.suffix == ".json":
+        write_whole(path, to_json(found))
+        return
+    try:
+        path.write_bytes(to_protobuf(found))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+# --- JSON ---
+
+
+def _of_json(data: bytes) -> Strategies:
+    try:
+        read = _File.model_validate(json.loads(data))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise PlanError(f"not a strategy checkpoint of MindSpore: {where}: {first['msg']}") from error
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"not JSON: {error}") from error
+    operators = {n: OperatorStrategy(cuts=s.parallel_strategy, stage=s.stage) for n, s in read.parallel_strategy_item.items()}
+    parameters = {
+        name: ParameterLayout(
+            device_matrix=one.dev_matrix, tensor_map=one.tensor_map, shape=one.tensor_shape, field=one.field,
+            step=one.opt_weight_shard_step, size=one.opt_weight_shard_size, manual=_pairs(one.param_split_shape, one.indices_offset),
+        )
+        for name, one in read.parallel_layout_item.items()
+    }  # fmt: skip
+    return Strategies(operators=operators, parameters=parameters, stage=read.current_stage)
+
+
+def _pairs(shapes: tuple[int, ...], offsets: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    if len(shapes) != len(offsets):
+        raise PlanError(f"a split by fields has {len(shapes)} sizes and {len(offsets)} offsets")
+    return tuple(zip(shapes, offsets, strict=True))
+
+
+def to_json(found: Strategies) -> str:
+    """The JSON form."""
+    layouts: dict[str, dict[str, object]] = {}
+    for name, one in found.parameters.items():
+        layouts[name] = {
+            "dev_matrix": one.device_matrix, "tensor_map": one.tensor_map, "tensor_shape": one.shape, "field": one.field,
+            "opt_weight_shard_step": one.step, "opt_weight_shard_size": one.size,
+        }  # fmt: skip
+        if one.manual:
+            layouts[name] |= {"param_split_shape": [s for s, _ in one.manual], "indices_offset": [o for _, o in one.manual]}
+    strategies = {n: {"stage": s.stage, "parallel_strategy": s.cuts} for n, s in found.operators.items()}
+    data = {"current_stage": found.stage, "parallel_strategy_item": strategies, "parallel_layout_item": layouts}
+    return json.dumps(data, indent=1) + "\n"
+
+
+# --- protobuf ---
+
+
+def _of_protobuf(data: bytes) -> Strategies:
+    operators: dict[str, OperatorStrategy] = {}
+    parameters: dict[str, ParameterLayout] = {}
+    stage, known = 0, False
+    for found in wire.fields_of(data):
+        if found[0] == 1 and isinstance(found[1], int):
+            stage, known = found[1], True
+        elif found[0] in (2, 3):
+            known = True
+            name, body = _named(wire.message(found))
+            if found[0] == 2:
+                operators[name] = _strategy(body)
+            else:
+                parameters[name] = _layout(body)
+    if not known:
+        raise PlanError("not a strategy checkpoint of MindSpore: it has none of the fields of node_strategy.proto")
+    return Strategies(operators=operators, parameters=parameters, stage=stage)
+
+
+def _named(data: bytes) -> tuple[str, bytes]:
+    """The name and the body of an item."""
+    parts = {found[0]: wire.message(found) for found in wire.fields_of(data) if found[0] in (1, 2)}
+    if set(parts) != {1, 2}:
+        raise PlanError("a strategy checkpoint holds an item without its name or its contents")
+    return wire.text(parts[1]), parts[2]
+
+
+def _strategy(data: bytes) -> OperatorStrategy:
+    stage, cuts = 0, []
+    for found in wire.fields_of(data):
+        if found[0] == 1 and isinstance(found[1], int):
+            stage = found[1]
+        elif found[0] == 2:
+            cuts.append(wire.numbers(wire.message(found)))
+    return OperatorStrategy(cuts=tuple(cuts), stage=stage)
+
+
+def _layout(data: bytes) -> ParameterLayout:
+    lists: dict[int, tuple[int, ...]] = {}
+    single = dict.fromkeys((5, 6, 7), 0)
+    for found in wire.fields_of(data):
+        number, value = found
+        if number in (1, 2, 3, 4):
+            lists[number] = wire.numbers(wire.message(found))
+        elif number in single and isinstance(value, int):
+            single[number] = value - 2**64 if value >= 2**63 else value
+    layout = ParameterLayout(device_matrix=lists.get(1, ()), tensor_map=lists.get(2, ()), field=single[5], step=single[6], size=single[7])
+    return replace(layout, manual=_pairs(lists.get(3, ()), lists.get(4, ())))
+
+
+def to_protobuf(found: Strategies) -> bytes:
+    """The protobuf form; it has no place for the shapes of parameters."""
+    out = [wire.number_field(1, found.stage)]
+    for name, strategy in found.operators.items():
+        cuts = b"".join(wire.bytes_field(2, wire.numbers_message(one)) for one in strategy.cuts)
+        body = wire.number_field(1, strategy.stage) + cuts
+        out.append(wire.bytes_field(2, wire.bytes_field(1, name.encode()) + wire.bytes_field(2, body)))
+    for name, layout in found.parameters.items():
+        lists = (layout.device_matrix, layout.tensor_map, [s for s, _ in layout.manual], [o for _, o in layout.manual])
+        body = b"".join(wire.bytes_field(number, wire.numbers_message(one)) for number, one in enumerate(lists, 1))
+        body += b"".join(wire.number_field(number, one) for number, one in ((5, layout.field), (6, layout.step), (7, layout.size)))
+        out.append(wire.bytes_field(3, wire.bytes_field(1, name.encode()) + wire.bytes_field(2, body)))
+    return b"".join(out)

@@ -1,0 +1,68 @@
+"""Which formats gradients should have: those that save most time for the error that they bring, within a budget.
+
+The relative error of a gradient of N elements whose parameters i have N_i of them is taken to be
+
+    E^2 = sum_i N_i e_i^2 / N      e = 2^-9 (bfloat16), 2^-12 (float16), sqrt(1 - r / k) (factors of rank r of a matrix of rank k)
+
+the last for the flattest of spectra, the worst case. Beginning with all of them exact, the step is taken again and again that saves most
+seconds for what it adds to E^2, as long as E stays within the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from autopar.ir import DTYPE_BYTES
+from autopar.sharding.gradient_formats import rank_of
+
+ROUNDING = {"float64": 0.0, "float32": 0.0, "float16": 2.0**-12, "bfloat16": 2.0**-9}
+OFFERED = ("bfloat16", *(f"powersgd-{2**power}" for power in range(10)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """A parameter's gradient as it is summed: its shape and type, and the seconds of a message by its bytes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    seconds: Callable[[float], float]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def of(self, form: str | None) -> tuple[float, float]:
+        """Seconds and squared relative error in a format (None: as it is)."""
+        if form is None:
+            return self.seconds(self.size * DTYPE_BYTES[self.dtype]), 0.0
+        rank = rank_of(form, self.shape)
+        if rank:
+            rows, columns = self.shape[0], math.prod(self.shape[1:])
+            nbytes = rank * (rows + columns) * DTYPE_BYTES[self.dtype]
+            return self.seconds(nbytes), max(1 - rank / min(rows, columns), 0.0)
+        if form not in ROUNDING:
+            return self.of(None)
+        return self.seconds(self.size * DTYPE_BYTES[form]), max(ROUNDING[form] ** 2 - ROUNDING[self.dtype] ** 2, 0.0)
+
+
+def chosen_formats(gradients: Mapping[str, Gradient], budget: float) -> dict[str, str]:
+    """The formats of the parameters that get another one than they have, for a relative error up to `budget`."""
+    total = sum(gradient.size for gradient in gradients.values())
+    steps: list[tuple[float, str, str, float]] = []
+    for name, gradient in gradients.items():
+        whole, _ = gradient.of(None)
+        for form in OFFERED:
+            seconds, error = gradient.of(form)
+            if seconds < whole:
+                added = max(error * gradient.size / max(total, 1), 1e-300)
+                steps.append(((whole - seconds) / added, name, form, added))
+    found: dict[str, str] = {}
+    spent = 0.0
+    for _, name, form, added in sorted(steps, key=lambda step: (-step[0], step[1], step[2])):
+        if name not in found and spent + added <= budget**2:
+            found[name] = form
+            spent += added
+    return found

@@ -1,0 +1,74 @@
+"""A plan in Ray Train: `python examples/ray_train.py --workers 2`. Ray starts ranks and process group, which autopar takes as they are."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autopar
+
+STEPS = 5
+
+
+class Net(nn.Module):
+    """A small classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The loss."""
+        return F.cross_entropy(self.down(torch.relu(self.up(x))), y)
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """A whole batch, the same on every worker."""
+    x = torch.randn(32, 16, generator=torch.Generator().manual_seed(step))
+    return x, x[:, :8].argmax(1)
+
+
+def train_loop(config: dict[str, Any], report: Callable[[dict[str, float]], None] | None = None) -> list[float]:
+    """What each worker runs; `report` is Ray's, where it is not given."""
+    if report is None:
+        from ray import train
+
+        report = train.report
+    torch.manual_seed(0)
+    net = Net()
+    devices = torch.distributed.get_world_size()
+    plan = autopar.plan(net, batch(0), devices=devices, cluster=config["cluster"], optimizer="adamw")
+    model = autopar.parallelize(net, plan)
+    optimizer = autopar.local_optimizer(torch.optim.AdamW, model, lr=1e-2)
+    losses = []
+    for step in range(config["steps"]):
+        losses.append(float(model.train_step(batch(step), optimizer)))
+        report({"loss": losses[-1]})
+    return losses
+
+
+def main() -> None:
+    """Have Ray start the workers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--gpu", action="store_true", help="a GPU for each worker")
+    given = parser.parse_args()
+    from ray.train import ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    trainer = TorchTrainer(
+        train_loop,
+        train_loop_config={"steps": STEPS, "cluster": None if given.gpu else "local-cpu"},
+        scaling_config=ScalingConfig(num_workers=given.workers, use_gpu=given.gpu),
+        torch_config=TorchConfig(backend="nccl" if given.gpu else "gloo"),
+    )
+    print(trainer.fit().metrics)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Gradients as low-rank factors with error feedback: PowerSGD (Vogels et al., arXiv:1905.13727, algorithms 1 and 2).
+
+Of the matrix M_i of each rank, with what was left over before added to it, all ranks sum two factors in place of M_i:
+
+    M_i = G_i + E_i      P = orth(sum_i M_i Q)      Q' = sum_i M_i^T P      sum_i G_i ~ P Q'^T      E_i = M_i - P (M_i^T P)^T
+
+Q' is where the next step begins. With as many columns as M has rows or columns P P^T M is M, so the sum is exact. A tensor of more dims
+is a matrix of its first dim by the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Sequence
+
+import torch
+from torch import Tensor
+
+Summing = Generator[list[Tensor], list[Tensor], list[Tensor]]
+
+
+def finished(making: Summing, sums: list[Tensor]) -> list[Tensor]:
+    """What comes of the last sums."""
+    try:
+        making.send(sums)
+    except StopIteration as end:
+        found: list[Tensor] = end.value
+        return found
+    raise AssertionError("two factors are summed, not more")
+
+
+class LowRank:
+    """The factors and leftovers of a chunk's parameters on this rank, by name; a module that is copied or loaded begins anew."""
+
+    def __init__(self) -> None:
+        self.factors: dict[str, Tensor] = {}
+        self.left: dict[str, Tensor] = {}
+
+    def summed(self, names: Sequence[str], gradients: Sequence[Tensor], ranks: Sequence[int]) -> Summing:
+        """Gives factors that are to be summed over the ranks, twice; takes the sums; returns the sums of the gradients."""
+        matrices = [self._matrix(name, gradient) for name, gradient in zip(names, gradients, strict=True)]
+        starts = [self._start(name, matrix, rank) for name, matrix, rank in zip(names, matrices, ranks, strict=True)]
+        lefts = yield [matrix @ start for matrix, start in zip(matrices, starts, strict=True)]
+        bases = [torch.linalg.qr(left)[0] for left in lefts]
+        own = [matrix.T @ basis for matrix, basis in zip(matrices, bases, strict=True)]
+        for name, matrix, basis, right in zip(names, matrices, bases, own, strict=True):
+            self.left[name] = matrix - basis @ right.T
+        rights = yield own
+        self.factors.update((name, right.clone()) for name, right in zip(names, rights, strict=True))
+        sums = (basis @ right.T for basis, right in zip(bases, rights, strict=True))
+        return [total.reshape(gradient.shape) for total, gradient in zip(sums, gradients, strict=True)]
+
+    def _matrix(self, name: str, gradient: Tensor) -> Tensor:
+        matrix = gradient.reshape(gradient.shape[0], -1)
+        before = self.left.get(name)
+        return matrix if before is None else matrix + before.to(matrix)
+
+    def _start(self, name: str, matrix: Tensor, rank: int) -> Tensor:
+        """Where the iteration begins: the factor of the step before, or numbers that are the same on all ranks."""
+        found = self.factors.get(name)
+        if found is not None and found.shape == (matrix.shape[1], rank):
+            return found.to(matrix)
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+        drawn = torch.randn(matrix.shape[1], rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return drawn.to(matrix)

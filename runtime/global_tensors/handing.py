@@ -1,0 +1,86 @@
+"""Whole values from the ranks of one placement to those of another, their gradients back, and what other ranks hold.
+
+A rank that holds nothing of a tensor has a stand-in: an empty tensor that keeps its place in autograd, so that the backward pass comes by
+every exchange that the rank takes part in, in the same order everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..collectives import MOVABLE
+from ..groups import group_of
+
+
+def exchange(value: Tensor | None, source: Sequence[int], target: Sequence[int], like: Tensor) -> Tensor | None:
+    """The value that all ranks of `source` have, on those of `target` too; None on the others. `like`: an empty tensor of its type."""
+    me = dist.get_rank() if dist.is_initialized() else 0
+    lacking = [rank for rank in target if rank not in source]
+    found = value if me in target and me in source else None
+    for number, taker in enumerate(lacking):  # in one order everywhere, so that no two wait for each other
+        giver = source[number % len(source)]
+        if me not in (giver, taker):
+            continue
+        group = group_of(sorted((giver, taker)), messages=True)
+        if me == giver:
+            assert value is not None
+            dist.send(_carried(value.contiguous()), dst=taker, group=group)
+        else:
+            found = torch.empty_like(like)
+            dist.recv(_carried(found), src=giver, group=group)
+    return found
+
+
+def _carried(value: Tensor) -> Tensor:
+    """What backends can carry of a tensor in one piece: itself, or its bytes."""
+    return value if value.dtype in MOVABLE else value.view(-1).view(torch.uint8)
+
+
+class Hand(torch.autograd.Function):
+    """A whole value to other ranks; its gradient, which every taker has whole, comes back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, source: tuple[int, ...], target: tuple[int, ...], shape: tuple[int, ...], device: torch.device
+    ) -> Tensor:
+        ctx.source, ctx.target, ctx.dtype, ctx.shape, ctx.given = source, target, value.dtype, shape, value.shape
+        me = dist.get_rank() if dist.is_initialized() else 0
+        like = torch.empty(shape, dtype=value.dtype, device=device)
+        found = exchange(value.detach() if me in source else None, source, target, like)
+        ctx.device = value.device
+        if found is None:
+            return value.new_empty(0)
+        return found.view_as(found) if found is value else found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        me = dist.get_rank() if dist.is_initialized() else 0
+        like = torch.empty(ctx.shape, dtype=gradients[0].dtype, device=ctx.device)
+        found = exchange(gradients[0] if me in ctx.target else None, ctx.target, ctx.source, like)
+        back = torch.zeros(ctx.given, dtype=gradients[0].dtype, device=ctx.device) if found is None else found
+        return back, None, None, None, None
+
+
+class StandIn(torch.autograd.Function):
+    """The result of an operator on ranks that hold nothing of it."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *inputs: Tensor) -> Tensor:
+        ctx.shapes = [(value.shape, value.dtype, value.device) for value in inputs]
+        return torch.empty(0, dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        found = [torch.zeros(shape, dtype=t, device=d) if t.is_floating_point else None for shape, t, d in ctx.shapes]
+        return (None, *found)
+
+
+def stand_in(dtype: torch.dtype, inputs: Sequence[Tensor]) -> Tensor:
+    """An empty tensor behind `inputs`."""
+    out: Tensor = StandIn.apply(dtype, *inputs)  # type: ignore[no-untyped-call]
+    return out if dtype.is_floating_point or dtype.is_complex else out.detach()

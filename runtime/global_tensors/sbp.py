@@ -1,0 +1,71 @@
+"""How a global tensor lies on one axis of its placement, in OneFlow's words: `split(dim)`, `broadcast`, `partial_sum`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.errors import UsageError
+from autopar.sharding.layout import Kind, Layout, P, Placement, R, S, format_layout, is_valid
+
+
+@dataclass(frozen=True, slots=True)
+class Sbp:
+    """One word; called, it gives itself, as OneFlow allows for those without a dim."""
+
+    placement: Placement
+
+    def __call__(self) -> Sbp:
+        return self
+
+    def __repr__(self) -> str:
+        kind = self.placement.kind
+        if kind is Kind.SPLIT:
+            return f"autopar.sbp.split(dim={self.placement.dim})"
+        return "autopar.sbp.partial_sum" if kind is Kind.PARTIAL else "autopar.sbp.broadcast"
+
+
+broadcast = Sbp(R)
+partial_sum = Sbp(P)
+
+
+def split(dim: int) -> Sbp:
+    """Split on a dim, counted from the end where it is negative."""
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise UsageError(f"sbp.split takes a dim, not {dim!r}")
+    return Sbp(S(dim))
+
+
+Words = Sbp | Sequence[Sbp]
+
+
+def layout_of_words(words: Words, axes: int, rank: int) -> Layout:
+    """The layout that words say, one for each axis of the placement, of a tensor of `rank` dims."""
+    given = (words,) if isinstance(words, Sbp) else tuple(words)
+    if not all(isinstance(word, Sbp) for word in given):
+        raise UsageError(f"sbp is {words!r}; it is autopar.sbp.split(dim), .broadcast or .partial_sum, or a sequence of them")
+    if len(given) != axes:
+        raise UsageError(f"sbp has {len(given)} words, the placement has {axes} axes: give one for each")
+    found = []
+    for word in given:
+        dim = word.placement.dim
+        if word.placement.kind is Kind.SPLIT and not -rank <= dim < rank:
+            raise UsageError(f"{word} is none of the {rank} dims of the tensor")
+        found.append(S(dim % rank) if word.placement.kind is Kind.SPLIT else word.placement)
+    return tuple(found)
+
+
+def words_of_layout(layout: Layout) -> tuple[Sbp, ...]:
+    """A layout in words; a value that lies whole on every rank is broadcast, whatever its gradient is."""
+    return tuple(Sbp(R if placement.kind is Kind.BROADCAST else placement) for placement in layout)
+
+
+def require_even(layout: Layout, shape: Sequence[int], mesh: Sequence[int]) -> None:
+    """All shards are of equal size."""
+    if not is_valid(layout, shape, mesh):
+        even = [dim for dim, size in enumerate(shape) if all(size % count == 0 for count in mesh)]
+        nearest = f"split({even[0]})" if even else "broadcast"
+        raise UsageError(
+            f"a tensor of shape {list(shape)} does not divide evenly as [{format_layout(layout)}] over {'x'.join(map(str, mesh))} ranks; "
+            f"the nearest is sbp.{nearest}, or pad it"
+        )

@@ -1,0 +1,140 @@
+"""`GlobalTensor`: a tensor of the whole's shape, of which this rank holds a part; torch's functions run on the parts.
+
+A part is an ordinary tensor with an ordinary autograd history, in which redistributions stand where parts had to move. Value and gradient
+lie together as the layout's kinds say, so a backward pass on every rank gives every leaf the gradient that one device would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import UsageError
+from autopar.sharding.layout import Kind, Layout, P, R, format_layout, local_shape
+from autopar.sharding.redistribution import without_gradient
+
+from ..parameters import placements_of
+from ..redistribution import apply_chain
+from .choosing import chain
+from .handing import Hand, stand_in
+from .placement import TensorPlacement, device_mesh_of, placement
+from .sbp import Sbp, Words, layout_of_words, require_even, words_of_layout
+
+
+class Runs:
+    """What torch's functions do with global tensors; `functions` gives it."""
+
+    call: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+RUNS = Runs()
+
+
+class GlobalTensor(Tensor):
+    """`part`: what this rank holds (a stand-in where it holds nothing), `kinds`: its layout on the mesh of `placement`."""
+
+    part: Tensor
+    kinds: Layout
+    placement: TensorPlacement
+
+    @staticmethod
+    def __new__(cls, part: Tensor, kinds: Layout, placement: TensorPlacement, shape: Sequence[int]) -> GlobalTensor:
+        found: GlobalTensor = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=part.dtype, device=placement.device)
+        return found
+
+    def __init__(self, part: Tensor, kinds: Layout, placement: TensorPlacement, shape: Sequence[int]) -> None:
+        self.part, self.kinds, self.placement = part, kinds, placement
+        if placement.here:
+            assert tuple(part.shape) == local_shape(kinds, tuple(shape), placement.mesh.shape), (part.shape, format_layout(kinds), shape)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return RUNS.call(func, tuple(args), dict(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        raise UsageError(f"{func} reached a global tensor by another way than torch's functions: take x.to_local() or x.full()")
+
+    @property
+    def sbp(self) -> tuple[Sbp, ...]:
+        """How it lies on each axis of its placement, in words."""
+        return words_of_layout(self.kinds)
+
+    def brought(self, kinds: Layout) -> Self:
+        """The same tensor in another layout on its ranks."""
+        flows = self.part.requires_grad and torch.is_grad_enabled()
+        source, target = (self.kinds, kinds) if flows else (without_gradient(self.kinds), without_gradient(kinds))
+        if source == target:
+            return self if self.kinds == target else self._as(self.part, target)
+        if not self.placement.here:
+            return self._as(stand_in(self.part.dtype, [self.part]), target)
+        steps = chain(source, target, tuple(self.shape), self.part.element_size(), self.placement.mesh.shape, flows)
+        return self._as(apply_chain(self.part, steps, self.placement.groups(), gradient=flows), target)
+
+    def _as(self, part: Tensor, kinds: Layout) -> Self:
+        return type(self)(part, kinds, self.placement, self.shape)
+
+    def settled(self) -> Self:
+        """The same in a layout that a user may see: where the gradient would be a share it is whole."""
+        return self.brought(tuple(R if placement.kind is Kind.BROADCAST else placement for placement in self.kinds))
+
+    def summed(self) -> Self:
+        """The same without partial values."""
+        return self.brought(tuple(R if p.kind in (Kind.BROADCAST, Kind.PARTIAL) else p for p in self.kinds))
+
+    def whole(self) -> Self:
+        """The same, whole on each of its ranks."""
+        return self.brought((R,) * len(self.kinds))
+
+    def to_global(self, placement: TensorPlacement | None = None, sbp: Words | None = None) -> GlobalTensor:
+        """The same tensor as `sbp` says, on the ranks of `placement`; what is left out stays. Onto other ranks it goes whole."""
+        where = placement or self.placement
+        if sbp is None and len(where.mesh.axes) != len(self.kinds):
+            raise UsageError(f"the placement has {len(where.mesh.axes)} axes, the tensor lies on {len(self.kinds)}: say how, with sbp")
+        kinds = layout_of_words(self.sbp if sbp is None else sbp, len(where.mesh.axes), self.dim())
+        require_even(kinds, self.shape, where.mesh.shape)
+        if where == self.placement:
+            return self.brought(kinds)
+        return handed(self.whole(), where).brought(kinds)
+
+    def to_local(self) -> Tensor:
+        """This rank's part; an empty tensor on ranks that hold none of it."""
+        return self.settled().part
+
+    def full(self) -> Tensor:
+        """The whole tensor on every rank that runs, wherever it lies, as a plain tensor without a gradient."""
+        size = dist.get_world_size() if dist.is_initialized() else 1
+        with torch.no_grad():
+            found: Tensor = handed(self.whole(), placement(self.placement.type, range(size))).part
+        return found.clone()
+
+    def to_dtensor(self) -> DTensor:
+        """The tensor as torch's DTensor, with its history; all ranks call this."""
+        settled = self.settled()
+        mesh = device_mesh_of(self.placement, dist.group.WORLD)
+        places = placements_of(settled.kinds, self.placement.mesh.shape)
+        shape = torch.Size(tuple(self.shape))
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(settled.part, mesh, places, run_check=False, shape=shape, stride=stride)
+
+
+def handed(tensor: GlobalTensor, where: TensorPlacement) -> GlobalTensor:
+    """A tensor that is whole on each of its ranks, whole on those of another placement."""
+    given = (tensor.part, tensor.placement.numbers, where.numbers, tuple(tensor.shape), where.device)
+    part: Tensor = Hand.apply(*given)  # type: ignore[no-untyped-call]
+    return GlobalTensor(part, (R,) * len(where.mesh.axes), where, tensor.shape)
+
+
+def gradient_kinds(kinds: Layout) -> Layout:
+    """How the gradient of a tensor lies."""
+    turned = {Kind.PARTIAL: R, Kind.BROADCAST: P}
+    return tuple(turned.get(placement.kind, placement) for placement in kinds)

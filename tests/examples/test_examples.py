@@ -1,0 +1,123 @@
+"""The examples run on ranks and equal one device; the figures of the documents come out of plans."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+from autopar.errors import NoPlanFits
+from autopar.runtime.collective_log import CollectiveLog
+from autopar.runtime.launch import run_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def example(name: str) -> ModuleType:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    autopar.reset_auto_parallel_context()
+    yield
+    autopar.reset_auto_parallel_context()
+
+
+def test_the_network_of_mindspore_trains_as_on_one_device() -> None:
+    module = example("from_mindspore")
+    wanted = module.alone()
+    for losses in run_ranks(module.train, module.RANKS, module.planned(module.RANKS), timeout=120):
+        assert losses == pytest.approx(wanted, rel=1e-5)
+
+
+def test_between_its_products_stands_one_all_gather() -> None:
+    module = example("from_mindspore")
+    autopar.set_auto_parallel_context(parallel_mode="semi_auto_parallel", device_num=4, full_batch=True)
+    plan = autopar.plan(module.build(), (module.batch(0),), cluster="local-cpu", mode="infer")
+
+    def work() -> list[tuple[str, int]]:
+        model = autopar.parallelize(module.build(), plan, outputs="split")
+        model(module.batch(0))
+        with torch.no_grad(), CollectiveLog() as log:
+            model.local_outputs(module.batch(0))
+        return [(found.kind, found.nbytes) for _, found in log.issued]
+
+    assert run_ranks(work, 4, timeout=60) == [[("all_gather", 32 * 32 * 4)]] * 4
+    assert [(c.kind, c.nbytes) for c in plan.collectives] == [("all_gather", 32 * 32 * 4)]
+
+
+def test_the_products_of_oneflow_in_three_forms() -> None:
+    module = example("from_oneflow")
+    for found in run_ranks(module.run, module.RANKS, timeout=60):
+        assert set(found) == {"data", "model", "pipeline"} and max(found.values()) < 1e-5
+
+
+def test_what_a_worker_of_ray_runs_is_the_training_of_one_device() -> None:
+    module = example("ray_train")
+    torch.manual_seed(0)
+    net = module.Net()
+    optimizer, wanted = torch.optim.AdamW(net.parameters(), lr=1e-2), []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = net(*module.batch(step))
+        loss.backward()
+        optimizer.step()
+        wanted.append(float(loss.detach()))
+
+    def work() -> tuple[list[float], list[dict[str, float]]]:
+        told: list[dict[str, float]] = []
+        return module.train_loop({"steps": 3, "cluster": "local-cpu"}, told.append), told
+
+    for losses, told in run_ranks(work, 2, timeout=60):
+        assert losses == pytest.approx(wanted, rel=1e-5) and [one["loss"] for one in told] == losses
+
+
+def test_ray_runs_the_example() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    done = subprocess.run([sys.executable, str(ROOT / "examples" / "ray_train.py")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "loss" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_gpt3_on_64_stages_of_6_hosts_of_8_devices(tmp_path: Path) -> None:
+    """175 B parameters on 3,072 A100: planned so, priced, and within their memory."""
+    path = example("gpt2_onnx").write_gpt2(tmp_path / "gpt3.onnx", layers=96, heads=96, hidden=12288, vocabulary=51200, positions=2048)
+    wanted: dict[str, Any] = {"batch": 1536, "dims": {"sequence": 2048}, "dtype": "bfloat16", "cluster": "dgx-a100-80g"}
+    plan = autopar.plan(str(path), devices=3072, scheme="64x6x8", **wanted)
+    assert plan.devices == 3072 and len(plan.stages) == 64 and plan.mesh_.shape == (6, 8)
+    assert [axis.level for axis in plan.mesh] == ["nic", "nvlink"]  # data parallel between hosts, model parallel inside
+    assert 1 < plan.predicted.step < 60 and plan.predicted.memory < 80e9
+    sizes = (torch.tensor(parameter.shape).prod() for parameter in plan.parameters.values())
+    assert int(sum(sizes)) == pytest.approx(175e9, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_170_billion_parameters_need_680_gigabytes() -> None:
+    """In float32 they fill 680 GB, so no fewer than nine devices of 80 GB hold them."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(41232, 41232, bias=False) for _ in range(100)))
+        x = torch.empty(1, 41232)
+    assert sum(p.numel() * 4 for p in model.parameters()) == pytest.approx(680e9, rel=1e-3)
+    with pytest.raises(NoPlanFits) as error:
+        autopar.plan(model, (x,), devices=8, cluster="dgx-a100-80g", mode="infer")
+    assert error.value.minimum == pytest.approx(85e9, rel=0.01)
+    plan = autopar.plan(model, (x,), devices=16, cluster="dgx-a100-80g", mode="infer")
+    assert plan.predicted.memory == pytest.approx(680e9 / 16, rel=0.01)
