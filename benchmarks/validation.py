@@ -7,7 +7,9 @@ Reads every CSV file of a folder that has the columns of a known kind (`benchmar
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from validating.groups import all_groups
+from validating.held_out import HeldOut, of_memory, of_steps
 from validating.plots import write_plots
 from validating.scores import Group, Score, score
 
@@ -25,6 +28,12 @@ QUICK = 40
 """Rows of a group that --quick prices."""
 
 TARGETS = {
+    "simumax_b200": {"mean_error": 0.06, "max_error": 0.15, "memory_error": 0.03},
+    "nemo_2407": {"mean_error": 0.10},
+    "mlm_h100": {"mean_error": 0.10},
+    "mpt": {"mean_error": 0.10},
+    "torchtitan": {"mean_error": 0.10},
+    "megatron_golden": {"mean_error": 0.12, "memory_error": 0.05},
     "korth_t5 dp 1": {"mean_error": 0.03, "max_error": 0.06},
     "sc21_t1": {"mean_error": 0.05},
     "vtrain_single": {"mean_error": 0.08},
@@ -35,11 +44,14 @@ TARGETS = {
     "alephalpha 13B 8192": {"mean_error": 0.10, "worst_spearman": 0.9, "worst_regret": 0.05, "oom_accuracy": 0.95},
 }
 """What a group's figures are to reach; `worst_spearman` and `oom_accuracy` at least, the others at most."""
+FITTED = {"bloom": "network"}
+"""Groups that something in the cost model was fitted to, and what."""
 AT_LEAST = ("worst_spearman", "oom_accuracy")
 OF_NULL, ENOUGH = 0.6, 0.05
 """Every mean error is to be at most this share of the null model's, or this small."""
 HEADINGS = (
-    "n", "mean", "max", "bias", "null mean", "sweeps", "Spearman", "worst", "regret", "worst", "OOM right", "memory", "left out",
+    "n", "mean", "max", "bias", "null mean", "peer", "arithmetic", "fitted",
+    "sweeps", "Spearman", "worst", "regret", "worst", "OOM right", "memory", "left out",
 )  # fmt: skip
 
 
@@ -84,7 +96,8 @@ def shown(groups: Sequence[Group], scores: Sequence[Score], others: Sequence[str
     for group, found in zip(groups, scores, strict=True):
         table.add_row(
             escape(group.name), str(found.n), percent(found.mean_error), percent(found.max_error), percent(found.bias, "+"),
-            percent(found.null_error), str(found.sweeps or "-"), plain(found.spearman), plain(found.worst_spearman), percent(found.regret),
+            percent(found.null_error), percent(found.peer_error), percent(found.arithmetic), FITTED.get(group.name, "no"),
+            str(found.sweeps or "-"), plain(found.spearman), plain(found.worst_spearman), percent(found.regret),
             percent(found.worst_regret), percent(found.oom_accuracy), percent(found.memory_error), str(sum(found.left_out.values()) or "-"),
         )  # fmt: skip
     console.print(table)
@@ -97,8 +110,25 @@ def shown(groups: Sequence[Group], scores: Sequence[Score], others: Sequence[str
             console.print(f"{escape(group.name)}: {count} left out, {escape(reason)}")
         for text in missed(group.name, found):
             console.print(f"{escape(group.name)}: missed: {escape(text)}")
+    for what, held in intervals(groups).items():
+        console.print(held_out_line(what, held))
     if others:
         console.print(f"not scored: {escape(', '.join(others))}")
+
+
+def intervals(groups: Sequence[Group]) -> dict[str, HeldOut]:
+    """By what is predicted, between which multiples of it measurements lie."""
+    return {"step": of_steps(groups), "memory": of_memory(groups)}
+
+
+def held_out_line(what: str, held: HeldOut) -> str:
+    """A sentence for people."""
+    low, middle, high = (math.exp(x) for x in (held.residual.low, held.residual.middle, held.residual.high))
+    worst = min(held.inside, key=held.inside.__getitem__)
+    return (
+        f"{what}: nine in ten of {held.residual.rows} rows lie between {low:.2f} and {high:.2f} times what is predicted, half below "
+        f"{middle:.2f}; of a group left out {held.coverage:.0%} (least: {escape(worst)}, {held.inside[worst]:.0%})"
+    )
 
 
 def shown_rows(group: Group) -> None:
@@ -136,7 +166,12 @@ def main() -> None:
             print(path, file=sys.stderr)
     if arguments.json:
         found = {group.name: score.as_json() for group, score in zip(groups, scores, strict=True)}
-        print(json.dumps({"groups": found, "not_scored": others, "targets": TARGETS}, allow_nan=False))
+        held = {
+            what: {**dataclasses.asdict(one.residual), "coverage": one.coverage, "inside": dict(one.inside)}
+            for what, one in intervals(groups).items()
+        }
+        found = {name: {**score, "fitted": FITTED.get(name, "no")} for name, score in found.items()}
+        print(json.dumps({"groups": found, "intervals": held, "not_scored": others, "targets": TARGETS}, allow_nan=False))
     else:
         shown(groups, scores, others)
 

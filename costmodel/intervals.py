@@ -27,6 +27,10 @@ WIDE: Mapping[str, tuple[float, float]] = {
     "products": (0.73, 1.41), "attention": (0.56, 1.75), "grouped": (0.61, 2.41), "elementwise": (0.8, 1.25), "collectives": (0.6, 1.6),
 }  # fmt: skip
 """Least and most of measured over predicted, by kind, where no row says more; of elementwise operators no table of rows exists: assumed."""
+STEP = Residual(low=-0.1402, middle=0.0356, high=0.4252, rows=1026)
+MEMORY = Residual(low=-0.0815, middle=0.0109, high=0.3387, rows=133)
+"""What predicted steps and peaks of memory leave on published runs of 17 and 7 sources, to none of which anything was fitted, every source
+weighing as much (`benchmarks/validation.py`, which prints how many of a source lie inside the interval of the others)."""
 BACKWARD = 1.2
 """How much wider attention is backward, whose rule rests on published ratios and not on rows: assumed."""
 ALIKE: Mapping[str, str] = {
@@ -76,6 +80,27 @@ def kernel_interval(cluster: Cluster, kind: str, what: str = "", *, direction: s
         return _wide(kind)
     backward = kind == "attention" and direction == "backward"
     return found.wider(BACKWARD, "backward by a rule of published ratios") if backward else found
+
+
+def step_interval(cluster: Cluster) -> Interval:
+    """Of the seconds of a predicted step: on devices whose kernels were measured as published runs say, on others wider by what products
+    of an unmeasured device leave."""
+    found = _of(STEP, Source(text="published runs", kind="fitted"))
+    if not _products(cluster, "bfloat16"):
+        low, high = WIDE["products"]
+        said = Source(text=f"published runs on other devices; no products of {cluster.device.name} were measured", kind="assumed")
+        return Interval(low=found.low * low, middle=found.middle, high=found.high * high, rows=0, source=said)
+    return found
+
+
+def memory_interval() -> Interval:
+    """Of the bytes of a device at the predicted peak."""
+    return _of(MEMORY, Source(text="published runs", kind="fitted"))
+
+
+def assumed_constants(cluster: Cluster) -> list[str]:
+    """Names of the constants of a cluster that rest on no measurement and no data sheet."""
+    return sorted(name for name, source in cluster.sources.items() if source.kind == "assumed")
 
 
 def collective_interval(kind: str, nbytes: float, group: int, *, level: str, cluster: Cluster) -> Interval:

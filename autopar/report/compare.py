@@ -14,6 +14,7 @@ from ..planning.request import Request
 from ..schemes import SCHEMES, scheme_named, scheme_of
 from ..schemes.pinning import pinned
 from ..sharding.analysis import Analysis, analyse
+from .certainty import certainty_json, certainty_lines
 from .tables import Rival, Table, comparison_table, rival_of, scheme_line, summary_lines
 
 SHORT = ("data", "megatron")
@@ -62,6 +63,7 @@ def compared_parts(planned: Planned, found: Sequence[Rival], sentence: str) -> l
     named = scheme_of(planned.plan, analysis)
     return [
         *summary_lines(planned.plan, sentence),
+        *certainty_lines(planned.plan, planned.cluster),
         scheme_line(named),
         comparison_table(planned.plan, named.called, found),
     ]
@@ -78,6 +80,7 @@ def compared_json(planned: Planned, found: Sequence[Rival]) -> dict[str, Any]:
         "devices": planned.cluster.devices,
         "model": planned.plan.model.name,
         "scheme": named.scheme,
+        **certainty_json(planned.plan, planned.cluster),
         "rows": [dataclasses.asdict(r) | {"scheme": r.name, "ratio": None if r.step is None else r.step / best} for r in rows],
         "words": {r.scheme: scheme_named(r.scheme).words for r in found if r.scheme in SCHEMES},
     }

@@ -13,6 +13,7 @@ from ..plan import Plan
 from ..schemes import Named, scheme_of
 from ..sharding.analysis import Analysis, analyse
 from .account import Account, OperatorAccount, account_of, has_account
+from .certainty import certainty_json, certainty_lines
 from .explain import bare_lines, bare_table, find_operators, operator_json, operator_lines, storage_table
 from .grouping import groups_of
 from .outer_pins import Pinned
@@ -37,6 +38,7 @@ class Explained:
     analysis: Analysis | None = None
     named: Named | None = None
     account: Account | None = None
+    cluster: Cluster | None = None
     step: float = 0.0
     others: tuple[Alternative, ...] = ()
     pinned: tuple[Pinned, ...] = ()
@@ -54,7 +56,7 @@ class Explained:
         found = cls.of_file(plan, wanted)
         analysis = analyse(graph, train=plan.model.mode == "train")
         account = account_of(plan, analysis, cluster) if has_account(plan) else None
-        return dataclasses.replace(found, analysis=analysis, named=scheme_of(plan, analysis), account=account)
+        return dataclasses.replace(found, analysis=analysis, named=scheme_of(plan, analysis), account=account, cluster=cluster)
 
     @property
     def chosen(self) -> list[OperatorAccount]:
@@ -69,6 +71,7 @@ class Explained:
         plan, account = self.plan, self.account
         if self.names is None:
             lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", self.named)]
+            lines += certainty_lines(plan, self.cluster) if self.cluster is not None else []
             if self.pinned or self.flips:
                 return lines
             lines += [stages_table(plan)] if plan.stages else []
@@ -93,6 +96,7 @@ class Explained:
         out: dict[str, Any] = {"cluster": plan.cluster, "mesh": {axis.name: axis.size for axis in plan.mesh}, "model": plan.model.name}
         if self.names is None:
             out |= {"predicted": plan.predicted.model_dump(mode="json"), "provenance": plan.provenance.model_dump(mode="json")}
+            out |= certainty_json(plan, self.cluster) if self.cluster is not None else {}
             out["groups"] = [group_json(group) for group in groups_of(account)] if account else None
         names = plan.operators if self.names is None else self.names
         out["operators"] = [operator_json(chosen, account) for chosen in self.chosen] if account else [self._bare(name) for name in names]

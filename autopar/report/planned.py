@@ -12,6 +12,7 @@ from ..planning.request import HEADROOM, default_limit
 from ..schemes import Named, scheme_of, stages_of
 from ..sharding.analysis import Analysis, analyse
 from .account import Account, account_of, has_account
+from .certainty import certainty_json, certainty_lines
 from .compare import MAX_OPERATORS, SHORT, rivals
 from .grouping import Group, groups_of
 from .stages import stages_table, where_line
@@ -50,7 +51,8 @@ def planned_parts(planned: Planned, *, compare: bool, memory: float | None, save
     """Sentences and tables, in the order of printing."""
     account, analysis, named = _account(planned)
     said = summary_lines(planned.plan, cluster_sentence(planned), named)
-    parts: list[str | Table] = [*said, limit_line(planned, memory), where_line(planned.plan), *planned.notes[1:]]
+    sure = certainty_lines(planned.plan, planned.cluster)
+    parts: list[str | Table] = [*said, *sure, limit_line(planned, memory), where_line(planned.plan), *planned.notes[1:]]
     parts += [stages_table(planned.plan)] if planned.plan.stages else []
     if account is not None:
         parts += [f"nothing is split on axis {axis}: its devices repeat each other's work" for axis in idle_axes(account)]
@@ -98,6 +100,7 @@ def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved
             "host_memory": plan.predicted.host_memory,
             "memory_limit": memory if memory is not None else min(default_limit(pool) for pool in planned.cluster.pools),
             "gap": plan.provenance.gap,
+            **certainty_json(plan, planned.cluster),
             "operators": [group_json(group) for group in (groups_of(account) if account else ())],
             "rivals": [dataclasses.asdict(rival) for rival in _rivals(planned, analysis, compare=compare, memory=memory)],
             "saved": saved,

@@ -37,7 +37,7 @@ class Prepared:
         work = 3.0 * forward_flops(self.shape) * c.global_batch * self.shape.sequence / c.devices
         return Sample(
             label=self.label, sweep=self.sweep, measured=self.measured, predicted=found.step, work=work, was_oom=False,
-            told_oom=not found.fits, memory=self.memory, told_memory=allocated, peer=self.peer,
+            told_oom=not found.fits, memory=self.memory, told_memory=allocated, peer=self.peer, arithmetic=found.arithmetic,
         )  # fmt: skip
 
 

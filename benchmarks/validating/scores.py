@@ -29,7 +29,8 @@ SWEEP = 3
 class Sample:
     """One row: seconds and bytes measured and predicted, and whether it ran out of memory; None where not known.
 
-    `work`: what the null model takes the measurement to be proportional to. `peer`: seconds that another model predicts.
+    `work`: what the null model takes the measurement to be proportional to. `peer`: seconds that another model predicts;
+    `arithmetic`: seconds of products and attention alone at the rates measured on the device.
     """
 
     label: str
@@ -42,6 +43,7 @@ class Sample:
     memory: float | None = None
     told_memory: float | None = None
     peer: float | None = None
+    arithmetic: float | None = None
 
     @property
     def timed(self) -> bool:
@@ -63,8 +65,9 @@ class Group:
 class Score:
     """The figures of a group, as fractions; None where one does not apply.
 
-    `oom`: rows told to run out of memory that did, told that did not, not told that did, not told that did not.
-    `chosen_oom`: sweeps in which the best of all rows that are told to fit ran out of memory.
+    `oom`: rows told to run out of memory that did, told that did not, not told that did, not told that did not. `arithmetic`: the
+    median share of the measured time that products and attention take. `chosen_oom`: sweeps in which the best of all rows that are told
+    to fit ran out of memory.
     """
 
     n: int
@@ -73,6 +76,7 @@ class Score:
     bias: float | None = None
     null_error: float | None = None
     peer_error: float | None = None
+    arithmetic: float | None = None
     sweeps: int = 0
     spearman: float | None = None
     worst_spearman: float | None = None
@@ -105,6 +109,7 @@ def score(group: Group) -> Score:
     return Score(
         n=len(timed), mean_error=_mean(np.abs(errors)), max_error=float(np.abs(errors).max()) if timed else None, bias=_mean(errors),
         null_error=null_error(timed),
+        arithmetic=_median([s.arithmetic / s.measured for s in timed if s.arithmetic and s.measured]),
         peer_error=_mean(np.abs(relative([s.peer for s in known], [s.measured for s in known]))), sweeps=len(sweeps),
         spearman=_mean(ranks), worst_spearman=min(ranks, default=None),
         regret=_mean(regrets), worst_regret=max(regrets, default=None), chosen_oom=chosen_oom(sweeps) if oom else None,
@@ -116,6 +121,10 @@ def score(group: Group) -> Score:
 def relative(predicted: Sequence[float | None], measured: Sequence[float | None]) -> NDArray[np.float64]:
     """Signed errors as fractions of the measured values."""
     return np.asarray(np.asarray(predicted, dtype=float) / np.asarray(measured, dtype=float) - 1.0)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
 
 
 def _mean(values: ArrayLike) -> float | None:

@@ -132,5 +132,5 @@ def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
     return Sample(
         label=label(run), sweep=run.sweep, measured=None if oom else stated_seconds(run, shape), predicted=price.step,
         work=work(run, shape), was_oom=oom if run.outcome else None, told_oom=not price.fits,
-        memory=None if run.peak_mem_gib is None or oom else run.peak_mem_gib * GIB, told_memory=price.memory,
+        memory=None if run.peak_mem_gib is None or oom else run.peak_mem_gib * GIB, told_memory=price.memory, arithmetic=price.arithmetic,
     )  # fmt: skip

@@ -45,7 +45,8 @@ class PartSeconds:
     `forward`, `backward`: compute. `again`: forward compute and communication of what selective recompute repeats.
     `moved`: exposed collectives forward and backward. `parameters`: elements that a device uses, of which
     `experts` differ between expert-parallel ranks. `gathered`: bytes of parameters gathered (ZeRO-3). `issued`: kernels and
-    collectives that the host issues, which is what bounds a part whose kernels are short.
+    collectives that the host issues, which is what bounds a part whose kernels are short. `arithmetic`: of products and attention among
+    `forward` and `backward`.
     """
 
     forward: float = 0.0
@@ -59,6 +60,7 @@ class PartSeconds:
     gathered: float = 0.0
     issued_forward: float = 0.0
     issued_backward: float = 0.0
+    arithmetic: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +201,8 @@ class Parts:
         part.forward += seconds.forward
         part.backward += seconds.backward
         part.weight += seconds.weight
+        if RULES[step.operator.kind].products:
+            part.arithmetic += seconds.forward + seconds.backward
         again = self.c.repeats(name)
         part.again += seconds.forward if again else 0.0
         launches = EXPERT_OPERATORS if step.operator.kind == EXPERTS else 1

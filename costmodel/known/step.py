@@ -32,7 +32,7 @@ class Priced:
     """Predicted seconds of a step, by part, what the stages take for a micro-batch, and the bytes of the fullest device.
 
     `allocated`: of a device of each stage, at the peak of what its tensors take; `memory`: with what the allocator, the context and the
-    libraries take besides.
+    libraries take besides. `arithmetic`: of the busiest stage, seconds of products and attention alone, without recompute and bubble.
     """
 
     step: float
@@ -41,6 +41,7 @@ class Priced:
     update: float
     forward: tuple[float, ...]
     backward: tuple[float, ...]
+    arithmetic: float
     allocated: tuple[float, ...]
     memory: float
     fits: bool
@@ -84,6 +85,7 @@ class _Step:
             c.pipeline_schedule, forward, backward, weight, self.send(), c.micro_batches, c.interleave,
             overlap_sends=c.habits.overlap_sends,
         )  # fmt: skip
+        arithmetic = [sum(n * parts[name].arithmetic for name, n in members.items()) for members in self.stages]
         stored = [sum(n * parts[name].parameters for name, n in members.items()) for members in self.stages]
         fullest = max(range(len(stored)), key=stored.__getitem__)
         experts = sum(n * parts[name].experts for name, n in self.stages[fullest].items())
@@ -94,7 +96,8 @@ class _Step:
         memory = occupied(peak, self.cluster.device) + c.habits.workspace
         return Priced(
             step=pipeline + reduction + update, pipeline=pipeline, reduction=reduction, update=update, forward=tuple(forward),
-            backward=tuple(backward), allocated=tuple(m.total + c.habits.workspace for m in allocated), memory=memory,
+            backward=tuple(backward), arithmetic=c.micro_batches * max(arithmetic),
+            allocated=tuple(m.total + c.habits.workspace for m in allocated), memory=memory,
             fits=memory <= self.cluster.device.memory_capacity,
         )  # fmt: skip
 

@@ -49,7 +49,7 @@ def told(*, times: float = 1.0, memory: float = 1.0, fits: bool = True) -> Calla
     """A prediction: so many times what was measured or, of rows out of memory, 1 s."""
 
     def predicted(row: Row) -> Any:
-        return SHAPE, SimpleNamespace(step=times * float(row["step_time_s"] or 1.0), memory=memory, fits=fits)
+        return SHAPE, SimpleNamespace(arithmetic=None, step=times * float(row["step_time_s"] or 1.0), memory=memory, fits=fits)
 
     return predicted
 

@@ -1,0 +1,45 @@
+"""How sure a prediction is: between which figures nine measurements in ten lie, and which constants of the cluster are assumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autopar.costmodel import Cluster
+from autopar.costmodel.intervals import assumed_constants, memory_interval, step_interval
+
+from ..plan import Plan
+from .units import bytes_text, seconds_text
+
+SHOWN = 4
+"""Constants that are named in a line."""
+
+
+def certainty_lines(plan: Plan, cluster: Cluster) -> list[str]:
+    """The intervals of the step and the memory, and the assumed constants, a line each."""
+    step, memory = step_interval(cluster), memory_interval()
+    low, high = (seconds_text(plan.predicted.step * factor) for factor in (step.low, step.high))
+    least, most = (bytes_text(plan.predicted.memory * factor) for factor in (memory.low, memory.high))
+    return [
+        f"interval nine runs in ten take {low} to {high} and need {least} to {most} ({step.source.text})",
+        assumed_line(cluster),
+    ]
+
+
+def assumed_line(cluster: Cluster) -> str:
+    """Which constants are assumed, in a line."""
+    names = assumed_constants(cluster)
+    if not names:
+        return f"assumed nothing: every constant of {cluster.name} is measured, fitted to measurements, or of a data sheet"
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"assumed {', '.join(names[:SHOWN])}{more} of {cluster.name}, which nothing measured (autopar cluster show {cluster.name})"
+
+
+def certainty_json(plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    """The same as plain values: seconds and bytes."""
+    step, memory = step_interval(cluster), memory_interval()
+    return {
+        "step_interval": [plan.predicted.step * factor for factor in (step.low, step.high)],
+        "memory_interval": [plan.predicted.memory * factor for factor in (memory.low, memory.high)],
+        "interval_source": step.source.text,
+        "assumed_constants": assumed_constants(cluster),
+    }
