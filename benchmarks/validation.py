@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 from validating.groups import all_groups
 from validating.held_out import HeldOut, of_memory, of_steps
-from validating.plots import write_plots
+from validating.plots import leaderboard, write_plots
 from validating.scores import Group, Score, score
 
 from autopar.errors import AutoparError, UsageError, unknown
@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"at most {QUICK} rows of each group")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write a plot of each group there")
+    parser.add_argument("--leaderboard", type=Path, metavar="FILE", help="write a picture of all groups there")
     parser.add_argument("--rows", metavar="GROUP", help="print every row of a group instead, the worst first")
     arguments = parser.parse_args()
     try:
@@ -164,6 +165,8 @@ def main() -> None:
     if arguments.plots:
         for path in write_plots(arguments.plots, groups, scores):
             print(path, file=sys.stderr)
+    if arguments.leaderboard:
+        arguments.leaderboard.write_text(leaderboard(groups, scores), encoding="utf-8")
     if arguments.json:
         found = {group.name: score.as_json() for group, score in zip(groups, scores, strict=True)}
         held = {

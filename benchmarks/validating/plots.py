@@ -115,3 +115,35 @@ class _Axes:
         a, b = (self.x(self.low), self.y(self.low)), (self.x(self.high), self.y(self.high))
         line = f'<line x1="{a[0]:.1f}" y1="{a[1]:.1f}" x2="{b[0]:.1f}" y2="{b[1]:.1f}" stroke="#555" stroke-dasharray="4 3"/>'
         return f'<polygon points="{points}" fill="#9bc4e8" fill-opacity="0.35"/>\n{line}'
+
+
+BAR, WIDTH, NAMES, SCALE = 16, 640, 190, 0.4
+"""Height of a bar, width of the picture and of its names, and the error at its right edge."""
+
+
+def leaderboard(groups: Sequence[Group], scores: Sequence[Score]) -> str:
+    """Mean errors of all groups with a null model as bars, the smallest first, each beside its null model as a mark."""
+    pairs = zip(groups, scores, strict=True)
+    rows = sorted(((s.mean_error, s.null_error, g.name, s.n) for g, s in pairs if s.mean_error is not None and s.null_error is not None))
+    height = (BAR + 6) * len(rows) + 50
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="11">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="{NAMES}" y="18">mean error of predicted steps (bar), of a constant rate (mark; beyond the edge: arrow)</text>',
+    ]
+    for index, (error, null, name, count) in enumerate(rows):
+        y = 30 + index * (BAR + 6)
+        parts += [
+            f'<text x="{NAMES - 8}" y="{y + 12}" text-anchor="end">{escape(name)} ({count})</text>',
+            f'<rect x="{NAMES}" y="{y}" width="{_across(error):.1f}" height="{BAR}" fill="{COLOURS[0]}"/>',
+            f'<text x="{NAMES + _across(error) + 4:.1f}" y="{y + 12}">{error:.1%}</text>',
+        ]
+        mark = NAMES + _across(null)
+        parts.append(f'<path d="M{mark:.1f} {y - 2}v{BAR + 4}" stroke="{COLOURS[1]}" stroke-width="2"/>')
+        if null > SCALE:
+            parts.append(f'<text x="{mark + 2:.1f}" y="{y + 12}" fill="{COLOURS[1]}">&#8594; {null:.0%}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _across(error: float) -> float:
+    return min(error, SCALE) / SCALE * (WIDTH - NAMES - 60)

@@ -1,7 +1,9 @@
-"""Known configurations: the price of a transformer from its shape and its parallel degrees alone."""
+"""Known configurations: the price of a transformer from its sizes, its parallel degrees and a framework alone."""
 
 from .configuration import Configuration, Habits
-from .shape import Shape
+from .frameworks import FRAMEWORKS, Framework, framework_named
+from .graph_builder import Kernels
+from .shape import Latent, Shape
 from .step import Priced, price
 
-__all__ = ["Configuration", "Habits", "Priced", "Shape", "price"]
+__all__ = ["FRAMEWORKS", "Configuration", "Framework", "Habits", "Kernels", "Latent", "Priced", "Shape", "framework_named", "price"]
