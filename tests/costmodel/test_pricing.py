@@ -132,8 +132,8 @@ def _prices(preset: str, sizes: tuple[int, ...], parameters: float) -> MeshPrice
     [
         ("dgx-h100", (8,), 1e6, 4),
         ("dgx-h100", (8,), 5e8, 64),
-        ("dgx-h100", (8,), 1.6e10, 128),
-        ("dgx-h100", (2, 8), 1.6e10, 128),
+        ("dgx-h100", (8,), 1.6e10, 64),
+        ("dgx-h100", (2, 8), 1.6e10, 64),
         ("dgx-h100", (1024,), 1.4e11, 512),
         ("local-cpu", (4,), 1e3, 1),
         ("local-cpu", (4,), 5e8, 2),
