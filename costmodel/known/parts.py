@@ -34,8 +34,10 @@ from .transformer import Transformer, transformer
 from .wanted import WHOLE_EXPERTS
 
 EXPERT_OPERATORS = 20
-"""Operators that a layer of experts issues: sorting rows by expert and by rank, exchanges of counts, rows and results, products, activation
-(counted in megatron/core/transformer/moe: token_dispatcher.py and moe_utils.py, fused permutation)."""
+"""Operators that a layer of experts issues beside the products of each expert: sorting rows by expert and by rank, exchanges of counts,
+rows and results, activation (counted in megatron/core/transformer/moe: token_dispatcher.py and moe_utils.py, fused permutation)."""
+EXPERT_PRODUCTS = 2
+"""Products of an expert, each a call of its own, as is the cast of its rows to a narrower type (TransformerEngine, GroupedLinear)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -205,7 +207,7 @@ class Parts:
             part.arithmetic += seconds.forward + seconds.backward
         again = self.c.repeats(name)
         part.again += seconds.forward if again else 0.0
-        launches = EXPERT_OPERATORS if step.operator.kind == EXPERTS else 1
+        launches = self._calls_of_experts() if step.operator.kind == EXPERTS else 1
         part.issued_forward += launches
         part.issued_backward += launches * ((seconds.backward > 0) + (seconds.weight > 0))
         covers.add(step, seconds)
@@ -224,6 +226,12 @@ class Parts:
         part.moved_forward += moved["forward"]
         part.moved_backward += moved["backward"]
         part.again += moved["forward"] if again else 0.0
+
+    def _calls_of_experts(self) -> int:
+        """Calls that a layer of experts issues in a pass."""
+        c = self.c
+        own = -(-self.shape.experts // (c.expert_data * (c.tensor if c.whole_experts else 1)))
+        return EXPERT_OPERATORS + EXPERT_PRODUCTS * own * (2 if c.kernels.products else 1)
 
     def move(self, step: Redistribute, part: PartSeconds, covers: Covers) -> None:
         """A redistribution: gathers of parameters are counted in bytes, others in the seconds that nothing hides."""
