@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.ir import Ref, Value
 
 from .graph_builder import GraphBuilder
-from .wanted import EXPERT_ROWS, INNER, ROUTED, ROWS, SUM, TOKENS
+from .wanted import EXPERT_ROWS, INNER, ROUTED, ROWS, SUM, SUMMED, TOKENS
 
 GROUPED = "aten._grouped_mm.default"
 
@@ -49,7 +49,7 @@ def experts(b: GraphBuilder, name: str, x: str) -> str:
     rows = _layer(b, name, flat, chosen, width)
     each = (batch, length, s.top_k, hidden)
     results = b.view(f"{name}.results", "aten.view.default", rows, each, ROUTED, size=each)
-    total = b.op(f"{name}.sum", "aten.sum.dim_IntList", {"self": results}, (batch, length, hidden), ROUTED, dim=(2,))[0]
+    total = b.op(f"{name}.sum", "aten.sum.dim_IntList", {"self": results}, (batch, length, hidden), SUMMED, dim=(2,))[0]
     # The weight of each row: what the router makes of it flows back to the router.
     narrow = b.pointwise(f"{name}.narrow", "aten.to.dtype", share, ROWS, dtype=b.dtype)
     total = b.op(f"{name}.weigh", "aten.mul.Tensor", {"self": total, "other": narrow}, (batch, length, hidden), ROUTED)[0]

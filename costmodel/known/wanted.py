@@ -44,3 +44,5 @@ EXPERT_ROWS = Wanted(data=S(0), context=S(0), tensor=P, sequence=P, weight={"ten
 WHOLE_EXPERTS = replace(EXPERT_ROWS, weight={"tensor": S(0), "sequence": S(0), "expert": S(0)})
 """The same where tensor-parallel ranks split the experts among them, too, instead of each expert."""
 ROUTED = Wanted(data=S(0), context=S(1), tensor=P, sequence=P)
+SUMMED = replace(ROUTED, weight={"tensor": P, "sequence": P})
+"""The sum of a token's results, which are partial before and after it."""
