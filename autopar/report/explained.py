@@ -16,6 +16,7 @@ from .account import Account, OperatorAccount, account_of, has_account
 from .explain import bare_lines, bare_table, find_operators, operator_json, operator_lines, storage_table
 from .grouping import groups_of
 from .outer_pins import Pinned
+from .parameters import parameter_lines, storages_of
 from .planned import group_json
 from .questions import alternatives_table, flips_table, pinned_table
 from .sensitivity import Flip
@@ -28,8 +29,9 @@ from .why import Alternative
 class Explained:
     """A plan, the operators asked for (None: all), and what is known of them.
 
-    `others`: other strategies of the one operator, `step` being the seconds of the best; `pinned`: other pipelines, recompute and so on;
-    `flips`: where the plan becomes another than `base`, which is found without pins.
+    `parameter`: the one that was asked for instead, and the `storages` that it could have. `others`: other strategies of the one
+    operator, `step` being the seconds of the plan; `pinned`: other pipelines, recompute and so on; `flips`: where the plan becomes another
+    than `base`, which is found without pins.
     """
 
     plan: Plan
@@ -42,10 +44,14 @@ class Explained:
     pinned: tuple[Pinned, ...] = ()
     flips: tuple[Flip, ...] = ()
     base: str = ""
+    parameter: str = ""
+    storages: tuple[Alternative, ...] = ()
 
     @classmethod
     def of_file(cls, plan: Plan, wanted: str | None) -> Explained:
         """What the plan file tells."""
+        if wanted in plan.parameters and wanted not in plan.operators:
+            return cls(plan=plan, names=(), parameter=wanted)
         return cls(plan=plan, names=tuple(find_operators(list(plan.operators), wanted)) if wanted else None)
 
     @classmethod
@@ -54,7 +60,8 @@ class Explained:
         found = cls.of_file(plan, wanted)
         analysis = analyse(graph, train=plan.model.mode == "train")
         account = account_of(plan, analysis, cluster) if has_account(plan) else None
-        return dataclasses.replace(found, analysis=analysis, named=scheme_of(plan, analysis), account=account)
+        storages = storages_of(plan, analysis, cluster, found.parameter) if found.parameter else ()
+        return dataclasses.replace(found, analysis=analysis, named=scheme_of(plan, analysis), account=account, storages=storages)
 
     @property
     def chosen(self) -> list[OperatorAccount]:
@@ -67,6 +74,9 @@ class Explained:
 
     def _told(self) -> list[str | Table]:
         plan, account = self.plan, self.account
+        if self.parameter:
+            told = parameter_lines(plan, self.parameter, account, self.storages, len(plan.parameters))
+            return [*told, *([] if self.analysis else [_HINT])]
         if self.names is None:
             lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", self.named)]
             if self.pinned or self.flips:
@@ -82,6 +92,7 @@ class Explained:
         """What was asked beyond the plan itself."""
         axes = [axis.name for axis in self.plan.mesh]
         return [
+            *([alternatives_table(self.storages, axes, self.plan.predicted.step, "parameter were stored")] if self.storages else []),
             *([alternatives_table(self.others, axes, self.step)] if self.others else []),
             *([pinned_table(self.pinned, self.plan)] if self.pinned else []),
             *([flips_table(self.flips, self.base)] if self.flips else []),
@@ -94,6 +105,9 @@ class Explained:
         if self.names is None:
             out |= {"predicted": plan.predicted.model_dump(mode="json"), "provenance": plan.provenance.model_dump(mode="json")}
             out["groups"] = [group_json(group) for group in groups_of(account)] if account else None
+        if self.parameter:
+            stored = plan.parameters[self.parameter].model_dump(mode="json")
+            out |= {"parameter": self.parameter, "stored": stored, "storages": [dataclasses.asdict(other) for other in self.storages]}
         names = plan.operators if self.names is None else self.names
         out["operators"] = [operator_json(chosen, account) for chosen in self.chosen] if account else [self._bare(name) for name in names]
         if self.named is not None:
