@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -77,4 +78,4 @@ def test_less_memory_is_not_faster_and_the_least_is_the_least(seed: int) -> None
         except NoPlanFits as error:
             search_plan(graph, replace(free, memory=1.001 * error.minimum))
             break
-    assert all(before <= SLOWER * after for before, after in zip(steps, steps[1:], strict=False))
+    assert all(before <= SLOWER * after for before, after in itertools.pairwise(steps))
