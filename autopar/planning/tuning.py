@@ -37,7 +37,7 @@ class Tuning:
 
     # --- A candidate, solved within its memory. ---
 
-    remembered: int = 4
+    remembered: int = 8
     """Candidates of which parts of tables are kept for the next mode."""
     seen: tuple[float, ...] = (0.5, 0.0)
     """Parts of the share of parameters' collectives that could be hidden, with which candidates are solved where
