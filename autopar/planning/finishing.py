@@ -19,6 +19,7 @@ from .found import Found, best_within, evaluate, smallest
 from .outer import Outer
 from .request import HEADROOM
 from .solved import Mode, Solved
+from .solving import solve_within
 from .staged import Staged, staged
 from .tuning import TUNING
 from .work import Counts
@@ -70,12 +71,30 @@ class Finisher:
         if not found and outer.ranking.complete:
             outer.try_rest()
             self._evaluate(found)
+        found += self._unlimited(found)
         found += self._stored_whole(found)
         if not found:
             found = self._thriftiest()
         if not found:
             raise self._no_plan()
         return min(found, key=lambda f: f.rank)
+
+    def _unlimited(self, found: list[Found | Staged]) -> Iterator[Found]:
+        """Programs without stages that fit after all, of solutions for which the tables had no room."""
+        best = min((f.rank[0] for f in found), default=math.inf)
+        trials = self.trials
+        free = {s.candidate for s in self.outer.ranking.solved if s.free and s.mode == next(trials.modes(s.candidate.micro_batches))}
+        left = [c for c, seconds in trials.free.items() if c.stages == 1 and seconds < best and c not in free]
+        for candidate in sorted(left, key=lambda c: trials.free[c])[: TUNING.evaluated if self.outer.ranking.complete else 0]:
+            first = next(trials.modes(candidate.micro_batches))
+            whole = replace(first, zero=0) if self.request.zero is None and self.request.train else first
+            for mode, hidden in dict.fromkeys((m, h) for m in (first, whole) for h in (trials.hides(candidate), 0.0)):
+                tables = self.tables(candidate, mode, hidden)
+                solution = solve_within(tables, self.request.method, math.inf)
+                if solution.memory <= TUNING.hopeful * trials.room(candidate):
+                    made = evaluate(tables, solution, self._schedule(candidate, mode))
+                    if made.memory <= self.request.limit:
+                        yield made
 
     def _stored_whole(self, found: list[Found | Staged]) -> list[Found | Staged]:
         """The best program with all parameters stored whole, where that may be as fast: the copies of gathers are in no table."""

@@ -65,6 +65,8 @@ class Tuning:
     """A candidate that the tables put so far behind the best program is not evaluated at all."""
     whole: float = 1.01
     """Parameters are tried stored whole where the tables put that up to so far behind the best program."""
+    hopeful: float = 1.3
+    """By how much tables may exceed the memory, while their program is looked at all the same."""
     tried: int = 8
     """How many are at most."""
     small_graph: int = 500
