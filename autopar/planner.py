@@ -19,7 +19,8 @@ from .planning.candidates import MAX_AXES, meshes, name_axes
 from .planning.finishing import Finisher
 from .planning.found import Found, best_within, evaluate
 from .planning.mixed import Mixed
-from .planning.outer import Outer, Progress
+from .planning.outer import Outer
+from .planning.ranking import Progress
 from .planning.request import Request
 from .planning.staged import Staged, interleaved
 from .planning.subject import Subject

@@ -83,6 +83,12 @@ def _mirrored(sizes: tuple[int, ...], levels: tuple[str, ...]) -> bool:
     return any(level == other and ":" not in level and size > following for (size, level), (following, other) in pairs)
 
 
+def splits(mesh: Mesh, finer: Mesh) -> bool:
+    """Whether a mesh is another with one of its two axes split in two."""
+    sizes = finer.shape
+    return len(sizes) == 3 and mesh.shape in ((sizes[0] * sizes[1], sizes[2]), (sizes[0], sizes[1] * sizes[2]))
+
+
 def device_counts(given: int) -> tuple[int, ...]:
     """The number given; where it is no power of two the largest below it, and where it has large prime factors a few without.
 

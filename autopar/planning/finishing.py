@@ -18,24 +18,11 @@ from .candidates import Candidate
 from .found import Found, best_within, evaluate, smallest
 from .outer import Outer
 from .request import HEADROOM
+from .solved import Mode, Solved
+from .solving import solve_within
 from .staged import Staged, staged
-from .trials import Mode, Solved
+from .tuning import TUNING
 from .work import Counts
-
-EVALUATED = 2
-"""How many of the cheapest candidates have their programs built and priced exactly, at least."""
-NEAR, CLOSE_CALLS = 1.005, 4
-"""Candidates that the tables put so near the best are evaluated too, up to so many."""
-FAR = 1.05
-"""A candidate that the tables put so far behind the best program is not evaluated at all."""
-WHOLE = 1.01
-"""Parameters are tried stored whole where the tables put that up to so far behind the best program."""
-TRIED = 8
-"""How many are at most."""
-SMALL_GRAPH = 500
-"""Operators of a graph up to which more are tried."""
-SHORT, ROUNDS = 1.05, 3
-"""By how much programs may take longer than their solutions promised, until the outer search is taken up again; how often it is."""
 
 
 def _nothing(outer: Outer) -> str:
@@ -63,7 +50,7 @@ class Finisher:
     @property
     def is_small(self) -> bool:
         """Whether a program is made in a fraction of a second."""
-        return len(self.subject.graph.operators) <= SMALL_GRAPH
+        return len(self.subject.graph.operators) <= TUNING.small_graph
 
     def best(self) -> Found | Staged:
         """The best program among the solutions; where none fits the memory, the first of the thriftiest that does.
@@ -75,21 +62,39 @@ class Finisher:
         if not outer.ranking.solved and not outer.ranking.misfits:
             raise UsageError(_nothing(outer))
         found: list[Found | Staged] = []
-        for _ in range(ROUNDS):
+        for _ in range(TUNING.rounds):
             evaluated = self._evaluate(found)
             outer.settle(evaluated)
-            kept = all(seconds <= SHORT * solved.seconds for solved, seconds in evaluated.items())
+            kept = all(seconds <= TUNING.short * solved.seconds for solved, seconds in evaluated.items())
             if kept or not outer.ranking.complete or not outer.run().complete:
                 break
         if not found and outer.ranking.complete:
             outer.try_rest()
             self._evaluate(found)
+        found += self._unlimited(found)
         found += self._stored_whole(found)
         if not found:
             found = self._thriftiest()
         if not found:
             raise self._no_plan()
         return min(found, key=lambda f: f.rank)
+
+    def _unlimited(self, found: list[Found | Staged]) -> Iterator[Found]:
+        """Programs without stages that fit after all, of solutions for which the tables had no room."""
+        best = min((f.rank[0] for f in found), default=math.inf)
+        trials = self.trials
+        free = {s.candidate for s in self.outer.ranking.solved if s.free and s.mode == next(trials.modes(s.candidate.micro_batches))}
+        left = [c for c, seconds in trials.free.items() if c.stages == 1 and seconds < best and c not in free]
+        for candidate in sorted(left, key=lambda c: trials.free[c])[: TUNING.evaluated if self.outer.ranking.complete else 0]:
+            first = next(trials.modes(candidate.micro_batches))
+            whole = replace(first, zero=0) if self.request.zero is None and self.request.train else first
+            for mode, hidden in dict.fromkeys((m, h) for m in (first, whole) for h in (trials.hides(candidate), 0.0)):
+                tables = self.tables(candidate, mode, hidden)
+                solution = solve_within(tables, self.request.method, math.inf)
+                if solution.memory <= TUNING.hopeful * trials.room(candidate):
+                    made = evaluate(tables, solution, self._schedule(candidate, mode))
+                    if made.memory <= self.request.limit:
+                        yield made
 
     def _stored_whole(self, found: list[Found | Staged]) -> list[Found | Staged]:
         """The best program with all parameters stored whole, where that may be as fast: the copies of gathers are in no table."""
@@ -102,20 +107,21 @@ class Finisher:
             if candidate.stages == 1 and (candidate.mesh, candidate.micro_batches) == (mesh, count):
                 with contextlib.suppress(Infeasible, NoAssignment):
                     whole = self.trials.solve(candidate, replace(solved.mode, zero=0))
-                    if whole is not None and whole.seconds < WHOLE * best.rank[0]:
+                    if whole is not None and whole.seconds < TUNING.whole * best.rank[0]:
                         return [self.finish(whole)]
                 break
         return []
 
     def _evaluate(self, found: list[Found | Staged]) -> dict[Solved, float]:
-        """Add the programs of the most promising solutions, at least `EVALUATED` in all; the seconds of each (infinite: none fits)."""
+        """Add the programs of the most promising solutions, at least `evaluated` in all; the seconds of each (infinite: none fits)."""
         evaluated: dict[Solved, float] = {}
-        ranked = [s for s in self._ranked() if (s.candidate, s.mode) not in self.done][: TRIED if self.is_small else TRIED // 2]
+        most = TUNING.tried if self.is_small else TUNING.tried // 2
+        ranked = [s for s in self._ranked() if (s.candidate, s.mode) not in self.done][:most]
         for solved in ranked:
-            near = solved.seconds < NEAR * ranked[0].seconds and len(found) < CLOSE_CALLS and self.is_small
+            near = solved.seconds < TUNING.near * ranked[0].seconds and len(found) < TUNING.close_calls and self.is_small
             best = min((f.rank[0] for f in found), default=math.inf)
-            enough = solved.seconds >= best and (len(found) >= EVALUATED or solved.seconds >= FAR * best)
-            if not near and (enough or (len(found) > EVALUATED and not self.is_small)):
+            enough = solved.seconds >= best and (len(found) >= TUNING.evaluated or solved.seconds >= TUNING.far * best)
+            if not near and (enough or (len(found) > TUNING.evaluated and not self.is_small)):
                 break
             self.done.add((solved.candidate, solved.mode))
             try:
@@ -156,10 +162,10 @@ class Finisher:
         return [found] if found.estimate.memory.total <= self.request.limit else []
 
     def _ranked(self) -> list[Solved]:
-        """The solved candidates by what the tables say; first the cheapest mode of each of the `EVALUATED` best."""
+        """The solved candidates by what the tables say; first the cheapest mode of each of the `evaluated` best."""
         solved = self.outer.ranking.solved
         first = list({entry.candidate: entry for entry in reversed(solved)}.values())
-        first = sorted(first, key=solved.index)[:EVALUATED]
+        first = sorted(first, key=solved.index)[:TUNING.evaluated]
         return first + [entry for entry in solved if entry not in first]
 
     def finish(self, solved: Solved) -> Found | Staged:
@@ -222,7 +228,7 @@ class Finisher:
         for entry in alone:
             turns.append((place[entry[1].micro_batches], len(turns), entry))
             place[entry[1].micro_batches] += 1
-        for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 2 * TRIED if self.is_small else TRIED]:
+        for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 2 * TUNING.tried if self.is_small else TUNING.tried]:
             try:
                 schedule = self._schedule(candidate, mode)
                 tables = self.tables(candidate, mode)

@@ -23,12 +23,13 @@ from autopar.search import Infeasible, NoAssignment
 from ..sharding.mesh import Mesh
 from ..tables import Tables
 from .candidates import meshes, stage_counts
-from .outer import FILLED, PLAIN_AXES, Outer
-from .pipelines import thrifty
+from .outer import Outer
+from .pipeline_parts import thrifty
 from .request import Request
+from .solved import Mode
 from .staged import Group, Staged, staged, unfolded
 from .subject import Subject
-from .trials import Mode
+from .tuning import TUNING
 from .work import Counts, Work
 
 UNEVEN = 64
@@ -121,7 +122,7 @@ class Mixed:
         outer = Outer(self.subject, replace(self.request, cluster=pool))
         counts = self.subject.micro_batches(2)
         for stages in stage_counts(pool.devices, SMALL_STAGES - 1) if counts else ():
-            for mesh in meshes(pool, stages, PLAIN_AXES):
+            for mesh in meshes(pool, stages, TUNING.plain_axes):
                 try:
                     yield stages, mesh, outer.trials.base_seconds(pool.devices, stages, mesh, counts[0])
                 except NoAssignment:
@@ -135,7 +136,7 @@ class Mixed:
         counts = self.subject.micro_batches(stages, self.request.micro_batches)
         if not counts:
             return
-        wanted = {_nearest(counts, FILLED * stages), _nearest(counts, stages)}
+        wanted = {_nearest(counts, TUNING.filled * stages), _nearest(counts, stages)}
         rate = sum(count / seconds for count, _, seconds in chosen)
         groups = tuple(
             Group(cluster=pool, whole=self.request.cluster, start=start, stages=count, mesh=mesh, share=count / seconds / rate)

@@ -16,6 +16,12 @@ from dataclasses import dataclass
 
 from autopar.costmodel.pricing import MeshPrices
 from autopar.costmodel.timeline import SLOWDOWN
+from autopar.search import Solution
+
+from ..tables import Tables
+
+FORWARD = 1 / 3
+"""Share of a pass that its forward half takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +72,22 @@ def hideable(prices: MeshPrices, parameters: float) -> float:
     copies = 2.0 / (slowest * device.memory_bandwidth * device.memory_fraction) if slowest > 0 else 0.0
     alone = 1 / units_of(parameters, prices.unit_bytes) + SLOWDOWN[prices.cluster.backend] - 1
     return max((1 - alone) / len(axes) - copies, 0.0)
+
+
+def exposed_seconds(tables: Tables, solution: Solution, hidden: float, hideable: float) -> float:
+    """By how much the step of a solution is longer than its tables' sum, which leave out the share `hidden` of parameters' collectives.
+
+    Of the share that is `hideable` some finds nothing to run under: half of it is gathers, for the forward pass, half is reductions.
+    """
+    variables, choices = tables.variables, solution.choices
+    edges = tables.graph.edges.items()
+    told = (t[choices[u], choices[v]] for (u, v), t in edges if "parameter" in (variables[u].what, variables[v].what))
+    sent = math.fsum(map(float, told)) / (1 - hidden)
+    pairs = zip(variables, tables.graph.unary, choices, strict=True)
+    computed = math.fsum(float(unary[choice]) for v, unary, choice in pairs if v.what == "operator")
+    half = 0.5 * hideable * sent
+    seen = max(half - FORWARD * computed, 0.0) + max(half - (1 - FORWARD) * computed, 0.0)
+    return (hidden - hideable) * sent + seen
 
 
 def once_seconds(devices: Iterable[Once], backend: str, interleave: int = 1) -> float:

@@ -9,75 +9,31 @@ the candidates (C: the least m X + G with the fewest micro-batches, A: the arith
 
     T >= [ C + (b / m) A ] / p        b: of the schedule that waits least
 
-Candidates are solved while their bound is below the best that is known (branch and bound: E. Lawler and D. Wood, 1966); the least bound
-of those that are left bounds the result.
+Candidates are solved while their bound is below the best that is known (branch and bound: E. Lawler and D. Wood, 1966).
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from autopar.search import Infeasible, NoAssignment
 
 from ..sharding.mesh import Mesh
-from .candidates import LARGE, Candidate, device_counts, halves, meshes, stage_counts
+from .candidates import LARGE, Candidate, device_counts, halves, meshes, splits, stage_counts
+from .proof import prove
+from .ranking import Misfit, Progress, Ranking
 from .request import Request
+from .solved import Mode, Solved
 from .subject import Subject
-from .trials import Mode, Solved, Trials
-
-PLAIN_AXES = 2
-"""Axes of the meshes on which all stages and micro-batches are tried; the best of them are split further."""
-BEAM = 48
-"""Meshes, of the lowest bounds, that are solved at all."""
-NEAREST = 4
-"""How many of the best meshes are tried with other numbers of micro-batches."""
-CUT = 1.1
-"""Pipelines that are expected to take up to so many times the best are cut."""
-PROVEN = 8
-"""How many of the least bounds are raised by solutions of their own."""
-SWEPT = 24
-"""How many of the candidates that are left then, and whose bounds promise to be better, are solved."""
-RISING = 1.02
-"""A mesh on which the next number of micro-batches takes so much longer than the last one is left: times fall, then rise."""
-FILLED = 4
-"""Micro-batches for each stage with which a mesh is tried first."""
-FINER = 3
-"""In how many ways an axis of the best candidate's mesh is split in two."""
-GAIN = 1e-3
-"""Share of a step by which a finer mesh has to be faster."""
-CLOSE = 5e-3
-"""Candidates whose bound is not better by this share are left; the bound that is reported counts them."""
-
-Progress = Callable[[int, int, str], None]
-"""Called as (done, of, what)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Misfit:
-    """A candidate of which no solution fits the memory, and the bytes that the thriftiest needs on a device."""
-
-    candidate: Candidate
-    mode: Mode
-    needed: float
-
-
-@dataclass(slots=True, kw_only=True)
-class Ranking:
-    """What the outer search found: the solved candidates, the cheapest first; a bound for all; what did not fit, and how many the pins
-    forbid."""
-
-    solved: list[Solved] = field(default_factory=list)
-    bound: float = 0.0
-    misfits: list[Misfit] = field(default_factory=list)
-    forbidden: int = 0
-    complete: bool = True
+from .trials import Trials
+from .tuning import TUNING
 
 
 class Outer:
-    """The walk over the candidates of a request; `waiting`: those that are left, with their bounds."""
+    """The walk over the candidates of a request; `waiting`: those that are left, with their bounds; `sure`: bounds of all."""
 
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
@@ -108,11 +64,10 @@ class Outer:
 
     def settle(self, evaluated: Mapping[Solved, float]) -> None:
         """Replace what solutions promised by the seconds of their programs (infinite: none fits the memory)."""
-        kept = [replace(s, seconds=evaluated.get(s, s.seconds)) for s in self.ranking.solved]
-        self.ranking.solved = []
+        kept, self.ranking.solved = self.ranking.solved, []
         for solved in kept:
-            if solved.seconds < math.inf:
-                self._add(solved)
+            if (seconds := evaluated.get(solved, solved.seconds)) < math.inf:
+                self._add(replace(solved, seconds=seconds))
 
     def try_rest(self) -> None:
         """Solve what has no stages and was left, for memory's sake."""
@@ -128,16 +83,16 @@ class Outer:
             if progress:
                 progress(number, len(self.groups), str(group[0]))
             least = self._group_bound(group)
-            for nearest in self._representatives(group) if number < BEAM else ():
+            for nearest in self._representatives(group) if number < TUNING.beam else ():
                 self._try_first(nearest, least)
-        places = list(dict.fromkeys(s.candidate.place for s in self.ranking.solved))[:NEAREST]
+        places = list(dict.fromkeys(s.candidate.place for s in self.ranking.solved))[:TUNING.nearest]
         near = [group for place in places for group in self.groups if group[0].place == place]
-        for group in near or self.groups[:BEAM]:
+        for group in near or self.groups[:TUNING.beam]:
             self._walk(group)
         self._sweep()
         self._use_fewer(progress)
         self._split_further()
-        self._prove()
+        prove(self.sure, self.trials)
         if progress:
             progress(len(self.groups), len(self.groups), "done")
 
@@ -157,7 +112,7 @@ class Outer:
                 if seconds == math.inf and fewer != (candidate in self.waiting):
                     break
                 free = any(s.free for s in self.ranking.solved if s.candidate == candidate)
-                if RISING * last < seconds < math.inf and (fewer or free):
+                if TUNING.rising * last < seconds < math.inf and (fewer or free):
                     break
                 last = min(last, seconds)
 
@@ -170,7 +125,7 @@ class Outer:
         best = self.ranking.solved[0].seconds if self.ranking.solved else math.inf
         known = len(self.groups)
         for devices in halves(request.cluster.devices):
-            if self.trials.least_seconds(devices) < (1 - CLOSE) * best:
+            if self.trials.least_seconds(devices) < (1 - TUNING.close) * best:
                 self._bound_devices(devices, progress)
         self.groups[known:] = sorted(self.groups[known:], key=self._group_bound)
         for group in self.groups[known:]:
@@ -179,31 +134,14 @@ class Outer:
                 self._try_first(nearest, least)
         self._sweep()
 
-    def _prove(self) -> None:
-        """Raise the least bounds, each by a solution of its own: that bounds more micro-batches on its mesh as well."""
-        proven: set[Candidate] = set()
-        for _ in range(PROVEN):
-            least = min(self.sure, key=lambda c: (self.sure[c], c in proven), default=None)
-            if least is None or least in proven:
-                break
-            proven.add(least)
-            try:
-                bound = self.trials.proven(least)
-            except NoAssignment:
-                bound = math.inf
-            for other in self.sure:
-                if other == least or (other.place == least.place and other.micro_batches > least.micro_batches and bound < math.inf):
-                    fewer = 1.0 if other == least else self.trials.passes_share(least, other)
-                    self.sure[other] = max(self.sure[other], bound * fewer)
-
     def _group_bound(self, group: Sequence[Candidate]) -> float:
         return min((self.waiting[candidate] for candidate in group if candidate in self.waiting), default=math.inf)
 
     def _sweep(self) -> None:
         """Solve what still promises to be better, the least bound first; of a mesh the fewest micro-batches, which bound the others."""
-        for _ in range(SWEPT):
+        for _ in range(TUNING.swept):
             best = self.ranking.solved[0].seconds if self.ranking.solved else math.inf
-            promising = {c: bound for c, bound in self.waiting.items() if bound < (1 - CLOSE) * best}
+            promising = {c: bound for c, bound in self.waiting.items() if bound < (1 - TUNING.close) * best}
             if not promising:
                 break
             place = min(promising, key=lambda c: promising[c]).place
@@ -228,15 +166,15 @@ class Outer:
         looked at too.
         """
         stages, mesh = group[0].stages, group[0].mesh
-        filled = 1 if stages == 1 else FILLED * stages
+        filled = 1 if stages == 1 else TUNING.filled * stages
         split = max(self.subject.batch // (mesh.shape[0] if mesh.shape else 1), 1)
         counts = (filled, split) if split < filled / 2 and group[0].cluster.devices > LARGE else (filled,)
         return [sorted(group, key=lambda c: (abs(math.log(c.micro_batches / count)), c.micro_batches)) for count in counts]
 
     def _promises(self, bound: float, candidate: Candidate) -> bool:
-        """Whether a candidate may be better than the best by more than `CLOSE`; without stages, whether it may be as near to it."""
+        """Whether a candidate may be better than the best by more than `close`; without stages, whether it may be as near to it."""
         solved = self.ranking.solved
-        return not solved or bound < (1 - CLOSE if candidate.stages > 1 else 1 + CLOSE) * solved[0].seconds
+        return not solved or bound < (1 - TUNING.close if candidate.stages > 1 else 1 + TUNING.close) * solved[0].seconds
 
     # --- what is tried ---
 
@@ -251,7 +189,7 @@ class Outer:
         request = self.request
         if request.mesh is not None:
             return (request.mesh,) if request.mesh.devices * stages == devices else ()
-        return meshes(request.cluster.sized(devices), stages, PLAIN_AXES)
+        return meshes(request.cluster.sized(devices), stages, TUNING.plain_axes)
 
     def _bound_all(self, progress: Progress | None) -> None:
         """The candidates of each mesh with their bounds, the least bounds first."""
@@ -303,7 +241,7 @@ class Outer:
         for mode in self.trials.modes(candidate.micro_batches):
             if any(mode.repeats(other) for other in left):
                 continue
-            below = (1 + CLOSE) * found.solved[0].seconds if found.solved and not all_modes else math.inf
+            below = (1 + TUNING.close) * found.solved[0].seconds if found.solved and not all_modes else math.inf
             try:
                 solved = self.trials.solve(candidate, mode, below=below)
                 cut = self._cut(solved) if solved is not None else None
@@ -337,7 +275,7 @@ class Outer:
     def _cut(self, solved: Solved) -> Solved:
         """A pipeline that is expected to be near the best is ranked by its cuts; raises `Infeasible` where none fits."""
         best = self.ranking.solved[:1]
-        far = bool(best) and solved.seconds >= CUT * best[0].seconds
+        far = bool(best) and solved.seconds >= TUNING.cut * best[0].seconds
         return solved if solved.candidate.stages == 1 or far else self.trials.cut(solved)
 
     def _add(self, solved: Solved) -> None:
@@ -350,18 +288,13 @@ class Outer:
             return
         best = self.ranking.solved[0]
         found = []
-        for mesh in [mesh for mesh in meshes(best.candidate.cluster, best.candidate.stages) if _splits(best.candidate.mesh, mesh)][:FINER]:
+        every = meshes(best.candidate.cluster, best.candidate.stages)
+        for mesh in [mesh for mesh in every if splits(best.candidate.mesh, mesh)][: TUNING.finer]:
             with contextlib.suppress(Infeasible, NoAssignment):
                 found.append(self.trials.solve(replace(best.candidate, mesh=mesh), best.mode, below=best.seconds))
         fastest = min((solved for solved in found if solved is not None), key=lambda s: s.seconds, default=best)
-        if fastest.seconds < (1 - GAIN) * best.seconds:
+        if fastest.seconds < (1 - TUNING.gain) * best.seconds:
             with contextlib.suppress(Infeasible):
                 cut = self._cut(fastest)
-                if cut.seconds < (1 - GAIN) * best.seconds:
+                if cut.seconds < (1 - TUNING.gain) * best.seconds:
                     self._add(cut)
-
-
-def _splits(mesh: Mesh, finer: Mesh) -> bool:
-    """Whether a mesh is another with one of its two axes split in two."""
-    sizes = finer.shape
-    return len(sizes) == 3 and mesh.shape in ((sizes[0] * sizes[1], sizes[2]), (sizes[0], sizes[1] * sizes[2]))

@@ -20,15 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel import Cluster
 from autopar.costmodel.pipeline import pipeline_seconds
-from autopar.costmodel.pools import crossing, send_seconds
-from autopar.order.schedules import SCHEDULES, in_flight, thriftiest
+from autopar.order.schedules import in_flight
 from autopar.search.stages import balance, interval_sums, partition
 
 from ..sharding.schedule import UNIT_BYTES
 from .figures import Figures
-from .once import Once, once_seconds, units_of
+from .once import once_seconds
+from .pipeline_parts import Pipeline, Place, Stage, message_seconds, once_of
 
 Floats = NDArray[np.float64]
 MAX_PIECES = 400
@@ -40,43 +39,6 @@ SHARES = 5
 ROUNDED = 1 + 1e-9
 GAIN = 1e-3
 """Share of a step by which a later schedule has to be faster."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """Operators `start` to `stop` - 1: seconds of a micro-batch, of a step, and bytes at the peak of a device (see `Figures`)."""
-
-    start: int
-    stop: int
-    forward: float
-    backward: float
-    weight: float
-    once: float
-    gather: float
-    travel: float
-    update: float
-    moved: float
-    memory: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """Stages in the order of the model (with `interleave` chunks, stage k runs on devices k modulo the number of stages)."""
-
-    stages: tuple[Stage, ...]
-    schedule: str
-    interleave: int
-    step: float
-    memory: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The devices of one stage: those of `cluster` from `start` on, `count` of them."""
-
-    cluster: Cluster
-    start: int
-    count: int
 
 
 def pieces_of(figures: Sequence[Figures]) -> NDArray[np.int64]:
@@ -306,38 +268,3 @@ class Cutter:
         after = once_seconds([once_of(group, self.unit_bytes) for group in held], self.places[0].cluster.backend, interleave)
         memory = max(math.fsum(s.memory for s in group) for group in held)
         return Pipeline(stages=tuple(found), schedule=schedule, interleave=interleave, step=seconds + after, memory=memory)
-
-
-def once_of(held: Sequence[Stage], unit_bytes: int) -> Once:
-    """What a device that holds these chunks does once a step."""
-    names = ("forward", "backward", "gather", "once", "update", "travel")
-    forward, backward, gather, once, update, travel = (math.fsum(getattr(stage, name) for stage in held) for name in names)
-    units = units_of(travel, unit_bytes)
-    return Once(forward=forward, backward=backward, gather=gather, reduce=once - gather, update=update, units=units)
-
-
-def message_seconds(places: Sequence[Place], handed: Sequence[float]) -> list[float]:
-    """Seconds of handing a micro-batch's values, so many bytes, from each stage to the next; the last one's leads back to the first."""
-    found = []
-    for number, nbytes in enumerate(handed):
-        place, following = places[number], places[(number + 1) % len(places)]
-        start, stop = min(place.start, following.start), max(place.start + place.count, following.start + following.count)
-        cluster, level = crossing(place.cluster, start, stop)
-        found.append(float(send_seconds(cluster, nbytes, level=level)) if nbytes else 0.0)
-    return found
-
-
-def schedules_for(
-    stages: int, micro_batches: int, *, pieces: int, pipeline: str | None = None, interleave: int | None = None
-) -> Iterator[tuple[str, int]]:
-    """The (schedule, interleave) pairs that exist for so many stages, micro-batches and pieces, where none is fixed."""
-    for row in sorted(SCHEDULES.values(), key=lambda row: row.preferred):
-        for count in (row.chunks or (1,)) if interleave is None else (interleave,):
-            there = not row.refusal(stages, micro_batches, count) and (not row.chunks or stages * count <= pieces)
-            if there and pipeline in (None, row.name):
-                yield row.name, count
-
-
-def thrifty(pipeline: str | None, stages: int, micro_batches: int) -> str:
-    """The schedule with one chunk a stage that keeps least in flight: the one that is asked for, if it is such."""
-    return pipeline if pipeline is not None and not SCHEDULES[pipeline].chunks else thriftiest(stages, micro_batches).name

@@ -20,7 +20,8 @@ from ..sharding.program import Assignment, Program, build_program
 from ..sharding.schedule import Schedule
 from ..tables import Tables
 from .figures import Figures, figures_of
-from .pipelines import Cutter, Pipeline, Place, schedules_for
+from .pipeline_parts import Pipeline, Place, schedules_for
+from .pipelines import Cutter
 from .request import Request
 from .solving import solve_within
 

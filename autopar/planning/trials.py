@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from autopar.costmodel.memory import certain_bytes
@@ -21,60 +21,15 @@ from ..tables import Known, Tables
 from .beyond import bytes_beyond
 from .candidates import Candidate
 from .expected import Pipe, tables_alone, weight_share
-from .once import hideable
-from .pipelines import schedules_for, thrifty
+from .once import exposed_seconds, hideable
+from .pipeline_parts import schedules_for, thrifty
 from .request import Request
+from .solved import Mode, Solved
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
 from .staged import Group, staged
 from .subject import Subject
+from .tuning import TUNING
 from .work import Counts, Work
-
-REMEMBERED = 4
-"""Candidates of which parts of tables are kept for the next mode."""
-SEEN = (0.5, 0.0)
-"""Parts of the share of parameters' collectives that could be hidden, with which candidates are solved where there is more than that."""
-FORWARD = 1 / 3
-"""Share of a pass that its forward half takes."""
-FITTINGS = 4
-"""How often a candidate is solved until its program fills the memory."""
-FULL = 0.97
-"""Share of the memory that counts as all of it."""
-CERTAIN = 1e-3
-PLENTY = 0.5
-"""Share of the memory up to which tables may fill it without a look at what programs need beyond them."""
-SLACK = 0.9
-"""What the arithmetic may be below that of one device, for operators whose shards fit the device better than the whole."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
-    """What is recomputed, and how parameters that are stored split are used (see `Request`)."""
-
-    zero: int
-    recompute: str
-
-    def repeats(self, other: Mode) -> bool:
-        """Whether it does all that the other mode does, and more, so that it is no faster without a limit of memory."""
-        return other.recompute in ("none", self.recompute) and 0 < other.zero <= self.zero
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Solved:
-    """The priced tables of a candidate and their solution; `seconds` of the step as the tables add it up, and a bound of them.
-
-    `free`: whether the solution is the best without a limit of memory too, so that no other mode is faster. `beyond`: bytes that its
-    program needs beyond what the tables add up to, where the memory is short. `hidden`: as of `Work`, by which it was found.
-    """
-
-    candidate: Candidate
-    mode: Mode
-    tables: Tables
-    solution: Solution
-    seconds: float
-    bound: float
-    free: bool = False
-    beyond: float = 0.0
-    hidden: float = 0.0
 
 
 class Trials:
@@ -102,13 +57,13 @@ class Trials:
         if solved is None:
             base = self.base_seconds(candidate.cluster.devices, stages, candidate.mesh, fewer)
         else:
-            base = solved * fewer / (fewer + self._pipe(stages, fewer).bubble(self._thrifty(stages, fewer)))
-        waits = self._pipe(stages, count).least_bubble(self.schedules(stages, count)) / count
-        return (base + waits * SLACK * self._alone[0] / candidate.mesh.devices) / stages
+            base = solved * fewer / (fewer + self.pipe(stages, fewer).bubble(self._thrifty(stages, fewer)))
+        waits = self.pipe(stages, count).least_bubble(self.schedules(stages, count)) / count
+        return (base + waits * TUNING.slack * self._alone[0] / candidate.mesh.devices) / stages
 
     def least_seconds(self, devices: int) -> float:
         """Seconds that no step on so many devices undercuts, by the arithmetic alone."""
-        return SLACK * self._alone[0] / devices
+        return TUNING.slack * self._alone[0] / devices
 
     @cached_property
     def _alone(self) -> tuple[float, float]:
@@ -126,18 +81,10 @@ class Trials:
             self.base[key] = solve(tables.graph).lower_bound
         return self.base[key]
 
-    def passes_share(self, fewer: Candidate, more: Candidate) -> float:
-        """What a bound with fewer micro-batches is for more of them on the same mesh, of which the bubble is a smaller share."""
-        (few, short), (many, long) = (
-            (c.micro_batches, self._pipe(c.stages, c.micro_batches).least_bubble(self.schedules(c.stages, c.micro_batches)))
-            for c in (fewer, more)
-        )
-        return (1 + long / many) / (1 + short / few) if fewer.stages > 1 else 1.0
-
     def proven(self, candidate: Candidate) -> float:
         """Seconds that no step of a candidate undercuts: all passes and the least bubble, nothing of the parameters' way being seen."""
         stages, count = candidate.stages, candidate.micro_batches
-        passes = count + self._pipe(stages, count).least_bubble(self.schedules(stages, count)) if stages > 1 else count
+        passes = count + self.pipe(stages, count).least_bubble(self.schedules(stages, count)) if stages > 1 else count
         work = Work(counts=self.subject.counts, passes=passes, hidden=1.0, overlapped=True)
         analysis = self.subject.analysis(short=True, micro_batches=count)
         return solve(self._tables(analysis, candidate.cluster.devices, stages, candidate.mesh, work).graph).lower_bound / stages
@@ -148,7 +95,7 @@ class Trials:
         key = (id(analysis), devices, stages, mesh)
         known = self.known.setdefault(key, Known())
         self.known.move_to_end(key)
-        if len(self.known) > REMEMBERED:
+        if len(self.known) > TUNING.remembered:
             self.known.popitem(last=False)
         return request.tables(analysis, prices, work, whole=analysis is self.subject.analysis(short=True), known=known)
 
@@ -158,7 +105,8 @@ class Trials:
         """The pipeline schedule that keeps least in flight."""
         return thrifty(self.request.pipeline, stages, micro_batches)
 
-    def _pipe(self, stages: int, micro_batches: int) -> Pipe:
+    def pipe(self, stages: int, micro_batches: int) -> Pipe:
+        """The pipeline of so many stages and micro-batches."""
         return Pipe(stages=stages, micro_batches=micro_batches, weight=self._alone[1] if stages > 1 else 0.0)
 
     def schedules(self, stages: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
@@ -181,7 +129,7 @@ class Trials:
     def work(self, candidate: Candidate, mode: Mode, counts: Counts, *, short: bool) -> Work:
         """The multiplicities of a candidate, under the schedule that keeps least in flight."""
         stages, count, schedule = candidate.stages, candidate.micro_batches, self._thrifty(candidate.stages, candidate.micro_batches)
-        passes = count + self._pipe(stages, count).bubble(schedule)
+        passes = count + self.pipe(stages, count).bubble(schedule)
         return Work(
             counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, hidden=self.hides(candidate),
             in_flight=in_flight(schedule, 0, stages, count), segments=self.subject.segments(mode.recompute, short=short),
@@ -229,7 +177,7 @@ class Trials:
         if best is None or candidate.stages > 1 or not self._overflows(best):
             return best
         share = best.hidden
-        for part in SEEN:
+        for part in TUNING.seen:
             with contextlib.suppress(Infeasible):
                 other = self._solve(candidate, mode, math.inf, part * share)
                 if other is not None and other.seconds < best.seconds:
@@ -244,23 +192,7 @@ class Trials:
 
     def _overflows(self, solved: Solved) -> bool:
         """Whether there is more of the collectives of parameters than their share that is taken to be hidden."""
-        return solved.hidden > 0 and solved.seconds > solved.solution.cost * (1 + CERTAIN)
-
-    def _exposed(self, candidate: Candidate, tables: Tables, solution: Solution, hidden: float) -> float:
-        """By how much the step of a solution is longer than its tables' sum: what of the hidden share finds nothing to run under, less the
-        part of the other share that does."""
-        variables, choices = tables.variables, solution.choices
-        sent = math.fsum(
-            float(table[choices[u], choices[v]])
-            for (u, v), table in tables.graph.edges.items()
-            if "parameter" in (variables[u].what, variables[v].what)
-        ) / (1 - hidden)
-        pairs = zip(variables, tables.graph.unary, choices, strict=True)
-        computed = math.fsum(float(unary[c]) for v, unary, c in pairs if v.what == "operator")
-        share = self.hides(candidate)
-        half = 0.5 * share * sent
-        seen = max(half - FORWARD * computed, 0.0) + max(half - (1 - FORWARD) * computed, 0.0)
-        return (1 - share) * sent + seen - (1 - hidden) * sent
+        return solved.hidden > 0 and solved.seconds > solved.solution.cost * (1 + TUNING.certain)
 
     def _solve(self, candidate: Candidate, mode: Mode, below: float, hidden: float) -> Solved | None:
         """The solution of a candidate within the memory; None where, without a limit, it takes `below` seconds or more.
@@ -293,7 +225,7 @@ class Trials:
         """The solution of tables whose program fits the memory: what programs need beyond them is found out as they are solved."""
         method = QUICK_METHOD if self.request.method == EXACT_METHOD else self.request.method
         allowed, best, least = room, None, math.inf
-        for _ in range(FITTINGS):
+        for _ in range(TUNING.fittings):
             try:
                 solution = solve_within(tables, method, allowed)
             except Infeasible as error:
@@ -304,11 +236,11 @@ class Trials:
             fits, least = solution.memory + beyond <= room, min(least, solution.memory + beyond)
             if fits and (best is None or solution.cost < best.solution.cost):
                 best = self._solved(candidate, mode, tables, solution, beyond=beyond, hidden=hidden)
-            if fits and solution.memory + beyond >= FULL * room:
+            if fits and solution.memory + beyond >= TUNING.full * room:
                 break
             # What is beyond differs from solution to solution: the next one has the room that this one's leaves.
             following = room - beyond
-            if abs(following - allowed) < (1 - FULL) * room:
+            if abs(following - allowed) < (1 - TUNING.full) * room:
                 following = allowed - (solution.memory + beyond - room) if not fits else allowed
             if following == allowed or following <= 0:
                 break
@@ -320,7 +252,7 @@ class Trials:
     def _beyond(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution) -> float:
         """What a program without stages needs beyond its tables; 0 where memory is no question, and of stages, which are cut by it."""
         room = self.room(candidate)
-        if candidate.stages > 1 or solution.memory < PLENTY * room:
+        if candidate.stages > 1 or solution.memory < TUNING.plenty * room:
             return 0.0
         schedule = self.schedule(mode, candidate.micro_batches, [tables.prices], short=True)
         return bytes_beyond(tables, solution, schedule, self.subject.counts, room)
@@ -347,12 +279,12 @@ class Trials:
     ) -> Solved:  # fmt: skip
         seconds, short, stages, count = solution.cost, False, candidate.stages, candidate.micro_batches
         if stages > 1:
-            pipe, schedules = self._pipe(stages, count), self.schedules(stages, count)
+            pipe, schedules = self.pipe(stages, count), self.schedules(stages, count)
             work = self.work(candidate, mode, self.subject.counts, short=True)
             expected = pipe.expected(tables, solution, work, schedules, self.room(candidate))
             seconds, short = expected.seconds * self.subject.imbalance(tables, solution, stages), expected.short
         elif self.request.train:
-            seconds += self._exposed(candidate, tables, solution, hidden)
+            seconds += exposed_seconds(tables, solution, hidden, self.hides(candidate))
         return Solved(
             candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=seconds,
             bound=self._least(candidate, solution.lower_bound), free=free and not short, beyond=beyond,
@@ -362,5 +294,5 @@ class Trials:
     def _least(self, candidate: Candidate, bound: float) -> float:
         """What a bound of the tables' sum is for a step, under the schedule that waits least."""
         stages, count = candidate.stages, candidate.micro_batches
-        pipe, schedules = self._pipe(stages, count), self.schedules(stages, count)
+        pipe, schedules = self.pipe(stages, count), self.schedules(stages, count)
         return bound / stages * (count + pipe.least_bubble(schedules)) / (count + pipe.bubble(self._thrifty(stages, count)))

@@ -33,7 +33,7 @@ from ..sharding.program import Assignment, Program
 from ..sharding.rules.found import found_in
 from ..sharding.schedule import Schedule
 from .found import Found
-from .pipelines import message_seconds, once_of
+from .pipeline_parts import message_seconds, once_of
 from .request import Request
 from .staged import Part, Staged
 

@@ -68,7 +68,7 @@ def operator_lines(account: OperatorAccount, whole: Account) -> list[str]:
     for word, name, layout in places:
         lines.append(f"  {word:3} {_tensor_text(tensors[name], layout, mesh)}: {format_layout(layout)} ({layout_words(layout, axes)})")
         if word == "in" and name in whole.plan.parameters:
-            lines.append(f"      stored as {_stored(whole.plan.parameters[name])}")
+            lines.append(f"      stored as {stored_words(whole.plan.parameters[name])}")
     for title, moves in (("before", account.before), ("after", account.after)):
         for move in moves:
             lines += _move_lines(title, move, whole)
@@ -77,7 +77,8 @@ def operator_lines(account: OperatorAccount, whole: Account) -> list[str]:
     return lines
 
 
-def _stored(parameter: ParameterPlan) -> str:
+def stored_words(parameter: ParameterPlan) -> str:
+    """The storage layout of a parameter, and where its optimizer state is if not beside it."""
     return parameter.storage + (", optimizer state in host memory" if parameter.state == "host" else "")
 
 
@@ -174,12 +175,12 @@ def bare_lines(plan: Plan, name: str) -> list[str]:
             lines.append(f"  {word:3} {tensor}: {layout} ({layout_words(parse_layout(layout), axes)})")
             if tensor in plan.parameters:
                 held = plan.parameters[tensor]
-                lines.append(f"      a parameter, {held.dtype} {' x '.join(map(str, held.shape))}, stored as {_stored(held)}")
-            lines += _bare_chains(plan, tensor)
+                lines.append(f"      a parameter, {held.dtype} {' x '.join(map(str, held.shape))}, stored as {stored_words(held)}")
+            lines += bare_chains(plan, tensor)
     return lines
 
 
-def _bare_chains(plan: Plan, tensor: str) -> list[str]:
+def bare_chains(plan: Plan, tensor: str) -> list[str]:
     """All redistributions of a tensor, for whichever reader, and their collectives."""
     lines = [f"      redistributed {' -> '.join(chain)}" for chain in plan.redistributions.get(tensor, ())]
     for c in plan.collectives:
@@ -190,6 +191,6 @@ def _bare_chains(plan: Plan, tensor: str) -> list[str]:
 
 def storage_table(plan: Plan) -> Table:
     """Parameters as the plan file tells them."""
-    rows = tuple((name, p.dtype, " x ".join(map(str, p.shape)), _stored(p)) for name, p in plan.parameters.items())
+    rows = tuple((name, p.dtype, " x ".join(map(str, p.shape)), stored_words(p)) for name, p in plan.parameters.items())
     axes = " ".join(axis.name for axis in plan.mesh)
     return Table(title=f"Parameters: storage layout on {axes}", columns=("parameter", "dtype", "shape", "storage"), rows=rows)

@@ -17,6 +17,7 @@ from .certainty import certainty_json, certainty_lines
 from .explain import bare_lines, bare_table, find_operators, operator_json, operator_lines, storage_table
 from .grouping import groups_of
 from .outer_pins import Pinned
+from .parameters import parameter_lines, storages_of
 from .planned import group_json
 from .questions import alternatives_table, flips_table, pinned_table
 from .sensitivity import Flip
@@ -29,8 +30,9 @@ from .why import Alternative
 class Explained:
     """A plan, the operators asked for (None: all), and what is known of them.
 
-    `others`: other strategies of the one operator, `step` being the seconds of the best; `pinned`: other pipelines, recompute and so on;
-    `flips`: where the plan becomes another than `base`, which is found without pins.
+    `parameter`: the one that was asked for instead, and the `storages` that it could have. `others`: other strategies of the one
+    operator, `step` being the seconds of the plan; `pinned`: other pipelines, recompute and so on; `flips`: where the plan becomes another
+    than `base`, which is found without pins.
     """
 
     plan: Plan
@@ -44,10 +46,14 @@ class Explained:
     pinned: tuple[Pinned, ...] = ()
     flips: tuple[Flip, ...] = ()
     base: str = ""
+    parameter: str = ""
+    storages: tuple[Alternative, ...] = ()
 
     @classmethod
     def of_file(cls, plan: Plan, wanted: str | None) -> Explained:
         """What the plan file tells."""
+        if wanted in plan.parameters and wanted not in plan.operators:
+            return cls(plan=plan, names=(), parameter=wanted)
         return cls(plan=plan, names=tuple(find_operators(list(plan.operators), wanted)) if wanted else None)
 
     @classmethod
@@ -56,7 +62,8 @@ class Explained:
         found = cls.of_file(plan, wanted)
         analysis = analyse(graph, train=plan.model.mode == "train")
         account = account_of(plan, analysis, cluster) if has_account(plan) else None
-        return dataclasses.replace(found, analysis=analysis, named=scheme_of(plan, analysis), account=account, cluster=cluster)
+        storages = storages_of(plan, analysis, cluster, found.parameter) if found.parameter else ()
+        return dataclasses.replace(found, analysis=analysis, named=scheme_of(plan, analysis), account=account, cluster=cluster, storages=storages)
 
     @property
     def chosen(self) -> list[OperatorAccount]:
@@ -69,6 +76,9 @@ class Explained:
 
     def _told(self) -> list[str | Table]:
         plan, account = self.plan, self.account
+        if self.parameter:
+            told = parameter_lines(plan, self.parameter, account, self.storages, len(plan.parameters))
+            return [*told, *([] if self.analysis else [_HINT])]
         if self.names is None:
             lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", self.named)]
             lines += certainty_lines(plan, self.cluster) if self.cluster is not None else []
@@ -85,6 +95,7 @@ class Explained:
         """What was asked beyond the plan itself."""
         axes = [axis.name for axis in self.plan.mesh]
         return [
+            *([alternatives_table(self.storages, axes, self.plan.predicted.step, "parameter were stored")] if self.storages else []),
             *([alternatives_table(self.others, axes, self.step)] if self.others else []),
             *([pinned_table(self.pinned, self.plan)] if self.pinned else []),
             *([flips_table(self.flips, self.base)] if self.flips else []),
@@ -98,6 +109,9 @@ class Explained:
             out |= {"predicted": plan.predicted.model_dump(mode="json"), "provenance": plan.provenance.model_dump(mode="json")}
             out |= certainty_json(plan, self.cluster) if self.cluster is not None else {}
             out["groups"] = [group_json(group) for group in groups_of(account)] if account else None
+        if self.parameter:
+            stored = plan.parameters[self.parameter].model_dump(mode="json")
+            out |= {"parameter": self.parameter, "stored": stored, "storages": [dataclasses.asdict(other) for other in self.storages]}
         names = plan.operators if self.names is None else self.names
         out["operators"] = [operator_json(chosen, account) for chosen in self.chosen] if account else [self._bare(name) for name in names]
         if self.named is not None:

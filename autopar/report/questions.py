@@ -26,11 +26,11 @@ TOLD = 1e-6
 """Share of the step above which a change of the operators' own seconds is told."""
 
 
-def alternatives_table(others: Sequence[Alternative], axes: Sequence[str], best: float) -> Table:
-    """The strategies of an operator, each with the best plan that takes it."""
+def alternatives_table(others: Sequence[Alternative], axes: Sequence[str], best: float, what: str = "operator were split") -> Table:
+    """The strategies of an operator (the layouts of a parameter), each with the best plan that takes it; `best`: seconds of the plan."""
     rows = [_alternative_row(other, axes, best) for other in others]
     columns = (*axes, "means", ">step", ">change", "what makes the difference")
-    title = "The best plan if this operator were split otherwise: everything else is solved again (seconds as the search adds them up)"
+    title = f"The best plan if this {what} otherwise: everything else is solved again"
     return Table(title=title, columns=columns, rows=tuple(rows))
 
 
@@ -45,7 +45,7 @@ def _alternative_row(other: Alternative, axes: Sequence[str], best: float) -> tu
     if abs(other.others) > TOLD * best:
         told.append(f"other operators {_signed(other.others)}")
     told += [f"{move.tensor} as {move.forced} instead of {move.best} {_signed(move.seconds)}" for move in other.moves]
-    return (*strategy, words, seconds_text(other.step), f"{other.change / best:+.2%}" if best else "", "; ".join(told))
+    return (*strategy, words, seconds_text(other.step), f"{other.step / best - 1:+.2%}" if best else "", "; ".join(told))
 
 
 def _signed(seconds: float) -> str:
@@ -94,11 +94,11 @@ def answered(
     if alternatives and found.names is None:
         pinned = outer_alternatives(plan, analysis, cluster, memory=memory, progress=progress)
         found = dataclasses.replace(found, pinned=tuple(pinned))
-    elif alternatives:
+    elif alternatives and not found.parameter:
         if found.names is None or len(found.names) != 1:
             raise UsageError(f"--alternatives needs one operator, or none; OP names {len(found.names or ())}")
         why = Why(plan, analysis, cluster, memory=memory)
-        found = dataclasses.replace(found, others=tuple(why.alternatives(found.names[0], progress)), step=why.step)
+        found = dataclasses.replace(found, others=tuple(why.alternatives(found.names[0], progress)), step=plan.predicted.step)
     if batches is not None:
         request = Request(
             cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True, types=plan.schedule.types,

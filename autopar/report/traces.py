@@ -25,7 +25,7 @@ from ..order.execution import execution
 from ..plan import Plan, write_whole
 from ..planning.figures import Figures, figures_of
 from ..planning.once import Once, once_seconds, units_of
-from ..planning.pipelines import Place, message_seconds
+from ..planning.pipeline_parts import Place, message_seconds
 from ..sharding.analysis import Analysis, analyse
 from ..sharding.micro_batches import split_batch
 from .account import has_account

@@ -7,9 +7,10 @@ Both minima are of the same cost graph: the tables are built once, and a strateg
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.memory import certain_bytes
@@ -21,7 +22,9 @@ from autopar.search.conditioning import condition
 from ..plan import Plan
 from ..planner import Progress
 from ..planning.expected import tables_alone, weight_share
+from ..planning.found import evaluate
 from ..planning.offload import offering_host
+from ..planning.once import hideable
 from ..planning.request import default_limit
 from ..planning.work import Counts, Work
 from ..schemes import stages_of
@@ -58,9 +61,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """The best plan in which an operator has this strategy: option and meaning by axis.
+    """The best plan in which an operator has this strategy, or a parameter this layout: option and meaning by axis.
 
-    `step`: seconds as the search adds them up (None: `why` not), `change` from the best of all, of which `own` is in the operator
+    `step`: seconds as predicted (None: `why` not). `objective`: as the search adds them up, `change` from the best of all, of
+    which `own` is in the operator
     itself, `others` in other operators and stored parameters, and the rest in redistributions: `moves` are the largest that differ.
     """
 
@@ -68,6 +72,7 @@ class Alternative:
     words: Mapping[str, str]
     planned: bool = False
     step: float | None = None
+    objective: float | None = None
     change: float | None = None
     own: float = 0.0
     others: float = 0.0
@@ -79,15 +84,16 @@ def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:
     """The tables in which the search found the plan: of one micro-batch on the mesh of a stage, counted as often as its schedule says."""
     schedule, stages = plan.schedule, stages_of(plan)
     count = schedule.micro_batches
+    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
     row = SCHEDULES[schedule.pipeline]
     weight = weight_share(*tables_alone(analysis, cluster, Counts())) if row.splits else 0.0
     work = Work(
         passes=count + row.bubble(stages, weight, schedule.interleave), accumulating=count > 1, segments=schedule.recompute,
         in_flight=in_flight(schedule.pipeline, 0, stages, count, schedule.interleave),
         zero=3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1,
+        hidden=hideable(prices, sum(p.bytes for p in analysis.graph.parameters)) if analysis.train and stages == 1 else 0.0,
     )  # fmt: skip
     part = split_batch(analysis, count) if count > 1 else analysis
-    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
     tables = build_tables(part, prices, optimizer=plan.model.optimizer, work=work, types=schedule.types)
     hosts = any(parameter.state == "host" for parameter in plan.parameters.values())
     return offering_host(tables, room=math.inf) if hosts else tables
@@ -111,13 +117,14 @@ class Why:
         self.places = {(v.what, v.name): i for i, v in enumerate(self.tables.variables)}
 
     @property
-    def step(self) -> float:
+    def objective(self) -> float:
         """Seconds of a step of the best plan, as the search adds them up."""
         return self.best.cost / self.stages
 
     def alternatives(self, operator: str, progress: Progress | None = None) -> list[Alternative]:
         """Every strategy of an operator, the cheapest first."""
         variable = self.places["operator", operator]
+        words = functools.partial(self._words, operator)
         axes = [axis.name for axis in self.plan.mesh]
         planned = tuple(self.plan.operators[operator].strategy)
         strategies = self.tables.strategies[operator]
@@ -128,15 +135,29 @@ class Why:
         for number, (choice, names) in enumerate(named.items()):
             if progress:
                 progress(number, len(named), " ".join(names))
-            found.append(self._forced(variable, choice, dict(zip(axes, names, strict=True)), names == planned))
-        return sorted(found, key=lambda a: (a.step is None, a.step or 0.0, not a.planned))
+            strategy = dict(zip(axes, names, strict=True))
+            found.append(self._forced(variable, choice, strategy, words(strategy), planned=names == planned))
+        return _in_order(found)
+
+    def storages(self, parameter: str) -> list[Alternative]:
+        """Every layout in which a parameter could be stored, the cheapest first; none where it is no choice."""
+        variable = self.places.get(("parameter", parameter))
+        if variable is None:
+            return []
+        axes, shape = [axis.name for axis in self.plan.mesh], self.analysis.graph.tensors[parameter].shape
+        planned, found = self.plan.parameters[parameter].storage, []
+        for choice, row in enumerate(self.tables.variables[variable].rows):
+            layout = self.tables.spaces[parameter].layout(int(row))
+            strategy = dict(zip(axes, format_layout(layout).split(), strict=True))
+            words = {axis: "whole" if text == "R" else f"dim {text[1:]} of {len(shape)} split" for axis, text in strategy.items()}
+            found.append(self._forced(variable, choice, strategy, words, planned=format_layout(layout) == planned))
+        return _in_order(found)
 
     def _solve(self, settled: Mapping[int, int]) -> Solution:
         graph = self.tables.graph
         return solve(condition(graph, settled) if settled else graph, memory_limit=self.room)
 
-    def _forced(self, variable: int, choice: int, strategy: dict[str, str], planned: bool) -> Alternative:
-        words = self._words(self.tables.variables[variable].name, strategy)
+    def _forced(self, variable: int, choice: int, strategy: dict[str, str], words: dict[str, str], *, planned: bool) -> Alternative:
         try:
             found = self._solve({variable: choice})
         except Infeasible:
@@ -150,11 +171,19 @@ class Why:
             float(table[there] - table[here]) / self.stages
             for table, here, there in zip(graph.unary, self.best.choices, choices, strict=True)
         ]
-        step = found.cost / self.stages
+        objective = found.cost / self.stages
+        change = max(objective - self.objective, 0.0)
+        step = self.plan.predicted.step if planned else self._predicted(replace(found, choices=tuple(choices)), change)
         return Alternative(
-            strategy=strategy, words=words, planned=planned, step=step, change=max(step - self.step, 0.0), own=changes[variable],
+            strategy=strategy, words=words, planned=planned, step=step, objective=objective, change=change, own=changes[variable],
             others=sum(changes) - changes[variable], moves=tuple(self._moves(choices)),
         )  # fmt: skip
+
+    def _predicted(self, solution: Solution, change: float) -> float:
+        """Seconds of a step as a plan would predict them: of its program, or of stages the plan's with what the tables add."""
+        if self.stages > 1:
+            return self.plan.predicted.step + change
+        return evaluate(self.tables, solution, self.plan.schedule.in_stage).estimate.step
 
     def _words(self, operator: str, strategy: Mapping[str, str]) -> dict[str, str]:
         offer = self.analysis.offers[operator]
@@ -205,3 +234,7 @@ class Why:
         op = next(op for op in self.analysis.graph.operators if op.name == held.name)
         inputs, outputs = self.tables.strategies[held.name].layouts(row)
         return outputs[op.outputs.index(tensor)] if made else inputs[op.inputs.index(tensor)]
+
+
+def _in_order(found: list[Alternative]) -> list[Alternative]:
+    return sorted(found, key=lambda a: (a.step is None, a.step or 0.0, not a.planned))

@@ -177,7 +177,7 @@ module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 from autopar.report.arguments import build_parser
 from autopar.plan_parts import SchedulePlan
-from autopar.planning.pipelines import schedules_for, thrifty
+from autopar.planning.pipeline_parts import schedules_for, thrifty
 from autopar.planning.expected import Pipe
 from autopar.planning.request import Request
 from autopar.costmodel import load_cluster

@@ -16,8 +16,9 @@ from autopar.planning.candidates import Candidate, meshes
 from autopar.planning.expected import Pipe, _pass_seconds, _saved
 from autopar.planning.outer import Outer
 from autopar.planning.request import Request
+from autopar.planning.solved import Mode
 from autopar.planning.subject import Subject
-from autopar.planning.trials import Mode, Trials
+from autopar.planning.trials import Trials
 from autopar.tables import build_tables
 
 CLUSTER = load_cluster("dgx-h100").sized(8)

@@ -12,7 +12,8 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.order.schedules import in_flight
 from autopar.planning.figures import Figures
-from autopar.planning.pipelines import Cutter, Place
+from autopar.planning.pipeline_parts import Place
+from autopar.planning.pipelines import Cutter
 
 MICRO_BATCHES = 8
 

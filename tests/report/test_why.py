@@ -11,6 +11,8 @@ from autopar.costmodel.pricing import MeshPrices
 from autopar.errors import UsageError
 from autopar.pins import Pins
 from autopar.planner import Progress
+from autopar.planning.once import hideable
+from autopar.planning.work import Work
 from autopar.report import why
 from autopar.report.explained import Explained
 from autopar.report.outer_pins import outer_alternatives
@@ -31,14 +33,16 @@ def test_the_price_is_that_of_the_pinned_problem(mesh: tuple[int, ...]) -> None:
     asked = Why(found.plan, analysis, found.cluster)
     told = asked.alternatives(UP)
     prices = MeshPrices(cluster=found.cluster, mesh=found.plan.mesh_, unit_bytes=found.plan.schedule.unit_bytes)
+    work = Work(hidden=hideable(prices, sum(parameter.bytes for parameter in analysis.graph.parameters)))
     assert len(told) == len(asked.tables.strategies[UP].choices) > 4 ** len(mesh)
     for other in told:
         limits = Pins(operators={UP: other.strategy})(analysis, found.plan.mesh_)
-        pinned = solve(build_tables(analysis, prices, optimizer="adamw", limits=limits).graph)
-        assert other.step == pytest.approx(pinned.cost, rel=1e-9)
-    best = solve(build_tables(analysis, prices, optimizer="adamw").graph).cost
-    assert asked.step == pytest.approx(best) and told[0].change == pytest.approx(0.0, abs=1e-9 * best)
+        pinned = solve(build_tables(analysis, prices, optimizer="adamw", limits=limits, work=work).graph)
+        assert other.objective == pytest.approx(pinned.cost, rel=1e-9)
+    best = solve(build_tables(analysis, prices, optimizer="adamw", work=work).graph).cost
+    assert asked.objective == pytest.approx(best) and min(other.change or 0.0 for other in told) == pytest.approx(0.0, abs=1e-9 * best)
     assert [other.step for other in told] == sorted(other.step or 0.0 for other in told)
+    assert [other.step for other in told if other.planned] == [found.plan.predicted.step]
 
 
 def test_the_parts_of_a_price_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +53,20 @@ def test_the_parts_of_a_price_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for other in asked.alternatives(UP):
         assert other.change is not None
         parts = [other.own, other.others, *(move.seconds for move in other.moves)]
-        assert math.fsum(parts) == pytest.approx(other.change, rel=1e-6, abs=1e-12 * asked.step)
+        assert math.fsum(parts) == pytest.approx(other.change, rel=1e-6, abs=1e-12 * asked.objective)
+
+
+def test_a_parameter_says_why_it_is_stored_so() -> None:
+    """Every layout is forced; the planned one has the plan's own step, whatever the tables say."""
+    found = planned(mesh=(4,))
+    name = "layers.0.up.weight"
+    told = Explained.of_model(found.plan, found.model.graph, found.cluster, name)
+    assert {other.strategy["gpu"] for other in told.storages} == {"R", "S0", "S1"} and told.parameter == name
+    assert [other.step for other in told.storages if other.planned] == [found.plan.predicted.step]
+    lines = [part for part in told.parts() if isinstance(part, str)]
+    assert lines[0].startswith(name) and f"stored as {found.plan.parameters[name].storage}" in lines[1] and "why:" in lines[-1]
+    assert told.json()["parameter"] == name and len(told.json()["storages"]) == 3
+    assert Explained.of_file(found.plan, name).parts()[1] == lines[1]
 
 
 def test_the_redistributions_that_differ_are_told() -> None:
@@ -66,7 +83,7 @@ def test_a_memory_limit_holds_for_what_is_forced() -> None:
     free = planned()
     analysis = analyse(free.model.graph, train=True)
     least = planned(memory=free.plan.predicted.memory * 0.5)
-    steps = [Why(least.plan, analysis, least.cluster, memory=limit).step for limit in (free.plan.predicted.memory * 0.5, None)]
+    steps = [Why(least.plan, analysis, least.cluster, memory=limit).objective for limit in (free.plan.predicted.memory * 0.5, None)]
     assert steps[0] > steps[1]
 
 

@@ -33,7 +33,7 @@ def named(operators: Mapping[str, Mapping[str, str]], sizes: tuple[int, ...] = (
     cluster = load_cluster("dgx-h100").sized(4)
     stored = {} if storage is None else {"*weight": parse_layout(storage)}
     pins = Pins(operators=operators, storage=stored)
-    asked = Request(cluster=cluster, mesh=stage_mesh(cluster, sizes), limits=pins, stages=1, micro_batches=1, zero=1)
+    asked = Request(cluster=cluster, mesh=stage_mesh(cluster, sizes), limits=pins, stages=1, micro_batches=1, zero=int(bool(stored)))
     return scheme_of(search_plan(analysis().graph, asked), analysis())
 
 
@@ -116,7 +116,7 @@ def test_stages_go_before() -> None:
 
 def test_interleaved_stages_are_counted_without_their_chunks() -> None:
     cluster = load_cluster("dgx-h100").sized(4)
-    plan = search_plan(analysis().graph, Request(cluster=cluster, mesh=stage_mesh(cluster, (4,)), stages=1, micro_batches=1))
+    plan = search_plan(analysis().graph, Request(cluster=cluster, mesh=stage_mesh(cluster, (4,)), stages=1, micro_batches=1, zero=0))
     cut = _stages(plan).model_dump(by_alias=True)
     cut["schedule"] |= {"pipeline": "interleaved", "interleave": 2}
     cut["stages"] *= 2

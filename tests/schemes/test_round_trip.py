@@ -84,7 +84,7 @@ def test_products_are_read_as_they_are_named(scheme: str, devices: int) -> None:
     assert planned("gpt", scheme, devices)[1].name == scheme
 
 
-@pytest.mark.parametrize("layers, batch, counts", [(2, 8, {2}), (2, 12, {3}), (4, 16, {2, 4})])
+@pytest.mark.parametrize("layers, batch, counts", [(2, 8, {1, 2}), (2, 12, {1, 3}), (4, 16, {1, 2, 4})])
 def test_micro_batches_that_the_scheme_forbids_are_passed_over(layers: int, batch: int, counts: set[int]) -> None:
     """Of 8 samples 4 devices split two micro-batches, of 12 three: a number that cannot be split says nothing of the others."""
     analysis = analyse(transformer(replace(GPT, layers=layers), batch=batch).graph, train=True)

@@ -1,0 +1,80 @@
+"""The numbers by which the outer search is thorough or quick: one frozen value, each number with what it decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Numbers that decide how much is tried. None of them changes what a plan costs, only which plans are looked at."""
+
+    # --- The walk over the candidates. ---
+
+    plain_axes: int = 2
+    """Axes of the meshes on which all stages and micro-batches are tried; the best of them are split further."""
+    beam: int = 48
+    """Meshes, of the lowest bounds, that are solved at all."""
+    nearest: int = 4
+    """How many of the best meshes are tried with other numbers of micro-batches."""
+    cut: float = 1.1
+    """Pipelines that are expected to take up to so many times the best are cut."""
+    proven: int = 8
+    """How many of the least bounds are raised by solutions of their own."""
+    swept: int = 24
+    """How many of the candidates that are left then, and whose bounds promise to be better, are solved."""
+    rising: float = 1.02
+    """A mesh on which the next number of micro-batches takes so much longer than the last one is left: times fall,
+    then rise."""
+    filled: int = 4
+    """Micro-batches for each stage with which a mesh is tried first."""
+    finer: int = 3
+    """In how many ways an axis of the best candidate's mesh is split in two."""
+    gain: float = 1e-3
+    """Share of a step by which a finer mesh has to be faster."""
+    close: float = 5e-3
+    """Candidates whose bound is not better by this share are left; the bound that is reported counts them."""
+
+    # --- A candidate, solved within its memory. ---
+
+    remembered: int = 8
+    """Candidates of which parts of tables are kept for the next mode."""
+    seen: tuple[float, ...] = (0.5, 0.0)
+    """Parts of the share of parameters' collectives that could be hidden, with which candidates are solved where
+    there is more than that."""
+    fittings: int = 4
+    """How often a candidate is solved until its program fills the memory."""
+    full: float = 0.97
+    """Share of the memory that counts as all of it."""
+    plenty: float = 0.5
+    """Share of the memory up to which tables may fill it without a look at what programs need beyond them."""
+    slack: float = 0.9
+    """What the arithmetic may be below that of one device, for operators whose shards fit the device better than the
+    whole."""
+    certain: float = 1e-3
+    """Share of a sum that is rounding."""
+
+    # --- From solved candidates to programs. ---
+
+    evaluated: int = 2
+    """How many of the cheapest candidates have their programs built and priced exactly, at least."""
+    near: float = 1.005
+    close_calls: int = 4
+    """Candidates that the tables put so near the best are evaluated too, up to so many."""
+    far: float = 1.05
+    """A candidate that the tables put so far behind the best program is not evaluated at all."""
+    whole: float = 1.01
+    """Parameters are tried stored whole where the tables put that up to so far behind the best program."""
+    hopeful: float = 1.3
+    """By how much tables may exceed the memory, while their program is looked at all the same."""
+    tried: int = 8
+    """How many are at most."""
+    small_graph: int = 500
+    """Operators of a graph up to which more are tried."""
+    short: float = 1.05
+    rounds: int = 3
+    """By how much programs may take longer than their solutions promised, until the outer search is taken up again;
+    how often it is."""
+
+
+TUNING = Tuning()
