@@ -348,6 +348,22 @@ def test_parameters_of_every_rank_are_its_own() -> None:
     assert not torch.allclose(every[0][0]["layers.1.weight"], every[1][0]["layers.1.weight"])
 
 
+def test_a_parameter_whose_gradient_must_be_summed_is_no_ranks_own() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(12, 12, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            alone = torch.linalg.qr(self.layer.weight)[1].diagonal().prod()  # computed whole on every rank
+            return self.layer(x).square().mean() + alone.square()
+
+    module = build(Net)
+    autopar.layerwise_parallel(module.get_parameter("layer.weight"))
+    with pytest.raises(UsageError, match="a parameter for each use"):
+        _plan(module, parallel_mode="hybrid_parallel")
+
+
 def test_rank_0_gives_all_ranks_its_weights() -> None:
     plan = _plan(build(_few), parallel_mode="data_parallel")
 
