@@ -15,7 +15,7 @@ from autopar.search import NoAssignment
 from .compressing import compressed
 from .configured import load_any, sizes_of_plan
 from .context import current
-from .context.applied import in_context
+from .context.applied import in_context, require_own
 from .context.files import save_strategies
 from .errors import PlanError, UsageError, unknown
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
@@ -132,6 +132,7 @@ def plan(
     if current().active:
         given = in_context(current(), loaded, given)
     found = plan_loaded(loaded, **given)
+    require_own(found.plan, found.model.graph)
     if compress is not None:
         found = plan_loaded(loaded, **compressed(found.plan, found.model, found.cluster, given, compress))
     if path := current().strategy_ckpt_save_file:

@@ -46,8 +46,8 @@ class Optimizer:
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "adamw": Optimizer(states=2, traffic=21, alone=2, together=1),
     "sgd": Optimizer(states=0, traffic=3),
-    "momentum": Optimizer(states=1, traffic=6),
-    "lamb": Optimizer(states=2, traffic=28, alone=2, together=1),
+    "momentum": Optimizer(states=1, traffic=8),
+    "lamb": Optimizer(states=2, traffic=29, alone=2, together=1),
     "none": Optimizer(states=0, traffic=0),
 }
 

@@ -250,11 +250,11 @@ class ParameterUnits:
         places = [(name, self.plan.program.assignment.storage[name]) for name in bucket.parameters]
         shapes = [tuple(self.stored(name).shape) for name in bucket.parameters]
         steps = [([Move("all_reduce")] * len(places), self.groups.axes[axis]) for axis in bucket.axes]
-        shares = [self._taken(gradients, *pair) for pair in zip(places, shapes, strict=True)]
-        if not bucket.factor:
-            sums = yield from carry(shares, steps)
+        pairs = zip(places, shapes, strict=True)
+        if not bucket.factor:  # only the chain holds the shares, so that they go when their message has been made of them
+            sums = yield from carry([self._taken(gradients, *pair) for pair in pairs], steps)
         else:
-            making = self.low_rank.summed(bucket.parameters, shares, bucket.ranks)
+            making = self.low_rank.summed(bucket.parameters, [self._taken(gradients, *pair) for pair in pairs], bucket.ranks)
             rights = yield from carry(making.send((yield from carry(next(making), steps))), steps)
             sums = finished(making, rights)
         gradients.at.update(zip(places, sums, strict=True))

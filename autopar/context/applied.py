@@ -9,6 +9,9 @@ from ..errors import UsageError
 from ..ir import Graph
 from ..model import LoadedModel
 from ..pins import Pins, Restriction, parse_pin, together
+from ..plan import Plan
+from ..sharding.analysis import analyse
+from ..sharding.program import Redistribute, chain_collectives
 from ..sharding.schedule import Reductions
 from .cuts import CutOperators, cuts_of
 from .files import is_plan, loaded_strategies
@@ -116,6 +119,18 @@ def reductions_of(context: Context, model: LoadedModel) -> Reductions:
         fused=_fused(model), cuts=context.all_reduce_fusion_config, local=own_parameters(model.given),
         weight=float(context.devices) if own_loss else 1.0, mean=context.gradients_mean,
     )  # fmt: skip
+
+
+def require_own(plan: Plan, graph: Graph) -> None:
+    """Refuse a plan that brings home a gradient of which every rank is to keep its own."""
+    own = set(plan.schedule.reductions.local)
+    if not own:
+        return
+    for chunk in plan.execution(analyse(graph, train=plan.model.mode == "train")).chunks:
+        for step in chunk.whole.program.steps:
+            if isinstance(step, Redistribute) and step.tensor in own and chain_collectives(graph, step, chunk.mesh.shape)[1]:
+                used = f"{step.tensor!r} is used in several ways whose gradients meet among the ranks"
+                raise UsageError(f"{used}, so no rank can have its own; the nearest is a parameter for each use")
 
 
 def _fused(model: LoadedModel) -> tuple[tuple[str, ...], ...]:

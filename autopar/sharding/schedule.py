@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,7 +96,12 @@ class Reductions:
 
     def format_of(self, name: str) -> str | None:
         """The format of a parameter's gradient, where it has one of its own."""
-        return next((form for parameter, form in self.formats if parameter == name), None) if self.formats else None
+        return _by_name(self.formats).get(name) if self.formats else None
+
+
+@functools.lru_cache(maxsize=16)
+def _by_name(formats: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return dict(formats)
 
 
 PLAINLY = Reductions()

@@ -78,7 +78,7 @@ class Lamb(Optimizer):
 
 def _norms(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
     """The norms of every parameter and of its update, [2] each, over all ranks that share it."""
-    sums = [torch.stack([local_of(value).double().square().sum(), update.double().square().sum()]) for value, update in pairs]
+    sums = [torch.stack([_square(local_of(value)), _square(update)]) for value, update in pairs]
     by_group: dict[Any, list[int]] = {}
     for number, (value, _) in enumerate(pairs):
         if isinstance(value, DTensor):
@@ -92,3 +92,9 @@ def _norms(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
             for number, summed in zip(numbers, message, strict=True):
                 sums[number] = summed
     return [one.sqrt() for one in sums]
+
+
+def _square(value: Tensor) -> Tensor:
+    """The square of a norm, added up in double precision."""
+    found: Tensor = torch.linalg.vector_norm(value, dtype=torch.float64).square()
+    return found

@@ -32,6 +32,22 @@ class Many(nn.Module):
         return x.square().sum() if self.total else x.square().mean()
 
 
+class Waists(nn.Module):
+    """Layers that are wide inside and narrow between, where a pipeline may be cut; two of them are cut by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*((WIDTH, 2 * WIDTH) if i % 2 == 0 else (2 * WIDTH, WIDTH))) for i in range(6))
+        autopar.shard(self.layers[1], ((1, 1), (2, 1)))
+        autopar.shard(self.layers[4], ((2, 1), (1, 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The loss."""
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
 class Two(nn.Module):
     """Two matrix products, each an operator that can be cut."""
 

@@ -19,7 +19,7 @@ from autopar.runtime.collective_log import CollectiveLog
 from autopar.runtime.launch import run_ranks
 from autopar.sharding.analysis import analyse
 
-from .nets import BATCH, BatchNormed, Many, Normed, Two, build, gradients_of, inputs
+from .nets import BATCH, BatchNormed, Many, Normed, Two, Waists, build, gradients_of, inputs
 
 RANKS = 2
 
@@ -269,6 +269,25 @@ def test_gradients_are_those_of_the_mode_and_each_rank_is_given_its_part() -> No
         assert all(rank), [keys for keys, right in zip(MODES, rank, strict=True) if not right]
 
 
+def test_stages_with_cut_operators_and_batches_in_parts() -> None:
+    keys = {"parallel_mode": "semi_auto_parallel", "pipeline_stages": 2, "device_num": 4}
+    autopar.set_auto_parallel_context(**keys)
+    plan = autopar.plan(build(Waists), (inputs(),), cluster="local-cpu", optimizer="sgd")
+    assert len(plan.stages) == 2
+    assert plan.operators["layers.1/linear"].strategy == ("n",) and set(plan.operators["layers.4/linear"].strategy) <= {"d0", "m"}
+    wanted = gradients_of(build(Waists), inputs())
+
+    def work() -> list[str]:
+        module = autopar.parallelize(build(Waists), plan)
+        module.loss(inputs().chunk(2)[dist.get_rank() % 2]).backward()  # type: ignore[no-untyped-call]
+        held = {name: value.grad for name, value in module.named_parameters() if name in wanted and value.grad is not None}
+        whole = {name: g.full_tensor() if isinstance(g, DTensor) else g for name, g in held.items() if g.numel()}
+        assert all(torch.allclose(g, wanted[name], rtol=1e-9) for name, g in whole.items())
+        return list(whole)
+
+    assert set().union(*run_ranks(work, 4, timeout=60)) == set(wanted)
+
+
 def test_a_whole_batch_without_full_batch_is_refused() -> None:
     plan = _plan(build(_few), parallel_mode="data_parallel")
 
@@ -327,6 +346,22 @@ def test_parameters_of_every_rank_are_its_own() -> None:
             mean = torch.stack([other[1][name] for other in every]).mean(0)
             assert torch.allclose(got[name], local[name] if name == "layers.1.weight" else mean, rtol=1e-9), name
     assert not torch.allclose(every[0][0]["layers.1.weight"], every[1][0]["layers.1.weight"])
+
+
+def test_a_parameter_whose_gradient_must_be_summed_is_no_ranks_own() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(12, 12, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            alone = torch.linalg.qr(self.layer.weight)[1].diagonal().prod()  # computed whole on every rank
+            return self.layer(x).square().mean() + alone.square()
+
+    module = build(Net)
+    autopar.layerwise_parallel(module.get_parameter("layer.weight"))
+    with pytest.raises(UsageError, match="a parameter for each use"):
+        _plan(module, parallel_mode="hybrid_parallel")
 
 
 def test_rank_0_gives_all_ranks_its_weights() -> None:
