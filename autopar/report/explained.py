@@ -63,7 +63,8 @@ class Explained:
         analysis = analyse(graph, train=plan.model.mode == "train")
         account = account_of(plan, analysis, cluster) if has_account(plan) else None
         storages = storages_of(plan, analysis, cluster, found.parameter) if found.parameter else ()
-        return dataclasses.replace(found, analysis=analysis, named=scheme_of(plan, analysis), account=account, cluster=cluster, storages=storages)
+        named = scheme_of(plan, analysis)
+        return dataclasses.replace(found, analysis=analysis, named=named, account=account, cluster=cluster, storages=storages)
 
     @property
     def chosen(self) -> list[OperatorAccount]:
