@@ -10,7 +10,7 @@ from typing import Any
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.gradient_formats import Gradient, chosen_formats
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.step.pricing import MeshPrices
 
 from .errors import UsageError, unknown
 from .model import LoadedModel

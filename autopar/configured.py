@@ -20,8 +20,8 @@ def load_any(model: Any, options: ModelOptions, example_inputs: Any = None) -> L
     """`load_model`, which takes `hf:path/config.json` too."""
     if not (isinstance(model, str) and model.startswith(PREFIX)):
         return load_model(model, options, example_inputs)
-    from .costmodel.known.shape import Shape
-    from .costmodel.known.transformer import transformer
+    from autopar.costmodel.known.shape import Shape
+    from autopar.costmodel.known.transformer import transformer
 
     wrong = [name for name in ("shapes", "frozen", "trained", "loss", "parameters") if getattr(options, name)]
     if wrong or set(options.dims) - {SEQUENCE}:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from autopar.costmodel.memory import certain_bytes
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.memory.peak import certain_bytes
+from autopar.costmodel.step.pricing import MeshPrices
 
 from .errors import NoPlanFits, UsageError
 from .ir import Graph

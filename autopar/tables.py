@@ -15,11 +15,11 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.casts import cast_seconds
-from autopar.costmodel.distances import Distances, LayoutSpace, layout_space
-from autopar.costmodel.kept import Share, kept_values
-from autopar.costmodel.operators import operator_seconds
-from autopar.costmodel.pricing import MeshPrices, communication_seconds, storage_bytes, update_seconds
+from autopar.costmodel.device.operators import operator_seconds
+from autopar.costmodel.memory.kept import Share, kept_values
+from autopar.costmodel.step.casts import cast_seconds
+from autopar.costmodel.step.distances import Distances, LayoutSpace, layout_space
+from autopar.costmodel.step.pricing import MeshPrices, communication_seconds, storage_bytes, update_seconds
 from autopar.search import CostGraph
 
 from .ir import Graph, Operator, Role, Tensor

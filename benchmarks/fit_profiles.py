@@ -23,10 +23,10 @@ from kernels.fits import as_planned, bare, crossed, fit_products, judged, log_er
 from kernels.profiles import products, streams
 from kernels.rows import Rows
 
+from autopar.costmodel.cluster.residual import Residual
 from autopar.costmodel.device.attention import AttentionForm
 from autopar.costmodel.device.kernels import Fitted, Generation, Kernels, dumped, kernels_of
 from autopar.costmodel.device.products import ProductForm, Speed
-from autopar.costmodel.residual import Residual
 from autopar.errors import AutoparError
 
 SOURCE = "Dazz993/Mist@d69e530a, operators profiled in GPT layers on {gpu}"

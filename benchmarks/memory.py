@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from autopar.costmodel import bind_axes, load_cluster
-from autopar.costmodel.liveness import Recompute
-from autopar.costmodel.memory import Memory, autograd_memory, predicted_memory
+from autopar.costmodel.memory.liveness import Recompute
+from autopar.costmodel.memory.peak import Memory, autograd_memory, predicted_memory
 from autopar.frontends.torch import import_torch
 from autopar.ir import Graph
 from autopar.planner import Request, name_axes, search_plan

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from autopar.errors import NoisyMeasurement
 
-from .cluster import Cluster
+from .cluster.level import Level
+from .cluster.measured import Curve, Measured
+from .cluster.model import Cluster
+from .cluster.source import Source
 from .device import Device
-from .level import Level
-from .measured import Curve, Measured
-from .source import Source
 
 Floats = NDArray[np.float64]
 Key = tuple[str, str, int, int]

@@ -18,12 +18,12 @@ from autopar.errors import NoisyMeasurement
 from autopar.ir import DTYPE_BYTES
 
 from .calibration import agreed, spread
+from .cluster.residual import Residual
 from .device import FAMILIES, Device
 from .device.attention import BACKWARD_WORK, AttentionForm, Scores
 from .device.kernels import Fitted, Generation, Kernels
 from .device.products import Clock, Product, ProductForm, Speed
 from .device.solving import solve
-from .residual import Residual
 
 Floats = NDArray[np.float64]
 Shape = tuple[int, int, int]

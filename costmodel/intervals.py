@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from autopar.errors import ClusterError, unknown
 from autopar.ir import DTYPE_BYTES
 
-from .cluster import Cluster, parse_span
+from .cluster.model import Cluster, parse_span
+from .cluster.residual import Residual, left_by
+from .cluster.source import Kind, Source
 from .device import FAMILIES
 from .device.kernels import Fitted
 from .device.prices import TENSOR, experts_kernel, stands_for
-from .residual import Residual, left_by
-from .source import Kind, Source
 
 WIDE: Mapping[str, tuple[float, float]] = {
     "products": (0.73, 1.41), "attention": (0.56, 1.75), "grouped": (0.61, 2.41), "elementwise": (0.8, 1.25), "collectives": (0.6, 1.6),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autopar.cli import COMMANDS, run
-from autopar.costmodel.pricing import OPTIMIZERS
+from autopar.costmodel.step.pricing import OPTIMIZERS
 from autopar.ir.dtype import cast_graph
 from autopar.planning.request import OFFLOADS
 from autopar.planning.subject import RECOMPUTES

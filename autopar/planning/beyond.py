@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from autopar.costmodel.memory import certain_bytes, predicted_memory
-from autopar.costmodel.pricing import LEAST_UNIT
+from autopar.costmodel.memory.peak import certain_bytes, predicted_memory
+from autopar.costmodel.step.pricing import LEAST_UNIT
 from autopar.search import Solution
 
 from ..decoding import decode

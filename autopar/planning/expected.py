@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.kept import kept_values
-from autopar.costmodel.operators import operator_parts
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.device.operators import operator_parts
+from autopar.costmodel.memory.kept import kept_values
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.order.schedules import SCHEDULES, in_flight
 from autopar.search import Solution
 

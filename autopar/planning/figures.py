@@ -10,13 +10,13 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.casts import cast_seconds
-from autopar.costmodel.estimate import step_seconds
-from autopar.costmodel.host import state_bytes, streamed_update
-from autopar.costmodel.kept import facts_of
-from autopar.costmodel.liveness import Recompute, live_bytes
-from autopar.costmodel.pass_player import Seconds
-from autopar.costmodel.pricing import MeshPrices, storage_bytes, update_seconds
+from autopar.costmodel.memory.kept import facts_of
+from autopar.costmodel.memory.liveness import Recompute, live_bytes
+from autopar.costmodel.step.casts import cast_seconds
+from autopar.costmodel.step.estimate import step_seconds
+from autopar.costmodel.step.host import state_bytes, streamed_update
+from autopar.costmodel.step.pass_player import Seconds
+from autopar.costmodel.step.pricing import MeshPrices, storage_bytes, update_seconds
 
 from ..ir import Role, Tensor
 from ..order.places import only_casts, with_casts

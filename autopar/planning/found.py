@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from autopar.costmodel.estimate import Estimate, estimate
-from autopar.costmodel.pricing import LEAST_UNIT
+from autopar.costmodel.step.estimate import Estimate, estimate
+from autopar.costmodel.step.pricing import LEAST_UNIT
 from autopar.search import Infeasible, Solution
 
 from ..decoding import decode

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.costmodel.host import host_rate
+from autopar.costmodel.step.host import host_rate
 from autopar.search import CostGraph, Infeasible, Interrupted, NoAssignment, Solution
 
 from ..tables import Floats, Tables

@@ -3,7 +3,7 @@
 Every storage layout of a trained parameter becomes two choices with the same redistributions:
 
     device    u seconds                b bytes
-    host      streamed(u) seconds      b - s bytes, and s in host memory         s: bytes of the state (see `costmodel/host.py`)
+    host      streamed(u) seconds      b - s bytes, and s in host memory         s: bytes of the state (see `costmodel/step/host.py`)
 
 A host's choice always takes longer, so that no solution without a memory limit has one.
 """
@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.host import state_bytes, streamed_update
-from autopar.costmodel.pricing import optimizer_named, update_seconds
+from autopar.costmodel.step.host import state_bytes, streamed_update
+from autopar.costmodel.step.pricing import optimizer_named, update_seconds
 from autopar.search.costgraph import shared_map
 
 from ..ir import Tensor

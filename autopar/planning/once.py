@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autopar.costmodel.pricing import MeshPrices
-from autopar.costmodel.timeline import SLOWDOWN
+from autopar.costmodel.step.pricing import MeshPrices
+from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.search import Solution
 
 from ..tables import Tables

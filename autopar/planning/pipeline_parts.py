@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.pools import crossing, send_seconds
+from autopar.costmodel.cluster.pools import crossing, send_seconds
 from autopar.order.schedules import SCHEDULES, thriftiest
 
 from .once import Once, units_of

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.pipeline import pipeline_seconds
+from autopar.costmodel.step.pipeline import pipeline_seconds
 from autopar.order.schedules import in_flight
 from autopar.search.stages import balance, interval_sums, partition
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.pricing import MeshPrices, optimizer_named
+from autopar.costmodel.step.pricing import MeshPrices, optimizer_named
 from autopar.order.schedules import SCHEDULES
 from autopar.search import SEARCHES, NoAssignment
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.search import Solution
 from autopar.search.stages import least_bottleneck
 

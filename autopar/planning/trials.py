@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from autopar.costmodel.memory import certain_bytes
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.memory.peak import certain_bytes
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.order.schedules import in_flight
 from autopar.search import Infeasible, Interrupted, Solution, solve
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 
-from autopar.costmodel.estimate import collective_seconds
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.step.estimate import collective_seconds
+from autopar.costmodel.step.pricing import MeshPrices
 
 from .. import __version__
 from ..ir import Graph

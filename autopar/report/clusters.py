@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from autopar.costmodel import Cluster, Device, Level, collective_time
+from autopar.costmodel.cluster.source import Source
 from autopar.costmodel.collectives import fastest_way
 from autopar.costmodel.device.prices import large_product_rate
-from autopar.costmodel.source import Source
 
 from .kernel_constants import kernel_tables
 from .tables import Table

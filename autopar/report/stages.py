@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from autopar.costmodel.local import local_gpus
+from autopar.costmodel.cluster.local import local_gpus
 
 from ..plan import Plan
 from ..plan_parts import StagePlan

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.estimate import timeline
-from autopar.costmodel.pipeline_simulation import simulate
-from autopar.costmodel.pricing import MeshPrices
-from autopar.costmodel.streams import COMPUTE, Event
-from autopar.costmodel.trace import chrome_trace, pipeline_events
+from autopar.costmodel.step.estimate import timeline
+from autopar.costmodel.step.pipeline_simulation import simulate
+from autopar.costmodel.step.pricing import MeshPrices
+from autopar.costmodel.step.streams import COMPUTE, Event
+from autopar.costmodel.step.trace import chrome_trace, pipeline_events
 from autopar.order.pipeline import neighbours, pipeline_order
 from autopar.order.times import Floats, Times
 

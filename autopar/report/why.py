@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.memory import certain_bytes
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.memory.peak import certain_bytes
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.order.schedules import SCHEDULES, in_flight
 from autopar.search import Infeasible, NoAssignment, Solution, solve
 from autopar.search.conditioning import condition

@@ -10,8 +10,8 @@ import numpy as np
 from kernels.scores import Score, scored
 
 from autopar.costmodel import Cluster, bind_axes, collective_time, load_cluster
+from autopar.costmodel.cluster.residual import left_by
 from autopar.costmodel.intervals import collective_interval
-from autopar.costmodel.residual import left_by
 
 from .collective_rows import Row, collective_rows
 

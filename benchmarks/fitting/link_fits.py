@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from autopar.costmodel import Algorithm
+from autopar.costmodel.cluster.residual import BIG, Residual, left_by
 from autopar.costmodel.collectives.backends import TABLE
-from autopar.costmodel.residual import BIG, Residual, left_by
 
 from .collective_rows import FOLDS, Points, Row, collective_rows
 from .envelope import Fitted, fit

@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 from validating.collectives import Point, Scored
 
 from autopar.costmodel import Cluster, collective_time, load_cluster
-from autopar.costmodel.protocols import Protocol
+from autopar.costmodel.cluster.protocols import Protocol
 
 from .link_fits import PROTOCOLS, rate, share, us
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from autopar.costmodel.residual import Residual, left_by
+from autopar.costmodel.cluster.residual import Residual, left_by
 from autopar.errors import UsageError
 
 from .collective_rows import FOLDS

@@ -10,11 +10,11 @@ from dataclasses import asdict, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.costmodel.cluster.residual import Residual
 from autopar.costmodel.device.attention import AttentionForm
 from autopar.costmodel.device.grouped import GroupedForm
 from autopar.costmodel.device.kernels import ITEMSIZE, Fitted
 from autopar.costmodel.device.products import ProductForm, Speed
-from autopar.costmodel.residual import Residual
 
 from .boxes import (
     ATTENTION,

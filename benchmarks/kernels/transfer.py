@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from autopar.costmodel.cluster.residual import Residual
 from autopar.costmodel.device.kernels import Kernels, kernels_of, measured
-from autopar.costmodel.residual import Residual
 
 from .fits import bare, priced_attention, priced_layers, priced_products
 from .names import attention_kernel, layer_kernel

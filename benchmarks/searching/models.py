@@ -19,7 +19,7 @@ from typing import Any
 from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import UsageError
 from autopar.ir import Graph
 from autopar.planning.subject import Subject

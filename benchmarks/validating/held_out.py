@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.residual import INTERVAL, Residual
+from autopar.costmodel.cluster.residual import INTERVAL, Residual
 
 from .scores import Group, Sample
 

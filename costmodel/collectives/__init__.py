@@ -1,6 +1,6 @@
 """What communication costs: the algorithms of each backend in closed form, in its protocols, over the levels of a cluster."""
 
-from ..protocols import KINDS
+from ..cluster.protocols import KINDS
 from .algorithm import Algorithm
 from .prices import collective_time, fastest_way, linear, lines, lower_envelope
 

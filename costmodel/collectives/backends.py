@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..protocols import KINDS
+from ..cluster.protocols import KINDS
 from .algorithm import Algorithm, log2_up, share
 
 

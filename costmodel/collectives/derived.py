@@ -14,9 +14,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..cluster import Cluster, parse_span
-from ..level import Level
-from ..measured import Curve, Line, Measured
+from ..cluster.level import Level
+from ..cluster.measured import Curve, Line, Measured
+from ..cluster.model import Cluster, parse_span
 
 Table = Callable[[str, int, str, Cluster], tuple[Line, ...]]
 """The lines of a collective by the table of algorithms: kind, group, level and cluster."""

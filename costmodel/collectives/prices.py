@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from autopar.errors import ClusterError, unknown
 
-from ..cluster import Cluster, parse_span
-from ..measured import Curve, Line
-from ..protocols import KINDS
+from ..cluster.measured import Curve, Line
+from ..cluster.model import Cluster, parse_span
+from ..cluster.protocols import KINDS
 from .backends import TABLE
 from .derived import measured_curve
 from .spans import Way, parts_of, ways

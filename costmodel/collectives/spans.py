@@ -22,10 +22,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..cluster import Cluster
-from ..level import Level
-from ..measured import Line
-from ..protocols import Protocol
+from ..cluster.level import Level
+from ..cluster.measured import Line
+from ..cluster.model import Cluster
+from ..cluster.protocols import Protocol
 from .algorithm import Algorithm, share
 
 Span = tuple[tuple[Level, int], ...]

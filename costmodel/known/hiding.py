@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from autopar.sharding.layout import Layout
 from autopar.sharding.program import Compute
 
-from ..pass_player import Seconds
-from ..timeline import SLOWDOWN
+from ..step.pass_player import Seconds
+from ..step.timeline import SLOWDOWN
 
 
 def exposed(communication: float, cover: float) -> float:

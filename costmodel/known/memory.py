@@ -16,11 +16,11 @@ from autopar.sharding.program import Compute, Program
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules.experts import EXPERTS
 
-from ..cluster import Cluster
+from ..cluster.model import Cluster
 from ..device.model import ITEMSIZE
-from ..liveness import Recompute
-from ..memory import Memory, precision_named
-from ..occupancy import Load, loads, stage_memory
+from ..memory.liveness import Recompute
+from ..memory.occupancy import Load, loads, stage_memory
+from ..memory.peak import Memory, precision_named
 from .configuration import LOSSES, Configuration, Habits
 from .parts import Parts, PartSeconds, alone, of_kinds, places_of
 from .shape import Shape

@@ -20,12 +20,12 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules import RULES
 from autopar.sharding.rules.experts import EXPERTS
 
-from ..cluster import Cluster, bind_axes
+from ..cluster.model import Cluster, bind_axes
 from ..device.elementwise import memory_seconds, with_launch
-from ..estimate import step_seconds
-from ..fusion import inside_chains
-from ..pass_player import Seconds
-from ..pricing import MeshPrices
+from ..device.fusion import inside_chains
+from ..step.estimate import step_seconds
+from ..step.pass_player import Seconds
+from ..step.pricing import MeshPrices
 from .configuration import LOSSES, Configuration
 from .graph_builder import Kernels
 from .hiding import Covers, exposed, in_pieces

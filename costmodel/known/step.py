@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from autopar.errors import UsageError
 from autopar.ir import DTYPE_BYTES
 
-from ..cluster import Cluster
+from ..cluster.model import Cluster
 from ..collectives import collective_time
 from ..device.elementwise import memory_seconds
-from ..occupancy import occupied
-from ..pipeline import pipeline_seconds
+from ..memory.occupancy import occupied
+from ..step.pipeline import pipeline_seconds
 from .configuration import Configuration
 from .hiding import exposed
 from .memory import peak_bytes

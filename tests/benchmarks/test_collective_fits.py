@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import load_cluster
+from autopar.costmodel.cluster.residual import left_by
 from autopar.costmodel.collectives.backends import TABLE
-from autopar.costmodel.residual import left_by
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

@@ -26,9 +26,9 @@ from autopar.costmodel.calibration import (
     settled,
     spread,
 )
+from autopar.costmodel.cluster.measured import Curve, Measured
 from autopar.costmodel.collectives import KINDS
 from autopar.costmodel.collectives.bandwidth import bus_factor
-from autopar.costmodel.measured import Curve, Measured
 from autopar.errors import ClusterError, NoisyMeasurement
 
 SIZES = [4.0**power * 1024 for power in range(9)]  # 1 KiB to 64 MiB

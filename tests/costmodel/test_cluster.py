@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.costmodel import Cluster, Level, bind_axes, default_cluster, dump, load_cluster, parse_span, presets
-from autopar.costmodel.source import Source
+from autopar.costmodel.cluster.source import Source
 from autopar.errors import ClusterError
 from autopar.ir import DTYPE_BYTES
 from autopar.sharding import factorisations

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.costmodel import KINDS, Cluster, Level, bind_axes, collective_time, linear, lines, load_cluster, parse_span, presets
+from autopar.costmodel.cluster.protocols import Protocol
 from autopar.costmodel.collectives import fastest_way, lower_envelope
 from autopar.costmodel.collectives.backends import TABLE
 from autopar.costmodel.collectives.bandwidth import bus_factor
 from autopar.costmodel.collectives.spans import Way, parts_of, ways
-from autopar.costmodel.protocols import Protocol
 from autopar.errors import ClusterError
 from tests.costmodel.schedules.algorithms import build
 from tests.costmodel.schedules.patterns import ring_gather

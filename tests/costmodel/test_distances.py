@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.costmodel.distances import Distances, LayoutSpace, LinePrices, distances
+from autopar.costmodel.step.distances import Distances, LayoutSpace, LinePrices, distances
 from autopar.sharding.layout import B, Kind, Layout, P, Placement, R, S, is_valid
 from autopar.sharding.redistribution import STEP_PENALTY, chain_price, cheapest_chain, parameter_chain
 

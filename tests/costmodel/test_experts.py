@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.experts import Layer
-from autopar.costmodel.memory import predicted_memory
-from autopar.costmodel.operators import operator_parts
+from autopar.costmodel.device.experts import Layer
+from autopar.costmodel.device.operators import operator_parts
+from autopar.costmodel.memory.peak import predicted_memory
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.runtime.functions import arguments_of
 from autopar.runtime.local_call import LocalCall

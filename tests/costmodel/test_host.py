@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.estimate import estimate
-from autopar.costmodel.host import COPIES, SHARE, host_rate, state_bytes, stream_seconds, streamed_bytes, streamed_update
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.costmodel.memory import Precision, predicted_memory, states_of
-from autopar.costmodel.pricing import MeshPrices, update_seconds
+from autopar.costmodel.memory.peak import Precision, predicted_memory, states_of
+from autopar.costmodel.step.estimate import estimate
+from autopar.costmodel.step.host import COPIES, SHARE, host_rate, state_bytes, stream_seconds, streamed_bytes, streamed_update
+from autopar.costmodel.step.pricing import MeshPrices, update_seconds
 from autopar.ir import Role, Tensor
 from autopar.planner import Request, best_on_mesh
 from autopar.sharding.analysis import Analysis, analyse

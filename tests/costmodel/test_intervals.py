@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import dump, load_cluster
+from autopar.costmodel.cluster.measured import Curve, Measured
+from autopar.costmodel.cluster.residual import Residual, left_by
 from autopar.costmodel.device.kernels import Fitted, kernels_of, measured
 from autopar.costmodel.intervals import BACKWARD, WIDE, collective_interval, kernel_interval
-from autopar.costmodel.measured import Curve, Measured
-from autopar.costmodel.residual import Residual, left_by
 from autopar.errors import ClusterError
 
 H100 = load_cluster("dgx-h100")

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.estimate import estimate
 from autopar.costmodel.known.configuration import Configuration, Habits
 from autopar.costmodel.known.graph_builder import Kernels
 from autopar.costmodel.known.hiding import exposed
@@ -16,6 +15,7 @@ from autopar.costmodel.known.memory import working
 from autopar.costmodel.known.parts import Parts, places_of
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.step import price
+from autopar.costmodel.step.estimate import estimate
 from autopar.errors import UsageError
 from autopar.order.scheduled import scheduled
 

@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.kept import facts_of, kept_values
 from autopar.costmodel.known.configuration import Configuration
 from autopar.costmodel.known.graph_builder import Kernels
 from autopar.costmodel.known.parts import Parts, places_of
 from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.liveness import Recompute, live_bytes
-from autopar.costmodel.memory import PRECISIONS, Memory, Precision, autograd_memory, precision_named, predicted_memory, states_of
-from autopar.costmodel.occupancy import KEPT_SLACK, PASSING_SLACK, Load, loads, occupied, stage_memory
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.memory.kept import facts_of, kept_values
+from autopar.costmodel.memory.liveness import Recompute, live_bytes
+from autopar.costmodel.memory.occupancy import KEPT_SLACK, PASSING_SLACK, Load, loads, occupied, stage_memory
+from autopar.costmodel.memory.peak import PRECISIONS, Memory, Precision, autograd_memory, precision_named, predicted_memory, states_of
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import UsageError
 from autopar.ir import DTYPE_BYTES, Graph
 from autopar.order.execution import execution

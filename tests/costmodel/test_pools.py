@@ -26,8 +26,8 @@ from autopar.costmodel import (
     presets,
     send_seconds,
 )
+from autopar.costmodel.cluster.source import Source
 from autopar.costmodel.device.prices import large_product_rate
-from autopar.costmodel.source import Source
 from autopar.errors import ClusterError
 from autopar.report.clusters import show_parts
 from autopar.sharding import factorisations

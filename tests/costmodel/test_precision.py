@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import bind_axes, load_cluster
-from autopar.costmodel.casts import cast_seconds, gradient_seconds, unit_seconds
-from autopar.costmodel.estimate import estimate, timeline
-from autopar.costmodel.host import state_bytes
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.costmodel.memory import predicted_memory
-from autopar.costmodel.pricing import MeshPrices, storage_bytes, update_seconds
+from autopar.costmodel.memory.peak import predicted_memory
+from autopar.costmodel.step.casts import cast_seconds, gradient_seconds, unit_seconds
+from autopar.costmodel.step.estimate import estimate, timeline
+from autopar.costmodel.step.host import state_bytes
+from autopar.costmodel.step.pricing import MeshPrices, storage_bytes, update_seconds
 from autopar.ir import Role, Tensor
 from autopar.order.scheduled import scheduled
 from autopar.planner import Request, best_on_mesh, name_axes

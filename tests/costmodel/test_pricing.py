@@ -14,11 +14,11 @@ from torch import nn
 import autopar
 from autopar.api import choose_cluster, plan_loaded
 from autopar.costmodel import bind_axes, load_cluster
+from autopar.costmodel.device.operators import operator_seconds
 from autopar.costmodel.device.prices import product_seconds
 from autopar.costmodel.device.products import Product
-from autopar.costmodel.estimate import estimate
-from autopar.costmodel.operators import operator_seconds
-from autopar.costmodel.pricing import SHARERS, MeshPrices, optimizer_named, storage_bytes, update_seconds
+from autopar.costmodel.step.estimate import estimate
+from autopar.costmodel.step.pricing import SHARERS, MeshPrices, optimizer_named, storage_bytes, update_seconds
 from autopar.errors import UsageError
 from autopar.frontends.load import LoadedModel, ModelOptions, load_model
 from autopar.ir import Role, Tensor

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import bind_axes, load_cluster
-from autopar.costmodel import timeline as timelines
-from autopar.costmodel.estimate import estimate, timeline
-from autopar.costmodel.memory import predicted_memory
-from autopar.costmodel.pricing import MeshPrices
-from autopar.costmodel.streams import COMPUTE
-from autopar.costmodel.timeline import Overlap, Timeline
+from autopar.costmodel.memory.peak import predicted_memory
+from autopar.costmodel.step import timeline as timelines
+from autopar.costmodel.step.estimate import estimate, timeline
+from autopar.costmodel.step.pricing import MeshPrices
+from autopar.costmodel.step.streams import COMPUTE
+from autopar.costmodel.step.timeline import Overlap, Timeline
 from autopar.order.execution import Execution, execution
 from autopar.planner import name_axes
 from autopar.runtime.measuring.memory import Tracked, fake_world, track_program

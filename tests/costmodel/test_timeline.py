@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.costmodel import Cluster, bind_axes, load_cluster
-from autopar.costmodel.estimate import estimate, timeline
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.costmodel.pipeline_simulation import simulate
-from autopar.costmodel.pricing import MeshPrices
-from autopar.costmodel.streams import COMPUTE, Clock, Event
-from autopar.costmodel.timeline import SLOWDOWN, Overlap, Timeline
-from autopar.costmodel.trace import chrome_trace, pipeline_events
+from autopar.costmodel.step.estimate import estimate, timeline
+from autopar.costmodel.step.pipeline_simulation import simulate
+from autopar.costmodel.step.pricing import MeshPrices
+from autopar.costmodel.step.streams import COMPUTE, Clock, Event
+from autopar.costmodel.step.timeline import SLOWDOWN, Overlap, Timeline
+from autopar.costmodel.step.trace import chrome_trace, pipeline_events
 from autopar.order.pipeline import neighbours, pipeline_order
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.order.times import Times

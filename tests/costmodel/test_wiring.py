@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autopar.costmodel import Level, collective_time, dump, load_cluster
-from autopar.costmodel.wiring import Wiring
+from autopar.costmodel.cluster.wiring import Wiring
 from autopar.errors import ClusterError
 
 LINE = Wiring(joined=((0, 1), (1, 2), (2, 3)))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from autopar.costmodel import bind_axes, load_cluster
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.plan_parts import SchedulePlan, StagePlan

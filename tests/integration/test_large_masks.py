@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autopar.costmodel.memory import predicted_memory
+from autopar.costmodel.memory.peak import predicted_memory
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.ir import Graph
 from autopar.planner import search_plan

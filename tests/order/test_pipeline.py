@@ -181,7 +181,7 @@ from autopar.planning.pipeline_parts import schedules_for, thrifty
 from autopar.planning.expected import Pipe
 from autopar.planning.request import Request
 from autopar.costmodel import load_cluster
-from autopar.costmodel.pipeline import pipeline_seconds
+from autopar.costmodel.step.pipeline import pipeline_seconds
 from autopar.order.pipeline import neighbours, pipeline_order
 from autopar.order.playing import check_order
 assert build_parser().parse_args(["plan", "m", "--schedule", "one_by_one"]).schedule == "one_by_one"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.costmodel.pipeline import pipeline_seconds
-from autopar.costmodel.pipeline_simulation import PipelineRun, simulate
+from autopar.costmodel.step.pipeline import pipeline_seconds
+from autopar.costmodel.step.pipeline_simulation import PipelineRun, simulate
 from autopar.errors import UsageError
 from autopar.order import positions
 from autopar.order.actions import Word

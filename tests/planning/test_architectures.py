@@ -9,7 +9,7 @@ import torch
 
 from autopar.api import plan_loaded
 from autopar.costmodel import bind_axes, load_cluster
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 from autopar.planner import name_axes

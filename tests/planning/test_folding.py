@@ -9,7 +9,7 @@ from autopar.api import choose_cluster
 from autopar.costmodel import bind_axes
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer as known_transformer
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.ir import Graph, Role
 from autopar.planner import name_axes
 from autopar.planning.folding import find_runs, fold

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from autopar.api import choose_cluster
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import NoPlanFits, UsageError
 from autopar.frontends.load import LoadedModel
 from autopar.order.scheduled import Scheduled, scheduled

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from autopar.costmodel import Cluster, load_cluster
-from autopar.costmodel.estimate import estimate
-from autopar.costmodel.host import COPIES, host_rate
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.step.estimate import estimate
+from autopar.costmodel.step.host import COPIES, host_rate
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.decoding import decode
 from autopar.errors import NoPlanFits, PlanError, UsageError
 from autopar.ir import Graph

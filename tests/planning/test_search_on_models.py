@@ -10,8 +10,8 @@ import pytest
 
 from autopar.api import choose_cluster
 from autopar.costmodel import bind_axes
-from autopar.costmodel.estimate import estimate, timeline
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.step.estimate import estimate, timeline
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.decoding import decode
 from autopar.frontends.load import LoadedModel
 from autopar.order.scheduled import scheduled

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autopar.costmodel import load_cluster
+from autopar.costmodel.cluster.source import Source
 from autopar.costmodel.intervals import MEMORY, STEP, memory_interval, step_interval
-from autopar.costmodel.source import Source
 from autopar.report.certainty import assumed_line, certainty_json, certainty_lines
 
 PLAN: Any = SimpleNamespace(predicted=SimpleNamespace(step=2.0, memory=2.0**34))

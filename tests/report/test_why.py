@@ -7,7 +7,7 @@ import math
 import pytest
 from report_models import MEGATRON, planned
 
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import UsageError
 from autopar.pins import Pins
 from autopar.planner import Progress

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.costmodel.memory import predicted_memory
+from autopar.costmodel.memory.peak import predicted_memory
 from autopar.ir import DTYPE_BYTES, Graph
 from autopar.order.execution import Execution, execution
 from autopar.runtime.collectives import DeviceGroups

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.pass_player import Seconds
-from autopar.costmodel.pricing import MeshPrices
-from autopar.costmodel.timeline import step_timeline
+from autopar.costmodel.step.pass_player import Seconds
+from autopar.costmodel.step.pricing import MeshPrices
+from autopar.costmodel.step.timeline import step_timeline
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.order.execution import Execution, execution
 from autopar.runtime.collectives import DeviceGroups, cuts_of, shard_of

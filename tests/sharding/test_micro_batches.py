@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.costmodel.pricing import MeshPrices
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.decoding import decode
 from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions, load_model

@@ -21,10 +21,10 @@ from autopar.sharding.mesh import Mesh
 from autopar.sharding.rules import Call
 from autopar.sharding.schedule import PLAIN, UNIT_BYTES, Types
 
-from .cluster import Cluster
-from .collectives import collective_time, lines
-from .device.elementwise import memory_seconds, with_launch
-from .measured import Line
+from ..cluster.measured import Line
+from ..cluster.model import Cluster
+from ..collectives import collective_time, lines
+from ..device.elementwise import memory_seconds, with_launch
 
 Floats = NDArray[np.float64]
 

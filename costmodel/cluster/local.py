@@ -6,8 +6,8 @@ import re
 import shutil
 import subprocess
 
-from .cluster import Cluster
-from .cluster_file import load_cluster
+from .file import load_cluster
+from .model import Cluster
 
 DEFAULT = "dgx-h100"
 # A word in the GPU's name, the least memory in bytes, and the preset; the first row that fits is taken.

@@ -23,12 +23,12 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import PLAIN, Schedule, Types
 from autopar.sharding.time_split import micro_batch_options
 
-from .host import streamed_bytes
+from ..step.host import streamed_bytes
+from ..step.pricing import optimizer_named
 from .kept import facts_of
 from .liveness import Recompute, live_bytes
 from .memories import Live
 from .order_liveness import step_bytes
-from .pricing import optimizer_named
 
 NO_RECOMPUTE = Recompute()
 

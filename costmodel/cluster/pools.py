@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from autopar.errors import ClusterError
 
-from .cluster import Cluster
-from .collectives import collective_time
+from ..collectives import collective_time
 from .level import ALONE
+from .model import Cluster
 
 
 def crossing(cluster: Cluster, start: int, stop: int) -> tuple[Cluster, str]:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.program import Program
 
-from .device import Device
+from ..device import Device
 from .kept import facts_of
 from .liveness import Recompute, live_bytes
 from .memories import Live
-from .memory import NO_RECOMPUTE, Memory, Precision, States, states_of
+from .peak import NO_RECOMPUTE, Memory, Precision, States, states_of
 
 KEPT_SLACK, PASSING_SLACK = 0.05, 0.25
 """What the caching allocator holds besides what is kept for the backward pass, and besides what comes and goes (blocks of other sizes,

@@ -19,8 +19,8 @@ from autopar.sharding.program import Redistribute
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import Types
 
-from .cluster import Cluster
-from .device.elementwise import memory_seconds, with_launch
+from ..cluster.model import Cluster
+from ..device.elementwise import memory_seconds, with_launch
 
 Floats = NDArray[np.float64]
 

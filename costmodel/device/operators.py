@@ -21,14 +21,14 @@ from autopar.sharding.rules import RULES, Call
 from autopar.sharding.rules.experts import EXPERTS
 from autopar.sharding.rules.saved import Keeps, keeps
 
-from .cluster import Cluster
-from .device import Device
-from .device.attention import Scores
-from .device.elementwise import memory_seconds, with_launch
-from .device.model import ITEMSIZE
-from .device.prices import attention_seconds, product_seconds
-from .device.products import Product
+from ..cluster.model import Cluster
+from . import Device
+from .attention import Scores
+from .elementwise import memory_seconds, with_launch
 from .experts import Layer
+from .model import ITEMSIZE
+from .prices import attention_seconds, product_seconds
+from .products import Product
 
 Floats = NDArray[np.float64]
 

@@ -17,9 +17,9 @@ from autopar.order.scheduled import Mode, Scheduled
 from autopar.order.units import Unit
 from autopar.sharding.program import Redistribute
 
+from ..device.elementwise import memory_seconds, with_launch
+from ..memory.flat import FlatStep, flat_steps
 from .casts import unit_seconds
-from .device.elementwise import memory_seconds, with_launch
-from .flat import FlatStep, flat_steps
 from .issuing import Issuer
 from .shared_link import Sent
 

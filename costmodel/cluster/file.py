@@ -20,13 +20,13 @@ from pydantic import Field, ValidationError
 
 from autopar.errors import ClusterError, unknown
 
-from .cluster import Cluster, join
-from .device import Device
-from .device.kernels import dumped, kernels_from, kernels_of, measured
+from ..device import Device
+from ..device.kernels import dumped, kernels_from, kernels_of, measured
 from .figures import Figure, FigureFile, Model, SaidFile, dump_figures, numbers
 from .level import Level
 from .links import with_links
 from .measured import Curve, Measured
+from .model import Cluster, join
 from .protocols import KINDS, Protocol
 from .residual import Residual
 from .source import Source
@@ -245,13 +245,13 @@ def _parse(text: str, where: str, *, as_yaml: bool, folder: Path | None = None) 
 
 def presets() -> tuple[str, ...]:
     """Names of the clusters that come with autopar."""
-    files = resources.files(__package__).joinpath("presets").iterdir()
+    files = resources.files("autopar.costmodel").joinpath("presets").iterdir()
     return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
 
 
 @functools.cache
 def _preset(name: str) -> Cluster:
-    text = resources.files(__package__).joinpath("presets", f"{name}.json").read_text(encoding="utf-8")
+    text = resources.files("autopar.costmodel").joinpath("presets", f"{name}.json").read_text(encoding="utf-8")
     return _parse(text, f"preset {name}", as_yaml=False)
 
 

@@ -18,11 +18,11 @@ from autopar.sharding.candidates import Strategies
 from autopar.sharding.rules import RULES, Call
 from autopar.sharding.rules.experts import BIAS, PRODUCTS, Inner, Result, network_of, per_token
 
-from .device import Device
-from .device.elementwise import memory_seconds, with_launch
-from .device.model import ITEMSIZE
-from .device.prices import grouped_seconds, product_seconds
-from .device.products import Product
+from . import Device
+from .elementwise import memory_seconds, with_launch
+from .model import ITEMSIZE
+from .prices import grouped_seconds, product_seconds
+from .products import Product
 
 Floats = NDArray[np.float64]
 

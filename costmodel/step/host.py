@@ -23,8 +23,8 @@ from autopar.ir import Tensor
 from autopar.sharding.schedule import PLAIN, Types
 from autopar.sharding.state_chunks import chunks
 
-from .cluster import Cluster
-from .device import Device
+from ..cluster.model import Cluster
+from ..device import Device
 from .pricing import optimizer_named, update_seconds
 
 Floats = NDArray[np.float64]

@@ -17,9 +17,9 @@ from autopar.sharding.program import Collective, Compute, Program
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import PLAIN, Schedule
 
+from ..device.operators import operator_parts
+from ..memory.peak import Memory, predicted_memory
 from .host import state_bytes, stream_seconds
-from .memory import Memory, predicted_memory
-from .operators import operator_parts
 from .pass_player import Seconds
 from .pricing import MeshPrices, update_seconds
 from .timeline import SLOWDOWN, Overlap, Timeline, step_timeline

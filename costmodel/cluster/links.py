@@ -15,7 +15,7 @@ from autopar.errors import ClusterError, unknown
 
 def known_links() -> tuple[str, ...]:
     """Names of the links that come with autopar."""
-    files = resources.files(__package__).joinpath("presets", "links").iterdir()
+    files = resources.files("autopar.costmodel").joinpath("presets", "links").iterdir()
     return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
 
 
@@ -23,7 +23,7 @@ def known_links() -> tuple[str, ...]:
 def _links(name: str) -> dict[str, Any]:
     if name not in known_links():
         raise ClusterError(unknown("links", name, known_links()))
-    text = resources.files(__package__).joinpath("presets", "links", f"{name}.json").read_text(encoding="utf-8")
+    text = resources.files("autopar.costmodel").joinpath("presets", "links", f"{name}.json").read_text(encoding="utf-8")
     found = json.loads(text)
     assert isinstance(found, dict)
     return found

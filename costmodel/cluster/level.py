@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from autopar.errors import ClusterError, unknown
 
-from .device import check, check_fractions
+from ..device import check, check_fractions
 from .protocols import ALGORITHMS, Protocol
 from .residual import Residual
 from .wiring import Wiring

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from autopar.errors import ClusterError, unknown
 
-from .device import Device
-from .device.prices import large_product_rate
+from ..device import Device
+from ..device.prices import large_product_rate
 from .level import ALONE, Level
 from .measured import Measured
 from .source import Source

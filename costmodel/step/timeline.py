@@ -2,7 +2,7 @@
 
     step = forward + backward + update + communication - hidden
 
-`costmodel/player.py` says what runs under what. Under a schedule with micro-batches the program is that of one of them, and played for
+`costmodel/step/player.py` says what runs under what. Under a schedule with micro-batches the program is that of one of them, and played for
 each; all between the third and the last take the same time, which is added up rather than played.
 """
 

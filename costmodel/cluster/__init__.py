@@ -1,0 +1,1 @@
+"""Clusters: levels, links and devices, from presets and files, with the source of every constant."""
