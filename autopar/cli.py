@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import AutoparError, PlanError, RunError, UsageError, unknown
 from .report.arguments import build_parser, pair_of, size_of, sizes_of
+from .report.files import check_outputs
 
 if TYPE_CHECKING:
     from autopar.costmodel import Cluster
@@ -79,8 +80,7 @@ def _import_rules(modules: Sequence[str]) -> None:
 def _plan(args: argparse.Namespace) -> None:
     from .report.progress import ProgressBar
 
-    for path in filter(None, (args.output, args.trace)):
-        _check_output(Path(path))
+    check_outputs(args, args.output, args.trace)
     with contextlib.redirect_stdout(sys.stderr), ProgressBar(wanted=not args.quiet) as bar:  # a user's module may print
         planned = _planned(args, bar)
         if not args.quiet:
@@ -183,12 +183,6 @@ def _load(args: argparse.Namespace) -> LoadedModel:
     return load_any(args.model, options)
 
 
-def _check_output(path: Path) -> None:
-    """Refuse at once what could not be written after the search."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"{path}: cannot be written: " + ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}"))
-
-
 def _memory(args: argparse.Namespace) -> float | None:
     from .report.units import parse_bytes
 
@@ -238,8 +232,7 @@ def _explain(args: argparse.Namespace) -> None:
     for option in ("alternatives", "sensitivity", "trace"):
         if getattr(args, option) and args.model is None:
             raise UsageError(f"--{option} needs --model")
-    if args.trace:
-        _check_output(Path(args.trace))
+    check_outputs(args, args.trace)
     with contextlib.redirect_stdout(sys.stderr), ProgressBar() as bar:
         found = _explained(plan, args, bar)
     if args.json:
@@ -298,13 +291,13 @@ def _discover(args: argparse.Namespace) -> None:
 def _calibrate(args: argparse.Namespace) -> None:
     from autopar.costmodel import dump, load_cluster
 
-    from .plan import write_whole
+    from .outputs import write_whole
     from .report.calibrated import calibrate, calibrated_parts
     from .report.clusters import show_parts
     from .report.tables import show
 
     path = Path(args.output)
-    _check_output(path)
+    check_outputs(args, args.output)
     if path.suffix.lower() != ".json":
         raise UsageError(f"{path}: a cluster file ends in .json")
     _check_ranks(args)
@@ -326,14 +319,13 @@ def _calibrate(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    from .plan import write_whole
+    from .outputs import write_whole
     from .report.bench import bench_collectives, bench_json, bench_panels, bench_parts
     from .report.plot import svg
     from .report.tables import show
     from .report.units import parse_bytes
 
-    if args.plot:
-        _check_output(Path(args.plot))
+    check_outputs(args, args.plot)
     _check_ranks(args)
     sizes = [int(parse_bytes(text, "--sizes")) for text in args.sizes.split(",")]
     with contextlib.redirect_stdout(sys.stderr):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
-from .errors import PlanError, UsageError
+from .errors import PlanError
 from .ir import Graph
 from .order.execution import Execution, execution
 from .order.stages import Decided, Pipelined, staged_execution
+from .outputs import write_whole
 from .plan_parts import (
     AxisSpec,
     CollectivePlan,
@@ -233,24 +232,6 @@ class Plan(Part):
             for name, layout in chunk.whole.program.assignment.storage.items():
                 self._require_storable(name, layout, chunk.mesh)
         return found
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file through a temporary one beside it, so that a reader never sees half of it."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _differences(plan: Plan, graph: Graph) -> list[str]:

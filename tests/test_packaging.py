@@ -25,6 +25,7 @@ LINKED = ("costmodel", "search", "runtime")
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "forking": set(),
+    "outputs": {"errors"},
     "ir": set(),
     "sharding": {"errors", "ir"},
     "notations": {"errors", "sharding"},
@@ -32,8 +33,8 @@ ROOMS: dict[str, set[str]] = {
     "order": {"errors", "ir", "sharding"},
     "costmodel": {"errors", "ir", "sharding", "order"},
     "search": set(),
-    "strategy_files": {"errors", "ir", "plan", "plan_parts", "sharding"},
-    "plan": {"autopar", "errors", "ir", "order", "plan_parts", "sharding"},
+    "strategy_files": {"errors", "ir", "outputs", "plan", "plan_parts", "sharding"},
+    "plan": {"autopar", "errors", "ir", "order", "outputs", "plan_parts", "sharding"},
     "plan_parts": {"errors", "ir", "order", "sharding"},
     "model": {"autopar", "errors", "ir"},
     "runtime": {"errors", "forking", "ir", "model", "order", "sharding", "plan"},
