@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import io
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import AutoparError, PlanError, RunError, UsageError, unknown
+from .printable import printable
 from .report.arguments import build_parser, pair_of, size_of, sizes_of
 from .report.files import check_outputs
 
@@ -26,17 +28,22 @@ if TYPE_CHECKING:
     from .report.explained import Explained
 
 BROKEN_PIPE = 128 + 13
+MOST_RANKS = 512
+"""Ranks that `autopar run` starts on one machine: each is a process with torch in it."""
 
 
 def main() -> None:
     """The entry point: one line on stderr and an exit code for whatever the user can cause."""
     # A plan is made of very many small objects that live to the end: collecting cycles among them only costs time.
     gc.set_threshold(200_000, 20, 100)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode is no reason to fail
     try:
         status = run(sys.argv[1:])
         sys.stdout.flush()
     except AutoparError as error:
-        print(f"autopar: error: {error}", file=sys.stderr)
+        print(f"autopar: error: {printable(str(error))}", file=sys.stderr)
         status = error.exit_code
     except KeyboardInterrupt:
         print("autopar: interrupted", file=sys.stderr)
@@ -59,12 +66,11 @@ def run(argv: Sequence[str]) -> int:
     try:
         if getattr(args, "rules", None):
             _import_rules(args.rules)
-        COMMANDS[args.command](args)
+        return COMMANDS[args.command](args) or 0
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise UsageError("this needs PyTorch, which is not installed: pip install 'autopar[torch]'") from error
-    return 0
 
 
 def _import_rules(modules: Sequence[str]) -> None:
@@ -77,30 +83,39 @@ def _import_rules(modules: Sequence[str]) -> None:
 # --- plan ---
 
 
-def _plan(args: argparse.Namespace) -> None:
+def _plan(args: argparse.Namespace) -> int:
+    """Plan, write, print; the status is that of an interrupt where one ended the search."""
+    from .report.interrupts import INTERRUPTED, counted, say_interrupted
     from .report.progress import ProgressBar
 
     check_outputs(args, args.output, args.trace)
-    with contextlib.redirect_stdout(sys.stderr), ProgressBar(wanted=not args.quiet) as bar:  # a user's module may print
-        planned = _planned(args, bar)
-        if not args.quiet:
-            _warn_replicated(planned.plan)
-    if args.output:
-        planned.plan.save(args.output)
-    if args.trace:
-        from .report.traces import write_trace
+    with counted() as interrupts:
+        with contextlib.redirect_stdout(sys.stderr), ProgressBar(wanted=not args.quiet) as bar:  # a user's module may print
+            planned = _planned(args, bar)
+            if not args.quiet:
+                _warn_replicated(planned.plan)
+        if args.output:
+            planned.plan.save(args.output)
+        if not (args.quiet and not args.json):
+            _print_planned(args, planned, compare=args.compare and not interrupts.count)
+        if args.trace:
+            from .report.traces import write_trace
 
-        write_trace(args.trace, planned.plan, planned.model.graph, planned.cluster)
-    if args.quiet and not args.json:
-        return
+            write_trace(args.trace, planned.plan, planned.model.graph, planned.cluster)
+    if interrupts.count:
+        say_interrupted(args.output)
+    return INTERRUPTED if interrupts.count else 0
+
+
+def _print_planned(args: argparse.Namespace, planned: Planned, *, compare: bool) -> None:
     from .report.planned import planned_json, planned_parts
     from .report.tables import show
 
     memory = _memory(args)
     if args.json:
-        _print_json(planned_json(planned, compare=args.compare, memory=memory, saved=args.output))
+        _print_json(planned_json(planned, compare=compare, memory=memory, saved=args.output))
     else:
-        show(planned_parts(planned, compare=args.compare, memory=memory, saved=args.output))
+        show(planned_parts(planned, compare=compare, memory=memory, saved=args.output))
 
 
 def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> Planned:
@@ -154,7 +169,8 @@ def _compare(args: argparse.Namespace) -> None:
 
 def _warn_replicated(plan: Plan) -> None:
     if plan.replicated:
-        print(f"autopar: every device computes all of {', '.join(plan.replicated)}: no rule says how to split it", file=sys.stderr)
+        named = printable(", ".join(plan.replicated), lines=False)
+        print(f"autopar: every device computes all of {named}: no rule says how to split it", file=sys.stderr)
 
 
 def _load(args: argparse.Namespace) -> LoadedModel:
@@ -202,6 +218,8 @@ def _run(args: argparse.Namespace) -> None:
     if args.nproc not in (None, plan.devices):
         remedy = f"give --nproc {plan.devices}, or plan again with --devices {args.nproc}"
         raise PlanError(f"the plan is for {plan.devices} ranks, not {args.nproc}: {remedy}")
+    if plan.devices > MOST_RANKS and "RANK" not in os.environ:
+        raise RunError(f"the plan is for {plan.devices} ranks; at most {MOST_RANKS} are started on one machine, more by torchrun")
     with contextlib.redirect_stdout(sys.stderr):
         from autopar.runtime.run import run_plan
 
@@ -215,7 +233,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.json:
         _print_json(report_json(report))
     elif os.environ.get("RANK", "0") == "0":  # under torchrun, one rank speaks for all
-        print("\n".join(report_lines(report)))
+        print(printable("\n".join(report_lines(report))))
     if not report.ok:
         raise RunError(f"the run does not agree with one device: {report.check}")
 
@@ -280,9 +298,9 @@ def _discover(args: argparse.Namespace) -> None:
     if args.json:
         _print_json(found.json())
     else:
-        print(found.line)
+        print(printable(found.line))
         print(f"# proven by executing {found.strategies} strategies on {', '.join('x'.join(map(str, mesh)) for mesh in found.meshes)}")
-        print("".join(f"# {note}\n" for note in found.notes), end="")
+        print(printable("".join(f"# {note}\n" for note in found.notes)), end="")
 
 
 # --- calibrate, bench ---
@@ -387,7 +405,7 @@ def _print_json(found: dict[str, Any]) -> None:
     print(json.dumps(found, indent=1))
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "discover": _discover, "calibrate": _calibrate, "bench": _bench,
     "cluster": _cluster,
 }  # fmt: skip

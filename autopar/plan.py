@@ -69,7 +69,7 @@ class Plan(Part):
     predicted: Predicted
     provenance: Provenance
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
 
     @field_validator("mesh")
     @classmethod
@@ -111,7 +111,7 @@ class Plan(Part):
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise PlanError(f"{path}: larger than {MAX_FILE_BYTES // 2**20} MiB, so it is no strategy checkpoint")
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
         except OSError as error:
             raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
@@ -232,6 +232,10 @@ class Plan(Part):
             for name, layout in chunk.whole.program.assignment.storage.items():
                 self._require_storable(name, layout, chunk.mesh)
         return found
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _differences(plan: Plan, graph: Graph) -> list[str]:

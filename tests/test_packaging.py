@@ -26,6 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "forking": set(),
     "outputs": {"errors"},
+    "printable": set(),
     "ir": set(),
     "sharding": {"errors", "ir"},
     "notations": {"errors", "sharding"},
