@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import io
 import json
 import os
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import AutoparError, PlanError, RunError, UsageError, unknown
+from .printable import printable
 from .report.arguments import build_parser, pair_of, size_of, sizes_of
+from .report.files import check_outputs
 
 if TYPE_CHECKING:
     from autopar.costmodel import Cluster
@@ -25,17 +28,22 @@ if TYPE_CHECKING:
     from .report.explained import Explained
 
 BROKEN_PIPE = 128 + 13
+MOST_RANKS = 512
+"""Ranks that `autopar run` starts on one machine: each is a process with torch in it."""
 
 
 def main() -> None:
     """The entry point: one line on stderr and an exit code for whatever the user can cause."""
     # A plan is made of very many small objects that live to the end: collecting cycles among them only costs time.
     gc.set_threshold(200_000, 20, 100)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode is no reason to fail
     try:
         status = run(sys.argv[1:])
         sys.stdout.flush()
     except AutoparError as error:
-        print(f"autopar: error: {error}", file=sys.stderr)
+        print(f"autopar: error: {printable(str(error))}", file=sys.stderr)
         status = error.exit_code
     except KeyboardInterrupt:
         print("autopar: interrupted", file=sys.stderr)
@@ -58,12 +66,11 @@ def run(argv: Sequence[str]) -> int:
     try:
         if getattr(args, "rules", None):
             _import_rules(args.rules)
-        COMMANDS[args.command](args)
+        return COMMANDS[args.command](args) or 0
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise UsageError("this needs PyTorch, which is not installed: pip install 'autopar[torch]'") from error
-    return 0
 
 
 def _import_rules(modules: Sequence[str]) -> None:
@@ -76,31 +83,39 @@ def _import_rules(modules: Sequence[str]) -> None:
 # --- plan ---
 
 
-def _plan(args: argparse.Namespace) -> None:
+def _plan(args: argparse.Namespace) -> int:
+    """Plan, write, print; the status is that of an interrupt where one ended the search."""
+    from .report.interrupts import INTERRUPTED, counted, say_interrupted
     from .report.progress import ProgressBar
 
-    for path in filter(None, (args.output, args.trace)):
-        _check_output(Path(path))
-    with contextlib.redirect_stdout(sys.stderr), ProgressBar(wanted=not args.quiet) as bar:  # a user's module may print
-        planned = _planned(args, bar)
-        if not args.quiet:
-            _warn_replicated(planned.plan)
-    if args.output:
-        planned.plan.save(args.output)
-    if args.trace:
-        from .report.traces import write_trace
+    check_outputs(args, args.output, args.trace)
+    with counted() as interrupts:
+        with contextlib.redirect_stdout(sys.stderr), ProgressBar(wanted=not args.quiet) as bar:  # a user's module may print
+            planned = _planned(args, bar)
+            if not args.quiet:
+                _warn_replicated(planned.plan)
+        if args.output:
+            planned.plan.save(args.output)
+        if not (args.quiet and not args.json):
+            _print_planned(args, planned, compare=args.compare and not interrupts.count)
+        if args.trace:
+            from .report.traces import write_trace
 
-        write_trace(args.trace, planned.plan, planned.model.graph, planned.cluster)
-    if args.quiet and not args.json:
-        return
+            write_trace(args.trace, planned.plan, planned.model.graph, planned.cluster)
+    if interrupts.count:
+        say_interrupted(args.output)
+    return INTERRUPTED if interrupts.count else 0
+
+
+def _print_planned(args: argparse.Namespace, planned: Planned, *, compare: bool) -> None:
     from .report.planned import planned_json, planned_parts
     from .report.tables import show
 
     memory = _memory(args)
     if args.json:
-        _print_json(planned_json(planned, compare=args.compare, memory=memory, saved=args.output))
+        _print_json(planned_json(planned, compare=compare, memory=memory, saved=args.output))
     else:
-        show(planned_parts(planned, compare=args.compare, memory=memory, saved=args.output))
+        show(planned_parts(planned, compare=compare, memory=memory, saved=args.output))
 
 
 def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> Planned:
@@ -154,7 +169,8 @@ def _compare(args: argparse.Namespace) -> None:
 
 def _warn_replicated(plan: Plan) -> None:
     if plan.replicated:
-        print(f"autopar: every device computes all of {', '.join(plan.replicated)}: no rule says how to split it", file=sys.stderr)
+        named = printable(", ".join(plan.replicated), lines=False)
+        print(f"autopar: every device computes all of {named}: no rule says how to split it", file=sys.stderr)
 
 
 def _load(args: argparse.Namespace) -> LoadedModel:
@@ -183,12 +199,6 @@ def _load(args: argparse.Namespace) -> LoadedModel:
     return load_any(args.model, options)
 
 
-def _check_output(path: Path) -> None:
-    """Refuse at once what could not be written after the search."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"{path}: cannot be written: " + ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}"))
-
-
 def _memory(args: argparse.Namespace) -> float | None:
     from .report.units import parse_bytes
 
@@ -208,6 +218,8 @@ def _run(args: argparse.Namespace) -> None:
     if args.nproc not in (None, plan.devices):
         remedy = f"give --nproc {plan.devices}, or plan again with --devices {args.nproc}"
         raise PlanError(f"the plan is for {plan.devices} ranks, not {args.nproc}: {remedy}")
+    if plan.devices > MOST_RANKS and "RANK" not in os.environ:
+        raise RunError(f"the plan is for {plan.devices} ranks; at most {MOST_RANKS} are started on one machine, more by torchrun")
     with contextlib.redirect_stdout(sys.stderr):
         from autopar.runtime.run import run_plan
 
@@ -221,7 +233,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.json:
         _print_json(report_json(report))
     elif os.environ.get("RANK", "0") == "0":  # under torchrun, one rank speaks for all
-        print("\n".join(report_lines(report)))
+        print(printable("\n".join(report_lines(report))))
     if not report.ok:
         raise RunError(f"the run does not agree with one device: {report.check}")
 
@@ -238,8 +250,7 @@ def _explain(args: argparse.Namespace) -> None:
     for option in ("alternatives", "sensitivity", "trace"):
         if getattr(args, option) and args.model is None:
             raise UsageError(f"--{option} needs --model")
-    if args.trace:
-        _check_output(Path(args.trace))
+    check_outputs(args, args.trace)
     with contextlib.redirect_stdout(sys.stderr), ProgressBar() as bar:
         found = _explained(plan, args, bar)
     if args.json:
@@ -287,9 +298,9 @@ def _discover(args: argparse.Namespace) -> None:
     if args.json:
         _print_json(found.json())
     else:
-        print(found.line)
+        print(printable(found.line))
         print(f"# proven by executing {found.strategies} strategies on {', '.join('x'.join(map(str, mesh)) for mesh in found.meshes)}")
-        print("".join(f"# {note}\n" for note in found.notes), end="")
+        print(printable("".join(f"# {note}\n" for note in found.notes)), end="")
 
 
 # --- calibrate, bench ---
@@ -298,13 +309,13 @@ def _discover(args: argparse.Namespace) -> None:
 def _calibrate(args: argparse.Namespace) -> None:
     from autopar.costmodel import dump, load_cluster
 
-    from .plan import write_whole
+    from .outputs import write_whole
     from .report.calibrated import calibrate, calibrated_parts
     from .report.clusters import show_parts
     from .report.tables import show
 
     path = Path(args.output)
-    _check_output(path)
+    check_outputs(args, args.output)
     if path.suffix.lower() != ".json":
         raise UsageError(f"{path}: a cluster file ends in .json")
     _check_ranks(args)
@@ -326,14 +337,13 @@ def _calibrate(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    from .plan import write_whole
+    from .outputs import write_whole
     from .report.bench import bench_collectives, bench_json, bench_panels, bench_parts
     from .report.plot import svg
     from .report.tables import show
     from .report.units import parse_bytes
 
-    if args.plot:
-        _check_output(Path(args.plot))
+    check_outputs(args, args.plot)
     _check_ranks(args)
     sizes = [int(parse_bytes(text, "--sizes")) for text in args.sizes.split(",")]
     with contextlib.redirect_stdout(sys.stderr):
@@ -395,7 +405,7 @@ def _print_json(found: dict[str, Any]) -> None:
     print(json.dumps(found, indent=1))
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "discover": _discover, "calibrate": _calibrate, "bench": _bench,
     "cluster": _cluster,
 }  # fmt: skip

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
-from .errors import PlanError, UsageError
+from .errors import PlanError
 from .ir import Graph
 from .order.execution import Execution, execution
 from .order.stages import Decided, Pipelined, staged_execution
+from .outputs import write_whole
 from .plan_parts import (
     AxisSpec,
     CollectivePlan,
@@ -70,7 +69,7 @@ class Plan(Part):
     predicted: Predicted
     provenance: Provenance
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
 
     @field_validator("mesh")
     @classmethod
@@ -112,7 +111,7 @@ class Plan(Part):
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise PlanError(f"{path}: larger than {MAX_FILE_BYTES // 2**20} MiB, so it is no strategy checkpoint")
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
         except OSError as error:
             raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
@@ -235,22 +234,8 @@ class Plan(Part):
         return found
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file through a temporary one beside it, so that a reader never sees half of it."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _differences(plan: Plan, graph: Graph) -> list[str]:

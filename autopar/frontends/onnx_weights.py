@@ -41,6 +41,16 @@ def missing_weights(model: ModelProto, folder: Path | None) -> str:
     )
 
 
+def external_files(source: str | Path) -> list[Path]:
+    """The files beside a model file that hold its tensors; none where it is no model."""
+    try:
+        model, folder = read_model(source)
+    except ModelError:
+        return []
+    external = (tensor for tensor in stored_tensors(model.graph) if tensor.data_location == TensorProto.EXTERNAL)
+    return list(dict.fromkeys(external_path(folder, tensor) for tensor in external))
+
+
 def _stored(model: ModelProto) -> dict[str, TensorProto]:
     """Initializers by name, and the values of Constant nodes by the name of their output."""
     found = {tensor.name: tensor for tensor in model.graph.initializer}

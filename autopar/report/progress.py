@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ..printable import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -32,8 +34,10 @@ class ProgressBar:
             drawn.start()
             self.bar = drawn, drawn.add_task("planning", total=of)
         if self.bar is not None:
+            from rich.markup import escape
+
             drawn, task = self.bar
-            drawn.update(task, completed=done, total=of, description=f"planning {what}")
+            drawn.update(task, completed=done, total=of, description=escape(f"planning {printable(what, lines=False)}"))
 
     def __enter__(self) -> ProgressBar:
         return self

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from ..plan import Plan
 from ..plan_parts import Provenance
+from ..printable import printable
 from ..schemes import Named, stages_of
 from .account import Account
 from .grouping import Group
@@ -40,11 +41,19 @@ def plain(table: Table) -> str:
       p5              8
       dgx-h100      128
     """
+    table = _printable(table)
     right = [name.startswith(">") for name in table.columns]
     lines = [cells for row in (tuple(name.removeprefix(">") for name in table.columns), *table.rows) for cells in _wrapped(row)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
     cells = [[cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)] for line in lines]
     return "\n".join([table.title, *("  " + "  ".join(line).rstrip() for line in cells)])
+
+
+def _printable(table: Table) -> Table:
+    """The table with what names from files hold spelled out."""
+    rows = tuple(tuple(printable(cell, lines=False) for cell in row) for row in table.rows)
+    columns = tuple(printable(name, lines=False) for name in table.columns)
+    return Table(title=printable(table.title, lines=False), columns=columns, rows=rows)
 
 
 def _wrapped(row: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
@@ -59,7 +68,7 @@ def show(parts: Iterable[str | Table], stream: TextIO | None = None) -> None:
     pretty = out.isatty()
     for part in parts:
         if isinstance(part, str):
-            print(part, file=out)
+            print(printable(part), file=out)
         elif pretty:
             _rich(part, out)
         else:
@@ -72,6 +81,7 @@ def _rich(table: Table, out: TextIO) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    table = _printable(table)
     drawn = RichTable(title=Text(table.title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in table.columns:
         drawn.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")

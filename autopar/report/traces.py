@@ -22,7 +22,8 @@ from autopar.order.times import Floats, Times
 from ..errors import PlanError
 from ..ir import Graph
 from ..order.execution import execution
-from ..plan import Plan, write_whole
+from ..outputs import write_whole
+from ..plan import Plan
 from ..planning.figures import Figures, figures_of
 from ..planning.once import Once, once_seconds, units_of
 from ..planning.pipeline_parts import Place, message_seconds

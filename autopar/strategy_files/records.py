@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import PlanError, UsageError
-from ..plan import write_whole
+from ..outputs import write_whole
 from . import wire
 
 MAX_FILE_BYTES = 64 * 2**20

@@ -1,0 +1,62 @@
+"""Files that are written: whole or not at all, to regular files alone, never over what a command reads."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from .errors import UsageError
+
+
+def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Refuse at once what could not, or must not, be written after the work; `inputs` are files that the command reads."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"{path}: cannot be written: " + ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}"))
+    _target(path)
+    for given in inputs:
+        try:
+            same = path.exists() and Path(given).exists() and path.samefile(given)
+        except (OSError, ValueError):  # what is no path is no file either
+            continue
+        if same:
+            raise UsageError(f"{path}: cannot be written: the command reads it (as {given}); give another file")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file through a temporary one beside it, so that a reader never sees half of it; a link is followed to what it names."""
+    target = _target(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            os.chmod(temporary, _mode(target))
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _target(path: Path) -> Path:
+    """The regular file, present or not, that a path leads to: replacing a device or a pipe would remove it for everybody."""
+    try:
+        found = path.resolve()
+        odd = found.exists() and not found.is_file()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"{str(path)!r}: cannot be written: {error}") from error
+    if odd:
+        raise UsageError(f"{path}: cannot be written: it is no regular file")
+    return found
+
+
+def _mode(target: Path) -> int:
+    """The permissions of the file that is replaced, else those of a new one."""
+    if target.exists():
+        return target.stat().st_mode & 0o777
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask

@@ -1,0 +1,15 @@
+"""Names from files as a terminal may be given them: what would move its cursor, colour it or reverse its text is spelled out."""
+
+from __future__ import annotations
+
+
+def printable(text: str, *, lines: bool = True) -> str:
+    r"""The text with control, format and undecodable characters escaped; ends of lines stay where `lines` are meant.
+
+    >>> printable("a\x1b[31m\u202e\udc80\nb × 2"), printable("a\nb", lines=False)
+    ('a\\x1b[31m\\u202e\\udc80\nb × 2', 'a\\nb')
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\u00a0" if lines else "\u00a0"
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -1,0 +1,31 @@
+"""Which files a command reads and writes, and that it writes none of those it reads."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import UsageError
+from ..outputs import check_output
+
+HUGGING_FACE = "hf:"
+_READ = ("model", "plan", "plan2", "cluster", "strategy_load", "reuse", "inside", "weights")
+
+
+def check_outputs(args: argparse.Namespace, *outputs: str | None) -> None:
+    """Refuse at once outputs that cannot be written, that are one file, or that the command reads."""
+    found = [Path(path) for path in outputs if path]
+    for index, path in enumerate(found):
+        check_output(path, inputs(args))
+        if path.resolve() in [other.resolve() for other in found[:index]]:
+            raise UsageError(f"{path}: two outputs cannot be one file")
+        if path.exists() and str(getattr(args, "model", None) or "").endswith(".onnx"):
+            from ..frontends.onnx_weights import external_files
+
+            check_output(path, external_files(args.model))
+
+
+def inputs(args: argparse.Namespace) -> list[str]:
+    """The files that a command reads, as far as its arguments name them."""
+    given = [value for name in _READ if isinstance(value := getattr(args, name, None), str)]
+    return [text.removeprefix(HUGGING_FACE) for text in given]

@@ -1,0 +1,50 @@
+"""Ctrl-C while a plan is searched: the first ends the search with its best plan so far, the second ends the program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C ended."""
+
+
+class Interrupts:
+    """How often Ctrl-C was pressed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The handler of the signal: a search catches the first exception and may be long in ending."""
+        self.count += 1
+        if self.count > 1:
+            os.write(2, b"autopar: interrupted\n")
+            os._exit(INTERRUPTED)
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def counted() -> Iterator[Interrupts]:
+    """Inside, Ctrl-C is counted; where the program is not to hear it, or this is no main thread, nothing changes."""
+    found = Interrupts()
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield found
+        return
+    signal.signal(signal.SIGINT, found)
+    try:
+        yield found
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def say_interrupted(saved: str | None) -> None:
+    """What is left of an interrupted search."""
+    kept = f"the best plan so far is saved to {saved}" if saved else "the best plan so far is not saved (-o FILE keeps it)"
+    print(f"autopar: interrupted: {kept}", file=sys.stderr)
