@@ -35,7 +35,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/.run
 	@mkdir -p build
 	$(BIN)/python examples/gpt2_onnx.py build/gpt2.onnx
-	$(BIN)/autopar plan build/gpt2.onnx --cluster local-cpu --devices 8 --batch 8 --dim sequence=64 -o build/gpt2.plan.json
+	$(BIN)/autopar plan build/gpt2.onnx --cluster local-cpu --devices 8 --mesh 8 --batch 8 --dim sequence=64 -o build/gpt2.plan.json
 	$(BIN)/autopar run build/gpt2.plan.json --model build/gpt2.onnx --nproc 8 --steps 1 --check
 
 test: $(VENV)/.dev
