@@ -11,6 +11,7 @@ from pathlib import Path
 from .collectives import BIG, Point, scored
 from .layers import layer_groups
 from .megatron_files import experts_layer, golden, golden_group, simumax
+from .mist import aceso, mist
 from .published_memory import memory_groups
 from .rows import Row, Table, read_tables, thinned, training_rows
 from .scores import Group, Sample
@@ -31,6 +32,8 @@ def all_groups(folder: Path, *, most: int | None = None) -> tuple[list[Group], l
 FILES: Mapping[str, Callable[[Row], list[tuple[str, Sample]]]] = {
     "golden": lambda row: [(golden_group(row), golden(row).sample())],
     "simumax": lambda row: [("simumax_b200", simumax(row).sample())],
+    "mist": lambda row: [("mist_l4", mist(row).sample())],
+    "aceso": lambda row: [("mist_aceso", aceso(row).sample())],
     "experts": lambda row: [(f"megatron_moe_layer {name}", sample) for name, sample in experts_layer(row)],
 }
 """For each kind of file the samples of a row, by group."""

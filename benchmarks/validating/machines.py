@@ -28,7 +28,8 @@ NETWORKS: Mapping[str, Network] = {
 }
 PRESETS = (
     ("A100", "dgx-a100-80g"), ("H100", "dgx-h100"), ("H200", "hgx-h200"), ("V100", "p3.16xlarge"), ("GB200", "gb200-nvl72"),
-    ("GB300", "gb300-nvl72"), ("B200", "dgx-b200"), ("B300", "dgx-b300"),
+    ("GB300", "gb300-nvl72"), ("B200", "dgx-b200"), ("B300", "dgx-b300"), ("L4", "l4"),
+    ("A10G", "g5"),
 )  # fmt: skip
 POWER = 0.5
 """Arithmetic goes with power to this exponent: power goes with the clock and the square of the voltage, which follows the clock in the
