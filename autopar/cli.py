@@ -215,7 +215,7 @@ def _run(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
     plan = Plan.load(args.plan)
-    if args.nproc not in (None, plan.devices):
+    if args.nproc not in (None, plan.devices, plan.devices + plan.unused):  # ranks that the plan leaves idle are not started
         remedy = f"give --nproc {plan.devices}, or plan again with --devices {args.nproc}"
         raise PlanError(f"the plan is for {plan.devices} ranks, not {args.nproc}: {remedy}")
     if plan.devices > MOST_RANKS and "RANK" not in os.environ:

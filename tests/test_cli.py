@@ -374,6 +374,16 @@ def test_run_and_check(torch_model: str, tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)["ranks"] == 2
 
 
+def test_ranks_that_a_plan_leaves_idle_are_not_started(torch_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "plan.json"
+    run(["plan", torch_model, "--cluster", "local-cpu", "--devices", "2", "--quiet", "-o", str(saved)])
+    found = json.loads(saved.read_text(encoding="utf-8"))
+    assert run(["run", str(saved), "--model", torch_model, "--nproc", "2"]) == 0
+    assert found.get("unused", 0) == 1, "a small model is faster on one device"
+    assert run(["run", str(saved), "--model", torch_model, "--nproc", "3"]) == 5
+    capsys.readouterr()
+
+
 def test_a_failed_check_is_an_error(torch_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import autopar.runtime.run
 

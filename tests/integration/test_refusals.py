@@ -22,7 +22,7 @@ def _model(hidden: int = 32) -> nn.Module:
 
 
 def _plan(devices: int) -> Plan:
-    return plan(_model(), (torch.zeros(8, 16),), devices=devices, cluster="local-cpu")
+    return plan(_model(), (torch.zeros(8, 16),), devices=devices, cluster="local-cpu", scheme="data")
 
 
 def _called(found: Plan, *given: object) -> Tensor:
