@@ -380,8 +380,9 @@ def test_ranks_that_a_plan_leaves_idle_are_not_started(torch_model: str, tmp_pat
     found = json.loads(saved.read_text(encoding="utf-8"))
     assert run(["run", str(saved), "--model", torch_model, "--nproc", "2"]) == 0
     assert found.get("unused", 0) == 1, "a small model is faster on one device"
-    assert run(["run", str(saved), "--model", torch_model, "--nproc", "3"]) == 5
     capsys.readouterr()
+    with pytest.raises(PlanError, match="for 1 ranks, not 3"):
+        run(["run", str(saved), "--model", torch_model, "--nproc", "3"])
 
 
 def test_a_failed_check_is_an_error(torch_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
