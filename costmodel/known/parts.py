@@ -111,8 +111,9 @@ def of_kinds(shape: Shape) -> Shape:
 
 
 def alone(c: Configuration) -> Configuration:
-    """The configuration of one micro-batch, without stages and replicas."""
-    return replace(c, pipeline=1, interleave=1, schedule="1f1b", data=c.expert_data, global_batch=c.micro_batch * c.expert_data)
+    """The configuration of one micro-batch, without stages and replicas; what is sharded after the passes is not its matter."""
+    zero, data = (3 if c.zero == 3 else 0), c.expert_data
+    return replace(c, pipeline=1, interleave=1, schedule="1f1b", data=data, zero=zero, global_batch=c.micro_batch * data)
 
 
 @functools.lru_cache(maxsize=4096)
