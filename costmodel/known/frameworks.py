@@ -4,7 +4,9 @@ Sources: NVIDIA/Megatron-LM (arXiv:2104.04473, arXiv:2205.05198; megatron/core o
 bigscience-workshop/Megatron-DeepSpeed@87a9dba0 and microsoft/DeepSpeed@2e1847d6 (pipe/engine.py, zero/stage_1_and_2.py,
 bf16_optimizer.py); bigscience-workshop/bigscience@9e64edec (train/tr11-176B-ml); Aleph-Alpha/scaling@78489292 (later than the sweep of
 arXiv:2311.05610); pytorch/torchtitan@9dec370a; foundation-model-stack/fms-fsdp@5a296afe; mosaicml/llm-foundry@b2a43a14 and
-composer@0.17; NVIDIA/NeMo@e400b6de with NeMo-Framework-Launcher@24.07; NVIDIA-NeMo/Megatron-Bridge@067f987d; alpa-projects/alpa.
+composer@0.17; NVIDIA/NeMo@e400b6de with NeMo-Framework-Launcher@24.07; NVIDIA-NeMo/Megatron-Bridge@067f987d; alpa-projects/alpa;
+deepspeedai/DeepSpeed@edaa7221 (runtime/zero/config.py, ops/adam/fused_adam.py); huggingface/nanotron@2411b022 (models/llama.py,
+parallel/tensor_parallel/functional.py, optim/gradient_accumulator.py); Oneflow-Inc/libai@9dcbe3b2 (layers/, models/utils/graph_base.py).
 """
 
 from __future__ import annotations
@@ -85,6 +87,23 @@ _COMPILED = replace(
 # of the scripts of the time.
 _COMPOSER = Framework(habits=replace(_FSDP, loss="one-kernel", update_traffic=84.0), kernels=Kernels(attention="flash1"))
 
+# Parameters, gradients and their reduction in 16 bits over float32 shards of master and moments, updated by one kernel; the model is
+# whatever the user gives, in eager mode. Reductions run under the backward pass by default with ZeRO-3 alone.
+_ZERO = Habits(gradient_bytes=2, reduced_bytes=2, state_bytes=12, update_traffic=34.0)
+# Queries, keys and values are one product, as are gate and up; norms and positions are kernels of their own, the gate is not fused.
+# Gradients are added to a float32 buffer micro-batch by micro-batch and reduced in it under the last backward pass.
+_NANOTRON = Framework(
+    habits=Habits(regather=True, overlap_gradients=True, loss="megatron", update_traffic=34.0), kernels=Kernels(joined=True)
+)  # fmt: skip
+# A graph that is compiled: biases, activations and dropout, scale, mask and softmax, and updates are fused, and collectives take turns with
+# computation on one stream. Parameters are stored in float32, cast where they are used.
+_LIBAI = Framework(
+    habits=Habits(fused=True, compiled=True, loss="one-kernel", weight_bytes=4, state_bytes=8, update_traffic=28.0),
+    kernels=Kernels(attention="fused"),
+)  # fmt: skip
+# This project's own runtime: units of parameters gathered ahead and gradients reduced behind, AdamW of torch over float32 masters.
+_AUTOPAR = Framework(habits=Habits(overlap_gradients=True, overlap_gather=True, overlap_context=True, update_traffic=84.0))
+
 FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-2021": _MEGATRON_2021,
     # Each parameter is gathered by itself into a fresh buffer; 16 to 18 GB/s is what the six published runs come to, whatever their size.
@@ -112,6 +131,11 @@ FRAMEWORKS: Mapping[str, Framework] = {
     # Parameters, gradients and their reduction in 16 bits.
     "llm-foundry-2023.05": replace(_COMPOSER, habits=replace(_COMPOSER.habits, reduced_bytes=2)),
     "llm-foundry-2023.10": _COMPOSER,
+    "deepspeed zero-1": Framework(habits=_ZERO),
+    "deepspeed zero-3": Framework(habits=replace(_ZERO, overlap_gradients=True)),
+    "nanotron": _NANOTRON,
+    "libai": _LIBAI,
+    "autopar": _AUTOPAR,
     "alpa": Framework(
         habits=Habits(fused=True, compiled=True, gradient_bytes=2, reduced_bytes=2, loss="compiled"), kernels=Kernels(attention="fused")
     ),
