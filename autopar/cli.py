@@ -295,6 +295,17 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
     return found
 
 
+# --- report ---
+
+
+def _report(args: argparse.Namespace) -> None:
+    check_outputs(args, args.output)
+    from .report.page.command import report
+
+    report(args, _memory(args))
+    print(printable(f"saved to {args.output}"), file=sys.stderr)
+
+
 # --- discover ---
 
 
@@ -417,8 +428,8 @@ def _print_json(found: dict[str, Any]) -> None:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
-    "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "discover": _discover, "calibrate": _calibrate, "bench": _bench,
-    "cluster": _cluster,
+    "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "report": _report, "discover": _discover,
+    "calibrate": _calibrate, "bench": _bench, "cluster": _cluster,
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from .tables import Table
 from .units import bytes_text, seconds_text
 from .words import COLLECTIVES, gathered, strategy_words, zero_words
 
-_BARE = {"R": "replicated", "B": "replicated, gradients as shares", "P": "partial sum passed on"}
+BARE = {"R": "replicated", "B": "replicated, gradients as shares", "P": "partial sum passed on"}
 
 
 def find_operators(names: Sequence[str], wanted: str) -> list[str]:
@@ -170,7 +170,7 @@ def bare_lines(plan: Plan, name: str) -> list[str]:
     axes = [axis.name for axis in plan.mesh]
     lines = [f"{name} ({plan.operators[name].kind})"]
     for axis, option in zip(axes, plan.operators[name].strategy, strict=True):
-        lines.append(f"  on {axis}: {_BARE.get(option, f'splits {option}')} [{option}]")
+        lines.append(f"  on {axis}: {BARE.get(option, f'splits {option}')} [{option}]")
     for word, places in (("in", plan.operators[name].inputs), ("out", plan.operators[name].outputs)):
         for tensor, layout in places:
             lines.append(f"  {word:3} {tensor}: {layout} ({layout_words(parse_layout(layout), axes)})")

@@ -93,7 +93,8 @@ def _host_lines(plan: Plan) -> list[str]:
     return [f"optimizer state of {held} of {len(plan.parameters)} parameters in host memory: {cost}"]
 
 
-def _collective_text(counts: Counter[str]) -> str:
+def collective_text(counts: Counter[str]) -> str:
+    """How many collectives there are of each kind."""
     return " + ".join(f"{count} {COLLECTIVES.get(kind, kind)}" for kind, count in sorted(counts.items())) or "-"
 
 
@@ -103,12 +104,12 @@ def _amounts(nbytes: int, seconds: float) -> tuple[str, str]:
 
 def operators_table(groups: Sequence[Group], whole: Account) -> Table:
     """Operators by row of equal strategy, each with the collectives of one step that belong to it."""
-    rows = [(g.name, str(len(g.operators)), g.strategy, _collective_text(g.collectives), *_amounts(g.nbytes, g.seconds)) for g in groups]
+    rows = [(g.name, str(len(g.operators)), g.strategy, collective_text(g.collectives), *_amounts(g.nbytes, g.seconds)) for g in groups]
     issued = [pair for unit in whole.units for pair in unit.collectives]
     nbytes = sum(c.nbytes for c, _ in issued)
     if issued:
         kinds = Counter(c.kind for c, _ in issued)
-        rows.append(("(parameters)", "", _units_text(whole), _collective_text(kinds), *_amounts(nbytes, sum(s for _, s in issued))))
+        rows.append(("(parameters)", "", _units_text(whole), collective_text(kinds), *_amounts(nbytes, sum(s for _, s in issued))))
     total = sum(g.nbytes for g in groups) + nbytes
     name = "total of all stages" if whole.plan.stages else "total"
     rows.append((name, str(len(whole.operators)), "", "", *_amounts(total, whole.communication)))
