@@ -27,6 +27,7 @@ from .plan import Plan
 from .planner import Progress, search_plan
 from .planning.candidates import meshes
 from .planning.request import Request
+from .report.given import checked
 from .schemes import scheme_named
 from .schemes.pinning import pinned, stage_mesh
 from .sharding.analysis import Analysis, analyse
@@ -79,7 +80,7 @@ def plan(
     trained: Sequence[str] = (),
     optimizer: str = "adamw",
     search: str = "dynamic_programming",
-    memory: float | None = None,
+    memory: float | str | None = None,
     pins: Sequence[str] | Pins = (),
     scheme: str | None = None,
     mesh: Mesh | Sequence[int] | None = None,
@@ -105,7 +106,8 @@ def plan(
     `example_inputs` (a tuple, or a dict of keyword arguments). `dtype`: the floating-point type of the computation (None: the model's).
     `master`: in which trained parameters are stored and updated, by default float32 beside a 16-bit `dtype`, else the type in which they
     are used. `reduce`: in which their gradients are added up and travel, by default as `master`. `frozen`, `trained`: names or patterns of
-    an ONNX file's stored floats that are constants, or parameters, whatever they look like. `memory`: bytes per device. `pins`: texts
+    an ONNX file's stored floats that are constants, or parameters, whatever they look like. `memory`: bytes per device, or a
+    text with a unit ("80GiB"). `pins`: texts
     such as `"OP=AXIS:FACTOR"`. `scheme`: a known scheme (`autopar.schemes`). `mesh`: of a stage. `stages`, `micro_batches`, `recompute`
     ("none", "selective", "full"), `zero` (0 to 3), `offload` ("none"; "optimizer": its state in host memory), `schedule` of the pipeline
     and its `interleave` are searched unless they are given. `load`: a strategy checkpoint of this very model, used as it is;
@@ -118,17 +120,18 @@ def plan(
     Where keys of the auto-parallel context are set, they say what is not said here.
     Raises the errors of `autopar.errors`.
     """
-    options = ModelOptions(
-        dims=dims or {}, shapes=shapes or {}, batch=batch, dtype=dtype, loss=loss, train=_is_training(mode), frozen=frozen,
-        trained=trained, trust=trust,
-    )  # fmt: skip
-    loaded = load_any(model, options, example_inputs)
     given: dict[str, Any] = {
         "devices": devices, "cluster": cluster, "mode": mode, "optimizer": optimizer, "search": search, "memory": memory, "pins": pins,
         "scheme": scheme, "mesh": mesh, "stages": stages, "micro_batches": micro_batches, "recompute": recompute, "zero": zero,
         "offload": offload, "schedule": schedule, "interleave": interleave, "load": load, "reuse_from": reuse_from, "discover": discover,
         "replicate_unknown": replicate_unknown, "progress": progress, "master": master, "reduce": reduce,
     }  # fmt: skip
+    given = checked({**given, "batch": batch})
+    options = ModelOptions(
+        dims=dims or {}, shapes=shapes or {}, batch=given.pop("batch"), dtype=dtype, loss=loss, train=_is_training(mode), frozen=frozen,
+        trained=trained, trust=trust,
+    )  # fmt: skip
+    loaded = load_any(model, options, example_inputs)
     if current().active:
         given = in_context(current(), loaded, given)
     found = plan_loaded(loaded, **given)

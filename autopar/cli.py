@@ -119,10 +119,9 @@ def _print_planned(args: argparse.Namespace, planned: Planned, *, compare: bool)
 
 
 def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> Planned:
-    from .api import choose_cluster, plan_loaded
+    from .api import plan_loaded
 
-    if args.cluster:
-        choose_cluster(args.cluster, args.devices)  # a bad name is told before the model is read
+    _check_words(args, [args.scheme] if args.scheme else [])
     model = _load(args)
     mesh = sizes_of(args.mesh, "--mesh") if args.mesh else None
     return plan_loaded(
@@ -135,20 +134,32 @@ def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> 
     )  # fmt: skip
 
 
+def _check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
+    """Tell what is wrong with the cluster, the memory, schemes and pins before the model is read."""
+    from .api import choose_cluster
+    from .pins import parse_pin
+    from .schemes import scheme_named
+
+    _memory(args)
+    for name in schemes:
+        scheme_named(name)
+    for text in getattr(args, "pin", ()):
+        parse_pin(text)
+    if args.cluster or args.devices is not None:
+        choose_cluster(args.cluster, args.devices)
+
+
 def _compare(args: argparse.Namespace) -> None:
     from .report.compare import compared_json, compared_parts, rivals
     from .report.planned import cluster_sentence
     from .report.progress import ProgressBar
     from .report.tables import show
-    from .schemes import SCHEMES, scheme_named
+    from .schemes import SCHEMES
 
-    for name in args.scheme:
-        scheme_named(name)
+    _check_words(args, args.scheme)
     with contextlib.redirect_stdout(sys.stderr), ProgressBar() as bar:
-        from .api import choose_cluster, plan_loaded
+        from .api import plan_loaded
 
-        if args.cluster:
-            choose_cluster(args.cluster, args.devices)
         planned = plan_loaded(
             _load(args),
             devices=args.devices,
@@ -284,6 +295,17 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
     return found
 
 
+# --- report ---
+
+
+def _report(args: argparse.Namespace) -> None:
+    check_outputs(args, args.output)
+    from .report.page.command import report
+
+    report(args, _memory(args))
+    print(printable(f"saved to {args.output}"), file=sys.stderr)
+
+
 # --- discover ---
 
 
@@ -406,8 +428,8 @@ def _print_json(found: dict[str, Any]) -> None:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
-    "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "discover": _discover, "calibrate": _calibrate, "bench": _bench,
-    "cluster": _cluster,
+    "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "report": _report, "discover": _discover,
+    "calibrate": _calibrate, "bench": _bench, "cluster": _cluster,
 }  # fmt: skip
 
 

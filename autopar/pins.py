@@ -5,6 +5,7 @@ All of them only restrict the ordinary strategies; the search completes the rest
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class Pins:
         def strategies(name: str, offer: Offer, found: Strategies) -> Bools:
             allowed = np.ones(len(found.choices), dtype=bool)
             for pattern, wanted in self.operators.items():
-                if name == pattern or fnmatch.fnmatchcase(name, pattern):
+                if _means(pattern, name):
                     for axis, option in wanted.items():
                         index = _option_index(name, option, offer.options)
                         allowed &= found.choices[:, mesh.index(axis)] == index
@@ -56,13 +57,25 @@ class Pins:
     def _check(self, analysis: Analysis, mesh: Mesh) -> None:
         names = [op.name for op in analysis.warm]
         for pattern, wanted in self.operators.items():
-            if not any(name == pattern or fnmatch.fnmatchcase(name, pattern) for name in names):
-                raise UsageError(unknown("operator to pin", pattern, names[:50]))
+            if not any(_means(pattern, name) for name in names):
+                near = difflib.get_close_matches(pattern.strip("/"), [name.strip("/") for name in names], n=5, cutoff=0.3)
+                hint = f"nearest are {', '.join(near)}" if near else "none is alike"
+                raise UsageError(f"unknown operator to pin {pattern!r}: {hint} (a pattern such as '*attn*' works too)")
             for axis in wanted:
                 mesh.index(axis)
         for pattern in self.storage:
             if not fnmatch.filter([t.name for t in analysis.graph.parameters], pattern):
                 raise UsageError(unknown("parameter to pin", pattern, [t.name for t in analysis.graph.parameters][:50]))
+
+
+def _means(pattern: str, name: str) -> bool:
+    """Whether a pin is for an operator: by its name, with or without the slash that begins names of ONNX, or by a pattern.
+
+    >>> _means("h.3/fc/MatMul", "/h.3/fc/MatMul"), _means("h.*/MatMul", "/h.3/fc/MatMul"), _means("h.3", "/h.3/fc/MatMul")
+    (True, True, False)
+    """
+    short, bare = pattern.strip("/"), name.strip("/")
+    return short == bare or fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(bare, short)
 
 
 def _option_index(operator: str, name: str, options: Sequence[Option]) -> int:

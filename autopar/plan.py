@@ -239,14 +239,9 @@ def _no_number(name: str) -> float:
 
 
 def _differences(plan: Plan, graph: Graph) -> list[str]:
-    found: list[str] = []
+    found = _other_inputs(plan, graph)
     mine = {op.name: graph.operator_fingerprint(op) for op in graph.operators}
     kinds = {op.name: op.kind for op in graph.operators}
-    for name, operator in plan.operators.items():
-        if name not in mine:
-            found.append(f"operator {name!r} ({operator.kind}) is not in the model")
-        elif mine[name] != operator.fingerprint:
-            found.append(f"operator {name!r} is {kinds[name]} with other shapes or attributes than when it was planned ({operator.kind})")
     parameters = {tensor.name: tensor for tensor in graph.parameters}
     for name, parameter in plan.parameters.items():
         if name not in parameters:
@@ -254,12 +249,27 @@ def _differences(plan: Plan, graph: Graph) -> list[str]:
         elif (parameters[name].shape, parameters[name].dtype) != (parameter.shape, parameter.dtype):
             mine_text = f"{parameters[name].dtype} {list(parameters[name].shape)}"
             found.append(f"parameter {name!r} is {mine_text}, planned as {parameter.dtype} {list(parameter.shape)}")
+    for name, operator in plan.operators.items():
+        if name not in mine:
+            found.append(f"operator {name!r} ({operator.kind}) is not in the model")
+        elif mine[name] != operator.fingerprint:
+            found.append(f"operator {name!r} is {kinds[name]} with other shapes or attributes than when it was planned ({operator.kind})")
     found += [f"parameter {name!r} is not in the plan" for name in parameters if name not in plan.parameters]
     cold = preamble(graph)
     missing = [op for op in graph.operators if op.name not in plan.operators and op.name not in cold]
     found += [f"operator {op.name!r} ({op.kind}) is not in the plan" for op in missing]
     if not found and plan.model.fingerprint != graph.fingerprint():
         found.append("the model is joined differently than when it was planned")
+    return found
+
+
+def _other_inputs(plan: Plan, graph: Graph) -> list[str]:
+    """The inputs that have another shape or type: where one differs, most operators do, and this says why."""
+    found = []
+    for name in graph.inputs:
+        tensor, planned = graph.tensors[name], plan.model.inputs.get(name)
+        if planned is not None and (tensor.shape, tensor.dtype) != (planned.shape, planned.dtype):
+            found.append(f"input {name!r} is {tensor.dtype} {list(tensor.shape)}, planned as {planned.dtype} {list(planned.shape)}")
     return found
 
 

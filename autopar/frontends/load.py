@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError, UsageError, unknown
+from ..errors import AutoparError, ModelError, UsageError, unknown
 from ..ir import Graph, with_loss
 from ..ir.dtype import FLOATS, cast_graph
 from ..model import LoadedModel
@@ -121,15 +123,30 @@ def _function(text: str) -> Any:
         found: Any = importlib.import_module(name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise ModelError(f"{text!r} cannot be imported: {error}") from error
     return found
 
 
 def _call(text: str) -> tuple[Any, Any]:
-    result = _function(text)()
+    function = _function(text)
+    form = f"{text!r} must be a function without arguments that returns (module, example_inputs)"
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ModelError(f"{form}: {error}") from error
+    except ValueError:  # some functions written in C do not tell their arguments
+        pass
+    try:
+        result = function()
+    except AutoparError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+        raise ModelError(f"{text!r} failed: {type(error).__name__}: {error}{where}") from error
     if not (isinstance(result, tuple) and len(result) == 2 and hasattr(result[0], "named_parameters")):
-        raise ModelError(f"{text!r} must return (module, example_inputs)")
+        raise ModelError(form)
     return result
 
 

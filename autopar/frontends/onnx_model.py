@@ -17,6 +17,10 @@ from autopar.errors import ModelError, UnsupportedOperators
 from autopar.frontends.onnx_bounds import nodes_within, require_bounded, require_text
 
 OLDEST_OPSET = 7
+_REMEDY = (
+    "Export the model with operators of the ONNX standard, or with a local function in the file that defines each of these by such "
+    "operators; or plan the PyTorch module itself (package.module:function), with autopar.register_rule or --discover for its own operators"
+)
 _BY_DEFINITION = frozenset({("ai.onnx.preview", "FlexAttention")})
 
 
@@ -116,7 +120,7 @@ def refuse_unknown_operators(model: ModelProto, versions: dict[str, int]) -> Non
             counts[kind_of(node)] += 1
     if counts:
         known = [f"{schema.domain or 'onnx'}.{schema.name}" for schema in onnx.defs.get_all_schemas()]
-        raise UnsupportedOperators(dict(counts), known)
+        raise UnsupportedOperators(dict(counts), known, remedy=_REMEDY)
 
 
 def has_schema(domain: str, name: str, versions: dict[str, int]) -> bool:

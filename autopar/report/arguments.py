@@ -30,6 +30,35 @@ class Parser(argparse.ArgumentParser):
 MODELS = "file.onnx, file.pt2, package.module:function returning (module, example_inputs), or hf:config.json of Hugging Face"
 
 
+EXAMPLES = {
+    "plan": (
+        "plan model.onnx --devices 8 --batch 8 --dim sequence=1024 -o plan.json",
+        "plan package.module:build --cluster dgx-a100-80g --devices 64 --memory 70GiB",
+        'plan model.onnx --devices 64 --scheme "pipeline-1f1b 4 x data 2 x megatron 8"',
+        "plan model.onnx --devices 8 --pin 'h.*/mlp/c_fc/MatMul=gpu:n'",
+    ),
+    "run": ("run plan.json --model model.onnx --check", "run plan.json --model package.module:build --steps 10 --weights folder"),
+    "compare": ("compare model.onnx --devices 64 --batch 64", "compare model.onnx --devices 8 --scheme data --scheme megatron-sp"),
+    "explain": (
+        "explain plan.json",
+        "explain plan.json h.3/mlp/c_fc/MatMul --model model.onnx --alternatives",
+        "explain plan.json --model model.onnx --sensitivity",
+    ),
+    "report": ("report plan.json -o report.html", "report plan.json other.json -o report.html --model model.onnx"),
+    "discover": ("discover aten.addmm.default --inputs 6,5x7,7x6", "discover package.module:function"),
+    "calibrate": ("calibrate -o here.json", "calibrate -o here.json --nproc 4 --quick"),
+    "collectives": ("bench collectives --nproc 4 --plot bandwidth.svg", "bench collectives --cluster here.json --sizes 1MiB,64MiB"),
+    "list": ("cluster list", "cluster list --json"),
+    "show": ("cluster show dgx-h100 --devices 64", "cluster show here.json"),
+    "bench": ("bench collectives --nproc 4",),
+    "cluster": ("cluster list", "cluster show dgx-h100"),
+}
+
+
+def _examples(name: str) -> str:
+    return "\n".join(["examples:", *(f"  autopar {line}" for line in EXAMPLES[name])])
+
+
 def build_parser() -> Parser:
     """The commands and their options."""
     description = "Finds the cheapest way to split a neural network over many devices, and runs it."
@@ -40,6 +69,7 @@ def build_parser() -> Parser:
     _run_options(_command(commands, "run", "run a plan on ranks of this machine"))
     _compare_options(_command(commands, "compare", "price the known schemes beside the plan found"))
     _explain_options(_command(commands, "explain", "tell how the operators of a plan are sharded, and why"))
+    _report_options(_command(commands, "report", "write a plan, or two beside one another, as a page for the browser"))
     _discover_options(_command(commands, "discover", "find an operator's sharding rule by executing it, and prove it"))
     _calibrate_options(_command(commands, "calibrate", "measure the ranks at hand and write a cluster file"))
     bench = _command(commands, "bench", "measurements beside the model's predictions")
@@ -56,7 +86,11 @@ def build_parser() -> Parser:
 
 
 def _command(commands: Any, name: str, text: str) -> Parser:
-    made: Parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+    description = text[0].upper() + text[1:] + "."
+    made: Parser = commands.add_parser(
+        name, help=text, description=description, epilog=_examples(name), formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )  # fmt: skip
     made.set_defaults(parser=made)
     return made
 
@@ -167,6 +201,19 @@ def _explain_options(parser: Parser) -> None:
     _trace_option(parser, "with --model: ")
     _rules_option(parser)
     _json_option(parser)
+
+
+def _report_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("plan", metavar="PLAN", help="a plan file")
+    add("plan2", metavar="PLAN2", nargs="?", help="another plan file: adds what differs")
+    add("-o", "--output", required=True, metavar="FILE", help="write the page, one file that asks for no other, to FILE (.html)")
+    add("--model", metavar="MODEL", help="the model of PLAN: adds the timeline of every operator, what each communicates, known schemes")
+    add("--no-compare", dest="compare", action="store_false", help="with --model: do not price the known schemes")
+    add("--memory", metavar="80GiB", help="memory limit per device of the known schemes (default: the cluster's)")
+    add("--cluster", metavar="NAME|FILE", help="price on this cluster (default: the plan's)")
+    _trust_option(parser)
+    _rules_option(parser)
 
 
 def _discover_options(parser: Parser) -> None:

@@ -15,12 +15,13 @@ from ..plan_parts import ParameterPlan
 from ..sharding.layout import Kind, Layout, Placement, format_layout, local_shape, parse_layout
 from ..sharding.program import Collective
 from .account import Account, Move, OperatorAccount
+from .folding import folded
 from .grouping import module_of
 from .tables import Table
 from .units import bytes_text, seconds_text
 from .words import COLLECTIVES, gathered, strategy_words, zero_words
 
-_BARE = {"R": "replicated", "B": "replicated, gradients as shares", "P": "partial sum passed on"}
+BARE = {"R": "replicated", "B": "replicated, gradients as shares", "P": "partial sum passed on"}
 
 
 def find_operators(names: Sequence[str], wanted: str) -> list[str]:
@@ -159,9 +160,10 @@ def _move_json(move: Move, whole: Account) -> dict[str, Any]:
 def bare_table(plan: Plan, names: Iterable[str]) -> Table:
     """Operators as the plan file alone tells them: the factor that each axis splits."""
     axes = [axis.name for axis in plan.mesh]
-    rows = tuple((name, plan.operators[name].kind, *plan.operators[name].strategy) for name in names)
+    found = folded((name.strip("/"), plan.operators[name].kind, *plan.operators[name].strategy) for name in names)
+    rows = tuple((row[0], str(count), *row[1:]) for count, row in found)
     title = "Operators: the factor that each axis splits (R, B: none; P: a partial sum passes)"
-    return Table(title=title, columns=("operator", "kind", *axes), rows=rows)
+    return Table(title=title, columns=("operators", ">ops", "kind", *axes), rows=rows)
 
 
 def bare_lines(plan: Plan, name: str) -> list[str]:
@@ -169,7 +171,7 @@ def bare_lines(plan: Plan, name: str) -> list[str]:
     axes = [axis.name for axis in plan.mesh]
     lines = [f"{name} ({plan.operators[name].kind})"]
     for axis, option in zip(axes, plan.operators[name].strategy, strict=True):
-        lines.append(f"  on {axis}: {_BARE.get(option, f'splits {option}')} [{option}]")
+        lines.append(f"  on {axis}: {BARE.get(option, f'splits {option}')} [{option}]")
     for word, places in (("in", plan.operators[name].inputs), ("out", plan.operators[name].outputs)):
         for tensor, layout in places:
             lines.append(f"  {word:3} {tensor}: {layout} ({layout_words(parse_layout(layout), axes)})")
@@ -191,6 +193,7 @@ def bare_chains(plan: Plan, tensor: str) -> list[str]:
 
 def storage_table(plan: Plan) -> Table:
     """Parameters as the plan file tells them."""
-    rows = tuple((name, p.dtype, " x ".join(map(str, p.shape)), stored_words(p)) for name, p in plan.parameters.items())
+    found = folded((name, p.dtype, " x ".join(map(str, p.shape)), stored_words(p)) for name, p in plan.parameters.items())
+    rows = tuple((row[0], str(count), *row[1:]) for count, row in found)
     axes = " ".join(axis.name for axis in plan.mesh)
-    return Table(title=f"Parameters: storage layout on {axes}", columns=("parameter", "dtype", "shape", "storage"), rows=rows)
+    return Table(title=f"Parameters: storage layout on {axes}", columns=("parameters", ">each", "dtype", "shape", "storage"), rows=rows)

@@ -1,93 +1,20 @@
-"""Renders plans as text: tables with aligned columns where the output is a file or a pipe, and with rich on a terminal."""
+"""Plans as sentences and tables."""
 
 from __future__ import annotations
 
-import itertools
-import sys
-import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO
 
 from ..plan import Plan
 from ..plan_parts import Provenance
-from ..printable import printable
 from ..schemes import Named, stages_of
 from .account import Account
 from .grouping import Group
+from .printing import Table as Table
+from .printing import show as show
 from .units import bytes_text, seconds_text
 from .words import COLLECTIVES
-
-WIDEST = 60
-"""Characters of a cell before it goes on in the next line."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Rows of text under `columns`; those whose name starts with ">" are aligned on the right."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def plain(table: Table) -> str:
-    """The table as plain text.
-
-    >>> print(plain(Table(title="clusters", columns=("name", ">devices"), rows=(("p5", "8"), ("dgx-h100", "128")))))
-    clusters
-      name      devices
-      p5              8
-      dgx-h100      128
-    """
-    table = _printable(table)
-    right = [name.startswith(">") for name in table.columns]
-    lines = [cells for row in (tuple(name.removeprefix(">") for name in table.columns), *table.rows) for cells in _wrapped(row)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
-    cells = [[cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)] for line in lines]
-    return "\n".join([table.title, *("  " + "  ".join(line).rstrip() for line in cells)])
-
-
-def _printable(table: Table) -> Table:
-    """The table with what names from files hold spelled out."""
-    rows = tuple(tuple(printable(cell, lines=False) for cell in row) for row in table.rows)
-    columns = tuple(printable(name, lines=False) for name in table.columns)
-    return Table(title=printable(table.title, lines=False), columns=columns, rows=rows)
-
-
-def _wrapped(row: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
-    """The lines that a row takes; its numbers, being short, stand on the first."""
-    cells = [textwrap.wrap(cell, WIDEST, break_long_words=False, break_on_hyphens=False) for cell in row]
-    return itertools.zip_longest(*cells, fillvalue="") if any(cells) else [row]
-
-
-def show(parts: Iterable[str | Table], stream: TextIO | None = None) -> None:
-    """Print sentences and tables, an empty line before each table."""
-    out = stream or sys.stdout
-    pretty = out.isatty()
-    for part in parts:
-        if isinstance(part, str):
-            print(printable(part), file=out)
-        elif pretty:
-            _rich(part, out)
-        else:
-            print("\n" + plain(part), file=out)
-
-
-def _rich(table: Table, out: TextIO) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    table = _printable(table)
-    drawn = RichTable(title=Text(table.title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in table.columns:
-        drawn.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*map(Text, row))
-    Console(file=out).print(drawn)
 
 
 def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list[str]:
@@ -166,7 +93,8 @@ def _host_lines(plan: Plan) -> list[str]:
     return [f"optimizer state of {held} of {len(plan.parameters)} parameters in host memory: {cost}"]
 
 
-def _collective_text(counts: Counter[str]) -> str:
+def collective_text(counts: Counter[str]) -> str:
+    """How many collectives there are of each kind."""
     return " + ".join(f"{count} {COLLECTIVES.get(kind, kind)}" for kind, count in sorted(counts.items())) or "-"
 
 
@@ -176,12 +104,12 @@ def _amounts(nbytes: int, seconds: float) -> tuple[str, str]:
 
 def operators_table(groups: Sequence[Group], whole: Account) -> Table:
     """Operators by row of equal strategy, each with the collectives of one step that belong to it."""
-    rows = [(g.name, str(len(g.operators)), g.strategy, _collective_text(g.collectives), *_amounts(g.nbytes, g.seconds)) for g in groups]
+    rows = [(g.name, str(len(g.operators)), g.strategy, collective_text(g.collectives), *_amounts(g.nbytes, g.seconds)) for g in groups]
     issued = [pair for unit in whole.units for pair in unit.collectives]
     nbytes = sum(c.nbytes for c, _ in issued)
     if issued:
         kinds = Counter(c.kind for c, _ in issued)
-        rows.append(("(parameters)", "", _units_text(whole), _collective_text(kinds), *_amounts(nbytes, sum(s for _, s in issued))))
+        rows.append(("(parameters)", "", _units_text(whole), collective_text(kinds), *_amounts(nbytes, sum(s for _, s in issued))))
     total = sum(g.nbytes for g in groups) + nbytes
     name = "total of all stages" if whole.plan.stages else "total"
     rows.append((name, str(len(whole.operators)), "", "", *_amounts(total, whole.communication)))

@@ -34,9 +34,13 @@ from .account import has_account
 
 def write_trace(path: str | Path, plan: Plan, graph: Graph, cluster: Cluster) -> None:
     """Play one step of the plan on `cluster` and write who does what when: one rank, which is like every other, or every stage."""
+    write_whole(Path(path), json.dumps(chrome_trace(timelines(plan, graph, cluster))) + "\n")
+
+
+def timelines(plan: Plan, graph: Graph, cluster: Cluster) -> Mapping[str, Sequence[Event]]:
+    """What happens in a step by rank or stage."""
     analysis = analyse(graph, train=plan.model.mode == "train")
-    found = _of_stages(plan, analysis, cluster) if plan.stages else _of_one(plan, analysis, cluster)
-    write_whole(Path(path), json.dumps(chrome_trace(found)) + "\n")
+    return _of_stages(plan, analysis, cluster) if plan.stages else _of_one(plan, analysis, cluster)
 
 
 def _of_one(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str, Sequence[Event]]:

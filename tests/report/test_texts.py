@@ -40,7 +40,7 @@ def _text(parts: list[str | Table]) -> str:
     out = io.StringIO()
     show(parts, out)
     text = re.sub(r"^memory .*$", "memory BYTES", out.getvalue(), flags=re.MULTILINE)
-    text = re.sub(r"^this machine .*$", "this machine HAS", text, flags=re.MULTILINE)
+    text = re.sub(r"^(interval|assumed|memory limit|this machine) .*$", r"\1 ...", text, flags=re.MULTILINE)
     text = re.sub(r"\d[\d.]* (s|ms|us|ns)\b", "TIME", text)
     text = re.sub(r"[+-]?\d[\d.]*(%|x)( |$)", r"RATIO\2", text, flags=re.MULTILINE)
     return "\n".join(re.sub(r"  +", "  ", line).rstrip() for line in text.splitlines()) + "\n"

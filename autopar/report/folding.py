@@ -1,0 +1,40 @@
+"""Rows of a plan file whose names differ in the numbers of layers alone, as one row."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from .grouping import number_text
+
+_NUMBER = re.compile(r"(?<![^./_])\d+(?![^./_])")
+HOLE = "\0"
+Row = tuple[str, ...]
+
+
+def folded(rows: Iterable[Row]) -> list[tuple[int, Row]]:
+    """Rows that begin with a name, and how many each stands for: equal but for the numbers in it, which are all combinations of theirs.
+
+    >>> folded([("h.0/up", "n"), ("h.1/up", "n"), ("h.0/down", "k"), ("h.1/down", "n")])
+    [(2, ('h.{0,1}/up', 'n')), (1, ('h.0/down', 'k')), (1, ('h.1/down', 'n'))]
+    """
+    found: dict[Row, list[tuple[int, ...]]] = {}
+    for name, *rest in rows:
+        found.setdefault((_NUMBER.sub(HOLE, name), *rest), []).append(tuple(map(int, _NUMBER.findall(name))))
+    return [row for key, numbers in found.items() for row in _of(key, numbers)]
+
+
+def _of(key: Row, numbers: list[tuple[int, ...]]) -> list[tuple[int, Row]]:
+    """One row where the numbers are all combinations, else one for each number at the first place where they differ."""
+    columns = [sorted(set(column)) for column in zip(*numbers, strict=True)]
+    if math.prod(map(len, columns)) == len(numbers):
+        fixed = key[0].split(HOLE)
+        return [(len(numbers), ("".join(a + b for a, b in zip(fixed, [*map(number_text, columns), ""], strict=True)), *key[1:]))]
+    place = next(i for i, column in enumerate(columns) if len(column) > 1)
+    parts: dict[int, list[tuple[int, ...]]] = {}
+    for found in numbers:
+        parts.setdefault(found[place], []).append(found)
+    if any(len(part) == len(numbers) for part in parts.values()) or len(set(numbers)) < len(numbers):
+        return [row for n in numbers for row in _of(key, [n])]
+    return [row for part in parts.values() for row in _of(key, part)]

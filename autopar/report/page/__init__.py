@@ -1,0 +1,37 @@
+"""The report: one file of HTML with pictures and tables of a plan, which asks for nothing from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+from ...printable import printable
+from .contents import Contents
+
+__all__ = ["Contents", "page"]
+
+
+def page(contents: Contents) -> str:
+    """The text of the file. Its policy lets the browser use the style and the script inside, known by their hashes, and nothing else."""
+    style, script, template = (_resource(name) for name in ("style.css", "script.js", "template.html"))
+    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
+    environment = Environment(autoescape=True, finalize=_finalize, trim_blocks=True, lstrip_blocks=True)
+    drawn = environment.from_string(template)
+    return drawn.render(page=contents, style=Markup(style), script=Markup(script), policy=policy) + "\n"
+
+
+def _resource(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _finalize(value: object) -> object:
+    """Names from files with what is no text spelled out; jinja escapes their markup afterwards."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

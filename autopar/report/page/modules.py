@@ -1,0 +1,121 @@
+"""The operators of a plan as a tree of modules, in which equal layers stand once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...plan import Plan
+from ..account import Account
+from ..explain import BARE
+from ..folding import folded
+from ..tables import collective_text
+from ..units import seconds_text
+from ..words import phrase
+
+DEEPEST = 10
+ROOM = 1_800_000
+"""Characters that the tree may take, roughly."""
+ROW, MODULE = 200, 500
+"""Characters around the texts of a row, and of a module."""
+COLOURED = 10
+_TOKEN = re.compile(r"(?:\{[^}]*\}|[^/.{])+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """Operators alike in `count` layers; `colour` numbers the strategy, the last colour standing for all rare ones."""
+
+    name: str
+    count: int
+    kind: str
+    strategy: str
+    colour: int
+    more: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Module:
+    """A module with its operators and the modules in it; `strategies`: the colours below it with how many operators have each."""
+
+    name: str
+    modules: dict[str, Module] = field(default_factory=dict)
+    leaves: list[Leaf] = field(default_factory=list)
+    strategies: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def count(self) -> int:
+        """Operators below."""
+        return self.strategies.total()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """The root, what the colours mean, and how many rows were left out."""
+
+    root: Module
+    colours: tuple[str, ...]
+    left_out: int
+
+
+def tree_of(plan: Plan, account: Account | None) -> Tree:
+    """The operators by module; with the model at hand in the words of schemes, with what they communicate."""
+    rows = folded(_by_account(account) if account else _by_file(plan))
+    counts: Counter[str] = Counter()
+    for count, (_, _, strategy, _) in rows:
+        counts[strategy] += count
+    colours = {strategy: min(rank, COLOURED - 1) for rank, (strategy, _) in enumerate(counts.most_common())}
+    root = Module(name="all operators")
+    left, done = ROOM, 0
+    for count, (name, kind, strategy, more) in rows:
+        left -= ROW + 2 * len(name) + 2 * len(strategy) + len(kind) + len(more)
+        if left < 0:
+            break
+        done += 1
+        colour = colours[strategy]
+        *path, leaf = tokens(name)
+        at = root
+        at.strategies[colour] += count
+        for part in path:
+            left -= 0 if part in at.modules else MODULE + len(part)
+            at = at.modules.setdefault(part, Module(name=part))
+            at.strategies[colour] += count
+        at.leaves.append(Leaf(name=leaf, count=count, kind=kind, strategy=strategy, colour=colour, more=more))
+    named = [strategy for strategy, _ in counts.most_common()]
+    shown = named if len(named) <= COLOURED else [*named[: COLOURED - 1], "other strategies"]
+    return Tree(root=root, colours=tuple(shown), left_out=len(rows) - done)
+
+
+def tokens(name: str) -> list[str]:
+    """The parts of an operator's path; the number of a layer stays with its list.
+
+    >>> tokens("h.{0..11}/attn/c_attn/MatMul"), tokens("layers.0.up/linear"), tokens("/")
+    (['h.{0..11}', 'attn', 'c_attn', 'MatMul'], ['layers.0', 'up', 'linear'], ['/'])
+    """
+    found: list[str] = []
+    for token in _TOKEN.findall(name):
+        if found and (token[0] == "{" or token.isdecimal()):
+            found[-1] += f".{token}"
+        else:
+            found.append(token)
+    if len(found) > DEEPEST:
+        found[DEEPEST - 1 :] = ["/".join(found[DEEPEST - 1 :])]
+    return found or [name]
+
+
+def _by_file(plan: Plan) -> Iterable[tuple[str, ...]]:
+    axes = [axis.name for axis in plan.mesh]
+    for name, operator in plan.operators.items():
+        words = [f"{axis}: {BARE.get(o, f'splits {o}')}" for axis, o in zip(axes, operator.strategy, strict=False)]
+        places = ", ".join(dict.fromkeys(layout for _, layout in operator.inputs)), ", ".join(layout for _, layout in operator.outputs)
+        yield name.strip("/"), operator.kind, "; ".join(words), " → ".join(filter(None, places))
+
+
+def _by_account(whole: Account) -> Iterable[tuple[str, ...]]:
+    for account in whole.operators:
+        kinds = Counter(c.kind for c, _ in account.collectives)
+        seconds = sum(seconds for _, seconds in account.collectives)
+        more = f"{collective_text(kinds)}, {seconds_text(seconds)}" if kinds else ""
+        yield account.operator.name.strip("/"), account.operator.kind, phrase(account, whole), more

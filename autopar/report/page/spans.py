@@ -1,0 +1,142 @@
+"""Who does what when in a step: from the plan file alone as its figures say, with the model as the timeline plays it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.costmodel import Cluster
+from autopar.costmodel.pipeline_simulation import simulate
+from autopar.costmodel.streams import COMPUTE, Event
+from autopar.costmodel.trace import pipeline_events
+
+from ...ir import Graph
+from ...order.pipeline import neighbours, pipeline_order
+from ...order.times import Times
+from ...plan import Plan
+from ..traces import timelines
+
+MOST_PASSES = 4000
+"""Passes that are drawn: of a longer step fewer micro-batches, which look alike."""
+RESOLUTION = 1500
+"""Parts of a step that can be told apart in the picture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Something done from `start` to `end`; `kind` is forward, backward, update, collective or waiting."""
+
+    kind: str
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One stream of one stage, in the order of time."""
+
+    name: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Lanes over `seconds`, with a sentence on what they are drawn from."""
+
+    lanes: tuple[Lane, ...]
+    seconds: float
+    told: str
+
+
+def timeline_of(plan: Plan, graph: Graph | None, cluster: Cluster | None) -> Timeline:
+    """The timeline of a step."""
+    if graph is not None and cluster is not None and all(stage.mesh == plan.mesh for stage in plan.stages):
+        return _played(timelines(plan, graph, cluster), "Played action by action on the streams of a device.")
+    return _of_stages(plan) if plan.stages else _of_figures(plan)
+
+
+def _played(events: Mapping[str, Sequence[Event]], told: str) -> Timeline:
+    """Lanes of events: the streams of each stage; where a stage does not compute, it waits."""
+    end = max((event.end for found in events.values() for event in found), default=0.0)
+    lanes = []
+    for role, found in events.items():
+        streams: dict[str, list[Span]] = {COMPUTE: []}
+        for event in sorted(found, key=lambda event: event.start):
+            kind = event.phase if event.stream == COMPUTE else "collective"
+            streams.setdefault(event.stream, []).append(Span(kind=kind, name=event.name, start=event.start, end=event.end))
+        for stream, spans in streams.items():
+            whole = list(_with_waits(spans, end)) if stream == COMPUTE else spans
+            lanes.append(Lane(name=f"{role}: {stream}", spans=tuple(_merged(whole, end))))
+    return Timeline(lanes=tuple(lanes), seconds=end, told=told)
+
+
+def _with_waits(spans: Iterable[Span], end: float) -> Iterable[Span]:
+    at = 0.0
+    for span in spans:
+        if span.start > at:
+            yield Span(kind="waiting", name="waiting", start=at, end=span.start)
+        yield span
+        at = max(at, span.end)
+    if end > at:
+        yield Span(kind="waiting", name="waiting", start=at, end=end)
+
+
+def _merged(spans: Iterable[Span], end: float) -> Iterable[Span]:
+    """Neighbours of one kind that no eye can tell apart, as one."""
+    last: Span | None = None
+    for span in spans:
+        if last is not None and last.kind == span.kind and span.end - last.start < end / RESOLUTION:
+            last = Span(kind=last.kind, name=last.name, start=last.start, end=max(last.end, span.end))
+            continue
+        if last is not None:
+            yield last
+        last = span
+    if last is not None:
+        yield last
+
+
+def _of_figures(plan: Plan) -> Timeline:
+    """One stage from its sums alone: what is exposed stands between the passes and the update."""
+    p = plan.predicted
+    exposed = max(p.communication - p.overlapped, 0.0)
+    parts = (("forward", p.forward), ("backward", p.backward), ("collective", exposed), ("update", p.update))
+    spans, at = [], 0.0
+    for kind, seconds in parts:
+        if seconds > 0:
+            name = "communication that nothing hides" if kind == "collective" else kind
+            spans.append(Span(kind=kind, name=name, start=at, end=at + seconds))
+            at += seconds
+    done = p.forward + p.backward
+    hidden = [Span(kind="collective", name="hidden communication", start=max(done - p.overlapped, 0.0), end=done)] if p.overlapped else []
+    lanes = [Lane(name="each device", spans=tuple(spans)), *([Lane(name="under it", spans=tuple(hidden))] if hidden else [])]
+    told = "Sums of the plan file, one after the other; --model draws every operator and collective in its place."
+    return Timeline(lanes=tuple(lanes), seconds=at, told=told)
+
+
+def _of_stages(plan: Plan) -> Timeline:
+    """The order of the pipeline with the seconds that the plan file gives each stage."""
+    schedule, chunks = plan.schedule, len(plan.stages)
+    stages = chunks // schedule.interleave
+    count = schedule.micro_batches
+    if chunks * count > MOST_PASSES:
+        count = min(count, max(stages, MOST_PASSES // chunks // stages * stages))
+    parts = [plan.stages[number::stages] for number in range(stages)]
+    forward, backward = ([sum(getattr(s, name) for s in held) for held in parts] for name in ("forward", "backward"))
+    sends = [held[0].send for held in parts]
+    train = plan.model.mode == "train"
+    edges = neighbours(chunks)
+    orders = pipeline_order(schedule.pipeline, stages, count, schedule.interleave, edges=edges, train=train)
+    run = simulate(orders, Times.of(forward, backward, [seconds / 2 for seconds in backward], sends), schedule.interleave)
+    events = pipeline_events(run)
+    found = {}
+    for (name, done), held in zip(events.items(), parts, strict=True):
+        once = sum(s.once for s in held)
+        last = [("parameters' collectives", "collective", once), ("update", "update", plan.predicted.update)]
+        found[name], at = [event for event in done if event.stream == COMPUTE], run.seconds
+        for said, kind, seconds in last:
+            found[name] += [Event(said, kind, COMPUTE, kind, at, at + seconds)] if seconds else []
+            at += seconds
+    fewer = f" {count} of {schedule.micro_batches} micro-batches are drawn." if count < schedule.micro_batches else ""
+    told = "The order of the schedule with the seconds of the plan file; what hides once-a-step communication is left out." + fewer
+    return _played(found, told)
