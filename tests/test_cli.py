@@ -367,7 +367,7 @@ def test_clusters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_run_and_check(torch_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     saved = str(tmp_path / "plan.json")
-    run(["plan", torch_model, "--cluster", "local-cpu", "--devices", "2", "--quiet", "-o", saved])
+    run(["plan", torch_model, "--cluster", "local-cpu", "--devices", "2", "--mesh", "2", "--quiet", "-o", saved])
     assert run(["run", saved, "--model", torch_model, "--nproc", "2", "--check"]) == 0
     assert "ok: yes" in capsys.readouterr().out.splitlines()
     assert run(["run", saved, "--model", torch_model, "--json"]) == 0
