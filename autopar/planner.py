@@ -20,7 +20,7 @@ from .planning.finishing import Finisher
 from .planning.found import Found, best_within, evaluate
 from .planning.mixed import Mixed
 from .planning.outer import Outer
-from .planning.ranking import Progress
+from .planning.ranking import Progress, first_of
 from .planning.request import Request
 from .planning.staged import Staged, interleaved
 from .planning.subject import Subject
@@ -78,7 +78,7 @@ def _search_plan(graph: Graph, request: Request, progress: Progress | None) -> P
             raise
     if not search.found:
         raise min(search.failures, key=lambda error: error.minimum if isinstance(error, NoPlanFits) else math.inf)
-    best = min(search.found, key=lambda f: f.rank)
+    best = first_of(search.found)
     return as_plan(best, request, lower_bound=search.bound, analysis=subject.analysis(short=False), complete=search.complete)
 
 
@@ -118,7 +118,7 @@ class _Search:
         first = self.finishers[0]
         mixed = self.mixed.best(first.outer)
         self.found += [mixed] if mixed is not None else []
-        best = min(self.found, key=lambda f: f.rank, default=None)
+        best = first_of(self.found) if self.found else None
         if isinstance(best, Staged):
             self.found.append(interleaved(best, self.request, always=first.trials.always))
         self.complete = True

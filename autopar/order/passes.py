@@ -121,7 +121,7 @@ def _gathers(
             final[unit] = number
         # What is needed so soon would have its next gather issued before it is let go.
         soon = frozenset[tuple[int, int]]().union(*(visits[n].needed for n in computed[place + 1 : place + 1 + max(prefetch, 1)]))
-        gone = {u for u in held if u in visits[number].needed and chunks[u[0]].units[u[1]].mode is Mode.AGAIN and u not in soon}
+        gone = {u for u in held & visits[number].needed if chunks[u[0]].units[u[1]].mode is Mode.AGAIN and u not in soon}
         behind.setdefault(number, []).extend(sorted(gone))
         held -= gone
     for unit in sorted(held):

@@ -17,6 +17,7 @@ from ..tables import Tables
 from .candidates import Candidate
 from .found import Found, best_within, evaluate, smallest
 from .outer import Outer
+from .ranking import first_of
 from .request import HEADROOM
 from .solved import Mode, Solved
 from .solving import solve_within
@@ -77,11 +78,11 @@ class Finisher:
             found = self._thriftiest()
         if not found:
             raise self._no_plan()
-        return min(found, key=lambda f: f.rank)
+        return first_of(found)
 
     def _unlimited(self, found: list[Found | Staged]) -> Iterator[Found]:
         """Programs without stages that fit after all, of solutions for which the tables had no room."""
-        best = min((f.rank[0] for f in found), default=math.inf)
+        best = min((f.seconds for f in found), default=math.inf)
         trials = self.trials
         free = {s.candidate for s in self.outer.ranking.solved if s.free and s.mode == next(trials.modes(s.candidate.micro_batches))}
         left = [c for c, seconds in trials.free.items() if c.stages == 1 and seconds < best and c not in free]
@@ -98,7 +99,7 @@ class Finisher:
 
     def _stored_whole(self, found: list[Found | Staged]) -> list[Found | Staged]:
         """The best program with all parameters stored whole, where that may be as fast: the copies of gathers are in no table."""
-        best = min(found, key=lambda f: f.rank, default=None)
+        best = first_of(found) if found else None
         if self.request.zero is not None or not self.request.train or not isinstance(best, Found) or not self.outer.ranking.complete:
             return []
         mesh, count = best.assignment.mesh, best.schedule.micro_batches
@@ -107,7 +108,7 @@ class Finisher:
             if candidate.stages == 1 and (candidate.mesh, candidate.micro_batches) == (mesh, count):
                 with contextlib.suppress(Infeasible, NoAssignment):
                     whole = self.trials.solve(candidate, replace(solved.mode, zero=0))
-                    if whole is not None and whole.seconds < TUNING.whole * best.rank[0]:
+                    if whole is not None and whole.seconds < TUNING.whole * best.seconds:
                         return [self.finish(whole)]
                 break
         return []
@@ -119,7 +120,7 @@ class Finisher:
         ranked = [s for s in self._ranked() if (s.candidate, s.mode) not in self.done][:most]
         for solved in ranked:
             near = solved.seconds < TUNING.near * ranked[0].seconds and len(found) < TUNING.close_calls and self.is_small
-            best = min((f.rank[0] for f in found), default=math.inf)
+            best = min((f.seconds for f in found), default=math.inf)
             enough = solved.seconds >= best and (len(found) >= TUNING.evaluated or solved.seconds >= TUNING.far * best)
             if not near and (enough or (len(found) > TUNING.evaluated and not self.is_small)):
                 break
@@ -127,9 +128,9 @@ class Finisher:
             try:
                 made = self.finish(solved)
                 found.append(made)
-                evaluated[solved] = made.rank[0]
+                evaluated[solved] = made.seconds
                 if solved.free and made.tightened and (self.is_small or solved.candidate.stages == 1):
-                    found += self._other_modes(solved, made.rank[0])
+                    found += self._other_modes(solved, made.seconds)
             except Infeasible as error:
                 evaluated[solved] = math.inf
                 self.failures += [error] if solved.candidate.stages == 1 else []
@@ -177,7 +178,7 @@ class Finisher:
                 raise
             return self._finish(solved)
         if found.tightened and self.trials.binds(solved.candidate, solved.mode):
-            return min(found, self._finish(solved), key=lambda f: f.rank)
+            return first_of([found, self._finish(solved)])
         return found
 
     def _finish(self, solved: Solved) -> Found | Staged:
@@ -189,7 +190,7 @@ class Finisher:
         first = self._in_one(solved, schedule, solved.hidden)
         if solved.hidden == 0.0 or (first.hides_reductions and not self.is_small):
             return first
-        return min(first, self._in_one(solved, schedule, 0.0), key=lambda f: f.rank)
+        return first_of([first, self._in_one(solved, schedule, 0.0)])
 
     def _in_one(self, solved: Solved, schedule: Schedule, hidden: float) -> Found:
         """The program without stages, if that share of the gradients' reduction ran under the backward pass.

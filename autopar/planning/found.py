@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from autopar.costmodel.memory.peak import Memory, predicted_memory
 from autopar.costmodel.step.estimate import Estimate, estimate
 from autopar.costmodel.step.pricing import LEAST_UNIT
 from autopar.search import Infeasible, Solution
@@ -60,38 +61,73 @@ class Found:
         return self.estimate.memory.total
 
     @property
+    def seconds(self) -> float:
+        """Seconds of a step, those that differ by rounding alike."""
+        return round(self.estimate.step, 12)
+
+    @property
     def rank(self) -> tuple[float, int, int]:
         """Order among meshes: time, then collectives, then axes."""
-        return (round(self.estimate.step, 12), len(self.plan.collectives()), len(self.assignment.mesh.axes))
+        return (self.seconds, len(self.plan.collectives()), len(self.assignment.mesh.axes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A solution's program with its memory, before its timeline is played."""
+
+    tables: Tables
+    solution: Solution
+    program: Program
+    plan: Scheduled
+    memory: Memory
+
+    @staticmethod
+    def of(tables: Tables, solution: Solution, schedule: Schedule) -> Draft:
+        """Decode a solution, and find out what its program needs."""
+        return _drafted(tables, solution, build_program(tables.analysis.graph, decode(tables, solution.choices)), schedule)
+
+    def under(self, schedule: Schedule) -> Draft:
+        """The same program under another schedule."""
+        return _drafted(self.tables, self.solution, self.program, schedule)
+
+    def priced(self, *, tightened: bool = False) -> Found:
+        """The program with its price."""
+        tables = self.tables
+        figures = estimate(self.plan, tables.analysis, tables.prices, optimizer=tables.optimizer, memory=self.memory)
+        return Found(
+            tables=tables, solution=self.solution, assignment=self.program.assignment, plan=self.plan, estimate=figures, tightened=tightened
+        )  # fmt: skip
+
+
+def _drafted(tables: Tables, solution: Solution, program: Program, schedule: Schedule) -> Draft:
+    plan = scheduled(program, schedule)
+    memory = predicted_memory(plan, tables.analysis, optimizer=tables.optimizer, composite=tables.prices.cluster.backend == "gloo")
+    return Draft(tables=tables, solution=solution, program=program, plan=plan, memory=memory)
 
 
 def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> Found:
     """Decode a solution and price its program."""
-    assignment = decode(tables, solution.choices)
-    plan = scheduled(build_program(tables.analysis.graph, assignment), schedule)
-    figures = estimate(plan, tables.analysis, tables.prices, optimizer=tables.optimizer)
-    return Found(tables=tables, solution=solution, assignment=assignment, plan=plan, estimate=figures)
+    return Draft.of(tables, solution, schedule).priced()
 
 
-def _thriftier(found: Found, limit: float) -> Found:
+def _thriftier(draft: Draft, limit: float) -> Draft:
     """The same solution with smaller units of parameters, of which less is there at once, until it fits or that is no help."""
-    while found.memory > limit and found.schedule.unit_bytes > LEAST_UNIT:
-        schedule = replace(found.schedule, unit_bytes=max(found.schedule.unit_bytes // SMALLER, LEAST_UNIT))
-        other = evaluate(found.tables, found.solution, schedule)
-        if other.memory >= found.memory:
+    while draft.memory.total > limit and (unit := draft.plan.schedule.unit_bytes) > LEAST_UNIT:
+        other = draft.under(replace(draft.plan.schedule, unit_bytes=max(unit // SMALLER, LEAST_UNIT)))
+        if other.memory.total >= draft.memory.total:
             break
-        found = other
-    return found
+        draft = other
+    return draft
 
 
 def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedule: Schedule = PLAIN) -> Found:
     """The program of a solution; where it needs more memory than the tables added up to, that of a thriftier solution."""
     allowed = limit
     for number in range(MEMORY_TRIES):
-        found = _thriftier(evaluate(tables, solution, schedule), limit)
-        over = found.estimate.memory.total - limit
+        draft = _thriftier(Draft.of(tables, solution, schedule), limit)
+        over = draft.memory.total - limit
         if over <= 0:
-            return replace(found, tightened=number > 0)
+            return draft.priced(tightened=number > 0)
         allowed = min(allowed, tables.graph.memory_of(solution.choices)) - over
         try:
             solution = solve_within(tables, method, allowed)
@@ -104,7 +140,7 @@ def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = 
     """The plan of least memory, or the first that fits; `Infeasible` if none does.
 
     The tables add memory up operator by operator, the program has its peak at one moment: thrifty solutions are tried in turn, which
-    need not be the fastest of their memory.
+    need not be the fastest of their memory. What none of them changes is looked at once.
     """
     method = QUICK_METHOD if method == EXACT_METHOD else method
     try:
@@ -113,15 +149,17 @@ def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = 
     except Infeasible as error:
         limits = tuple(error.minimum_memory * factor for factor in THRIFTY)
         solution = solve_within(tables, method, limits[0])
-    found = _thriftier(evaluate(tables, solution, schedule), limit)
+    best, seen = _thriftier(Draft.of(tables, solution, schedule), limit), {solution.choices}
     for tried in limits[1:]:
-        if found.estimate.memory.total <= limit:
+        if best.memory.total <= limit:
             break
-        other = _thriftier(evaluate(tables, solve_within(tables, method, tried), schedule), limit)
-        found = min(found, other, key=lambda f: f.estimate.memory.total)
-    if found.estimate.memory.total <= limit:
-        return replace(found, tightened=True)
-    raise Infeasible(found.estimate.memory.total, limit)
+        solution = solve_within(tables, method, tried)
+        if solution.choices not in seen:
+            seen.add(solution.choices)
+            best = min(best, _thriftier(Draft.of(tables, solution, schedule), limit), key=lambda draft: draft.memory.total)
+    if best.memory.total <= limit:
+        return best.priced(tightened=True)
+    raise Infeasible(best.memory.total, limit)
 
 
 def best_within(tables: Tables, *, method: str, limit: float, room: float, schedule: Schedule = PLAIN) -> Found:

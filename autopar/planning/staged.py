@@ -117,9 +117,14 @@ class Staged:
         return self.pipeline.memory
 
     @property
+    def seconds(self) -> float:
+        """Seconds of a step, those that differ by rounding alike."""
+        return round(self.pipeline.step, 12)
+
+    @property
     def rank(self) -> tuple[float, int, int]:
         """Order among candidates: time, then stages, then axes."""
-        return (round(self.pipeline.step, 12), self.stages, len(self.parts[0].assignment.mesh.axes) + 1)
+        return (self.seconds, self.stages, len(self.parts[0].assignment.mesh.axes) + 1)
 
 
 def staged(

@@ -53,9 +53,13 @@ def collective_seconds(collective: Collective, prices: MeshPrices) -> float:
 
 
 def estimate(
-    program: Program | Scheduled, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule = PLAIN
-) -> Estimate:
-    """Price a program by its timeline; under a schedule with micro-batches, the program and the analysis are those of one of them."""
+    program: Program | Scheduled, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule = PLAIN,
+    memory: Memory | None = None,
+) -> Estimate:  # fmt: skip
+    """Price a program by its timeline; under a schedule with micro-batches, the program and the analysis are those of one of them.
+
+    `memory`: of a device, where it is known.
+    """
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
     found = timeline(plan, analysis, prices, optimizer=optimizer)
     return Estimate(
@@ -64,7 +68,7 @@ def estimate(
         update=found.update,
         communication=found.communication,
         overlapped=found.hidden,
-        memory=predicted_memory(plan, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"),
+        memory=memory or predicted_memory(plan, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"),
         streamed=_streamed(plan, prices, optimizer),
     )
 
