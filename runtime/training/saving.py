@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,10 +24,14 @@ import autopar
 from autopar.errors import AutoparError, RunError, UsageError
 
 from ..agreement import agree, digest
+from ..launch import let_wait
 from ..module import ParallelModule
 from .manifest import Group, Manifest, Scalar
 from .states import Tensors, groups_of, kind_of, model_tensors, optimizer_tensors, random_states
 from .storage import SafeWriter
+
+SLOWEST = timedelta(minutes=30)
+"""What a rank waits for the disk of another."""
 
 
 class Positioned(Protocol):
@@ -208,7 +213,7 @@ def saving_group() -> dist.ProcessGroup | None:
     if not dist.is_initialized():
         return None
     if _HELD.world is not dist.group.WORLD:
-        _HELD.world, _HELD.group = dist.group.WORLD, dist.new_group(backend="gloo")
+        _HELD.world, _HELD.group = dist.group.WORLD, let_wait(dist.new_group(backend="gloo", timeout=SLOWEST))
     return _HELD.group
 
 
