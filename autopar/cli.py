@@ -423,13 +423,27 @@ def _cluster_show(args: argparse.Namespace) -> None:
         show(show_parts(cluster))
 
 
+# --- checkpoint ---
+
+
+def _checkpoint(args: argparse.Namespace) -> None:
+    from .report.checkpoints import checkpoint_json, checkpoint_parts, read_checkpoint
+    from .report.tables import show
+
+    path, manifest = read_checkpoint(args.folder)
+    if args.json:
+        _print_json(checkpoint_json(path, manifest))
+    else:
+        show(checkpoint_parts(path, manifest))
+
+
 def _print_json(found: dict[str, Any]) -> None:
     print(json.dumps(found, indent=1))
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "report": _report, "discover": _discover,
-    "calibrate": _calibrate, "bench": _bench, "cluster": _cluster,
+    "calibrate": _calibrate, "bench": _bench, "cluster": _cluster, "checkpoint": _checkpoint,
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from autopar.order.execution import Chunk, Execution
 from autopar.order.ranks import rank_order
 from autopar.order.scheduled import scheduled
 from autopar.order.schedules import schedule_named
+from autopar.plan import Plan
 from autopar.sharding.layout import Kind, Layout, R, local_shape
 from autopar.sharding.program import Program
 
@@ -57,6 +58,8 @@ class Engine:
         if exact and self.random and plan.stages > 1:
             raise PlanError("exact_random=True draws one device's random numbers in its order, which stages do not have; leave it out")
         self.loss_gradient = 1.0
+        self.plan: Plan | None = None
+        """Where the execution comes from, if from a plan's file."""
 
         self.edges = edges_of(plan, self.world, device)
         self.tied = TiedSums(plan, self.world, stored)
@@ -130,6 +133,12 @@ class Engine:
     def holds(self, name: str) -> bool:
         """Whether this rank has a part of a parameter."""
         return not self.world.staged or any(name in self.execution.chunks[n].whole.program.assignment.storage for n in self.stages)
+
+    def makes(self, name: str) -> bool:
+        """Whether what this rank has of a constant is as new as it gets: what calls change, its own stages change."""
+        if name not in self.graph.updates or not self.world.staged:
+            return True
+        return any(name in stage.early_updates or name in dict(stage.first.updates) for stage in self.stages.values())
 
     def master(self, name: str) -> torch.dtype:
         """The type in which a parameter is stored and its gradient given."""

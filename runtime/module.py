@@ -234,6 +234,11 @@ class ParallelModule(HeldShards):
         return self._engine
 
     @property
+    def batch_parts(self) -> BatchParts | None:
+        """How a batch comes in parts, if a call is given this rank's part."""
+        return self._parts
+
+    @property
     def outputs(self) -> tuple[tuple[str, Layout], ...]:
         """Every output with its layout, the loss last where it is not among them."""
         return self._engine.outputs

@@ -78,6 +78,7 @@ def parallelize(
         execution, world, values, model=model, device=device, whole=whole, exact_random=exact_random, debug=debug,
         evaluation=lambda: plan.execution(analyse(evaluated(graph), train=plan.model.mode == "train")), parts=parts,
     )  # fmt: skip
+    module.engine.plan = plan
     if model.torch is not None:
         module.planned_in(model.module)
     agree({"the weights": module.weights_digest}, device=device)

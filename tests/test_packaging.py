@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "plan": {"autopar", "errors", "ir", "order", "outputs", "plan_parts", "sharding"},
     "plan_parts": {"errors", "ir", "order", "sharding"},
     "model": {"autopar", "errors", "ir"},
-    "runtime": {"errors", "forking", "ir", "model", "order", "sharding", "plan"},
+    "runtime": {"autopar", "errors", "forking", "ir", "model", "order", "sharding", "plan"},
 }
 # What the user touches may import everything; every other file (the planner and what it is made of) all but these and the runtime.
 TOP = {"autopar", "api", "cli", "communication", "context", "operators", "report", "__main__"}

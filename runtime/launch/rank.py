@@ -62,6 +62,7 @@ class _Steps:
         self.current: int | None = None
         self.began = 0.0
         self.before: dict[dist.ProcessGroup, timedelta] = {}
+        self.patient: set[dist.ProcessGroup] = set()
         self.tell: Callable[[], None] = lambda: None
 
 
@@ -79,16 +80,22 @@ def in_steps(count: int) -> Iterator[int]:
 def begin_step(number: int) -> None:
     """A rank calls this as step `number`, counted from 0, begins: the step is named where a rank goes missing.
 
-    When the first step is through, the timeout of every process group falls to a minute, or to ten times that step.
+    When its first step is through, the timeout of every process group falls to a minute, or to ten times that step.
     """
     now = time.monotonic()
-    if number == 1 and _steps.current == 0:
+    if _steps.current is not None and not _steps.before:
         limit = timedelta(seconds=max(STEP_TIMEOUT, SLOW * (now - _steps.began)))
-        for group in list(distributed_c10d._world.pg_map):
+        for group in set(distributed_c10d._world.pg_map) - _steps.patient:
             _steps.before.setdefault(group, _timeout_of(group))
             distributed_c10d._set_pg_timeout(min(limit, _steps.before[group]), group)
     _steps.current, _steps.began = number, now
     _steps.tell()
+
+
+def let_wait(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group whose collectives wait for more than the ranks (a disk, say): its timeout stays what it is."""
+    _steps.patient.add(group)
+    return group
 
 
 def end_steps() -> None:
@@ -120,6 +127,9 @@ def rank_main(start: Start, function: Callable[..., Any], args: tuple[Any, ...])
         payload = pickle.dumps(("done", function(*args)))
         dist.barrier()
         status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        payload = pickle.dumps(("failed", f"exit code {status}") if status else ("done", None))
     except BaseException:
         payload = pickle.dumps(("failed", traceback.format_exc()))
     send(payload)

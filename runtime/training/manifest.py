@@ -1,0 +1,178 @@
+"""What a checkpoint says of itself: one JSON file beside safetensors files of pieces. Nothing here is unpickled, and nothing needs torch.
+
+FOLDER/latest                          the name of the last whole checkpoint
+FOLDER/step-00000200/checkpoint.json   this module's `Manifest`
+FOLDER/step-00000200/plan.json         the plan that ran, if one did
+FOLDER/step-00000200/rank-00000.safetensors
+FOLDER/.saving-step-00000300/          a save under way, or the rest of one that was killed
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from autopar.errors import PlanError, unknown
+
+SCHEMA = "autopar-checkpoint"
+MANIFEST, PLAN, LATEST = "checkpoint.json", "plan.json", "latest"
+UNFINISHED = ".saving-"
+MODEL, OPTIMIZER, RANDOM = "model.", "optimizer.", "random."
+"""How the names of tensors begin, by what they belong to."""
+_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+_FILE = re.compile(r"rank-\d{5,}\.safetensors")
+
+
+class _Part(BaseModel):
+    """Nothing beside the named fields, and nothing changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+def _own_file(name: str) -> str:
+    if not _FILE.fullmatch(name):
+        raise ValueError(f"{name!r} is no file of a rank")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_own_file)]
+
+
+class Piece(_Part):
+    """A piece of a tensor: where it begins in the whole, and the entry of a file that holds it; `crc`: the CRC-32 of its bytes."""
+
+    file: FileName
+    key: str
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    crc: int
+
+
+class Entry(_Part):
+    """A tensor of the checkpoint, whole, and its pieces."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: tuple[Piece, ...] = ()
+
+
+class Scalar(_Part):
+    """A number of an optimizer's state; `dtype`: of the tensor that has it, else "int", "float", "bool" or "none"."""
+
+    dtype: str
+    value: float | int | bool | None
+
+
+class Group(_Part):
+    """A group of an optimizer's parameters, by their names in the model."""
+
+    names: tuple[str, ...]
+    options: dict[str, Any]
+
+
+class Manifest(_Part):
+    """All of a checkpoint but the numbers of its tensors."""
+
+    schema_: Literal["autopar-checkpoint"] = Field(default="autopar-checkpoint", alias="schema")
+    version: Literal[1] = 1
+    made_by: str
+    step: int = Field(ge=0)
+    ranks: int = Field(ge=1)
+    model: str
+    model_fingerprint: str | None = None
+    plan_fingerprint: str | None = None
+    plan: str = ""
+    optimizer: str | None = None
+    groups: tuple[Group, ...] = ()
+    scalars: dict[str, Scalar] = {}
+    tensors: dict[str, Entry]
+    files: dict[FileName, int]
+    sampler: dict[str, Any] | None = None
+    extra: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all files of tensors."""
+        return sum(self.files.values())
+
+    def named(self, prefix: str) -> dict[str, Entry]:
+        """The tensors whose names begin so, without that beginning."""
+        return {name.removeprefix(prefix): entry for name, entry in self.tensors.items() if name.startswith(prefix)}
+
+
+def checkpoint_name(step: int, taken: list[str]) -> str:
+    """A name for a checkpoint of a step, which another of the same step does not take away.
+
+    >>> checkpoint_name(7, ["step-00000007", "step-00000007.1"])
+    'step-00000007.2'
+    """
+    first = f"step-{step:08d}"
+    return next(name for number in range(len(taken) + 1) if (name := f"{first}.{number}" if number else first) not in taken)
+
+
+def checkpoints_in(folder: Path) -> list[str]:
+    """The names of the whole checkpoints, the last one made last."""
+    found = [path.parent for path in folder.glob(f"*/{MANIFEST}") if _NAME.fullmatch(path.parent.name)]
+    return [path.name for path in sorted(found, key=lambda path: ((path / MANIFEST).stat().st_mtime_ns, path.name))]
+
+
+def latest_in(folder: Path) -> str | None:
+    """The name that `latest` holds; None where nothing was saved."""
+    try:
+        name = (folder / LATEST).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{folder / LATEST}: cannot be read: {error}") from error
+    if not _NAME.fullmatch(name):
+        raise PlanError(f"{folder / LATEST}: names {name[:80]!r}, which is no checkpoint")
+    return name
+
+
+def find_checkpoint(folder: str | Path, name: str | None = None) -> Path | None:
+    """The checkpoint of that name, or the latest; `folder` may be a checkpoint itself. None where nothing was saved."""
+    folder = Path(folder)
+    if name is None and (folder / MANIFEST).is_file():
+        return folder
+    wanted = name or latest_in(folder)
+    if wanted is None:
+        return None
+    if wanted not in checkpoints_in(folder):
+        raise PlanError(f"{folder}: " + unknown("checkpoint", wanted, checkpoints_in(folder)))
+    return folder / wanted
+
+
+def read_manifest(path: Path) -> tuple[Manifest, str]:
+    """What a checkpoint says of itself, and the text; one whose files are missing or cut off is refused."""
+    try:
+        text = (path / MANIFEST).read_text(encoding="utf-8")
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise PlanError(f"{path / MANIFEST}: no checkpoint: it holds no 'schema': '{SCHEMA}'")
+        if data.get("version") != 1:
+            raise PlanError(f"{path / MANIFEST}: version {data.get('version')!r} of a checkpoint; this autopar reads version 1")
+        found = Manifest.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise PlanError(f"{path / MANIFEST}: no valid checkpoint: {where}: {first['msg']}") from error
+    except PlanError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise PlanError(f"{path / MANIFEST}: cannot be read: {error}") from error
+    for file, size in found.files.items():
+        held = (path / file).stat().st_size if (path / file).is_file() else None
+        if held != size:
+            what = "is missing" if held is None else f"has {held} bytes instead of {size}"
+            raise PlanError(f"the checkpoint {path} is damaged: {file} {what}{others(path)}")
+    return found, text
+
+
+def others(path: Path) -> str:
+    """What else could be resumed, in words."""
+    names = [name for name in checkpoints_in(path.parent) if name != path.name]
+    return f"; name={names[-1]!r} is the one before" if names else ""

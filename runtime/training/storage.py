@@ -1,0 +1,263 @@
+"""Where `torch.distributed.checkpoint` puts the pieces of tensors: safetensors files and one JSON manifest, whole or not at all.
+
+DCP's planners say who writes and reads which piece. Its own file format has its index, and all that is no tensor, as a pickle, and who
+reads that executes what a stranger may have put there. So the files are these.
+
+A save is made in a folder of another name: all files are written and synchronised, then the manifest; then the folder takes its name, and
+`latest` its content, each by a rename, and each rename is synchronised. Whatever is killed when, `latest` names a whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from autopar.errors import PlanError
+
+from .manifest import LATEST, MANIFEST, PLAN, UNFINISHED, Entry, Manifest, Piece, checkpoint_name, checkpoints_in, latest_in, others
+
+Facts = Any
+"""What a rank tells rank 0 for the manifest."""
+
+
+class SafeWriter(StorageWriter):
+    """Writes one checkpoint. `facts`: of this rank; `describe` makes of those of all ranks a manifest without tensors, on rank 0."""
+
+    def __init__(
+        self, folder: Path, facts: Facts, describe: Callable[[list[Facts]], Manifest], *, plan: str | None, keep: int | None
+    ) -> None:
+        self.folder, self.facts, self.describe, self.plan, self.keep = folder, facts, describe, plan, keep
+        self.name = ""
+        self._made: Path | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A writer writes once."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing is written before all ranks have a plan."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Send this rank's facts along."""
+        return dataclasses.replace(plan, storage_data=self.facts)
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Rank 0 makes the folder, and tells each rank its file."""
+        self.manifest = self.describe([plan.storage_data for plan in plans])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sweep(self.folder)
+        self.name = checkpoint_name(self.manifest.step, checkpoints_in(self.folder))
+        self._made = self.folder / (UNFINISHED + self.name)
+        self._made.mkdir()
+        return [dataclasses.replace(plan, storage_data=(self.name, f"rank-{rank:05d}.safetensors")) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's pieces into its file, if it has any."""
+        from safetensors.torch import save_file
+
+        self.name, file = plan.storage_data
+        path = self.folder / (UNFINISHED + self.name) / file
+        values, found = {}, []
+        for item in plan.items:
+            value = planner.resolve_data(item)
+            assert isinstance(value, Tensor)
+            held = value.detach().cpu().contiguous()
+            key = _key(item.index)
+            # A view of a part would drag the whole of its memory along.
+            values[key] = held if held.untyped_storage().nbytes() == held.nbytes else held.clone()
+            piece = Piece(file=file, key=key, offsets=tuple(item.index.offset or ()), shape=tuple(held.shape), crc=_crc(held))
+            found.append(WriteResult(index=item.index, size_in_bytes=held.nbytes, storage_data=piece))
+        if values:
+            save_file(values, path)
+            synchronise(path)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(found)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Rank 0 describes the whole, and gives it its name."""
+        unfinished = self.folder / (UNFINISHED + self.name)
+        entries = {name: _entry(tensor) for name, tensor in metadata.state_dict_metadata.items()}
+        pieces: dict[str, list[Piece]] = {name: [] for name in entries}
+        for result in (one for some in results for one in some):
+            pieces[result.index.fqn].append(result.storage_data)
+        files = sorted({piece.file for some in pieces.values() for piece in some})
+        lost = [file for file in files if not (unfinished / file).is_file()]
+        if lost:
+            raise PlanError(f"{lost[0]} does not reach rank 0: {self.folder} must be the same folder on all machines")
+        manifest = self.manifest.model_copy(
+            update={
+                "tensors": {name: entry.model_copy(update={"pieces": tuple(pieces[name])}) for name, entry in entries.items()},
+                "files": {file: (unfinished / file).stat().st_size for file in files},
+            }
+        )
+        if self.plan is not None:
+            write_synchronised(unfinished / PLAN, self.plan)
+        write_synchronised(unfinished / MANIFEST, manifest.model_dump_json(by_alias=True))
+        synchronise(unfinished)
+        unfinished.rename(self.folder / self.name)
+        synchronise(self.folder)
+        point_to(self.folder, self.name)
+        if self.keep is not None:
+            prune(self.folder, self.keep)
+
+    def abandon(self) -> None:
+        """Rank 0 removes what a save that failed has left."""
+        if self._made is not None:
+            shutil.rmtree(self._made, ignore_errors=True)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """DCP is given the writer itself."""
+        return False
+
+
+class SafeReader(StorageReader):
+    """Reads a checkpoint: of each file the pieces that this rank needs, each checked against its sum."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A reader reads one checkpoint."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What is there, in DCP's words."""
+        tensors: dict[str, Any] = {name: _described(entry) for name, entry in self.manifest.tensors.items()}
+        held = {
+            MetadataIndex(name, torch.Size(piece.offsets)): piece for name, entry in self.manifest.tensors.items() for piece in entry.pieces
+        }
+        return Metadata(state_dict_metadata=tensors, storage_data=held)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Keep where the pieces are."""
+        self.pieces: Mapping[MetadataIndex, Piece] = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """As they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Copy what is asked for out of the pieces, file by file."""
+        items = sorted(plan.items, key=lambda item: (self.pieces[item.storage_index].file, self.pieces[item.storage_index].key))
+        last: tuple[Piece, Tensor] | None = None
+        for item in items:
+            piece = self.pieces[item.storage_index]
+            if last is None or last[0] != piece:
+                last = piece, self._read(piece)
+            part = last[1]
+            for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                part = part.narrow(dim, start, length)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(part)
+            planner.commit_tensor(item, target)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _read(self, piece: Piece) -> Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.path / piece.file, framework="pt") as file:
+                value: Tensor = file.get_tensor(piece.key)
+        except (OSError, SafetensorError) as error:
+            raise PlanError(f"the checkpoint {self.path} is damaged: {piece.file}: {error}{others(self.path)}") from error
+        if tuple(value.shape) != piece.shape or _crc(value) != piece.crc:
+            raise PlanError(f"the checkpoint {self.path} is damaged: {piece.key} of {piece.file} is not what was saved{others(self.path)}")
+        return value
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """DCP is given the reader itself."""
+        return False
+
+
+def _key(index: MetadataIndex) -> str:
+    offsets = index.offset or ()
+    return f"{index.fqn}@{','.join(map(str, offsets))}" if any(offsets) else index.fqn
+
+
+def _crc(value: Tensor) -> int:
+    return zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data) if value.numel() else 0
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a type, as plans have it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _entry(tensor: Any) -> Entry:
+    assert isinstance(tensor, TensorStorageMetadata)
+    return Entry(shape=tuple(tensor.size), dtype=dtype_name(tensor.properties.dtype))
+
+
+def _described(entry: Entry) -> TensorStorageMetadata:
+    chunks = [ChunkStorageMetadata(offsets=torch.Size(piece.offsets), sizes=torch.Size(piece.shape)) for piece in entry.pieces]
+    return TensorStorageMetadata(properties=TensorProperties(dtype=torch_dtype(entry.dtype)), size=torch.Size(entry.shape), chunks=chunks)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The type of a name."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise PlanError(f"the checkpoint has tensors of type {name!r}, which torch does not know")
+    return found
+
+
+def synchronise(path: Path) -> None:
+    """Have the disk hold what was written to a file, or which names a folder has."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_synchronised(path: Path, text: str) -> None:
+    """Write a file that nobody reads yet."""
+    path.write_text(text, encoding="utf-8")
+    synchronise(path)
+
+
+def point_to(folder: Path, name: str) -> None:
+    """Let `latest` name another checkpoint, in one move."""
+    write_synchronised(folder / f".{LATEST}", name + "\n")
+    os.replace(folder / f".{LATEST}", folder / LATEST)
+    synchronise(folder)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what saves have left that were killed."""
+    for path in folder.glob(UNFINISHED + "*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Leave the last `keep` checkpoints, the latest among them. One that goes first loses its name, so that no half of it is seen."""
+    names = checkpoints_in(folder)
+    for name in names[:-keep]:
+        if name != latest_in(folder):
+            gone = (folder / name).rename(folder / (UNFINISHED + name))
+            shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,63 @@
+"""SIGTERM in a training: every rank ends the step, saves, and exits with 0; what comes too late does not pretend to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from autopar.runtime.launch import run_ranks
+from autopar.runtime.training.manifest import latest_in
+from autopar.runtime.training.saving import save
+from autopar.runtime.training.stopping import TOO_LATE, steps
+
+from .nets import built, plan_of, train
+
+
+def _stopped(folder: str) -> None:
+    """Rank 1 alone hears the signal, in the third step."""
+    module, optimizer = built("zero3", 2)
+    for step in steps(0, 10, lambda done: save(module, optimizer, folder, step=done)):
+        train(module, optimizer, range(step, step + 1))
+        if step == 2 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("the training was to end")
+
+
+def test_all_ranks_save_and_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan_of("zero3", 2)
+    assert run_ranks(_stopped, 2, str(tmp_path)) == [None, None]
+    assert latest_in(tmp_path) == "step-00000003"
+    assert "autopar: SIGTERM: saved after 3 steps, and ended" in capfd.readouterr().err
+
+
+SCRIPT = """
+import sys, time
+from autopar.runtime.training.stopping import steps
+for step in steps(0, 1000, lambda done: time.sleep({save})or print("saved", done), grace=0.5):
+    print("step", flush=True)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(0.0, 0), (5.0, TOO_LATE)])
+def test_one_process(tmp_path: Path, seconds: float, code: int) -> None:
+    command = [sys.executable, "-c", SCRIPT.format(save=seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None and program.stdout.readline() == "step\n"
+        time.sleep(0.1)
+        program.send_signal(signal.SIGTERM)
+        out, errors = program.communicate(timeout=30)
+    assert program.returncode == code
+    assert ("saved" in out) == (code == 0) and ("nothing was saved within 0.5 s" in errors) == (code != 0)
+
+
+def test_steps_run_to_their_end() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert list(steps(3, 6, lambda done: None)) == [3, 4, 5] and signal.getsignal(signal.SIGTERM) is before
