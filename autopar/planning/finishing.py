@@ -91,7 +91,10 @@ class Finisher:
             whole = replace(first, zero=0) if self.request.zero is None and self.request.train else first
             for mode, hidden in dict.fromkeys((m, h) for m in (first, whole) for h in (trials.hides(candidate), 0.0)):
                 tables = self.tables(candidate, mode, hidden)
-                solution = solve_within(tables, self.request.method, math.inf)
+                try:
+                    solution = solve_within(tables, self.request.method, math.inf)
+                except Infeasible:  # not within the hosts' memory
+                    continue
                 if solution.memory <= TUNING.hopeful * trials.room(candidate):
                     made = evaluate(tables, solution, self._schedule(candidate, mode))
                     if made.memory <= self.request.limit:

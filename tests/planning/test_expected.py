@@ -64,4 +64,4 @@ def test_cuts_on_the_folded_graph_are_those_on_the_whole_one(pins: dict[str, Any
     assert plan.predicted.step <= best.seconds * (1 + 1e-6)
     pinned = search_plan(graph, replace(request, mesh=best.candidate.mesh, micro_batches=best.candidate.micro_batches, zero=best.mode.zero))
     # The whole graph's last step, thriftier strategies that let in a schedule of less bubble, may gain where memory is short.
-    assert (0.9 if "memory" in pins else 0.98) * best.seconds <= pinned.predicted.step <= 1.02 * best.seconds
+    assert (0.85 if "memory" in pins else 0.98) * best.seconds <= pinned.predicted.step <= 1.02 * best.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.planner import search_plan
 from autopar.planning.request import Request
-from autopar.report.sensitivity import CLOSE, Sensitivity, scaled_links
+from autopar.report.sensitivity import CLOSE, STRIDE, Sensitivity, scaled_links
 from autopar.schemes import scheme_of
 from autopar.sharding.analysis import analyse
 
@@ -46,11 +47,14 @@ def test_a_flip_is_where_the_name_changes(plan: Plan) -> None:
     assert sensitivity.base == scheme_of(plan, analyse(graph_of(32), train=True)).name
     links = [flip for flip in flips if flip.quantity == "nvlink bandwidth" and flip.factor is not None]
     assert links
+    # The last end that was tried: the strides halved until they are within CLOSE.
+    apart = STRIDE ** (0.5 ** math.ceil(math.log2(math.log(STRIDE) / math.log(CLOSE))))
+    assert apart <= CLOSE
     for flip in links:
         assert flip.factor is not None
         cluster = request().cluster
         beyond = replace(request(), cluster=scaled_links(cluster, "nvlink", flip.factor))
-        before = flip.factor * CLOSE if flip.direction == "down" else flip.factor / CLOSE
+        before = flip.factor * apart if flip.direction == "down" else flip.factor / apart
         short = replace(request(), cluster=scaled_links(cluster, "nvlink", before))
         assert named(graph_of(32), beyond) == flip.becomes != sensitivity.base
         assert named(graph_of(32), short) == sensitivity.base

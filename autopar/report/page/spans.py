@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.pipeline_simulation import simulate
-from autopar.costmodel.streams import COMPUTE, Event
-from autopar.costmodel.trace import pipeline_events
+from autopar.costmodel.step.pipeline_simulation import simulate
+from autopar.costmodel.step.streams import COMPUTE, Event
+from autopar.costmodel.step.trace import pipeline_events
 
 from ...ir import Graph
 from ...order.pipeline import neighbours, pipeline_order
