@@ -306,6 +306,24 @@ def _report(args: argparse.Namespace) -> None:
     print(printable(f"saved to {args.output}"), file=sys.stderr)
 
 
+# --- convert ---
+
+
+def _convert(args: argparse.Namespace) -> None:
+    from .convert import convert
+    from .outputs import write_whole
+    from .plan import Plan
+
+    check_outputs(args, args.output)
+    found = convert(Plan.load(args.plan), args.to)
+    for note in found.lost:
+        print(printable(f"autopar: {args.to}: {note}"), file=sys.stderr)
+    if args.output:
+        write_whole(Path(args.output), found.text)
+    else:
+        print(printable(found.text), end="")
+
+
 # --- discover ---
 
 
@@ -428,7 +446,7 @@ def _print_json(found: dict[str, Any]) -> None:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
-    "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "report": _report, "discover": _discover,
+    "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "report": _report, "convert": _convert, "discover": _discover,
     "calibrate": _calibrate, "bench": _bench, "cluster": _cluster,
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ SCHEMES = (
 )  # fmt: skip
 RECOMPUTES = ("none", "selective", "full")
 OFFLOADS = ("none", "optimizer")
+TARGETS = ("dtensor", "hf-tp-plan", "torchtitan", "megatron", "deepspeed", "fsdp2")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -45,6 +46,7 @@ EXAMPLES = {
         "explain plan.json --model model.onnx --sensitivity",
     ),
     "report": ("report plan.json -o report.html", "report plan.json other.json -o report.html --model model.onnx"),
+    "convert": ("convert plan.json --to torchtitan -o parallel.toml", "convert plan.json --to dtensor"),
     "discover": ("discover aten.addmm.default --inputs 6,5x7,7x6", "discover package.module:function"),
     "calibrate": ("calibrate -o here.json", "calibrate -o here.json --nproc 4 --quick"),
     "collectives": ("bench collectives --nproc 4 --plot bandwidth.svg", "bench collectives --cluster here.json --sizes 1MiB,64MiB"),
@@ -70,6 +72,7 @@ def build_parser() -> Parser:
     _compare_options(_command(commands, "compare", "price the known schemes beside the plan found"))
     _explain_options(_command(commands, "explain", "tell how the operators of a plan are sharded, and why"))
     _report_options(_command(commands, "report", "write a plan, or two beside one another, as a page for the browser"))
+    _convert_options(_command(commands, "convert", "write a plan as the configuration of another project"))
     _discover_options(_command(commands, "discover", "find an operator's sharding rule by executing it, and prove it"))
     _calibrate_options(_command(commands, "calibrate", "measure the ranks at hand and write a cluster file"))
     bench = _command(commands, "bench", "measurements beside the model's predictions")
@@ -214,6 +217,14 @@ def _report_options(parser: Parser) -> None:
     add("--cluster", metavar="NAME|FILE", help="price on this cluster (default: the plan's)")
     _trust_option(parser)
     _rules_option(parser)
+
+
+def _convert_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("plan", metavar="PLAN", help="a plan file")
+    target = "dtensor and fsdp2: Python for PyTorch; hf-tp-plan and deepspeed: JSON; torchtitan: TOML; megatron: arguments"
+    add("--to", required=True, choices=TARGETS, help=target)
+    add("-o", "--output", metavar="FILE", help="write it to FILE (default: print it); what is left out is told on stderr")
 
 
 def _discover_options(parser: Parser) -> None:
