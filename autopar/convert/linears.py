@@ -100,6 +100,8 @@ def _source(plan: Plan, tensor: str, needed: Placement, index: int) -> Placement
 def _leaves(plan: Plan, operator: OperatorPlan, index: int) -> Values:
     """How the value that an operator makes is read, through the bias and the casts that hand on a partial sum."""
     for _ in range(_HOPS):
+        if not operator.outputs:
+            break
         tensor, layout = placements(operator.outputs)[0]
         chains = plan.redistributions.get(tensor, ())
         if chains:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import PlanError, UsageError
+from ..errors import UsageError
 from ..plan import Plan
+from ..plan_checks import require_consistent
 from ..plan_parts import OperatorPlan
 from ..printable import printable
 from ..sharding.layout import Kind, Layout, Placement, parse_layout
@@ -87,12 +88,10 @@ class Setup:
 
 def setup_of(plan: Plan) -> Setup:
     """The setup of a plan; a `UsageError` names the axes on which operators do different kinds of work."""
+    require_consistent(plan)
     if any(stage.mesh != plan.mesh for stage in plan.stages):
         raise UsageError("no target can express this plan: its stages are on different meshes")
-    try:
-        axes = tuple(_axis(plan, index) for index in range(len(plan.mesh)))
-    except ValueError as error:
-        raise error if isinstance(error, UsageError) else PlanError(f"the plan holds a bad layout: {error}") from error
+    axes = tuple(_axis(plan, index) for index in range(len(plan.mesh)))
     for axis in axes:
         if axis.work == "idle" and axis.size > 1:
             raise UsageError(f"no target can express this plan: the devices along axis {axis.name}={axis.size} repeat each other's work")
