@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..errors import UsageError
 from ..order.schedules import SCHEDULES
+from .examples import examples
 
 OPTIMIZERS = ("adamw", "sgd", "momentum", "lamb", "none")
 SEARCHES = ("dynamic_programming", "lagrangian", "recursive_programming", "exhaustive", "integer_program")
@@ -29,36 +30,6 @@ class Parser(argparse.ArgumentParser):
 
 
 MODELS = "file.onnx, file.pt2, package.module:function returning (module, example_inputs), or hf:config.json of Hugging Face"
-
-
-EXAMPLES = {
-    "plan": (
-        "plan model.onnx --devices 8 --batch 8 --dim sequence=1024 -o plan.json",
-        "plan package.module:build --cluster dgx-a100-80g --devices 64 --memory 70GiB",
-        'plan model.onnx --devices 64 --scheme "pipeline-1f1b 4 x data 2 x megatron 8"',
-        "plan model.onnx --devices 8 --pin 'h.*/mlp/c_fc/MatMul=gpu:n'",
-    ),
-    "run": ("run plan.json --model model.onnx --check", "run plan.json --model package.module:build --steps 10 --weights folder"),
-    "compare": ("compare model.onnx --devices 64 --batch 64", "compare model.onnx --devices 8 --scheme data --scheme megatron-sp"),
-    "explain": (
-        "explain plan.json",
-        "explain plan.json h.3/mlp/c_fc/MatMul --model model.onnx --alternatives",
-        "explain plan.json --model model.onnx --sensitivity",
-    ),
-    "report": ("report plan.json -o report.html", "report plan.json other.json -o report.html --model model.onnx"),
-    "convert": ("convert plan.json --to torchtitan -o parallel.toml", "convert plan.json --to dtensor"),
-    "discover": ("discover aten.addmm.default --inputs 6,5x7,7x6", "discover package.module:function"),
-    "calibrate": ("calibrate -o here.json", "calibrate -o here.json --nproc 4 --quick"),
-    "collectives": ("bench collectives --nproc 4 --plot bandwidth.svg", "bench collectives --cluster here.json --sizes 1MiB,64MiB"),
-    "list": ("cluster list", "cluster list --json"),
-    "show": ("cluster show dgx-h100 --devices 64", "cluster show here.json"),
-    "bench": ("bench collectives --nproc 4",),
-    "cluster": ("cluster list", "cluster show dgx-h100"),
-}
-
-
-def _examples(name: str) -> str:
-    return "\n".join(["examples:", *(f"  autopar {line}" for line in EXAMPLES[name])])
 
 
 def build_parser() -> Parser:
@@ -91,7 +62,7 @@ def build_parser() -> Parser:
 def _command(commands: Any, name: str, text: str) -> Parser:
     description = text[0].upper() + text[1:] + "."
     made: Parser = commands.add_parser(
-        name, help=text, description=description, epilog=_examples(name), formatter_class=argparse.RawDescriptionHelpFormatter,
+        name, help=text, description=description, epilog=examples(name), formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )  # fmt: skip
     made.set_defaults(parser=made)
