@@ -6,20 +6,19 @@ import argparse
 import contextlib
 import gc
 import io
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .errors import AutoparError, PlanError, RunError, UsageError, unknown
 from .printable import printable
+from .report import commands
 from .report.arguments import build_parser, pair_of, size_of, sizes_of
+from .report.commands import memory_of, print_json
 from .report.files import check_outputs
 
 if TYPE_CHECKING:
-    from autopar.costmodel import Cluster
 
     from .api import Planned
     from .ir import Graph
@@ -111,9 +110,9 @@ def _print_planned(args: argparse.Namespace, planned: Planned, *, compare: bool)
     from .report.planned import planned_json, planned_parts
     from .report.tables import show
 
-    memory = _memory(args)
+    memory = memory_of(args)
     if args.json:
-        _print_json(planned_json(planned, compare=compare, memory=memory, saved=args.output))
+        print_json(planned_json(planned, compare=compare, memory=memory, saved=args.output))
     else:
         show(planned_parts(planned, compare=compare, memory=memory, saved=args.output))
 
@@ -127,7 +126,7 @@ def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> 
     return plan_loaded(
         model, devices=args.devices, cluster=args.cluster, mode=args.mode, master=args.master, reduce=args.reduce,
         optimizer=args.optimizer, search=args.search,
-        memory=_memory(args), pins=args.pin, scheme=args.scheme, mesh=mesh, stages=args.stages,
+        memory=memory_of(args), pins=args.pin, scheme=args.scheme, mesh=mesh, stages=args.stages,
         micro_batches=args.micro_batches, recompute=args.recompute, zero=args.zero, offload=args.offload, schedule=args.schedule,
         interleave=args.interleave, load=args.strategy_load, reuse_from=args.reuse,
         discover=args.discover, replicate_unknown=args.replicate_unknown, progress=bar,
@@ -140,7 +139,7 @@ def _check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
     from .pins import parse_pin
     from .schemes import scheme_named
 
-    _memory(args)
+    memory_of(args)
     for name in schemes:
         scheme_named(name)
     for text in getattr(args, "pin", ()):
@@ -168,12 +167,12 @@ def _compare(args: argparse.Namespace) -> None:
             master=args.master,
             reduce=args.reduce,
             optimizer=args.optimizer,
-            memory=_memory(args),
+            memory=memory_of(args),
             progress=bar,
         )
-        found = rivals(planned, args.scheme or list(SCHEMES), memory=_memory(args), progress=bar)
+        found = rivals(planned, args.scheme or list(SCHEMES), memory=memory_of(args), progress=bar)
     if args.json:
-        _print_json(compared_json(planned, found))
+        print_json(compared_json(planned, found))
     else:
         show(compared_parts(planned, found, cluster_sentence(planned)))
 
@@ -210,12 +209,6 @@ def _load(args: argparse.Namespace) -> LoadedModel:
     return load_any(args.model, options)
 
 
-def _memory(args: argparse.Namespace) -> float | None:
-    from .report.units import parse_bytes
-
-    return parse_bytes(args.memory, "--memory") if args.memory else None
-
-
 # --- run ---
 
 
@@ -242,7 +235,7 @@ def _run(args: argparse.Namespace) -> None:
     from .report.fields import report_json, report_lines
 
     if args.json:
-        _print_json(report_json(report))
+        print_json(report_json(report))
     elif os.environ.get("RANK", "0") == "0":  # under torchrun, one rank speaks for all
         print(printable("\n".join(report_lines(report))))
     if not report.ok:
@@ -265,7 +258,7 @@ def _explain(args: argparse.Namespace) -> None:
     with contextlib.redirect_stdout(sys.stderr), ProgressBar() as bar:
         found = _explained(plan, args, bar)
     if args.json:
-        _print_json(found.json())
+        print_json(found.json())
     else:
         show(found.parts())
 
@@ -291,159 +284,14 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
             return model_of_batch(args.model, plan, batch, trust=args.trust).graph
 
         batches = rebatched if args.sensitivity else None
-        found = answered(found, cluster, bar, alternatives=args.alternatives, memory=_memory(args), batches=batches)
+        found = answered(found, cluster, bar, alternatives=args.alternatives, memory=memory_of(args), batches=batches)
     return found
 
 
-# --- report ---
-
-
-def _report(args: argparse.Namespace) -> None:
-    check_outputs(args, args.output)
-    from .report.page.command import report
-
-    report(args, _memory(args))
-    print(printable(f"saved to {args.output}"), file=sys.stderr)
-
-
-# --- discover ---
-
-
-def _discover(args: argparse.Namespace) -> None:
-    with contextlib.redirect_stdout(sys.stderr):
-        from autopar.runtime.discovery import discover_target, example_of_texts
-
-        if args.inputs is None and not args.set:
-            found = discover_target(args.target, (), {})
-        else:
-            found = discover_target(args.target, *example_of_texts(args.target, args.inputs, args.set))
-    if args.json:
-        _print_json(found.json())
-    else:
-        print(printable(found.line))
-        print(f"# proven by executing {found.strategies} strategies on {', '.join('x'.join(map(str, mesh)) for mesh in found.meshes)}")
-        print(printable("".join(f"# {note}\n" for note in found.notes)), end="")
-
-
-# --- calibrate, bench ---
-
-
-def _calibrate(args: argparse.Namespace) -> None:
-    from autopar.costmodel import dump, load_cluster
-
-    from .outputs import write_whole
-    from .report.calibrated import calibrate, calibrated_parts
-    from .report.clusters import show_parts
-    from .report.tables import show
-
-    path = Path(args.output)
-    check_outputs(args, args.output)
-    if path.suffix.lower() != ".json":
-        raise UsageError(f"{path}: a cluster file ends in .json")
-    _check_ranks(args)
-    if not args.tolerance > 0:
-        raise UsageError(f"--tolerance is {args.tolerance}; it must be above 0")
-    inside = load_cluster(args.inside) if args.inside else None
-    with contextlib.redirect_stdout(sys.stderr):
-        found = calibrate(
-            nproc=args.nproc, backend=args.backend, name=args.name or path.stem, kinds=_kinds(args), quick=args.quick,
-            tolerance=args.tolerance, inside=inside,
-        )  # fmt: skip
-    if found is None:
-        return
-    write_whole(path, dump(found))
-    if args.json:
-        _print_json(json.loads(dump(found)))
-    else:
-        show([*show_parts(found), *calibrated_parts(found)])
-
-
-def _bench(args: argparse.Namespace) -> None:
-    from .outputs import write_whole
-    from .report.bench import bench_collectives, bench_json, bench_panels, bench_parts
-    from .report.plot import svg
-    from .report.tables import show
-    from .report.units import parse_bytes
-
-    check_outputs(args, args.plot)
-    _check_ranks(args)
-    sizes = [int(parse_bytes(text, "--sizes")) for text in args.sizes.split(",")]
-    with contextlib.redirect_stdout(sys.stderr):
-        found = bench_collectives(nproc=args.nproc, backend=args.backend, sizes=sizes, kinds=_kinds(args), cluster=args.cluster)
-    if found is None:
-        return
-    if args.plot:
-        write_whole(Path(args.plot), svg(bench_panels(found)))
-    if args.json:
-        _print_json(bench_json(found))
-    else:
-        show(bench_parts(found))
-
-
-def _kinds(args: argparse.Namespace) -> list[str]:
-    return [kind for kind in args.collectives.split(",") if kind]
-
-
-def _check_ranks(args: argparse.Namespace) -> None:
-    if args.nproc is not None and args.nproc < 2:
-        raise UsageError(f"--nproc is {args.nproc}; collectives are measured on 2 ranks or more")
-
-
-# --- cluster ---
-
-
-def _cluster(args: argparse.Namespace) -> None:
-    (_cluster_list if args.cluster_command == "list" else _cluster_show)(args)
-
-
-def _cluster_list(args: argparse.Namespace) -> None:
-    from autopar.costmodel import load_cluster, presets
-
-    from .report.clusters import list_json, list_table
-    from .report.tables import show
-
-    found: list[Cluster] = [load_cluster(name) for name in presets()]
-    if args.json:
-        _print_json(list_json(found))
-    else:
-        show([list_table(found)])
-
-
-def _cluster_show(args: argparse.Namespace) -> None:
-    from autopar.costmodel import dump
-
-    from .api import choose_cluster
-    from .report.clusters import show_parts
-    from .report.tables import show
-
-    cluster, _ = choose_cluster(args.name, args.devices)
-    if args.json:
-        _print_json(json.loads(dump(cluster)))
-    else:
-        show(show_parts(cluster))
-
-
-# --- checkpoint ---
-
-
-def _checkpoint(args: argparse.Namespace) -> None:
-    from .report.checkpoints import checkpoint_json, checkpoint_parts, read_checkpoint
-    from .report.tables import show
-
-    path, manifest = read_checkpoint(args.folder)
-    if args.json:
-        _print_json(checkpoint_json(path, manifest))
-    else:
-        show(checkpoint_parts(path, manifest))
-
-
-def _print_json(found: dict[str, Any]) -> None:
-    print(json.dumps(found, indent=1))
-
-
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
-    "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "report": _report, "discover": _discover,
-    "calibrate": _calibrate, "bench": _bench, "cluster": _cluster, "checkpoint": _checkpoint,
+    "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "report": commands.report,
+    "convert": commands.convert, "discover": commands.discover,
+    "calibrate": commands.calibrate, "bench": commands.bench, "cluster": commands.cluster, "checkpoint": commands.checkpoint,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import stat
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper
 from autopar.cli import run
 from autopar.errors import UsageError
 from autopar.outputs import check_output, write_whole
+from autopar.report.files import check_outputs
 
 PLAN = ("--devices", "2", "--cluster", "local-cpu", "--quiet", "--no-compare", "--stages", "1")
 
@@ -63,6 +65,17 @@ def test_the_plan_reused_is_not_written(model: Path) -> None:
     for extra in (["--reuse", plan], ["--strategy-load", plan]):
         with pytest.raises(UsageError, match="the command reads it"):
             run(["plan", str(model), *PLAN, *extra, "-o", plan])
+
+
+def test_modules_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    given = argparse.Namespace(model="own.net:build", loss="own.net:loss", rules=["own.rules"])
+    for name in ("own/net.py", "own/rules.py"):
+        (tmp_path / name).write_text("")
+        with pytest.raises(UsageError, match="the command reads it"):
+            check_outputs(given, name)
+    check_outputs(given, "own/plan.json")
 
 
 def test_two_outputs_are_two_files(model: Path) -> None:

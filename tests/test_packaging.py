@@ -34,6 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "order": {"errors", "ir", "sharding"},
     "costmodel": {"errors", "ir", "sharding", "order"},
     "search": set(),
+    "convert": {"errors", "plan", "plan_checks", "plan_parts", "printable", "sharding"},
     "strategy_files": {"errors", "ir", "outputs", "plan", "plan_parts", "sharding"},
     "plan": {"autopar", "errors", "ir", "order", "outputs", "plan_parts", "sharding"},
     "plan_parts": {"errors", "ir", "order", "sharding"},

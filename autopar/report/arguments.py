@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..errors import UsageError
 from ..order.schedules import SCHEDULES
+from .examples import examples
 
 OPTIMIZERS = ("adamw", "sgd", "momentum", "lamb", "none")
 SEARCHES = ("dynamic_programming", "lagrangian", "recursive_programming", "exhaustive", "integer_program")
@@ -17,6 +18,7 @@ SCHEMES = (
 )  # fmt: skip
 RECOMPUTES = ("none", "selective", "full")
 OFFLOADS = ("none", "optimizer")
+TARGETS = ("dtensor", "hf-tp-plan", "torchtitan", "megatron", "deepspeed", "fsdp2")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -30,35 +32,6 @@ class Parser(argparse.ArgumentParser):
 MODELS = "file.onnx, file.pt2, package.module:function returning (module, example_inputs), or hf:config.json of Hugging Face"
 
 
-EXAMPLES = {
-    "plan": (
-        "plan model.onnx --devices 8 --batch 8 --dim sequence=1024 -o plan.json",
-        "plan package.module:build --cluster dgx-a100-80g --devices 64 --memory 70GiB",
-        'plan model.onnx --devices 64 --scheme "pipeline-1f1b 4 x data 2 x megatron 8"',
-        "plan model.onnx --devices 8 --pin 'h.*/mlp/c_fc/MatMul=gpu:n'",
-    ),
-    "run": ("run plan.json --model model.onnx --check", "run plan.json --model package.module:build --steps 10 --weights folder"),
-    "compare": ("compare model.onnx --devices 64 --batch 64", "compare model.onnx --devices 8 --scheme data --scheme megatron-sp"),
-    "explain": (
-        "explain plan.json",
-        "explain plan.json h.3/mlp/c_fc/MatMul --model model.onnx --alternatives",
-        "explain plan.json --model model.onnx --sensitivity",
-    ),
-    "report": ("report plan.json -o report.html", "report plan.json other.json -o report.html --model model.onnx"),
-    "discover": ("discover aten.addmm.default --inputs 6,5x7,7x6", "discover package.module:function"),
-    "calibrate": ("calibrate -o here.json", "calibrate -o here.json --nproc 4 --quick"),
-    "collectives": ("bench collectives --nproc 4 --plot bandwidth.svg", "bench collectives --cluster here.json --sizes 1MiB,64MiB"),
-    "list": ("cluster list", "cluster list --json"),
-    "show": ("cluster show dgx-h100 --devices 64", "cluster show here.json"),
-    "bench": ("bench collectives --nproc 4",),
-    "cluster": ("cluster list", "cluster show dgx-h100"),
-}
-
-
-def _examples(name: str) -> str:
-    return "\n".join(["examples:", *(f"  autopar {line}" for line in EXAMPLES[name])])
-
-
 def build_parser() -> Parser:
     """The commands and their options."""
     description = "Finds the cheapest way to split a neural network over many devices, and runs it."
@@ -70,6 +43,7 @@ def build_parser() -> Parser:
     _compare_options(_command(commands, "compare", "price the known schemes beside the plan found"))
     _explain_options(_command(commands, "explain", "tell how the operators of a plan are sharded, and why"))
     _report_options(_command(commands, "report", "write a plan, or two beside one another, as a page for the browser"))
+    _convert_options(_command(commands, "convert", "write a plan as the configuration of another project"))
     _discover_options(_command(commands, "discover", "find an operator's sharding rule by executing it, and prove it"))
     _calibrate_options(_command(commands, "calibrate", "measure the ranks at hand and write a cluster file"))
     bench = _command(commands, "bench", "measurements beside the model's predictions")
@@ -93,7 +67,7 @@ def build_parser() -> Parser:
 def _command(commands: Any, name: str, text: str) -> Parser:
     description = text[0].upper() + text[1:] + "."
     made: Parser = commands.add_parser(
-        name, help=text, description=description, epilog=_examples(name), formatter_class=argparse.RawDescriptionHelpFormatter,
+        name, help=text, description=description, epilog=examples(name), formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )  # fmt: skip
     made.set_defaults(parser=made)
@@ -219,6 +193,14 @@ def _report_options(parser: Parser) -> None:
     add("--cluster", metavar="NAME|FILE", help="price on this cluster (default: the plan's)")
     _trust_option(parser)
     _rules_option(parser)
+
+
+def _convert_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("plan", metavar="PLAN", help="a plan file")
+    target = "dtensor and fsdp2: Python for PyTorch; hf-tp-plan and deepspeed: JSON; torchtitan: TOML; megatron: arguments"
+    add("--to", required=True, choices=TARGETS, help=target)
+    add("-o", "--output", metavar="FILE", help="write it to FILE (default: print it); what is left out is told on stderr")
 
 
 def _discover_options(parser: Parser) -> None:

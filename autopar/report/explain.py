@@ -187,7 +187,8 @@ def bare_chains(plan: Plan, tensor: str) -> list[str]:
     lines = [f"      redistributed {' -> '.join(chain)}" for chain in plan.redistributions.get(tensor, ())]
     for c in plan.collectives:
         if c.tensor == tensor:
-            lines.append(f"      {c.phase} {COLLECTIVES[c.kind]} over {c.axis}: {bytes_text(c.nbytes)}, {seconds_text(c.seconds)}")
+            kind = COLLECTIVES.get(c.kind, c.kind)
+            lines.append(f"      {c.phase} {kind} over {c.axis}: {bytes_text(c.nbytes)}, {seconds_text(c.seconds)}")
     return lines
 
 

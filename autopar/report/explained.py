@@ -10,6 +10,7 @@ from autopar.costmodel import Cluster
 
 from ..ir import Graph
 from ..plan import Plan
+from ..plan_checks import require_consistent
 from ..schemes import Named, scheme_of
 from ..sharding.analysis import Analysis, analyse
 from .account import Account, OperatorAccount, account_of, has_account
@@ -52,6 +53,7 @@ class Explained:
     @classmethod
     def of_file(cls, plan: Plan, wanted: str | None) -> Explained:
         """What the plan file tells."""
+        require_consistent(plan)
         if wanted in plan.parameters and wanted not in plan.operators:
             return cls(plan=plan, names=(), parameter=wanted)
         return cls(plan=plan, names=tuple(find_operators(list(plan.operators), wanted)) if wanted else None)

@@ -26,6 +26,8 @@ def check_outputs(args: argparse.Namespace, *outputs: str | None) -> None:
 
 
 def inputs(args: argparse.Namespace) -> list[str]:
-    """The files that a command reads, as far as its arguments name them."""
+    """The files that a command reads, as far as its arguments name them; of modules, those below this folder."""
     given = [value for name in _READ if isinstance(value := getattr(args, name, None), str)]
-    return [text.removeprefix(HUGGING_FACE) for text in given]
+    functions = [*given, getattr(args, "loss", None) or ""]
+    modules = [*(text.partition(":")[0] for text in functions if ":" in text), *getattr(args, "rules", [])]
+    return [*(text.removeprefix(HUGGING_FACE) for text in given), *(f"{name.replace('.', '/')}.py" for name in modules)]

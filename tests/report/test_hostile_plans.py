@@ -77,3 +77,19 @@ def test_no_billion_ranks(tmp_path: Path, data: dict[str, Any], monkeypatch: pyt
     assert run(["explain", str(path), "--json"]) == 0
     with pytest.raises(RunError, match="2147483648 ranks; at most"):
         run(["run", str(path), "--model", "m.onnx"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda held: held["operators"]["h.0/MatMul"].update(strategy=["R", "R"]), "a strategy for 2 mesh axes, not 1"),
+        (lambda held: held["parameters"]["w"].update(storage="S0 S1"), "'S0 S1', is for 2 mesh axes, not 1"),
+        (lambda held: held["parameters"]["w"].update(storage="Q"), "bad layout of 'w'"),
+        (lambda held: held["redistributions"].update(w=[[]]), "empty redistribution of 'w'"),
+    ],
+)
+def test_parts_that_do_not_fit(tmp_path: Path, data: dict[str, Any], change: Callable[[dict[str, Any]], object], message: str) -> None:
+    path = written(tmp_path, data, change)
+    for words in (["explain", str(path)], ["report", str(path), "-o", str(tmp_path / "r.html")], ["convert", str(path), "--to", "fsdp2"]):
+        with pytest.raises(PlanError, match=message):
+            run(words)

@@ -9,7 +9,8 @@ import pytest
 
 import autopar
 from autopar.errors import UsageError
-from autopar.report.arguments import EXAMPLES, build_parser
+from autopar.report.arguments import build_parser
+from autopar.report.examples import EXAMPLES
 from autopar.report.folding import folded
 from autopar.report.given import checked
 from autopar.report.printing import Table, plain, sentence, show, wrap_cell

@@ -13,6 +13,7 @@ from autopar.costmodel.intervals import memory_interval, step_interval
 
 from ...ir import Graph
 from ...plan import Plan
+from ...plan_checks import require_consistent
 from ...planning.request import default_limit
 from ...schemes import Named, scheme_of
 from ...sharding.analysis import analyse
@@ -64,6 +65,7 @@ class Contents:
         rivals: Sequence[Rival] = (),
     ) -> Contents:
         """The report of `plan`; `other`: a plan to compare with; `rivals`: what the known schemes would cost."""
+        require_consistent(plan)
         account, named = None, None
         if graph is not None and cluster is not None:
             analysis = analyse(graph, train=plan.model.mode == "train")

@@ -1,0 +1,217 @@
+"""What a plan does on each mesh axis and in time, read from its file alone, in the words that configurations of training share."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import UsageError
+from ..plan import Plan
+from ..plan_checks import require_consistent
+from ..plan_parts import OperatorPlan
+from ..printable import printable
+from ..sharding.layout import Kind, Layout, Placement, parse_layout
+from ..sharding.rules import RULES
+from ..sharding.rules.experts import EXPERTS
+
+Work = Literal["data", "tensor", "sequence", "expert", "idle"]
+EMBEDDINGS = ("aten.embedding.default", "onnx.Gather")
+MOST = 0.9
+"""Share of the operators that are recomputed from which on all of them count as recomputed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """The text of a file, and what of the plan it leaves out."""
+
+    text: str
+    lost: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisWork:
+    """What a mesh axis is for; `stored_split`: whether parameters that are used whole on it are stored split."""
+
+    name: str
+    size: int
+    work: Work
+    stored_split: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A plan by degrees. `zero`: 0 to 3 as for the data axes; `sequence_parallel`: whether activations between the products of a
+    tensor axis are split along the sequence; `lost`: what no target says."""
+
+    plan: Plan
+    axes: tuple[AxisWork, ...]
+    zero: int
+    sequence_parallel: bool
+    recompute: Literal["none", "selective", "full"]
+    stages: int
+    batch: int
+    sequence: int | None
+    lost: tuple[str, ...]
+
+    def degree(self, *work: Work) -> int:
+        """Devices along all axes of these kinds of work."""
+        return math.prod(axis.size for axis in self.axes if axis.work in work)
+
+    @property
+    def shards(self) -> int:
+        """Devices of the data axes over which parameters are stored split."""
+        return math.prod(axis.size for axis in self.axes if axis.work == "data" and axis.stored_split)
+
+    @property
+    def local_batch(self) -> int:
+        """Samples of a micro-batch on one device; devices that split experts split the batch as well."""
+        return self.batch // (self.plan.schedule.micro_batches * self.degree("data", "expert"))
+
+    def refuse(self, target: str, *lacks: str) -> None:
+        """Raise a `UsageError` that names what the target lacks, where there is anything."""
+        found = [lack for lack in lacks if lack]
+        if found:
+            raise UsageError(f"{target} cannot express this plan: {'; '.join(found)}")
+
+    def lacking(self, work: Work, words: str) -> str:
+        """What a target without a kind of work says of the plan's axes that have it; "" where none has."""
+        names = [f"{axis.name}={axis.size}" for axis in self.axes if axis.work == work and axis.size > 1]
+        return f"{words} over {', '.join(names)}" if names else ""
+
+    def staged(self) -> str:
+        """What a target without pipelines says; "" where there is one stage."""
+        return f"{self.stages} pipeline stages" if self.stages > 1 else ""
+
+
+def setup_of(plan: Plan) -> Setup:
+    """The setup of a plan; a `UsageError` names the axes on which operators do different kinds of work."""
+    require_consistent(plan)
+    if any(stage.mesh != plan.mesh for stage in plan.stages):
+        raise UsageError("no target can express this plan: its stages are on different meshes")
+    axes = tuple(_axis(plan, index) for index in range(len(plan.mesh)))
+    for axis in axes:
+        if axis.work == "idle" and axis.size > 1:
+            raise UsageError(f"no target can express this plan: the devices along axis {axis.name}={axis.size} repeat each other's work")
+    schedule = plan.schedule
+    split = any(axis.stored_split for axis in axes if axis.work == "data")
+    zero = 0 if not split else 3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1
+    recomputed = sum(map(len, schedule.recompute))
+    shapes = [spec.shape for spec in plan.model.inputs.values() if spec.shape]
+    return Setup(
+        plan=plan,
+        axes=axes,
+        zero=zero,
+        sequence_parallel=any(_between_sequences(plan, i) for i, axis in enumerate(axes) if axis.work == "tensor"),
+        recompute="none" if not recomputed else "full" if recomputed >= MOST * len(plan.operators) else "selective",
+        stages=max(len(plan.stages) // schedule.interleave, 1),
+        batch=shapes[0][0] if shapes else 1,
+        sequence=shapes[0][1] if shapes and len(shapes[0]) > 1 else None,
+        lost=tuple(printable(note, lines=False) for note in _lost(plan, axes)),
+    )
+
+
+def placements(places: Iterable[tuple[str, str]]) -> list[tuple[str, Layout]]:
+    """Tensors with their layouts."""
+    return [(name, parse_layout(text)) for name, text in places]
+
+
+def is_product(operator: OperatorPlan) -> bool:
+    """Whether the operator multiplies."""
+    return operator.kind in RULES and bool(RULES[operator.kind].products)
+
+
+def _axis(plan: Plan, index: int) -> AxisWork:
+    """What most products do on the axis, which all of them must."""
+    axis = plan.mesh[index]
+    counts: Counter[Work] = Counter()
+    examples: dict[Work, str] = {}
+    for name, operator in plan.operators.items():
+        does = _work(plan, operator, index)
+        if does is not None:
+            counts[does] += 1
+            examples.setdefault(does, name)
+    kinds = [does for does in counts if does != "idle"]
+    if "expert" in kinds and set(kinds) <= {"expert", "data"}:
+        kinds = ["expert"]
+    if len(kinds) > 1 or (kinds not in ([], ["tensor"]) and counts["idle"]):
+        said = ", ".join(f"{count} {_WORDS[does]} (such as {examples[does]})" for does, count in counts.items())
+        raise UsageError(f"no target can express this plan: on axis {axis.name} its products do different work: {said}")
+    work: Work = kinds[0] if kinds else "idle"
+    return AxisWork(name=axis.name, size=axis.size, work=work, stored_split=_stored_split(plan, index))
+
+
+_WORDS: dict[Work, str] = {
+    "data": "split the batch", "tensor": "split their weights", "sequence": "split the sequence", "expert": "split the experts",
+    "idle": "are repeated",
+}  # fmt: skip
+
+
+def _work(plan: Plan, operator: OperatorPlan, index: int) -> Work | None:
+    """What a product of a stored weight and a value does on an axis; of other operators nothing is asked."""
+    if not is_product(operator):
+        return None
+    inputs = placements(operator.inputs)
+    weights = [layout[index] for name, layout in inputs if name in plan.parameters and len(plan.parameters[name].shape) > 1]
+    values = [layout[index] for name, layout in inputs if name not in plan.parameters]
+    if not weights or not values:
+        return None
+    if any(_split(place) for place in weights):
+        return "expert" if operator.kind == EXPERTS and any(p.dim == 0 for p in weights if _split(p)) else "tensor"
+    if not _split(values[0]):
+        return "idle"
+    return "data" if values[0].dim == 0 else "sequence"
+
+
+def _split(place: Placement) -> bool:
+    return place.kind is Kind.SPLIT
+
+
+def _stored_split(plan: Plan, index: int) -> bool:
+    """Whether any parameter is stored split on an axis where no operator reads it so."""
+    uses = _uses(plan)
+    for name, parameter in plan.parameters.items():
+        stored = parse_layout(parameter.storage)[index]
+        if _split(stored) and not any(_split(layout[index]) for layout in uses.get(name, [])):
+            return True
+    return False
+
+
+def _uses(plan: Plan) -> dict[str, list[Layout]]:
+    """The layouts in which operators read each parameter."""
+    found: dict[str, list[Layout]] = {}
+    for operator in plan.operators.values():
+        for name, layout in placements(operator.inputs):
+            if name in plan.parameters:
+                found.setdefault(name, []).append(layout)
+    return found
+
+
+def _between_sequences(plan: Plan, index: int) -> bool:
+    """Whether operators that are no products, such as norms, have their values split along dim 1."""
+    for operator in plan.operators.values():
+        names = [name for name, _ in operator.inputs]
+        if not is_product(operator) and operator.kind not in EMBEDDINGS and any(name in plan.parameters for name in names):
+            values = [layout[index] for name, layout in placements(operator.inputs) if name not in plan.parameters]
+            if values and _split(values[0]) and values[0].dim == 1:
+                return True
+    return False
+
+
+def _lost(plan: Plan, axes: Sequence[AxisWork]) -> Iterable[str]:
+    """What changes where things are stored and when they travel, but no value."""
+    for axis in axes:
+        if axis.stored_split and axis.work != "data" and axis.size > 1:
+            yield f"parameters stored split over {axis.name}, which is no data axis, are stored whole there"
+    inner = [level.level for level, axis in zip(plan.mesh, axes, strict=True) if axis.work == "data" and axis.size > 1]
+    for level, axis in zip(plan.mesh, axes, strict=True):
+        if axis.work == "tensor" and inner and level.level != inner[-1] and plan.mesh[-1].name != axis.name:
+            yield f"weights are split over neighbouring devices, not along {axis.name}, which the plan has on level {level.level}"
+    if plan.schedule.reductions.formats:
+        yield f"gradients of {len(plan.schedule.reductions.formats)} parameters travel uncompressed"
+    if hosts := sum(p.state == "host" for p in plan.parameters.values()):
+        yield f"optimizer state of {hosts} parameters in host memory is left to the target's own offloading"
+    if plan.unused:
+        yield f"{plan.unused} devices of the cluster stay idle: start {plan.devices} ranks"

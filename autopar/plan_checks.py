@@ -1,0 +1,47 @@
+"""Whether the parts of a plan fit one another, asked before a plan file is read without its model, against which it would be matched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .errors import PlanError
+from .plan import Plan
+from .printable import printable
+from .sharding.layout import parse_layout
+
+
+def require_consistent(plan: Plan) -> None:
+    """Raise a `PlanError` unless strategies and layouts have a place for each axis, layouts can be read, and stages hold equal chunks."""
+    if plan.stages and len(plan.stages) % plan.schedule.interleave:
+        raise PlanError(f"the plan has {len(plan.stages)} chunks, which are not {plan.schedule.interleave} for each stage")
+    lengths = {len(plan.mesh), *(len(stage.mesh) for stage in plan.stages)}
+    sizes = " or ".join(map(str, sorted(lengths)))
+    for name, operator in plan.operators.items():
+        if len(operator.strategy) not in lengths:
+            said = f"a strategy for {len(operator.strategy)} mesh axes, not {sizes}"
+            raise PlanError(printable(f"the plan's operator {name!r} has {said}", lines=False))
+    checked: set[str] = set()
+    for where, text in _layouts(plan):
+        if text in checked:
+            continue
+        checked.add(text)
+        try:
+            found = parse_layout(text)
+        except ValueError as error:
+            raise PlanError(printable(f"the plan holds a bad layout of {where!r}: {error}", lines=False)) from error
+        if len(found) not in lengths:
+            raise PlanError(printable(f"the plan's layout of {where!r}, {text!r}, is for {len(found)} mesh axes, not {sizes}", lines=False))
+
+
+def _layouts(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Every layout with the name of its tensor."""
+    for operator in plan.operators.values():
+        yield from operator.inputs
+        yield from operator.outputs
+    yield from ((name, parameter.storage) for name, parameter in plan.parameters.items())
+    yield from plan.outputs.items()
+    for name, chains in plan.redistributions.items():
+        for chain in chains:
+            yield from ((name, text) for text in chain)
+            if not chain:
+                raise PlanError(printable(f"the plan has an empty redistribution of {name!r}", lines=False))

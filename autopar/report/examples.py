@@ -1,0 +1,33 @@
+"""Examples of every command, as its help shows them."""
+
+from __future__ import annotations
+
+EXAMPLES = {
+    "plan": (
+        "plan model.onnx --devices 8 --batch 8 --dim sequence=1024 -o plan.json",
+        "plan package.module:build --cluster dgx-a100-80g --devices 64 --memory 70GiB",
+        'plan model.onnx --devices 64 --scheme "pipeline-1f1b 4 x data 2 x megatron 8"',
+        "plan model.onnx --devices 8 --pin 'h.*/mlp/c_fc/MatMul=gpu:n'",
+    ),
+    "run": ("run plan.json --model model.onnx --check", "run plan.json --model package.module:build --steps 10 --weights folder"),
+    "compare": ("compare model.onnx --devices 64 --batch 64", "compare model.onnx --devices 8 --scheme data --scheme megatron-sp"),
+    "explain": (
+        "explain plan.json",
+        "explain plan.json h.3/mlp/c_fc/MatMul --model model.onnx --alternatives",
+        "explain plan.json --model model.onnx --sensitivity",
+    ),
+    "report": ("report plan.json -o report.html", "report plan.json other.json -o report.html --model model.onnx"),
+    "convert": ("convert plan.json --to torchtitan -o parallel.toml", "convert plan.json --to dtensor"),
+    "discover": ("discover aten.addmm.default --inputs 6,5x7,7x6", "discover package.module:function"),
+    "calibrate": ("calibrate -o here.json", "calibrate -o here.json --nproc 4 --quick"),
+    "collectives": ("bench collectives --nproc 4 --plot bandwidth.svg", "bench collectives --cluster here.json --sizes 1MiB,64MiB"),
+    "list": ("cluster list", "cluster list --json"),
+    "show": ("cluster show dgx-h100 --devices 64", "cluster show here.json"),
+    "bench": ("bench collectives --nproc 4",),
+    "cluster": ("cluster list", "cluster show dgx-h100"),
+}
+
+
+def examples(name: str) -> str:
+    """The last lines of a command's help."""
+    return "\n".join(["examples:", *(f"  autopar {line}" for line in EXAMPLES[name])])
