@@ -8,6 +8,8 @@ Method (1963). Where exact tables would be too wide or take too long (conditioni
 same assignment in a hundredth of the time, and the solution's bound below its cost tells whether wider ones are worth their work.
 """
 
+from dataclasses import replace
+
 from .conditioning import Minimiser, Minimum, shrink, soften
 from .costgraph import CostGraph, Infeasible, NoAssignment, Proof, Solution
 from .elimination import MAX_ENTRIES
@@ -58,7 +60,13 @@ def _search(known: Incumbent, max_entries: int) -> None:
         small = left
     widest = Minimiser(small.graph, max_entries=max_entries, plan=plan)
     if widest.exact and widest.plan.work <= EXACT_WORK:
-        _assign(known, small, widest)
+        try:
+            _assign(known, small, widest)
+        except NoAssignment:
+            # What narrowing left forbids itself.
+            if known.choices is None:
+                raise
+            known.prove(known.cost, replace(known.proof, kind="enumeration"))
         return
     _offer_fast(known)
     proven, work = False, 0.0
