@@ -25,7 +25,7 @@ class _Decoder:
         pairs = zip(tables.variables, choices, strict=True)
         self.host = frozenset(v.name for v, choice in pairs if v.host is not None and v.host[choice] > 0)
         self.chains: dict[str, dict[Layout, tuple[Layout, ...]]] = {}
-        self.known: dict[object, tuple[Layout, ...]] = {}
+        self.known = tables.chains
         self.seconds = cache(tables.prices.seconds)
 
     def assignment(self) -> Assignment:
@@ -84,7 +84,7 @@ class _Decoder:
         gradient = name in self.tables.analysis.gradients
         kinds = self.tables.spaces[name].kinds if name in self.tables.spaces else ()
         stored = gradient and tensor.role is Role.PARAMETER and source == self._layout("parameter", name)
-        key = (source, target, tensor.shape, tensor.dtype, gradient, kinds, stored)
+        key = (source, target, tensor.shape, tensor.dtype, tensor.role, gradient, kinds, stored)
         if key not in self.known:
             self.known[key] = self._chain(tensor, source, target, kinds, gradient=gradient, stored=stored)
         self.chains.setdefault(name, {})[target] = self.known[key]

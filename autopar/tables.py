@@ -83,7 +83,7 @@ class Variable:
 class Tables:
     """A cost graph with what its variables stand for, and for how many tensors one stands (where for more than itself).
 
-    `host_room`: bytes that a solution may leave in host memory.
+    `host_room`: bytes that a solution may leave in host memory. `chains`: redistributions that were found for solutions of such tables.
     """
 
     analysis: Analysis
@@ -96,6 +96,7 @@ class Tables:
     counts: Mapping[str, int]
     host_room: float = math.inf
     types: Types = PLAIN.types
+    chains: dict[object, tuple[Layout, ...]] = field(default_factory=dict)
 
     def least_kept(self) -> float:
         """Bytes that operators keep whatever is chosen."""
@@ -182,6 +183,7 @@ class _Builder:
         return Tables(
             analysis=self.analysis, prices=self.prices, optimizer=self.optimizer, graph=graph, variables=tuple(self.variables),
             strategies=self.strategies, spaces=self.spaces, counts=self.work.counts.tensors, types=self.types,
+            chains=self._once("chains", dict[object, tuple[Layout, ...]]),
         )  # fmt: skip
 
     def _space(self, kinds: tuple[Placement, ...]) -> LayoutSpace:

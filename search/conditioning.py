@@ -137,14 +137,19 @@ class Minimiser:
         return best
 
 
-def prepare(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True) -> tuple[Reduction, Minimiser]:
-    """`graph` made smaller, with its solver; choices are pruned where their elimination would cost more than the pruning."""
+def shrink(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True) -> tuple[Reduction, Schedule | None]:
+    """`graph` made smaller, with its schedule; without one where its elimination would cost more than pruning, which then was done."""
     small = reduce(graph, prune=False, memory=memory)
     plan = typical_schedule(small.graph)
     if plan.work <= PRUNE_WORK and plan.widest <= max_entries:
-        return small, Minimiser(small.graph, max_entries=max_entries, plan=plan)
-    small = reduce(graph, memory=memory)
-    return small, Minimiser(small.graph, max_entries=max_entries)
+        return small, plan
+    return reduce(graph, memory=memory), None
+
+
+def prepare(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True) -> tuple[Reduction, Minimiser]:
+    """`graph` made smaller, with its solver."""
+    small, plan = shrink(graph, max_entries=max_entries, memory=memory)
+    return small, Minimiser(small.graph, max_entries=max_entries, plan=plan)
 
 
 def soften(graph: CostGraph) -> CostGraph:

@@ -8,10 +8,13 @@ Method (1963). Where exact tables would be too wide or take too long (conditioni
 same assignment in a hundredth of the time, and the solution's bound below its cost tells whether wider ones are worth their work.
 """
 
-from .conditioning import Minimiser, Minimum, prepare
+from dataclasses import replace
+
+from .conditioning import Minimiser, Minimum, shrink, soften
 from .costgraph import CostGraph, Infeasible, NoAssignment, Proof, Solution
 from .elimination import MAX_ENTRIES
 from .interruption import Incumbent, Interrupted
+from .local_search import descend
 from .memory_limit import constrained
 from .narrowing import narrow
 from .pruning import Reduction
@@ -22,6 +25,8 @@ NARROW = (1 << 16, 1 << 18, 1 << 21)
 """Entries of the tables that are tried, in this order, where exact ones would be too wide or take too long."""
 EXACT_WORK = 2e9
 """Additions (a few seconds) above which narrower tables are tried first, and wider ones not at all once something is found."""
+HOPEFUL = 1e-2
+"""Gap of the first assignment up to which choices are ruled out by it, before a better one is looked for."""
 ROUNDING = 1e-9
 """Relative distance of bounds that are equal but for rounding."""
 
@@ -47,9 +52,21 @@ def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_ent
 
 
 def _search(known: Incumbent, max_entries: int) -> None:
-    small, widest = prepare(known.graph, max_entries=max_entries, memory=known.limit is not None)
+    small, plan = shrink(known.graph, max_entries=max_entries, memory=known.limit is not None)
+    if plan is None and known.limit is None:
+        left = _narrowed(known, small, min(NARROW[0], max_entries))
+        if left is None:
+            return
+        small = left
+    widest = Minimiser(small.graph, max_entries=max_entries, plan=plan)
     if widest.exact and widest.plan.work <= EXACT_WORK:
-        _assign(known, small, widest)
+        try:
+            _assign(known, small, widest)
+        except NoAssignment:
+            # What narrowing left forbids itself.
+            if known.choices is None:
+                raise
+            known.prove(known.cost, replace(known.proof, kind="enumeration"))
         return
     _offer_fast(known)
     proven, work = False, 0.0
@@ -73,6 +90,24 @@ def _search(known: Incumbent, max_entries: int) -> None:
         if left is None:
             return
         small = left
+
+
+def _narrowed(known: Incumbent, small: Reduction, width: int) -> Reduction | None:
+    """What is left of a graph too wide for exact tables, once what its relaxation and a descent from it rule out is gone; None: nothing.
+
+    Mostly a few variables are split, such as a value that all layers of a decoder read, and what their copies want is so near the optimum
+    that little else is left.
+    """
+    solver = Minimiser(small.graph, max_entries=width)
+    if solver.exact:
+        return small
+    minimum = solver.minimise(improve=False)
+    known.offer(small.restore(descend(soften(small.graph), minimum.choices)))
+    pruned = any(substitutes is not None for substitutes in small.substitutes)
+    known.prove(minimum.bound, Proof(kind="messages", limit=None, price=0.0, max_entries=solver.max_entries, pruned=pruned))
+    if known.gap <= ROUNDING:
+        return None
+    return narrow(known, small, solver, minimum) if known.gap <= HOPEFUL else small
 
 
 def _offer_fast(known: Incumbent) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .conditioning import PRUNE_WORK, Minimiser, Minimum
-from .costgraph import Indices, Table
+from .costgraph import Indices, NoAssignment, Table
 from .elimination import MAX_ENTRIES, typical_schedule
 from .filtering import marginals, survivors
 from .interruption import Incumbent
@@ -51,7 +51,12 @@ def narrow(known: Incumbent, small: Reduction, solver: Minimiser, minimum: Minim
                 merged = left
         else:
             solver.tighten(least, step)
-        minimum = solver.minimise(improve=len(bounds) % IMPROVED == 0)
+        try:
+            minimum = solver.minimise(improve=len(bounds) % IMPROVED == 0)
+        except NoAssignment:
+            # What is left forbids itself, so that nothing is below what is known.
+            known.prove(known.cost, proof)
+            return None
         known.offer(small.restore(minimum.choices))
         known.prove(min(known.cost, minimum.bound), proof)
         if solver.exact or known.gap <= CLOSED:

@@ -13,9 +13,9 @@ from autopar.search import Infeasible, Interrupted, NoAssignment
 
 from ..errors import NoPlanFits, UsageError
 from ..sharding.schedule import Schedule
-from ..tables import Tables
+from ..tables import Known, Tables
 from .candidates import Candidate
-from .found import Found, best_within, evaluate, smallest
+from .found import Draft, Found, best_within, evaluate, smallest
 from .outer import Outer
 from .ranking import first_of
 from .request import HEADROOM
@@ -47,6 +47,7 @@ class Finisher:
         self.outer, self.trials, self.subject, self.request = outer, outer.trials, outer.subject, outer.request
         self.failures: list[Infeasible] = []
         self.done: set[tuple[Candidate, Mode]] = set()
+        self.known: tuple[Candidate | None, Known] = None, Known()
 
     @property
     def is_small(self) -> bool:
@@ -96,9 +97,9 @@ class Finisher:
                 except Infeasible:  # not within the hosts' memory
                     continue
                 if solution.memory <= TUNING.hopeful * trials.room(candidate):
-                    made = evaluate(tables, solution, self._schedule(candidate, mode))
-                    if made.memory <= self.request.limit:
-                        yield made
+                    draft = Draft.of(tables, solution, self._schedule(candidate, mode))
+                    if draft.memory.total <= self.request.limit:
+                        yield draft.priced()
 
     def _stored_whole(self, found: list[Found | Staged]) -> list[Found | Staged]:
         """The best program with all parameters stored whole, where that may be as fast: the copies of gathers are in no table."""
@@ -213,12 +214,14 @@ class Finisher:
         return self.trials.schedule(mode, candidate.micro_batches, [self._prices(candidate)], short=False)
 
     def tables(self, candidate: Candidate, mode: Mode, hidden: float = 0.0) -> Tables:
-        """The tables of the whole graph."""
+        """The tables of the whole graph; the last candidate's parts are kept for its other modes."""
         request = self.request
         analysis = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
         work = replace(self.trials.work(candidate, mode, Counts(), short=False), hidden=hidden)
-        prices = self._prices(candidate)
-        return self.trials.offering(request.tables(analysis, prices, work, whole=candidate.micro_batches == 1), candidate, mode)
+        if self.known[0] != candidate:
+            self.known = candidate, Known()
+        whole, known = candidate.micro_batches == 1, self.known[1]
+        return self.trials.offering(request.tables(analysis, self._prices(candidate), work, whole=whole, known=known), candidate, mode)
 
     def _thriftiest(self) -> list[Found | Staged]:
         """Of the candidates without stages that need least memory, the first whose program fits."""

@@ -32,6 +32,8 @@ from .pipeline_parts import Pipeline, Place, Stage, message_seconds, once_of
 Floats = NDArray[np.float64]
 MAX_PIECES = 400
 """Pieces between which a model may be cut, at most: those are joined whose cut hands on most."""
+FEW = 4
+"""Pieces for each stage below which a model is cut between equal bytes, too."""
 WIDE = 3.0
 """Stages are looked at that take up to this multiple of the mean stage, or of the longest piece; then, up to multiples of it."""
 SHARES = 5
@@ -41,17 +43,22 @@ GAIN = 1e-3
 """Share of a step by which a later schedule has to be faster."""
 
 
-def pieces_of(figures: Sequence[Figures]) -> NDArray[np.int64]:
-    """Operators before which the model may be cut: where fewer bytes are handed on than just before and after, both ends included."""
+def pieces_of(figures: Sequence[Figures], stages: int) -> NDArray[np.int64]:
+    """Operators before which the model may be cut, both ends included: where fewer bytes are handed on than just before or just after.
+
+    Where that leaves a stage few pieces to choose from, as in a chain of equally wide layers, also where the bytes stay the same.
+    """
     handed = np.max([f.handed for f in figures], axis=0)
     busy = np.sum([f.forward + f.backward + f.stored for f in figures], axis=0)
-    count = len(handed) - 1
-    inner = np.arange(1, count)
-    low = (handed[inner] <= handed[inner - 1]) & (handed[inner] < handed[np.minimum(inner + 1, count)])
-    found = inner[low | ((handed[inner] < handed[inner - 1]) & (handed[inner] <= handed[inner + 1]))]
-    # Cuts with no work between them are one.
-    work = np.concatenate(([0.0], np.cumsum(busy)))[found]
-    found = found[np.concatenate(([True], np.diff(work) > 0.0))] if len(found) else found
+    work, count = np.concatenate(([0.0], np.cumsum(busy))), len(handed) - 1
+    before, here, behind = handed[:-2], handed[1:-1], handed[2:]
+    low = (here <= before) & (here <= behind)
+    for places in (low & ((here < before) | (here < behind)), low):
+        found = np.arange(1, count)[places]
+        # Cuts with no work between them are one.
+        found = found[np.concatenate(([True], np.diff(work[found]) > 0.0))] if len(found) else found
+        if len(found) + 1 >= FEW * stages:
+            break
     if len(found) > MAX_PIECES:
         found = np.sort(found[np.argsort(handed[found], kind="stable")[:MAX_PIECES]])
     return np.concatenate(([0], found, [count]))
@@ -97,7 +104,7 @@ class Cutter:
         self.figures, self.places, self.limits, self.count, self.hosts = figures, places, limits, micro_batches, hosts
         self.unit_bytes = unit_bytes
         self.kinds = list({id(f): f for f in figures}.values())
-        self.pieces = pieces_of(self.kinds)
+        self.pieces = pieces_of(self.kinds, len(places))
         self.sums: dict[tuple[int, str], Floats] = {}
         self.peaks: dict[int, _Peaks] = {}
         self.tables: dict[tuple[int, int], _Intervals] = {}

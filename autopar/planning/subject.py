@@ -43,6 +43,7 @@ class Subject:
         self._analyses: dict[tuple[bool, int], Analysis] = {}
         self._segments: dict[tuple[bool, str], Segments] = {}
         self._refused: dict[int, str] = {}
+        self._prices: dict[tuple[Cluster, Mesh, int], MeshPrices] = {}
 
     @property
     def parameters(self) -> float:
@@ -51,7 +52,10 @@ class Subject:
 
     def prices(self, cluster: Cluster, mesh: Mesh, stages: int) -> MeshPrices:
         """What it costs to communicate on the mesh of one of so many stages."""
-        return MeshPrices.of(cluster, mesh, self.parameters / stages)
+        key = (cluster, mesh, stages)
+        if key not in self._prices:
+            self._prices[key] = MeshPrices.of(cluster, mesh, self.parameters / stages)
+        return self._prices[key]
 
     def analysis(self, *, short: bool, micro_batches: int = 1) -> Analysis:
         """The analysis of one of so many micro-batches; `UsageError` where the model does not divide into them."""

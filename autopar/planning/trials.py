@@ -43,7 +43,8 @@ class Trials:
         self.subject, self.request = subject, request
         self.always = certain_bytes(subject.analysis(short=False))
         self.left: Solved | None = None
-        self.base: dict[tuple[int, int, Mesh], float] = {}
+        self.fewest: dict[tuple[int, int, Mesh], int] = {}
+        self.sums: dict[tuple[int, int, Mesh, int, float], float] = {}
         self.free: dict[Candidate, float] = {}
         self.known: OrderedDict[tuple[int, int, int, Mesh], Known] = OrderedDict()
         self.binding: set[tuple[Candidate, Mode]] = set()
@@ -73,21 +74,26 @@ class Trials:
 
     def base_seconds(self, devices: int, stages: int, mesh: Mesh, micro_batches: int) -> float:
         """The least that the tables of a mesh add up to for so many micro-batches, without bubble, memory limit, or parameters' way."""
-        key = (devices, stages, mesh)
-        if key not in self.base:
+        fewest = self.fewest.get((devices, stages, mesh), micro_batches)
+        found = self._least_sum(devices, stages, mesh, fewest, fewest)
+        self.fewest[devices, stages, mesh] = fewest
+        return found
+
+    def _least_sum(self, devices: int, stages: int, mesh: Mesh, micro_batches: int, passes: float) -> float:
+        """The least that the tables of a mesh add up to for so many passes of one of so many micro-batches."""
+        key = (devices, stages, mesh, micro_batches, passes)
+        if key not in self.sums:
             # Parameters travel once a step beside the computation, so that at the best none of it is seen.
-            work = Work(counts=self.subject.counts, passes=micro_batches, hidden=1.0, overlapped=True)
+            work = Work(counts=self.subject.counts, passes=passes, hidden=1.0, overlapped=True)
             tables = self._tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
-            self.base[key] = solve(tables.graph).lower_bound
-        return self.base[key]
+            self.sums[key] = solve(tables.graph).lower_bound
+        return self.sums[key]
 
     def proven(self, candidate: Candidate) -> float:
         """Seconds that no step of a candidate undercuts: all passes and the least bubble, nothing of the parameters' way being seen."""
         stages, count = candidate.stages, candidate.micro_batches
         passes = count + self.pipe(stages, count).least_bubble(self.schedules(stages, count)) if stages > 1 else count
-        work = Work(counts=self.subject.counts, passes=passes, hidden=1.0, overlapped=True)
-        analysis = self.subject.analysis(short=True, micro_batches=count)
-        return solve(self._tables(analysis, candidate.cluster.devices, stages, candidate.mesh, work).graph).lower_bound / stages
+        return self._least_sum(candidate.cluster.devices, stages, candidate.mesh, count, passes) / stages
 
     def _tables(self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Work) -> Tables:
         request = self.request
@@ -111,11 +117,8 @@ class Trials:
 
     def schedules(self, stages: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
         """The pipeline schedules that there are for so many stages and micro-batches."""
-        request = self.request
-        found = schedules_for(
-            stages, micro_batches, pieces=len(self.subject.cuts), pipeline=request.pipeline, interleave=request.interleave
-        )  # fmt: skip
-        return tuple(found)
+        request, pieces = self.request, len(self.subject.cuts)
+        return tuple(schedules_for(stages, micro_batches, pieces=pieces, pipeline=request.pipeline, interleave=request.interleave))
 
     def modes(self, micro_batches: int) -> Iterator[Mode]:
         """Recompute and ZeRO, as far as they are not fixed; what costs least time first."""
@@ -286,9 +289,8 @@ class Trials:
         elif self.request.train:
             seconds += exposed_seconds(tables, solution, hidden, self.hides(candidate))
         return Solved(
-            candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=seconds,
-            bound=self._least(candidate, solution.lower_bound), free=free and not short, beyond=beyond,
-            hidden=hidden,
+            candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=seconds, beyond=beyond, hidden=hidden,
+            bound=self._least(candidate, solution.lower_bound), free=free and not short,
         )  # fmt: skip
 
     def _least(self, candidate: Candidate, bound: float) -> float:

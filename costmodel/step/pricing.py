@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,7 @@ class MeshPrices:
     cluster: Cluster
     mesh: Mesh
     unit_bytes: int = UNIT_BYTES
+    known: dict[tuple[str, int, bool], tuple[Line, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, cluster: Cluster, mesh: Mesh, parameters: float) -> MeshPrices:
@@ -75,17 +76,23 @@ class MeshPrices:
 
     def lines(self, kind: str, axis: int) -> tuple[Line, ...]:
         """The (seconds, seconds per byte) lines of a collective on `axis`."""
-        place = self.mesh.axes[axis]
-        return lines(kind, place.size, level=place.level, cluster=self.cluster)
+        key = (kind, axis, False)
+        if key not in self.known:
+            place = self.mesh.axes[axis]
+            self.known[key] = lines(kind, place.size, level=place.level, cluster=self.cluster)
+        return self.known[key]
 
     def unit_lines(self, kind: str, axis: int) -> tuple[Line, ...]:
         """The line of a parameter's part of a unit's message: it bears its share of the latency, by its bytes and as one of `SHARERS`.
 
         The way is that of a message of some size, even if the model is small: all parameters are to take the same.
         """
-        nbytes = max(self.unit_bytes, UNIT_BYTES)
-        alpha, beta = min(self.lines(kind, axis), key=lambda line: line[0] + line[1] * nbytes)
-        return ((alpha / SHARERS, beta + alpha / nbytes),)
+        key = (kind, axis, True)
+        if key not in self.known:
+            nbytes = max(self.unit_bytes, UNIT_BYTES)
+            alpha, beta = min(self.lines(kind, axis), key=lambda line: line[0] + line[1] * nbytes)
+            self.known[key] = ((alpha / SHARERS, beta + alpha / nbytes),)
+        return self.known[key]
 
     def unit_seconds(self, kind: str, axis: int, nbytes: int) -> float:
         """Seconds of a parameter's part of a unit's message."""

@@ -13,7 +13,7 @@ from autopar.costmodel import load_cluster
 from autopar.order.schedules import in_flight
 from autopar.planning.figures import Figures
 from autopar.planning.pipeline_parts import Place
-from autopar.planning.pipelines import Cutter
+from autopar.planning.pipelines import Cutter, pieces_of
 
 MICRO_BATCHES = 8
 
@@ -65,3 +65,17 @@ def test_the_slowest_stage_is_as_fast_as_it_can_be(stages: int, limit: float) ->
         assert (found is None) == (best == math.inf)
         if found is not None:
             assert slowest(f, (0, *(stage.stop for stage in found.stages)), limit) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(("handed", "stages", "cuts"), [
+    ([0, 2, 1, 2, 1, 1, 2, 2, 1, 2, 0], 1, [2, 4, 5, 8]),
+    ([0, 5, 5, 5, 5, 5, 0], 2, [2, 3, 4]),
+    ([0, 9, 3, 3, 3, 3, 9, 0], 1, [2, 3, 4, 5]),
+    ([0, 9, 3, 3, 3, 9, 2, 9, 2, 9, 0], 1, [2, 4, 6, 8]),
+])  # fmt: skip
+def test_a_model_is_cut_where_bytes_are_least_and_between_equal_ones_where_these_are_few(
+    handed: list[float], stages: int, cuts: list[int]
+) -> None:
+    count = len(handed) - 1
+    drawn = {f.name: np.ones(count) for f in fields(Figures) if f.name != "handed"}
+    assert pieces_of([Figures(**drawn, handed=np.array(handed, dtype=float))], stages).tolist() == [0, *cuts, count]

@@ -60,3 +60,15 @@ def test_merged_and_cut_relaxations_bound() -> None:
         assert len(solver.origins) < len(small.graph.sizes) + 30
         assert first.bound <= tightened + 1e-9 and tightened <= merged + 1e-9
         assert merged <= truth + 1e-9
+
+
+def test_a_hub_is_settled_by_its_relaxation_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("nothing else was to be tried")
+
+    graph = layered_graph(layers=6, operators=5, size=6, seed=1, hub=6)
+    truth = solve(graph)
+    monkeypatch.setitem(dynamic_programming.__globals__, "HOPEFUL", 1.0)
+    monkeypatch.setitem(dynamic_programming.__globals__, "_offer_fast", refuse)
+    found = eliminate_variables(graph, memory_limit=None, max_entries=36)
+    assert found.cost == pytest.approx(truth.cost, rel=1e-9) and found.gap < 1e-9
