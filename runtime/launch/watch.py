@@ -1,7 +1,7 @@
 """Ranks of `torchrun` and its like look after one another while they train: each after the next, by signs of life in the store.
 
 A rank that is stopped, or whose machine is gone, leaves the others waiting in a collective until its timeout, and none of them can say for
-whom. So a thread of every rank writes once a second in which step the rank is, and reads that of the next; where there has been no sign for
+whom. So a thread of every rank counts seconds in the store, and reads the count of the next; where that has stood still for
 `SILENCE` seconds it says so and ends its process, whereupon the launcher ends, or starts again, all others.
 """
 
@@ -48,27 +48,27 @@ class _Watch:
     def _run(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store has ended: so will all ranks
             while not self.ended.is_set():
-                self._beat(str(current_step()))
+                self._beat()
                 began = time.monotonic()
                 self.ended.wait(BEAT)
                 # While this process was stopped it could not look: however long that was, it counts as little.
                 self._look(min(time.monotonic() - began, 2 * BEAT))
 
-    def _beat(self, step: str) -> None:
+    def _beat(self, word: str = "") -> None:
         self.count += 1
-        self.store.set(f"beat {self.rank}", f"{self.count} {step}")
+        self.store.set(f"beat {self.rank}", word or str(self.count))
 
     def _look(self, seconds: float) -> None:
         key = f"beat {self.other}"
         if self.ended.is_set() or not self.store.check([key]):
             return  # not in its first step yet
         found = self.store.get(key).decode()
-        _, _, step = found.partition(" ")
-        self.silent = 0.0 if found != self.seen or step == _DONE else self.silent + seconds
+        self.silent = 0.0 if found != self.seen or found == _DONE else self.silent + seconds
         self.seen = found
         if self.silent > SILENCE:
-            where = "" if step == "None" else f" in step {step}"
-            print(f"autopar: rank {self.other} has not been heard of for {SILENCE:g} s{where}", file=sys.stderr, flush=True)
+            where = "" if current_step() is None else f" in step {current_step()}"
+            text = f"autopar: rank {self.other} has not been heard of for {SILENCE:g} s, and rank {self.rank} waits for it{where}"
+            print(text, file=sys.stderr, flush=True)
             os._exit(LATE)
 
     def _end(self) -> None:
