@@ -209,6 +209,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut": (_cut, "bytes instead of"),
     "flipped": (_flip, "is not what was saved"),
     "elsewhere": (_edit(lambda held: held["files"].update({"../x": 1})), "'../x' is no file of a rank"),
+    "a piece less": (_edit(lambda held: held["tensors"]["optimizer.out.bias.exp_avg"].update(pieces=[])), "do not make it up"),
+    "too large": (_edit(lambda held: held["tensors"]["optimizer.out.bias.exp_avg"].update(shape=[2**50])), "do not make it up"),
     "another format": (_edit(lambda held: held.update(schema="other")), "no checkpoint"),
     "a later version": (_edit(lambda held: held.update(version=2)), "version 2 of a checkpoint"),
     "no json": (lambda path: (path.parent / MANIFEST).write_text("{"), "cannot be read"),
