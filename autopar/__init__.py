@@ -26,6 +26,7 @@ _MODULES = {"communication": "autopar.communication", "sbp": "autopar.runtime.gl
 _LAZY |= {"Lamb": "autopar.runtime.optimizers", "Momentum": "autopar.runtime.optimizers", "SmallAdamW": "autopar.runtime.compression"}
 _LAZY |= {"save": "autopar.runtime.training.saving", "resume": "autopar.runtime.training.resuming"}
 _LAZY |= {"sampler": "autopar.runtime.training.sampling", "steps": "autopar.runtime.training.stopping"}
+_LAZY |= dict.fromkeys(("export_checkpoint", "export_weights"), "autopar.runtime.training.export")
 _LAZY |= dict.fromkeys(
     ("GlobalTensor", "from_dtensor", "global_tensor", "matmul", "ones", "placement", "randn", "to_global", "to_local", "zeros"),
     "autopar.runtime.global_tensors",

@@ -41,7 +41,12 @@ def checkpoint_parts(path: Path, manifest: Manifest) -> list[str | Table]:
         f"data position {'saved' if manifest.sampler is not None else 'not saved'}",
         f"{bytes_text(manifest.nbytes)} in {len(manifest.files)} files",
     ]
-    return ["\n".join(lines), _tensors(manifest), _beside(path)]
+    return ["\n".join(map(_printable, lines)), _tensors(manifest), _beside(path)]
+
+
+def _printable(line: str) -> str:
+    """What a stranger's file says of itself moves no cursor."""
+    return "".join(character if character.isprintable() else "?" for character in line)
 
 
 def _tensors(manifest: Manifest) -> Table:

@@ -11,6 +11,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from autopar.errors import RunError
 
+from .rank import die_with
+from .watch import watch_in_steps
+
 
 def init_from_environment(backend: str, *, timeout: float = 600.0) -> torch.device:
     """Join the process group that `torchrun` (or a like launcher) describes in the environment; this rank's device.
@@ -28,7 +31,13 @@ def init_from_environment(backend: str, *, timeout: float = 600.0) -> torch.devi
     limit = timedelta(seconds=timeout)
     hosts_store = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     server = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, hosts_store, limit, multi_tenant=True)
-    store = PrefixStore(f"run_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server)
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"run_{restart}", server)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with(os.getppid())  # torchrun killed outright cannot end its ranks
+    if world > 1:
+        own = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, limit, multi_tenant=True)
+        watch_in_steps(PrefixStore(f"beats_{restart}", own), rank, world)
     bound = device if backend == "nccl" else None
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit, device_id=bound)
     return device

@@ -64,6 +64,7 @@ class _Steps:
         self.before: dict[dist.ProcessGroup, timedelta] = {}
         self.patient: set[dist.ProcessGroup] = set()
         self.tell: Callable[[], None] = lambda: None
+        self.watch: Callable[[], None] | None = None
 
 
 _steps = _Steps()
@@ -89,7 +90,20 @@ def begin_step(number: int) -> None:
             _steps.before.setdefault(group, _timeout_of(group))
             distributed_c10d._set_pg_timeout(min(limit, _steps.before[group]), group)
     _steps.current, _steps.began = number, now
+    if _steps.watch is not None:
+        begin, _steps.watch = _steps.watch, None
+        begin()
     _steps.tell()
+
+
+def at_first_step(begin: Callable[[], None]) -> None:
+    """Call `begin` when the first step begins."""
+    _steps.watch = begin
+
+
+def current_step() -> int | None:
+    """The step that runs, if one does."""
+    return _steps.current
 
 
 def let_wait(group: dist.ProcessGroup) -> dist.ProcessGroup:

@@ -10,6 +10,7 @@ FOLDER/.saving-step-00000300/          a save under way, or the rest of one that
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,6 +40,7 @@ def _own_file(name: str) -> str:
     return name
 
 
+Sizes = tuple[Annotated[int, Field(ge=0)], ...]
 FileName = Annotated[str, AfterValidator(_own_file)]
 
 
@@ -47,15 +49,15 @@ class Piece(_Part):
 
     file: FileName
     key: str
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
+    offsets: Sizes
+    shape: Sizes
     crc: int
 
 
 class Entry(_Part):
     """A tensor of the checkpoint, whole, and its pieces."""
 
-    shape: tuple[int, ...]
+    shape: Sizes
     dtype: str
     pieces: tuple[Piece, ...] = ()
 
@@ -169,6 +171,9 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
         if held != size:
             what = "is missing" if held is None else f"has {held} bytes instead of {size}"
             raise PlanError(f"the checkpoint {path} is damaged: {file} {what}{others(path)}")
+    for name, entry in found.tensors.items():
+        if sum(math.prod(piece.shape) for piece in entry.pieces) != math.prod(entry.shape) or math.prod(entry.shape) > found.nbytes:
+            raise PlanError(f"the checkpoint {path} is damaged: the pieces of {name!r} do not make it up{others(path)}")
     return found, text
 
 

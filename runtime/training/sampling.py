@@ -118,8 +118,8 @@ def sampler(
     """A resumable batch sampler of a dataset (or a number of samples) for a plan: the same samples in the same order on any plan.
 
     Every rank is given the whole batch, as `parallelize` takes it; for a module that takes this rank's part (a context without
-    `full_batch`), give that module as `plan`. `batch`: another size than the plan's first input has. `last`: what becomes of samples
-    that fill no batch: "drop" leaves them out of this epoch, "wrap" fills up with the first of it.
+    `full_batch`), give that module as `plan`. `batch`: another size than the plan's first input has. `last`: what becomes of samples that
+    fill no batch: "drop" leaves them out of this epoch, "wrap" fills up with the first of it.
     """
     length = dataset if isinstance(dataset, int) else len(dataset)
     own = None

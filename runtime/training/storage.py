@@ -165,7 +165,7 @@ class SafeReader(StorageReader):
         for item in items:
             piece = self.pieces[item.storage_index]
             if last is None or last[0] != piece:
-                last = piece, self._read(piece)
+                last = piece, self.read(piece)
             part = last[1]
             for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                 part = part.narrow(dim, start, length)
@@ -176,7 +176,8 @@ class SafeReader(StorageReader):
         future.set_result(None)
         return future
 
-    def _read(self, piece: Piece) -> Tensor:
+    def read(self, piece: Piece) -> Tensor:
+        """A piece, as it was saved."""
         from safetensors import SafetensorError, safe_open
 
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
@@ -208,6 +209,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut": (_cut, "bytes instead of"),
     "flipped": (_flip, "is not what was saved"),
     "elsewhere": (_edit(lambda held: held["files"].update({"../x": 1})), "'../x' is no file of a rank"),
+    "a piece less": (_edit(lambda held: held["tensors"]["optimizer.out.bias.exp_avg"].update(pieces=[])), "do not make it up"),
+    "too large": (_edit(lambda held: held["tensors"]["optimizer.out.bias.exp_avg"].update(shape=[2**50])), "do not make it up"),
     "another format": (_edit(lambda held: held.update(schema="other")), "no checkpoint"),
     "a later version": (_edit(lambda held: held.update(version=2)), "version 2 of a checkpoint"),
     "no json": (lambda path: (path.parent / MANIFEST).write_text("{"), "cannot be read"),
@@ -315,3 +318,39 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path, options: dict[str, Any]
     with pytest.raises(UsageError, match=said):
         save(language(), None, tmp_path, **{"step": 1, **options})
     assert not list(tmp_path.iterdir())
+
+
+def _dies_in_a_save(folder: str, calls: int) -> None:
+    """Rank 1 is killed at one of its calls of the file system or of the ranks' messages, while all save."""
+    module, optimizer = built("zero3", 2)
+    save(module, optimizer, folder, step=1)
+    train(module, optimizer, range(1))
+    made = 0
+
+    def dying(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made == calls and dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(*args, **kwargs)
+
+        return call
+
+    storage.os.fsync = dying(os.fsync)  # type: ignore[assignment]
+    for name in ("gather_object", "scatter_object_list", "broadcast_object_list"):
+        setattr(dist, name, dying(getattr(dist, name)))
+    save(module, optimizer, folder, step=2)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("calls", [1, 2, 3, 4])
+def test_a_rank_killed_in_a_save(tmp_path: Path, calls: int) -> None:
+    plan_of("zero3", 2)
+    with pytest.raises(RunError, match="rank 1 was killed by SIGKILL"):
+        run_ranks(_dies_in_a_save, 2, str(tmp_path), calls)
+    found = resume(language(), None, tmp_path)
+    assert found is not None and found.step == 1
+    save(language(), None, tmp_path, step=3)
+    assert not list(tmp_path.glob(".*"))

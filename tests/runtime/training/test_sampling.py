@@ -9,9 +9,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from autopar.errors import PlanError, UsageError
+from autopar.frontends.load import ModelOptions, load_model
+from autopar.runtime.launch import run_ranks
+from autopar.runtime.module import ParallelModule
 from autopar.runtime.training.sampling import ResumableSampler, sampler
+from autopar.runtime.world import World
+from autopar.sharding.analysis import analyse
 
-from .nets import BATCH, plan_of
+from .nets import BATCH, language, plan_of, tokens
 
 
 @pytest.mark.parametrize(
@@ -75,6 +80,22 @@ def test_the_last_batch_of_an_epoch_is_saved() -> None:
 
 def test_batches_are_the_plans() -> None:
     assert sampler(100, plan_of("data", 2)).batch == BATCH
+
+
+def _parts() -> list[int]:
+    """What this rank reads of the first batch, where each is given its part."""
+    model = language()
+    plan = plan_of("data", 2)
+    analysis = analyse(load_model(model, ModelOptions(train=True), (tokens(0),)).graph, train=True)
+    execution = plan.execution(analysis)
+    module = ParallelModule(execution, World.of(execution), dict(model.named_parameters()) | dict(model.named_buffers()), parts=True)
+    return next(iter(sampler(64, module)))
+
+
+def test_each_rank_reads_its_part() -> None:
+    plan_of("data", 2)
+    first, second = run_ranks(_parts, 2)
+    assert first + second == ResumableSampler(64, BATCH).order(0)[:BATCH] and len(first) == len(second)
 
 
 @pytest.mark.parametrize(

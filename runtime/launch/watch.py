@@ -1,0 +1,78 @@
+"""Ranks of `torchrun` and its like look after one another while they train: each after the next, by signs of life in the store.
+
+A rank that is stopped, or whose machine is gone, leaves the others waiting in a collective until its timeout, and none of them can say for
+whom. So a thread of every rank counts seconds in the store, and reads the count of the next; where that has stood still for
+`SILENCE` seconds it says so and ends its process, whereupon the launcher ends, or starts again, all others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+
+from torch._C._distributed_c10d import Store
+
+from .rank import BEAT, at_first_step, current_step
+
+SILENCE = 60.0
+"""Seconds without a sign of life after which a rank is given up."""
+LATE = 71
+"""The exit code of a rank that gives another up."""
+_DONE = "done"
+
+
+def watch_in_steps(store: Store, rank: int, world: int) -> None:
+    """Look after the next rank from the first step on. The store is this thread's own: nobody else waits on its connection."""
+    watch = _Watch(store, rank, (rank + 1) % world)
+    at_first_step(watch.begin)
+
+
+class _Watch:
+    """Signs of life, given and looked for."""
+
+    def __init__(self, store: Store, rank: int, other: int) -> None:
+        self.store, self.rank, self.other = store, rank, other
+        self.count, self.silent = 0, 0.0
+        self.seen = ""
+        self.ended = threading.Event()
+
+    def begin(self) -> None:
+        """Start the thread; it ends with the process."""
+        threading.Thread(target=self._run, name="autopar-watch", daemon=True).start()
+        atexit.register(self._end)
+
+    def _run(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the store has ended: so will all ranks
+            while not self.ended.is_set():
+                self._beat()
+                began = time.monotonic()
+                self.ended.wait(BEAT)
+                # While this process was stopped it could not look: however long that was, it counts as little.
+                self._look(min(time.monotonic() - began, 2 * BEAT))
+
+    def _beat(self, word: str = "") -> None:
+        self.count += 1
+        self.store.set(f"beat {self.rank}", word or str(self.count))
+
+    def _look(self, seconds: float) -> None:
+        key = f"beat {self.other}"
+        if self.ended.is_set() or not self.store.check([key]):
+            return  # not in its first step yet
+        found = self.store.get(key).decode()
+        self.silent = 0.0 if found != self.seen or found == _DONE else self.silent + seconds
+        self.seen = found
+        if self.silent > SILENCE:
+            where = "" if current_step() is None else f" in step {current_step()}"
+            text = f"autopar: rank {self.other} has not been heard of for {SILENCE:g} s, and rank {self.rank} waits for it{where}"
+            print(text, file=sys.stderr, flush=True)
+            os._exit(LATE)
+
+    def _end(self) -> None:
+        """This rank is through; the others need not wait for signs of it."""
+        self.ended.set()
+        with contextlib.suppress(RuntimeError):
+            self._beat(_DONE)
