@@ -48,16 +48,16 @@ def build_parser() -> Parser:
     _calibrate_options(_command(commands, "calibrate", "measure the ranks at hand and write a cluster file"))
     bench = _command(commands, "bench", "measurements beside the model's predictions")
     benches = bench.add_subparsers(dest="bench_command", metavar="collectives", required=True, parser_class=Parser)
-    _bench_options(_command(benches, "collectives", "measure collectives by size, and compare with the model"))
+    _bench_options(_command(benches, "bench collectives", "measure collectives by size, and compare with the model"))
     checkpoint = _command(commands, "checkpoint", "the checkpoints of a training")
     kinds = checkpoint.add_subparsers(dest="checkpoint_command", metavar="show", required=True, parser_class=Parser)
-    saved = _command(kinds, "show", "show a checkpoint's step, plan, fingerprints and sizes")
+    saved = _command(kinds, "checkpoint show", "show a checkpoint's step, plan, fingerprints and sizes")
     saved.add_argument("folder", metavar="FOLDER", help="where autopar.save has put it: the latest there is shown, or one that is named")
     _json_option(saved)
     cluster = _command(commands, "cluster", "the clusters that autopar knows")
     kinds = cluster.add_subparsers(dest="cluster_command", metavar="list|show", required=True, parser_class=Parser)
-    _json_option(_command(kinds, "list", "list the presets"))
-    show = _command(kinds, "show", "show a preset or a cluster file")
+    _json_option(_command(kinds, "cluster list", "list the presets"))
+    show = _command(kinds, "cluster show", "show a preset or a cluster file")
     show.add_argument("name", metavar="NAME", help="a preset or a .json, .yaml file")
     show.add_argument("--devices", type=int, metavar="N", help="size it to N devices")
     _json_option(show)
@@ -65,9 +65,10 @@ def build_parser() -> Parser:
 
 
 def _command(commands: Any, name: str, text: str) -> Parser:
+    """A parser of the last of the words in `name`, which `commands` holds."""
     description = text[0].upper() + text[1:] + "."
     made: Parser = commands.add_parser(
-        name, help=text, description=description, epilog=examples(name), formatter_class=argparse.RawDescriptionHelpFormatter,
+        name.split()[-1], help=text, description=description, epilog=examples(name), formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )  # fmt: skip
     made.set_defaults(parser=made)

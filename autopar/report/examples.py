@@ -20,14 +20,16 @@ EXAMPLES = {
     "convert": ("convert plan.json --to torchtitan -o parallel.toml", "convert plan.json --to dtensor"),
     "discover": ("discover aten.addmm.default --inputs 6,5x7,7x6", "discover package.module:function"),
     "calibrate": ("calibrate -o here.json", "calibrate -o here.json --nproc 4 --quick"),
-    "collectives": ("bench collectives --nproc 4 --plot bandwidth.svg", "bench collectives --cluster here.json --sizes 1MiB,64MiB"),
-    "list": ("cluster list", "cluster list --json"),
-    "show": ("cluster show dgx-h100 --devices 64", "cluster show here.json"),
+    "bench collectives": ("bench collectives --nproc 4 --plot bandwidth.svg", "bench collectives --cluster here.json --sizes 1MiB,64MiB"),
+    "cluster list": ("cluster list", "cluster list --json"),
+    "cluster show": ("cluster show dgx-h100 --devices 64", "cluster show here.json"),
     "bench": ("bench collectives --nproc 4",),
     "cluster": ("cluster list", "cluster show dgx-h100"),
+    "checkpoint show": ("checkpoint show runs/one", "checkpoint show runs/one --json"),
+    "checkpoint": ("checkpoint show runs/one",),
 }
 
 
 def examples(name: str) -> str:
-    """The last lines of a command's help."""
+    """The last lines of a command's help; `name` is all its words, "cluster show"."""
     return "\n".join(["examples:", *(f"  autopar {line}" for line in EXAMPLES[name])])
