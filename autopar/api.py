@@ -243,7 +243,7 @@ def _where_axes_exist(pins: Pins, candidates: Sequence[Mesh]) -> Restriction:
 
 def _require_loaded(old: Plan, model: LoadedModel, cluster: Cluster, devices: int | None, named: object) -> None:
     """A strategy checkpoint used as it is must be for this model and these devices."""
-    if (devices is not None or named is not None) and old.devices != cluster.devices:
+    if (devices is not None or named is not None) and cluster.devices not in (old.devices, old.devices + old.unused):
         raise PlanError(f"the plan is for {old.devices} devices, not {cluster.devices}")
     old.require_match(model.graph)
     old.program(analyse(model.graph, train=old.model.mode == "train"))

@@ -118,7 +118,8 @@ def shown(groups: Sequence[Group], scores: Sequence[Score], others: Sequence[str
 
 def intervals(groups: Sequence[Group]) -> dict[str, HeldOut]:
     """By what is predicted, between which multiples of it measurements lie."""
-    return {"step": of_steps(groups), "memory": of_memory(groups)}
+    found = {"step": of_steps(groups), "memory": of_memory(groups)}
+    return {what: held for what, held in found.items() if held is not None}
 
 
 def held_out_line(what: str, held: HeldOut) -> str:

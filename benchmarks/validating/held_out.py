@@ -39,22 +39,24 @@ class HeldOut:
         return float(np.mean(list(self.inside.values())))
 
 
-def of_steps(groups: Sequence[Group]) -> HeldOut:
-    """The interval of predicted steps."""
+def of_steps(groups: Sequence[Group]) -> HeldOut | None:
+    """The interval of predicted steps; None where fewer than two groups have rows enough."""
     return _held_out(groups, lambda s: (s.measured, s.predicted))
 
 
-def of_memory(groups: Sequence[Group]) -> HeldOut:
-    """The interval of predicted peaks of memory."""
+def of_memory(groups: Sequence[Group]) -> HeldOut | None:
+    """The interval of predicted peaks of memory; None where fewer than two groups have rows enough."""
     return _held_out(groups, lambda s: (s.memory, s.told_memory))
 
 
-def _held_out(groups: Sequence[Group], pair: _Pair) -> HeldOut:
+def _held_out(groups: Sequence[Group], pair: _Pair) -> HeldOut | None:
     logs: dict[str, Floats] = {}
     for group in groups:
         found = [(m, p) for m, p in map(pair, group.samples) if m and p]
         if not group.name.startswith(APART) and len(found) >= FEW:
             logs[group.name] = np.log(np.array([m for m, _ in found]) / np.array([p for _, p in found]))
+    if len(logs) < 2:
+        return None
     low, middle, high = _quantiles(list(logs.values()))
     inside = {}
     for name, own in logs.items():

@@ -303,7 +303,7 @@ def test_another_dtype() -> None:
         ("nothing", None, UsageError, "is no model"),
         ("no.such.module:f", None, ModelError, "cannot be imported"),
         ("math:pi_is_not_here", None, ModelError, "cannot be imported"),
-        ("platform:node", None, ModelError, "must return"),
+        ("platform:node", None, ModelError, "that returns"),
         ("gone.pt2", None, ModelError, "no such file"),
         (nn.Linear(4, 4), None, UsageError, "needs example inputs"),
         (3, None, UsageError, "not int"),
