@@ -271,7 +271,7 @@ def test_stages_run() -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(3) for layer in (nn.Linear(16, 16), nn.Tanh())]
     module, inputs = nn.Sequential(*layers, nn.Linear(16, 4)), (torch.zeros(8, 16),)
-    plan = plan_model(module, inputs, devices=4, cluster="local-cpu", stages=2, micro_batches=2)
+    plan = plan_model(module, inputs, devices=4, cluster="local-cpu", stages=2, micro_batches=2, mesh=(2,))
     assert [stage.devices for stage in plan.stages] == [2, 2]
     report = run_plan(load_model(module, ModelOptions(train=True), inputs), plan, steps=2, check=True)
     assert report.ok and report.ranks == 4, report
