@@ -59,7 +59,7 @@ def lines(kind: str, group: int, *, level: str, cluster: Cluster) -> tuple[Line,
     >>> from autopar.costmodel import load_cluster
     >>> cluster = load_cluster("dgx-a100")
     >>> [f"{alpha * 1e6:.0f} us + {beta * 1e12:.2f} ps/B" for alpha, beta in lines("all_reduce", 8, level="nvlink", cluster=cluster)]
-    ['22 us + 153.73 ps/B', '25 us + 13.97 ps/B', '122 us + 7.42 ps/B']
+    ['23 us + 30.04 ps/B', '29 us + 10.44 ps/B', '225 us + 7.15 ps/B']
     """
     if kind not in KINDS:
         raise ClusterError(unknown("collective", kind, KINDS))
