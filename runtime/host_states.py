@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from autopar.errors import RunError
 from autopar.sharding.state_chunks import chunks
 
+from .closures import Closure, loss_of
 from .module import ParallelModule
 from .parameters import local_of
 
@@ -121,12 +122,9 @@ class HostStates(Optimizer):
         return [value._local_tensor if isinstance(value, DTensor) else value for value in tensors]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
         """Update the parameters that have a gradient; all state is in its place when it returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self._update(lambda number: number not in self._ids)
         self._stream([parameter for parameter in self.held if parameter.grad is not None])
         return loss

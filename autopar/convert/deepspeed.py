@@ -22,7 +22,7 @@ def deepspeed(setup: Setup) -> Converted:
         setup.lacking("expert", "splitting experts, which is written in its MoE layers"),
         "sequence parallelism between tensor-parallel layers" if setup.sequence_parallel else "",
         f"ZeRO {setup.zero} beside split weights" if tensor > 1 and setup.zero > 2 else "",
-        f"the optimizer {plan.model.optimizer}" if plan.model.mode == "train" and plan.model.optimizer not in OPTIMIZERS else "",
+        setup.optimizer_beyond(OPTIMIZERS),
     )
     lost = [note for note in setup.lost if "host memory" not in note]
     found: dict[str, Any] = {

@@ -16,8 +16,8 @@ def megatron(setup: Setup) -> Converted:
     setup.refuse(
         TARGET,
         "inference" if plan.model.mode == "infer" else "",
-        f"the pipeline schedule {schedule.pipeline}" if setup.stages > 1 and schedule.pipeline not in SCHEDULES else "",
-        f"the optimizer {plan.model.optimizer}" if plan.model.mode == "train" and plan.model.optimizer not in OPTIMIZERS else "",
+        setup.pipeline_beyond(SCHEDULES),
+        setup.optimizer_beyond(OPTIMIZERS),
         "parameters gathered again for every pass (ZeRO 3) beside pipeline stages" if setup.zero == 3 and setup.stages > 1 else "",
         "parameters gathered again for every pass (ZeRO 3) beside split weights" if setup.zero == 3 and setup.degree("tensor") > 1 else "",
     )

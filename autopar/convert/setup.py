@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,6 +80,16 @@ class Setup:
         """What a target without a kind of work says of the plan's axes that have it; "" where none has."""
         names = [f"{axis.name}={axis.size}" for axis in self.axes if axis.work == work and axis.size > 1]
         return f"{words} over {', '.join(names)}" if names else ""
+
+    def optimizer_beyond(self, known: Collection[str]) -> str:
+        """What a target says that has only the `known` optimizers; "" where the plan's is one of them."""
+        model = self.plan.model
+        return f"the optimizer {model.optimizer}" if model.mode == "train" and model.optimizer not in known else ""
+
+    def pipeline_beyond(self, known: Collection[str]) -> str:
+        """What a target says that has only the `known` pipeline schedules; "" where the plan's is one of them."""
+        pipeline = self.plan.schedule.pipeline
+        return f"the pipeline schedule {pipeline}" if self.stages > 1 and pipeline not in known else ""
 
     def staged(self) -> str:
         """What a target without pipelines says; "" where there is one stage."""

@@ -18,8 +18,8 @@ def torchtitan(setup: Setup) -> Converted:
     setup.refuse(
         TARGET,
         "inference" if plan.model.mode == "infer" else "",
-        f"the pipeline schedule {schedule.pipeline}" if setup.stages > 1 and schedule.pipeline not in SCHEDULES else "",
-        f"the optimizer {plan.model.optimizer}" if plan.model.mode == "train" and plan.model.optimizer not in OPTIMIZERS else "",
+        setup.pipeline_beyond(SCHEDULES),
+        setup.optimizer_beyond(OPTIMIZERS),
     )
     lost = [*setup.lost]
     if setup.degree("tensor") > 1 and not setup.sequence_parallel:

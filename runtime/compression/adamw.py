@@ -9,7 +9,7 @@ unit in the last place (b2 above 0.9995) would stay where it is, so such a b2 is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from autopar.errors import UsageError
 
+from ..closures import Closure, loss_of
 from ..parameters import local_of
 from .minifloat import MEAN, VARIANCE, MiniFloat
 
@@ -42,12 +43,9 @@ class SmallAdamW(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
         """Update the parameters that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for group in self.param_groups:
             for value in group["params"]:
                 if value.grad is not None:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from autopar.errors import RunError
 
 from ..checkpoint import in_pieces
+from ..closures import Closure, loss_of
 from ..parameters import local_of
 
 Groups = Iterable[Tensor] | Iterable[dict[str, Any]]
@@ -100,12 +101,9 @@ class LocalOptimizer(Optimizer):
         return shard
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
         """Update the parameters that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         pairs = self._pairs()
         for value, shard in pairs:
             if shard is not value:
@@ -187,12 +185,9 @@ class SummedOptimizer(Optimizer):
     def _share(self) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
         """Update the parameters that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         try:
             with _Summing():
                 self.inner.step()
