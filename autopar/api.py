@@ -22,10 +22,12 @@ from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
 from .ir.dtype import FLOATS
 from .model import LoadedModel
 from .operators import bring_rules, provide_rules
-from .pins import Pins, Restriction, parse_pin, replicated, reuse, together
 from .plan import Plan
-from .planner import Progress, search_plan
 from .planning.candidates import meshes
+from .planning.limits import Limits
+from .planning.pins import Pins, Restriction, parse_pin, replicated, reuse, together
+from .planning.planner import search_plan
+from .planning.ranking import Progress
 from .planning.request import Request
 from .report.given import checked
 from .schemes import scheme_named
@@ -33,7 +35,6 @@ from .schemes.pinning import pinned, stage_mesh
 from .sharding.analysis import Analysis, analyse
 from .sharding.mesh import Mesh
 from .sharding.schedule import PLAINLY, Reductions, Types
-from .tables import Limits
 
 if TYPE_CHECKING:
     import torch

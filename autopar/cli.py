@@ -136,7 +136,7 @@ def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> 
 def _check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
     """Tell what is wrong with the cluster, the memory, schemes and pins before the model is read."""
     from .api import choose_cluster
-    from .pins import parse_pin
+    from .planning.pins import parse_pin
     from .schemes import scheme_named
 
     memory_of(args)

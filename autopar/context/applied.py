@@ -8,8 +8,8 @@ from typing import Any
 from ..errors import UsageError
 from ..ir import Graph
 from ..model import LoadedModel
-from ..pins import Pins, Restriction, parse_pin, together
 from ..plan import Plan
+from ..planning.pins import Pins, Restriction, parse_pin, together
 from ..sharding.analysis import analyse
 from ..sharding.program import Redistribute, chain_collectives
 from ..sharding.schedule import Reductions

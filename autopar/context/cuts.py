@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..ir import Graph, Operator, Tensor
 from ..model import LoadedModel
+from ..planning.limits import Limits
 from ..schemes.axis import axis_limits
 from ..schemes.axis_schemes import AXIS_SCHEMES
 from ..schemes.splits import profiles_of
@@ -26,7 +27,6 @@ from ..sharding.candidates import Option, Strategies
 from ..sharding.layout import Kind, Layout
 from ..sharding.mesh import Mesh, factorisations
 from ..sharding.rules import RULES
-from ..tables import Limits
 from .marks import CUTS, Cuts, marked
 
 Bools = NDArray[np.bool_]

@@ -23,7 +23,9 @@ from autopar.search import Solution
 
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
-from ..tables import Tables, build_tables, kept_bytes
+from .building import build_tables
+from .choices import kept_bytes
+from .tables import Tables
 from .work import Counts, Work
 
 Schedules = Sequence[tuple[str, int]]

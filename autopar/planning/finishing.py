@@ -13,7 +13,6 @@ from autopar.search import Infeasible, Interrupted, NoAssignment
 
 from ..errors import NoPlanFits, UsageError
 from ..sharding.schedule import Schedule
-from ..tables import Known, Tables
 from .candidates import Candidate
 from .found import Draft, Found, best_within, evaluate, smallest
 from .outer import Outer
@@ -22,6 +21,7 @@ from .request import HEADROOM
 from .solved import Mode, Solved
 from .solving import solve_within
 from .staged import Staged, staged
+from .tables import Known, Tables
 from .tuning import TUNING
 from .work import Counts
 

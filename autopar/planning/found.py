@@ -10,12 +10,12 @@ from autopar.costmodel.step.estimate import Estimate, estimate
 from autopar.costmodel.step.pricing import LEAST_UNIT
 from autopar.search import Infeasible, Solution
 
-from ..decoding import decode
 from ..order.scheduled import Scheduled, scheduled
 from ..sharding.program import Assignment, Program, build_program
 from ..sharding.schedule import PLAIN, Schedule
-from ..tables import Tables
+from .decoding import decode
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
+from .tables import Tables
 
 MEMORY_TRIES = 6
 """How often the search's limit is lowered when the program's exact memory is above what the tables added up to."""

@@ -20,7 +20,7 @@ from autopar.costmodel.step.pricing import optimizer_named, update_seconds
 from autopar.search.costgraph import shared_map
 
 from ..ir import Tensor
-from ..tables import Floats, Tables, Variable
+from .tables import Floats, Tables, Variable
 
 Choices = tuple[NDArray[np.int64], Floats, Floats, NDArray[np.integer], Floats]
 """Rows, seconds, bytes, digits, and bytes in host memory."""

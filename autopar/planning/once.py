@@ -18,7 +18,7 @@ from autopar.costmodel.step.pricing import MeshPrices
 from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.search import Solution
 
-from ..tables import Tables
+from .tables import Tables
 
 FORWARD = 1 / 3
 """Share of a pass that its forward half takes."""

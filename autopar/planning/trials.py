@@ -17,7 +17,6 @@ from autopar.search import Infeasible, Interrupted, Solution, solve
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from ..sharding.schedule import Schedule
-from ..tables import Known, Tables
 from .beyond import bytes_beyond
 from .candidates import Candidate
 from .expected import Pipe, tables_alone, weight_share
@@ -28,6 +27,7 @@ from .solved import Mode, Solved
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
 from .staged import Group, staged
 from .subject import Subject
+from .tables import Known, Tables
 from .tuning import TUNING
 from .work import Counts, Work
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..api import Planned
 from ..errors import NoPlanFits, UsageError
-from ..planner import Progress, search_plan
+from ..planning.planner import search_plan
+from ..planning.ranking import Progress
 from ..planning.request import Request
 from ..schemes import SCHEMES, scheme_named, scheme_of
 from ..schemes.pinning import pinned

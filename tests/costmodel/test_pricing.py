@@ -23,7 +23,7 @@ from autopar.errors import UsageError
 from autopar.frontends.load import LoadedModel, ModelOptions, load_model
 from autopar.ir import Role, Tensor
 from autopar.order.scheduled import scheduled
-from autopar.planner import name_axes
+from autopar.planning.candidates import name_axes
 from autopar.sharding.analysis import analyse
 from autopar.sharding.candidates import strategies_of
 

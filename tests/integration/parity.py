@@ -15,7 +15,7 @@ import torch.distributed as dist
 from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.plan import Plan
-from autopar.planner import Request
+from autopar.planning.request import Request
 from autopar.runtime.check import CollectiveLog, Observation, differences, observe, one_device
 from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.example_inputs import example_values

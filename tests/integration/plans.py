@@ -14,14 +14,18 @@ from autopar.costmodel.step.pricing import MeshPrices
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.plan_parts import SchedulePlan, StagePlan
-from autopar.planner import Request, as_plan, evaluate, name_axes, search_plan
+from autopar.planning.building import build_tables
+from autopar.planning.candidates import name_axes
+from autopar.planning.found import evaluate
+from autopar.planning.planner import search_plan
+from autopar.planning.request import Request
+from autopar.planning.writing import as_plan
 from autopar.schemes import AXIS_SCHEMES
 from autopar.search import CostGraph
 from autopar.search.costgraph import solution
 from autopar.sharding.analysis import analyse
 from autopar.sharding.micro_batches import split_batch
 from autopar.sharding.schedule import Schedule
-from autopar.tables import build_tables
 
 SCHEMES = ("data", "zero3", "tensor", "megatron", "megatron-sp", "ulysses")
 ZEROS = {"zero1": ("kept", "whole"), "zero2": ("kept", "shards"), "zero3": ("again", "shards")}

@@ -13,7 +13,7 @@ import torch
 from autopar.costmodel.memory.peak import predicted_memory
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.ir import Graph
-from autopar.planner import search_plan
+from autopar.planning.planner import search_plan
 from autopar.runtime.measuring.memory import fake_world, track_program
 from autopar.schemes import AXIS_SCHEMES
 from autopar.sharding.analysis import analyse

@@ -16,10 +16,10 @@ from autopar.api import plan as plan_model
 from autopar.errors import PlanError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
-from autopar.pins import Pins
 from autopar.plan import Plan
 from autopar.plan_parts import SchedulePlan, StagePlan
-from autopar.planner import search_plan
+from autopar.planning.pins import Pins
+from autopar.planning.planner import search_plan
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.run import run_plan
 from autopar.sharding.analysis import analyse

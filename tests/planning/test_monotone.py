@@ -14,7 +14,7 @@ from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.errors import NoPlanFits, UsageError
 from autopar.ir import Graph
-from autopar.planner import search_plan
+from autopar.planning.planner import search_plan
 from autopar.planning.request import Request
 
 SLOWER = 1.005

@@ -16,18 +16,20 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.estimate import estimate
 from autopar.costmodel.step.host import COPIES, host_rate
 from autopar.costmodel.step.pricing import MeshPrices
-from autopar.decoding import decode
 from autopar.errors import NoPlanFits, PlanError, UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
-from autopar.planner import Request, search_plan
+from autopar.planning.building import build_tables
 from autopar.planning.candidates import name_axes
+from autopar.planning.decoding import decode
 from autopar.planning.host_room import solve_within_hosts
 from autopar.planning.offload import offering_host
+from autopar.planning.planner import search_plan
+from autopar.planning.request import Request
+from autopar.planning.tables import Tables
 from autopar.search import CostGraph, Infeasible, Solution, solve
 from autopar.sharding.analysis import analyse
 from autopar.sharding.program import build_program
-from autopar.tables import Tables, build_tables
 
 from .modules import loaded, perceptron
 

@@ -18,9 +18,9 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.errors import AutoparError, NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.order.schedules import in_flight
-from autopar.planner import search_plan
 from autopar.planning.candidates import device_counts, meshes, micro_batch_counts, stage_counts
 from autopar.planning.outer import Outer
+from autopar.planning.planner import search_plan
 from autopar.planning.request import HEADROOM, Request
 from autopar.planning.subject import Subject
 
@@ -275,7 +275,7 @@ PROGRAM = """
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.planner import search_plan
+from autopar.planning.planner import search_plan
 from autopar.planning.request import HEADROOM, Request
 shape = Shape(layers=6, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=1024, sequence=256, dropout=False)
 import sys

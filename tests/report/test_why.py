@@ -9,9 +9,10 @@ from report_models import MEGATRON, planned
 
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import UsageError
-from autopar.pins import Pins
-from autopar.planner import Progress
+from autopar.planning.building import build_tables
 from autopar.planning.once import hideable
+from autopar.planning.pins import Pins
+from autopar.planning.ranking import Progress
 from autopar.planning.work import Work
 from autopar.report import why
 from autopar.report.explained import Explained
@@ -20,7 +21,6 @@ from autopar.report.questions import alternatives_table, answered, pinned_table
 from autopar.report.why import Why
 from autopar.search import solve
 from autopar.sharding.analysis import analyse
-from autopar.tables import build_tables
 
 UP = "/layers.0/up/MatMul"
 

@@ -12,38 +12,23 @@ from typing import Literal
 from autopar.costmodel.memory.peak import certain_bytes
 from autopar.costmodel.step.pricing import MeshPrices
 
-from .errors import NoPlanFits, UsageError
-from .ir import Graph
-from .plan import Plan
-from .planning.candidates import MAX_AXES, meshes, name_axes
-from .planning.finishing import Finisher
-from .planning.found import Found, best_within, evaluate
-from .planning.mixed import Mixed
-from .planning.outer import Outer
-from .planning.ranking import Progress, first_of
-from .planning.request import Request
-from .planning.staged import Staged, interleaved
-from .planning.subject import Subject
-from .planning.work import Work
-from .planning.writing import as_plan
-from .sharding.analysis import Analysis
-from .sharding.mesh import Mesh
-from .sharding.schedule import Schedule
-from .tables import build_tables
-
-__all__ = [
-    "MAX_AXES",
-    "Found",
-    "Progress",
-    "Request",
-    "Staged",
-    "as_plan",
-    "best_on_mesh",
-    "evaluate",
-    "meshes",
-    "name_axes",
-    "search_plan",
-]
+from ..errors import NoPlanFits, UsageError
+from ..ir import Graph
+from ..plan import Plan
+from ..sharding.analysis import Analysis
+from ..sharding.mesh import Mesh
+from ..sharding.schedule import Schedule
+from .building import build_tables
+from .finishing import Finisher
+from .found import Found, best_within
+from .mixed import Mixed
+from .outer import Outer
+from .ranking import Progress, first_of
+from .request import Request
+from .staged import Staged, interleaved
+from .subject import Subject
+from .work import Work
+from .writing import as_plan
 
 
 def search_plan(graph: Graph, request: Request, *, progress: Progress | None = None) -> Plan:
