@@ -58,5 +58,9 @@ class _Package(ModuleType):
     def plan(self, module: ModuleType) -> None:
         """The import system binds a loaded submodule here; the function stays."""
 
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        """A program that is pickled with its globals, as Ray sends one to its workers, imports this there."""
+        return import_module, (__name__,)
+
 
 sys.modules[__name__].__class__ = _Package

@@ -17,6 +17,7 @@ from .configured import load_any, sizes_of_plan
 from .context import current
 from .context.applied import in_context, require_own
 from .context.files import save_strategies
+from .context.imported import with_parts_gathered
 from .errors import PlanError, UsageError, unknown
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
 from .ir.dtype import FLOATS
@@ -139,6 +140,8 @@ def plan(
     require_own(found.plan, found.model.graph)
     if compress is not None:
         found = plan_loaded(loaded, **compressed(found.plan, found.model, found.cluster, given, compress))
+    if current().in_parts and load is None:
+        found = replace(found, plan=with_parts_gathered(found.plan, found.model.graph, found.cluster))
     if path := current().strategy_ckpt_save_file:
         save_strategies(found.plan, found.model.graph, path)
     return found.plan
@@ -370,10 +373,10 @@ def parallelize(
     context = current()
     if context.active:
         context.require()
-    parts, broadcast = context.active and context.mode != "stand_alone" and not context.full_batch, context.parameter_broadcast
     return build(
-        prepare, backend=backend, outputs=outputs, exact_random=exact_random, debug=debug, weights=weights, parts=parts, broadcast=broadcast
-    )
+        prepare, backend=backend, outputs=outputs, exact_random=exact_random, debug=debug, weights=weights, parts=context.in_parts,
+        broadcast=context.parameter_broadcast,
+    )  # fmt: skip
 
 
 def host_states(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> torch.optim.Optimizer:

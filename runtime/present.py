@@ -10,7 +10,7 @@ from autopar.order.actions import Action
 
 
 class Present(threading.local):
-    """`action`: the one at hand; `log`: where actions are written down, if anywhere; `exchange`: "send" or "rows".
+    """`action`: the one at hand; `log`: where actions are written down, if anywhere; `exchange`: "send", "rows" or "batch".
 
     `aside`: what is said among the ranks is no part of a step.
     """
@@ -46,7 +46,7 @@ def aside() -> Iterator[None]:
 
 @contextmanager
 def exchanging(kind: str) -> Iterator[None]:
-    """Inside, an all-to-all of unequal parts is a "send" to one rank, or "rows" whose number depends on data."""
+    """Inside, an all-to-all of unequal parts is a "send" to one rank, or "rows" whose number depends on data; "batch": parts are joined."""
     before, PRESENT.exchange = PRESENT.exchange, kind
     try:
         yield

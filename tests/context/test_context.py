@@ -288,18 +288,19 @@ def test_stages_with_cut_operators_and_batches_in_parts() -> None:
     assert set().union(*run_ranks(work, 4, timeout=60)) == set(wanted)
 
 
-def test_a_whole_batch_without_full_batch_is_refused() -> None:
+@pytest.mark.parametrize("wrong", [(0, 1), (1,)], ids=["all", "one"])
+def test_a_whole_batch_without_full_batch_is_refused_everywhere(wrong: tuple[int, ...]) -> None:
     plan = _plan(build(_few), parallel_mode="data_parallel")
 
     def work() -> str:
         module = autopar.parallelize(build(_few), plan)
         try:
-            module.loss(inputs())
+            module.loss(inputs() if dist.get_rank() in wrong else _part(inputs()))
         except AutoparError as error:
             return str(error)
         return ""
 
-    assert all("each of 2 ranks is given its part, [4, 12]" in text for text in run_ranks(work, RANKS, timeout=60))
+    assert all("each of 2 ranks is given its part, float64 [4, 12]" in text for text in run_ranks(work, RANKS, timeout=60))
 
 
 def test_three_reductions_are_issued() -> None:
@@ -387,7 +388,7 @@ def test_cross_batch_keeps_the_statistics_of_data_parallelism(kind: Callable[[],
         return module
 
     plans = {alone: _plan(made(alone), parallel_mode="semi_auto_parallel") for alone in (False, True)}
-    parts = [float(build(kind)(part)) for part in inputs().chunk(RANKS)]
+    parts = [float(build(kind)(part).detach()) for part in inputs().chunk(RANKS)]
 
     def work(alone: bool) -> tuple[float, dict[str, Tensor]]:
         got, loss = _gradients(lambda: made(alone), plans[alone], {"parallel_mode": "semi_auto_parallel"}, _part(inputs()))
