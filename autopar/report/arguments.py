@@ -50,10 +50,12 @@ def build_parser() -> Parser:
     benches = bench.add_subparsers(dest="bench_command", metavar="collectives", required=True, parser_class=Parser)
     _bench_options(_command(benches, "bench collectives", "measure collectives by size, and compare with the model"))
     checkpoint = _command(commands, "checkpoint", "the checkpoints of a training")
-    kinds = checkpoint.add_subparsers(dest="checkpoint_command", metavar="show", required=True, parser_class=Parser)
+    kinds = checkpoint.add_subparsers(dest="checkpoint_command", metavar="show|convert", required=True, parser_class=Parser)
     saved = _command(kinds, "checkpoint show", "show a checkpoint's step, plan, fingerprints and sizes")
     saved.add_argument("folder", metavar="FOLDER", help="where autopar.save has put it: the latest there is shown, or one that is named")
     _json_option(saved)
+    text = "write a checkpoint as Hugging Face has weights, or such weights as a checkpoint"
+    _checkpoint_convert_options(_command(kinds, "checkpoint convert", text))
     cluster = _command(commands, "cluster", "the clusters that autopar knows")
     kinds = cluster.add_subparsers(dest="cluster_command", metavar="list|show", required=True, parser_class=Parser)
     _json_option(_command(kinds, "cluster list", "list the presets"))
@@ -202,6 +204,17 @@ def _convert_options(parser: Parser) -> None:
     target = "dtensor and fsdp2: Python for PyTorch; hf-tp-plan and deepspeed: JSON; torchtitan: TOML; megatron: arguments"
     add("--to", required=True, choices=TARGETS, help=target)
     add("-o", "--output", metavar="FILE", help="write it to FILE (default: print it); what is left out is told on stderr")
+
+
+def _checkpoint_convert_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", help="a checkpoint, or a folder of them (the latest); or a .safetensors file, or a folder of such")
+    add("-o", "--output", required=True, metavar="NEW", help="the new folder: weights of the checkpoint, or a checkpoint of the weights")
+    add("--name", metavar="STEP", help="the checkpoint of this name in FOLDER, such as step-00000200 (default: the latest)")
+    add("--dtype", choices=DTYPES, help="floating-point type in the new files (default: as it is)")
+    add("--strip", default="", metavar="PREFIX", help="what all names begin with, and are to be without")
+    add("--add", default="", metavar="PREFIX", help="what all names are to begin with")
+    _json_option(parser)
 
 
 def _discover_options(parser: Parser) -> None:

@@ -182,7 +182,11 @@ def _cluster_show(args: argparse.Namespace) -> None:
 
 
 def checkpoint(args: argparse.Namespace) -> None:
-    """`autopar checkpoint show`: what a folder holds."""
+    """Show a checkpoint, or convert it."""
+    (_checkpoint_show if args.checkpoint_command == "show" else _checkpoint_convert)(args)
+
+
+def _checkpoint_show(args: argparse.Namespace) -> None:
     from .checkpoints import checkpoint_json, checkpoint_parts, read_checkpoint
     from .tables import show
 
@@ -191,3 +195,13 @@ def checkpoint(args: argparse.Namespace) -> None:
         print_json(checkpoint_json(path, manifest))
     else:
         show(checkpoint_parts(path, manifest))
+
+
+def _checkpoint_convert(args: argparse.Namespace) -> None:
+    from .checkpoints import converted
+
+    found = converted(args.folder, args.output, name=args.name, dtype=args.dtype, strip=args.strip, add=args.add)
+    if args.json:
+        print_json(found.json())
+    else:
+        print(printable(found.sentence))

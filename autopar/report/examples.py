@@ -26,7 +26,11 @@ EXAMPLES = {
     "bench": ("bench collectives --nproc 4",),
     "cluster": ("cluster list", "cluster show dgx-h100"),
     "checkpoint show": ("checkpoint show runs/one", "checkpoint show runs/one --json"),
-    "checkpoint": ("checkpoint show runs/one",),
+    "checkpoint convert": (
+        "checkpoint convert runs/one -o weights --dtype bfloat16",
+        "checkpoint convert weights/model.safetensors -o runs/two --add model.",
+    ),
+    "checkpoint": ("checkpoint show runs/one", "checkpoint convert runs/one -o weights"),
 }
 
 

@@ -56,7 +56,8 @@ def resume(
     """Load the latest checkpoint of a folder (or that of this `name`) into a module and its optimizer; None where nothing was saved.
 
     Every rank calls this. The plan, the number of ranks, the stages and ZeRO may be others than those that saved; the plain module on one
-    device is as good. A checkpoint of another model or optimizer, or a damaged one, is refused on every rank with the difference.
+    device is as good. A checkpoint of another model or optimizer, or a damaged one, is refused on every rank with the difference, and the
+    module is what it was.
     """
     finish_saving()
     failure: Exception | None = None
@@ -74,7 +75,9 @@ def resume(
     agree({"the checkpoint": digest(text)}, failure=failure, device=device_of(module))
     if path is None or manifest is None:
         return None
-    _read(targets, SafeReader(path, manifest))
+    reader = SafeReader(path, manifest)
+    _require_whole(reader, device_of(module))
+    _read(targets, reader)
     if optimizer is not None:
         load_optimizer(optimizer, module, manifest, states)
     set_random_states(targets)
@@ -108,6 +111,17 @@ def _targets(module: nn.Module, optimizer: Optimizer | None, manifest: Manifest)
         if kind == "cpu" or (isinstance(module, ParallelModule) and module.engine.device.type == kind):
             found[RANDOM + kind] = torch.zeros(entry.shape, dtype=torch_dtype(entry.dtype))
     return found, states
+
+
+def _require_whole(reader: SafeReader, device: torch.device) -> None:
+    """Every rank learns of a damaged piece while the module is still what it was."""
+    failure: Exception | None = None
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    try:
+        reader.require_whole(rank, ranks)
+    except Exception as error:
+        failure = error
+    agree({}, failure=failure, device=device)
 
 
 def _read(targets: Tensors, reader: SafeReader) -> None:
