@@ -28,6 +28,7 @@ COLUMNS: Mapping[str, frozenset[str]] = {
     "simumax": frozenset(("case", "real_step_s", "real_alloc_gib_max_rank", "pred_step_s", "cp_comm", "ce_fusion")),
     "mist": frozenset(("grad_accum", "layer_partitions", "device_assignment_dp_tp", "recomputed_layers_per_stage", "flash_attn", "step_s")),
     "aceso": frozenset(("system", "stages", "micro_batch", "global_batch", "step_s", "pred_step_s", "source_dir")),
+    "stages": frozenset(("gpu", "system", "run", "stage", "rank", "fwd_ms", "bwd_ms", "max_allocated_MB")),
     "experts": frozenset(("case", "dispatcher", "router", "forward_s", "backward_s", "shared_expert_ffn")),
     "layers": frozenset(("what", "gpu", "setting", "forward_ms", "backward_ms", "combined_ms")),
     "collectives": frozenset(("collective", "machine", "gpus", "nodes", "size_bytes", "busbw_GBps", "algbw_GBps", "time_us")),

@@ -10,6 +10,9 @@ from .graph_builder import LIBRARY, GraphBuilder
 from .shape import Latent
 from .wanted import GROUPS, HEADS, INNER, ROWS, SUM, Wanted
 
+SKIPPING = 2048
+"""Keys up to which the kernel of the softmax does not read the half of the scores that a causal mask hides; longer ones have another."""
+
 
 def attend(b: GraphBuilder, name: str, x: str, *, memory: str = "", windowed: bool = False, causal: bool = True) -> str:
     """Attention of `x` [batch, sequence, hidden] to itself, or to `memory`, the results of an encoder."""
@@ -122,17 +125,19 @@ def _core(b: GraphBuilder, name: str, q: str, k: str, v: str, *, window: int, ca
     w = b.op(f"{name}.scores", "aten.matmul.default", {"self": q, "other": turned}, (*grouped[:3], keys[2]), HEADS)[0]
     if b.shape.position == "alibi":  # the bias is laid out whole before the product adds to it
         w = b.pointwise(f"{name}.bias", "aten.clone.default", w, HEADS)
-    w = b.dropout(f"{name}.dropout", _softmax(b, name, w), HEADS)
+    w = b.dropout(f"{name}.dropout", _softmax(b, name, w, causal=causal), HEADS)
     w = b.op(f"{name}.context", "aten.matmul.default", {"self": w, "other": v}, (*grouped[:3], out[-1]), HEADS)[0]
     return w if grouped == shape else b.view(f"{name}.ungroup", "aten.reshape.default", w, out, HEADS, shape=out)
 
 
-def _softmax(b: GraphBuilder, name: str, w: str) -> str:
+def _softmax(b: GraphBuilder, name: str, w: str, *, causal: bool) -> str:
     """Scale, mask and softmax: one kernel, or a copy, a masked fill, a softmax in float32 and a cast."""
     shape = b.size(w)
     if b.kernels.attention == LIBRARY:
-        return b.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dim=-1)[0]
-    w = b.pointwise(f"{name}.copy", "aten.clone.default", w, HEADS)
+        half = causal and b.kernels.skips_masked and shape[-1] <= SKIPPING
+        return b.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dim=-1, is_causal=half)[0]
+    if b.dtype != "float32":
+        w = b.pointwise(f"{name}.copy", "aten.clone.default", w, HEADS)
     w = b.op(f"{name}.mask", "aten.mul.Tensor", {"self": w}, shape, HEADS, other=1.0)[0]
     w = b.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dtype="float32", dim=-1)[0]
-    return b.pointwise(f"{name}.narrow", "aten.to.dtype", w, HEADS, dtype=b.dtype)
+    return w if b.dtype == "float32" else b.pointwise(f"{name}.narrow", "aten.to.dtype", w, HEADS, dtype=b.dtype)

@@ -36,6 +36,8 @@ LOSSES: Mapping[str, Loss] = {
     "megatron": Loss(forward=38.0, backward=14.0, at_most=6.0),
     # The same with the elementwise steps between reductions in one kernel each, and scaling and cast in one.
     "megatron-fused": Loss(forward=22.0, backward=6.0, at_most=6.0),
+    # The passes of "megatron" over 16-bit logits, the difference to their maximum in a tensor of its own.
+    "megatron-narrow": Loss(forward=16.0, backward=4.0, at_most=4.0, wide=False),
     # Two passes of one kernel over 16-bit logits, the second of which writes their gradient in their place; backward scales it.
     "in-place": Loss(forward=6.0, backward=4.0, at_most=2.0, wide=False),
     # One pass of a kernel over 16-bit logits; backward another writes their gradient beside them.

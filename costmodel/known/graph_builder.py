@@ -15,6 +15,8 @@ ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3", "cudnn")
 """Attention: separate kernels for scale, mask and softmax; these three in one kernel; kernels that never write the scores."""
 LIBRARY = "fused"
 """Where scale, mask and softmax are one kernel; all that is neither this nor `unfused` is one kernel from queries to results."""
+SCORES = 4
+"""Matrices of scores that Megatron's kernel takes at once."""
 NORMS = ("fused", "unfused")
 PRODUCTS = ("", "float8_e4m3fn", "float8_block", "float4")
 """To what linear operators of the layers cast their operands: nothing, 8 bits with a scale for each tensor or each block, or 4 bits."""
@@ -26,7 +28,8 @@ class Kernels:
     elementwise kernels in float32; `products` of `PRODUCTS`; `joined`: gate and up are one product, as are queries, keys and values;
     `wide_loss`: the loss is computed on logits that a kernel of its own has cast to float32; `accumulates`: bytes of an element of the
     sums to which products of weight gradients add their results (0: they write them); `repeats_keys`: keys and values are copied for
-    every head."""
+    every head; `skips_masked`: the kernel of scale, mask and softmax reads no scores that a causal mask hides, and there is none for a
+    number of matrices of scores that is no multiple of four (Megatron-LM, fused_softmax.py and scaled_upper_triang_masked_softmax.h)."""
 
     attention: str = "flash2"
     norm: str = "fused"
@@ -35,6 +38,7 @@ class Kernels:
     wide_loss: bool = True
     accumulates: int = 0
     repeats_keys: bool = False
+    skips_masked: bool = False
 
     def __post_init__(self) -> None:
         for name, valid in (("attention", ATTENTIONS), ("norm", NORMS), ("products", PRODUCTS)):

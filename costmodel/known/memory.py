@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autopar.ir import DTYPE_BYTES
 from autopar.order.schedules import in_flight
@@ -152,21 +152,41 @@ def peak_bytes(
     shape: Shape, c: Configuration, cluster: Cluster, parts: Mapping[str, PartSeconds], stages: Sequence[Mapping[str, float]]
 ) -> list[Memory]:
     """By stage, the memory of a device at its peak; `stages`: how often each has every part."""
-    found = dict(working(shape, c, cluster))
-    if c.recompute == "full" and c.habits.recomputed < 1:
-        whole = working(shape, replace(c, recompute="none"), cluster)
-        for kind in shape.of_each_kind():
-            saved = c.habits.recomputed * found[kind].saved + (1 - c.habits.recomputed) * whole[kind].saved
-            found[kind] = replace(found[kind], saved=saved)
-    for kind in shape.of_each_kind():
-        found[kind] = replace(found[kind], saved=(1 - c.habits.offloaded) * found[kind].saved)
+    found = loads_of(shape, c, cluster)
+    flying = [in_flight(c.pipeline_schedule, stage, len(stages), c.micro_batches, c.interleave) for stage in range(len(stages))]
+    return [
+        stage_peak([Members(load=found, parts=parts, c=c, count=count)], flying=flying[stage], tied=shape.tied)
+        for stage, count in enumerate(stages)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """How often a stage has each part, with what the parts put on a device under one configuration."""
+
+    load: Mapping[str, Load]
+    parts: Mapping[str, PartSeconds]
+    c: Configuration
+    count: Mapping[str, float]
+
+
+def stage_peak(members: Sequence[Members], *, flying: float, tied: bool) -> Memory:
+    """The memory of a device of one stage at its peak, with `flying` micro-batches between forward and backward."""
+    memory = stage_memory([(one.load[part], count) for one in members for part, count in one.count.items()], in_flight=flying)
+    stored = sum(count * stored_bytes(one.parts[part], one.c) for one in members for part, count in one.count.items())
+    has = {part for one in members for part, count in one.count.items() if count}
+    parts, c = members[0].parts, members[0].c
+    if "head" in has and "embed" not in has and tied:
+        stored += stored_bytes(parts["embed"], c)  # the head's copy of the tied table
     gathered = 2 * max(part.gathered for name, part in parts.items() if name not in ("embed", "head")) if c.zero == 3 else 0.0
-    peaks = []
-    for stage, members in enumerate(stages):
-        flying = in_flight(c.pipeline_schedule, stage, len(stages), c.micro_batches, c.interleave)
-        memory = stage_memory([(found[part], count) for part, count in members.items()], in_flight=flying)
-        stored = sum(count * stored_bytes(parts[part], c) for part, count in members.items())
-        if members.get("head") and not members.get("embed") and shape.tied:
-            stored += stored_bytes(parts["embed"], c)  # the head's copy of the tied table
-        peaks.append(replace(memory, parameters=stored + gathered, gradients=0.0, master=0.0, optimizer=0.0))
-    return peaks
+    return replace(memory, parameters=stored + gathered, gradients=0.0, master=0.0, optimizer=0.0)
+
+
+def loads_of(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Load]:
+    """What the parts put on a device, where only a share of the layers is recomputed, or waits in host memory, too."""
+    found = dict(working(shape, c, cluster))
+    whole = working(shape, replace(c, recompute="none"), cluster) if c.recompute == "full" and c.habits.recomputed < 1 else found
+    for kind in shape.of_each_kind():
+        saved = c.habits.recomputed * found[kind].saved + (1 - c.habits.recomputed) * whole[kind].saved
+        found[kind] = replace(found[kind], saved=(1 - c.habits.offloaded) * saved)
+    return found

@@ -27,7 +27,7 @@ from ..step.estimate import step_seconds
 from ..step.pass_player import Seconds
 from ..step.pricing import MeshPrices
 from .configuration import LOSSES, Configuration
-from .graph_builder import Kernels
+from .graph_builder import LIBRARY, SCORES, Kernels
 from .hiding import Covers, exposed, in_pieces
 from .shape import Shape
 from .transformer import Transformer, transformer
@@ -100,9 +100,10 @@ def places_of(c: Configuration, cluster: Cluster) -> Places:
     return Places(stages=levels[0], axes=levels[1:], replicas=together[1])
 
 
-def parts_of(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, PartSeconds]:
-    """The parts of a configuration on a cluster of as many devices; data-parallel ranks run the program of one."""
-    return _parts_of(of_kinds(shape), tuple(shape.of_each_kind()), alone(c), cluster, places_of(c, cluster))
+def parts_of(shape: Shape, c: Configuration, cluster: Cluster, places: Places | None = None) -> Mapping[str, PartSeconds]:
+    """The parts of a configuration on a cluster of as many devices; data-parallel ranks run the program of one. `places`: where its axes
+    lie, if not where they do by themselves."""
+    return _parts_of(of_kinds(shape), tuple(shape.of_each_kind()), alone(c), cluster, places or places_of(c, cluster))
 
 
 def of_kinds(shape: Shape) -> Shape:
@@ -121,6 +122,12 @@ def _parts_of(shape: Shape, kinds: tuple[str, ...], c: Configuration, cluster: C
     return Parts(shape, c, cluster, places, kinds=kinds).parts()
 
 
+def own_kernels(shape: Shape, c: Configuration) -> Kernels:
+    """The kernels of a framework that it has for these sizes."""
+    lacking = c.kernels.attention == LIBRARY and c.kernels.skips_masked and (c.micro_batch * shape.heads // c.tensor) % SCORES
+    return replace(c.kernels, attention="unfused") if lacking else c.kernels
+
+
 class Parts:
     """The parts of one configuration: of a model with one layer of each of the `kinds`."""
 
@@ -132,7 +139,7 @@ class Parts:
         self.prices = MeshPrices(cluster=cluster, mesh=self.mesh)
         self.loss = LOSSES[c.habits.loss]
         summed = c.habits.gradient_bytes if c.habits.fused_accumulation and c.zero < 3 else 0
-        kernels = replace(c.kernels, wide_loss=self.loss.wide, accumulates=summed)
+        kernels = replace(own_kernels(shape, c), wide_loss=self.loss.wide, accumulates=summed)
         found = analysed(shape, c.micro_batch * c.data, c.dtype, kernels, tuple(kinds))
         self.model, self.analysis, self.seconds = found.model, found.analysis, found.seconds
         self.inside = found.inside if c.habits.fused else frozenset()
