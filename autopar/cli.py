@@ -135,7 +135,7 @@ def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> 
 
 def _check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
     """Tell what is wrong with the cluster, the memory, schemes and pins before the model is read."""
-    from .api import choose_cluster
+    from .asked import choose_cluster
     from .planning.pins import parse_pin
     from .schemes import scheme_named
 
@@ -192,7 +192,7 @@ def _load(args: argparse.Namespace) -> LoadedModel:
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
     if getattr(args, "strategy_load", None) and not (args.batch or args.dim or args.shape or args.dtype or args.frozen or args.trained):
-        from .api import model_of_plan
+        from .of_plan import model_of_plan
         from .plan import Plan
 
         return model_of_plan(args.model, Plan.load(args.strategy_load), loss=args.loss, trust=args.trust)
@@ -227,7 +227,7 @@ def _run(args: argparse.Namespace) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         from autopar.runtime.run import run_plan
 
-        from .api import model_of_plan
+        from .of_plan import model_of_plan
 
         model = model_of_plan(args.model, plan, loss=args.loss, trust=args.trust)
         _warn_replicated(plan)
@@ -268,7 +268,7 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
 
     if args.model is None:
         return Explained.of_file(plan, args.operator)
-    from .api import cluster_of_plan, model_of_batch, model_of_plan
+    from .of_plan import cluster_of_plan, model_of_batch, model_of_plan
 
     model = model_of_plan(args.model, plan, trust=args.trust)
     cluster = cluster_of_plan(plan, args.cluster)

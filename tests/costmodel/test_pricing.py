@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import autopar
-from autopar.api import choose_cluster, plan_loaded
+from autopar.api import plan_loaded
+from autopar.asked import choose_cluster
 from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.device.operators import operator_seconds
 from autopar.costmodel.device.prices import product_seconds

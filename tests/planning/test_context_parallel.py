@@ -8,7 +8,7 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.api import choose_cluster
+from autopar.asked import choose_cluster
 from autopar.errors import UsageError
 from autopar.frontends.load import LoadedModel
 from autopar.order.scheduled import scheduled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autopar.api import choose_cluster
+from autopar.asked import choose_cluster
 from autopar.costmodel import bind_axes
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer as known_transformer

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from autopar.api import choose_cluster
+from autopar.asked import choose_cluster
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import NoPlanFits, UsageError
 from autopar.frontends.load import LoadedModel

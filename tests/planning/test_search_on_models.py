@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from autopar.api import choose_cluster
+from autopar.asked import choose_cluster
 from autopar.costmodel import bind_axes
 from autopar.costmodel.step.estimate import estimate, timeline
 from autopar.costmodel.step.pricing import MeshPrices

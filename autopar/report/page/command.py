@@ -9,9 +9,10 @@ from pathlib import Path
 
 from autopar.costmodel import Cluster
 
-from ...api import Planned, cluster_of_plan, model_of_plan
+from ...api import Planned
 from ...errors import UsageError
 from ...ir import Graph
+from ...of_plan import cluster_of_plan, model_of_plan
 from ...outputs import write_whole
 from ...plan import Plan
 from ...schemes import SCHEMES
