@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -89,13 +89,14 @@ def plan(
 
 def _in_context(loaded: LoadedModel, given: dict[str, Any], compress: Mapping[str, str] | float | None) -> Plan:
     """The plan of a loaded model, with what the auto-parallel context says beside the arguments."""
+    kept = given.get("load") is not None
     if current().active:
         given = in_context(current(), loaded, given)
     found = plan_loaded(loaded, **given)
     require_own(found.plan, found.model.graph)
     if compress is not None:
         found = plan_loaded(loaded, **compressed(found.plan, found.model, found.cluster, given, compress))
-    if current().in_parts and load is None:
+    if current().in_parts and not kept:
         found = replace(found, plan=with_parts_gathered(found.plan, found.model.graph, found.cluster))
     if path := current().strategy_ckpt_save_file:
         save_strategies(found.plan, found.model.graph, path)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import os
 import pickle
 import signal
 import socket
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +31,9 @@ GRACE = 0.5
 """Seconds that the other ranks are given to report after the first has failed, so that the cause is found."""
 SILENCE = 60.0
 """Seconds without a sign of life after which a rank is given up."""
+TERM_GRACE = 30.0
+"""Seconds that ranks may take to end after SIGTERM: longer than `autopar.steps` takes to save."""
+ASKED = b"SIGTERM"
 
 
 @dataclass(slots=True)
@@ -66,9 +71,19 @@ class _Rank:
 
 
 def fork_ranks(
-    function: Callable[..., Any], nproc: int, args: tuple[Any, ...], timeout: float, caller: Connection | None = None
+    function: Callable[..., Any],
+    nproc: int,
+    args: tuple[Any, ...],
+    timeout: float,
+    caller: Connection | None = None,
+    *,
+    endless: bool = False,
 ) -> list[Any]:
-    """The results of `function(*args)` on `nproc` ranks; ended when `caller`, who never writes, goes away."""
+    """The results of `function(*args)` on `nproc` ranks; ended when `caller` goes away, who writes `ASKED` when it is sent SIGTERM.
+
+    SIGTERM is handed on to the ranks, which have `TERM_GRACE` seconds to end; where all do so in good order, so does this process.
+    `endless`: the call may take any time, and `timeout` is for the collectives alone.
+    """
     context = multiprocessing.get_context("fork")
     threads = max(1, (os.cpu_count() or 1) // nproc) if _release_threads() else 1
     ranks: list[_Rank] = []
@@ -98,13 +113,48 @@ def fork_ranks(
             ranks.append(_Rank(number=number, process=process, pipe=reader))
         # Served from here, the store outlives every rank; only now, since its thread would not survive a fork.
         store = TCPStore(LOOPBACK, listener.getsockname()[1], None, True, wait_for_workers=False, master_listen_fd=listener.detach())
-        return _collect(ranks, timeout, caller)
+        ending = Ending(ranks)
+        with on_sigterm(ending.ask):
+            results = _collect(ranks, math.inf if endless else timeout, caller, ending)
+        if ending.asked and caller is None:
+            raise SystemExit(0)
+        return results
     finally:
         _end(ranks)
         del store
         listener.close()
         alive.close()
         lifeline.close()
+
+
+class Ending:
+    """Whether the ranks were asked to end, and until when they may take."""
+
+    def __init__(self, ranks: Sequence[_Rank]) -> None:
+        self.ranks, self.deadline, self.asked = ranks, math.inf, False
+
+    def ask(self) -> None:
+        """Hand SIGTERM on, once."""
+        if not self.asked:
+            self.asked, self.deadline = True, time.monotonic() + TERM_GRACE
+            for rank in self.ranks:
+                if not rank.done and rank.process.pid is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(rank.process.pid, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def on_sigterm(ask: Callable[[], None]) -> Iterator[None]:
+    """Inside, SIGTERM asks instead of killing, unless this program has a handler of its own, or another thread hears signals."""
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: ask())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -115,18 +165,19 @@ def quiet_fork() -> Iterator[None]:
         yield
 
 
-def _collect(ranks: list[_Rank], timeout: float, caller: Connection | None) -> list[Any]:
+def _collect(ranks: list[_Rank], timeout: float, caller: Connection | None, ending: Ending) -> list[Any]:
     """Wait for all ranks, or for the first failure and what explains it."""
     deadline = time.monotonic() + timeout
     pending = {rank.pipe: rank for rank in ranks}
     failed: list[_Rank] = []
-    while pending and time.monotonic() < deadline:
+    while pending and time.monotonic() < min(deadline, ending.deadline):
         asleep = time.monotonic()
         ready = wait([*pending, *([caller] if caller else [])], timeout=max(0.0, min(BEAT, deadline - asleep)))
-        if caller in ready:
-            raise RunError("the process that started the ranks has ended")
         for pipe in ready:
             assert isinstance(pipe, Connection)
+            if pipe is caller:
+                _listen(pipe, ending)
+                continue
             rank = pending[pipe]
             if rank.read():
                 del pending[pipe]
@@ -140,8 +191,19 @@ def _collect(ranks: list[_Rank], timeout: float, caller: Connection | None) -> l
         raise RunError(_cause(failed, list(pending.values())))
     if pending:
         late = ", ".join(str(rank.number) for rank in pending.values())
-        raise RunError(f"rank {late} did not finish within {timeout:g} s")
+        limit = f"{TERM_GRACE:g} s of SIGTERM" if ending.asked else f"{timeout:g} s"
+        raise RunError(f"rank {late} did not finish within {limit}")
     return [rank.result for rank in ranks]
+
+
+def _listen(caller: Connection, ending: Ending) -> None:
+    try:
+        word = caller.recv_bytes()
+    except (EOFError, OSError):
+        word = b""
+    if word != ASKED:
+        raise RunError("the process that started the ranks has ended")
+    ending.ask()
 
 
 def _miss(pending: Iterable[_Rank], seconds: float, failed: list[_Rank]) -> None:
