@@ -27,8 +27,10 @@ GPT2 = {
 }  # fmt: skip
 GPT3 = {**GPT2, "n_embd": 12288, "n_layer": 96, "n_head": 96, "n_positions": 2048, "vocab_size": 51200, "n_inner": 49152}
 MIXTRAL = {
-    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
+    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "vocab_size": 32000,
     "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "hidden_act": "silu",
 }  # fmt: skip
 LARGE = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autopar.costmodel import Cluster
@@ -15,11 +15,14 @@ from ...schemes import Named, scheme_of
 from ...sharding.analysis import analyse
 from ..account import account_of, has_account
 from ..explain import storage_table
+from ..measured import Measured
 from ..tables import Rival, Table, comparison_table
 from ..units import seconds_text
 from . import figures
+from .beside import beside
 from .difference import difference
 from .drawing import Bar, bars
+from .exchanges import issued_by
 from .graph import graph as picture_of
 from .modules import Tree, tree_of
 from .section import Section, shortened
@@ -47,9 +50,14 @@ class Contents:
         graph: Graph | None = None,
         cluster: Cluster | None = None,
         rivals: Sequence[Rival] = (),
-        more: Sequence[Section] = (),
+        measured: Measured | None = None,
+        more: Callable[[Tree], Sequence[Section]] = lambda tree: (),
     ) -> Contents:
-        """The report of `plan`; `other`: a plan to compare with; `rivals`: what the known schemes would cost; `more` sections."""
+        """The report of `plan`.
+
+        `other`: a plan to compare with; `rivals`: what the known schemes would cost; `measured`: a run of the plan; `more`: makes sections
+        that ask about rows of the tree.
+        """
         require_consistent(plan)
         account, named = None, None
         if graph is not None and cluster is not None:
@@ -59,9 +67,10 @@ class Contents:
         sections = [figures.summary(plan, named, cluster), figures.time(plan, timeline_of(plan, graph, cluster))]
         sections += [figures.memory(plan, cluster), communication(plan, account, cluster)]
         sections += [_schemes(plan, named, rivals, cluster)] if rivals else []
-        sections += more
-        sections += [difference(plan, other)] if other is not None else []
+        sections += [beside(plan, measured, issued_by(plan, account), cluster)] if measured is not None else []
         tree = tree_of(plan, account)
+        sections += more(tree)
+        sections += [difference(plan, other)] if other is not None else []
         return cls(
             title=f"Plan of {plan.model.name} on {plan.devices} devices of {plan.cluster}", sections=tuple(sections),
             drawn=picture_of(plan, tree), tree=tree, parameters=shortened(storage_table(plan)),
