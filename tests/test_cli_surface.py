@@ -1,4 +1,4 @@
-"""The surface of the command line: README's table is made from the parser (`python tests/test_cli_surface.py` writes it anew)."""
+"""What docs/reference.md says of the command line is what it accepts; `python tests/test_cli_surface.py` writes its tables anew."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from autopar.schemes import SCHEMES
 from autopar.search import SEARCHES
 
 README = Path(__file__).resolve().parents[1] / "README.md"
+REFERENCE = README.parent / "docs" / "reference.md"
 MARK = "<!-- options: {} -->\n"
 
 
@@ -50,16 +51,16 @@ def option_tables() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _readme() -> tuple[str, str, str]:
-    """README before, in and after the table of options."""
-    before, start, rest = README.read_text(encoding="utf-8").partition(MARK.format("start"))
+def _reference() -> tuple[str, str, str]:
+    """The reference before, in and after the table of options."""
+    before, start, rest = REFERENCE.read_text(encoding="utf-8").partition(MARK.format("start"))
     table, end, after = rest.partition(MARK.format("end"))
     assert start and end
     return before + start, table, end + after
 
 
-def test_readme_lists_every_option() -> None:
-    assert _readme()[1] == option_tables()
+def test_the_reference_lists_every_option() -> None:
+    assert _reference()[1] == option_tables()
 
 
 def test_names_are_those_of_the_tables() -> None:
@@ -104,7 +105,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_documents_name_files_that_exist() -> None:
     root = README.parent
-    for document in (README, root / "docs" / "architecture.md"):
+    for document in (README, REFERENCE, root / "docs" / "architecture.md"):
         for path in re.findall(
             r"`((?:autopar|costmodel|search|runtime|tests|examples|benchmarks|docs)/[\w/.-]*)`", document.read_text(encoding="utf-8")
         ):
@@ -123,5 +124,5 @@ def test_the_tour_names_functions_that_exist() -> None:
 
 
 if __name__ == "__main__":
-    before, _, after = _readme()
-    README.write_text(before + option_tables() + after, encoding="utf-8")
+    before, _, after = _reference()
+    REFERENCE.write_text(before + option_tables() + after, encoding="utf-8")

@@ -192,6 +192,10 @@ def _report_options(parser: Parser) -> None:
     add("-o", "--output", required=True, metavar="FILE", help="write the page, one file that asks for no other, to FILE (.html)")
     add("--model", metavar="MODEL", help="the model of PLAN: adds the timeline of every operator, what each communicates, known schemes")
     add("--no-compare", dest="compare", action="store_false", help="with --model: do not price the known schemes")
+    add("--alternatives", action="store_true", help="with --model: why operators are split so: other strategies, forced and solved again")
+    add("--sensitivity", action="store_true", help="with --model: plan anew with other devices, link speeds, batches and memory")
+    measured = "a measured step to set beside the prediction: what run --json printed, or a Chrome trace of torch.profiler"
+    add("--measured", metavar="FILE", help=measured)
     add("--memory", metavar="80GiB", help="memory limit per device of the known schemes (default: the cluster's)")
     add("--cluster", metavar="NAME|FILE", help="price on this cluster (default: the plan's)")
     _trust_option(parser)

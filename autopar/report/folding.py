@@ -19,18 +19,31 @@ def folded(rows: Iterable[Row]) -> list[tuple[int, Row]]:
     >>> folded([("h.0/up", "n"), ("h.1/up", "n"), ("h.0/down", "k"), ("h.1/down", "n")])
     [(2, ('h.{0,1}/up', 'n')), (1, ('h.0/down', 'k')), (1, ('h.1/down', 'n'))]
     """
+    return [(len(names), row) for names, row in folded_names(rows)]
+
+
+def folded_names(rows: Iterable[Row]) -> list[tuple[list[str], Row]]:
+    """`folded` with the names that each row stands for.
+
+    >>> folded_names([("h.0/up", "n"), ("h.1/up", "n")])
+    [(['h.0/up', 'h.1/up'], ('h.{0,1}/up', 'n'))]
+    """
     found: dict[Row, list[tuple[int, ...]]] = {}
+    names: dict[tuple[Row, tuple[int, ...]], list[str]] = {}
     for name, *rest in rows:
-        found.setdefault((_NUMBER.sub(HOLE, name), *rest), []).append(tuple(map(int, _NUMBER.findall(name))))
-    return [row for key, numbers in found.items() for row in _of(key, numbers)]
+        key, numbers = (_NUMBER.sub(HOLE, name), *rest), tuple(map(int, _NUMBER.findall(name)))
+        found.setdefault(key, []).append(numbers)
+        names.setdefault((key, numbers), []).append(name)
+    folds = [(key, fold) for key, numbers in found.items() for fold in _of(key, numbers)]
+    return [([names[key, n].pop(0) for n in members], row) for key, (members, row) in folds]
 
 
-def _of(key: Row, numbers: list[tuple[int, ...]]) -> list[tuple[int, Row]]:
+def _of(key: Row, numbers: list[tuple[int, ...]]) -> list[tuple[list[tuple[int, ...]], Row]]:
     """One row where the numbers are all combinations, else one for each number at the first place where they differ."""
     columns = [sorted(set(column)) for column in zip(*numbers, strict=True)]
     if math.prod(map(len, columns)) == len(numbers):
         fixed = key[0].split(HOLE)
-        return [(len(numbers), ("".join(a + b for a, b in zip(fixed, [*map(number_text, columns), ""], strict=True)), *key[1:]))]
+        return [(numbers, ("".join(a + b for a, b in zip(fixed, [*map(number_text, columns), ""], strict=True)), *key[1:]))]
     place = next(i for i, column in enumerate(columns) if len(column) > 1)
     parts: dict[int, list[tuple[int, ...]]] = {}
     for found in numbers:

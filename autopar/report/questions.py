@@ -13,6 +13,7 @@ from ..ir import Graph
 from ..plan import Plan
 from ..planning.ranking import Progress
 from ..planning.request import Request
+from ..sharding.analysis import Analysis
 from .outer_pins import Pinned, outer_alternatives
 from .sensitivity import Flip, Sensitivity
 from .tables import Table
@@ -41,14 +42,15 @@ def _alternative_row(other: Alternative, axes: Sequence[str], best: float) -> tu
         return (*strategy, words, other.why, "", "")
     told = []
     if abs(other.own) > TOLD * best:
-        told.append(f"the operator itself {_signed(other.own)}")
+        told.append(f"the operator itself {signed(other.own)}")
     if abs(other.others) > TOLD * best:
-        told.append(f"other operators {_signed(other.others)}")
-    told += [f"{move.tensor} as {move.forced} instead of {move.best} {_signed(move.seconds)}" for move in other.moves]
+        told.append(f"other operators {signed(other.others)}")
+    told += [f"{move.tensor} as {move.forced} instead of {move.best} {signed(move.seconds)}" for move in other.moves]
     return (*strategy, words, seconds_text(other.step), f"{other.step / best - 1:+.2%}" if best else "", "; ".join(told))
 
 
-def _signed(seconds: float) -> str:
+def signed(seconds: float) -> str:
+    """Seconds with their sign."""
     return ("+" if seconds >= 0 else "-") + seconds_text(abs(seconds))
 
 
@@ -100,10 +102,17 @@ def answered(
         why = Why(plan, analysis, cluster, memory=memory)
         found = dataclasses.replace(found, others=tuple(why.alternatives(found.names[0], progress)), step=plan.predicted.step)
     if batches is not None:
-        request = Request(
-            cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True, types=plan.schedule.types,
-        )  # fmt: skip
-        sizes = [spec.shape[0] for spec in plan.model.inputs.values() if spec.shape]
-        sensitivity = Sensitivity(plan, analysis.graph, request, batch=sizes[0] if sizes else 0, batches=batches)
+        sensitivity = sensitivity_of(plan, analysis, cluster, memory=memory, batches=batches)
         found = dataclasses.replace(found, flips=tuple(sensitivity.flips(progress)), base=sensitivity.base)
     return found
+
+
+def sensitivity_of(
+    plan: Plan, analysis: Analysis, cluster: Cluster, *, memory: float | None, batches: Callable[[int], Graph]
+) -> Sensitivity:
+    """What plans the model anew under scaled figures, with nothing pinned."""
+    request = Request(
+        cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True, types=plan.schedule.types,
+    )  # fmt: skip
+    sizes = [spec.shape[0] for spec in plan.model.inputs.values() if spec.shape]
+    return Sensitivity(plan, analysis.graph, request, batch=sizes[0] if sizes else 0, batches=batches)

@@ -31,6 +31,9 @@ from ..sharding.analysis import Analysis, analyse
 from ..sharding.micro_batches import split_batch
 from .account import has_account
 
+ROUNDING = 1e-9
+"""Share of a step that is no event of its own."""
+
 
 def write_trace(path: str | Path, plan: Plan, graph: Graph, cluster: Cluster) -> None:
     """Play one step of the plan on `cluster` and write who does what when: one rank, which is like every other, or every stage."""
@@ -79,9 +82,16 @@ def _of_stages(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str,
     ]
     ends = [run.seconds + once_seconds([one], cluster.backend) for one in last]
     return {
-        name: [*events, Event("update", "update", COMPUTE, "update", run.seconds, end)]
-        for (name, events), end in zip(pipeline_events(run).items(), ends, strict=True)
+        name: [*events, *_ending(run.seconds, end, own)]
+        for (name, events), end, own in zip(pipeline_events(run).items(), ends, update, strict=True)
     }
+
+
+def _ending(start: float, end: float, update: float) -> list[Event]:
+    """What comes once a step: the collectives of parameters that nothing hid, then the update."""
+    updated = end - update if end - update - start > ROUNDING * end else start
+    gathered = [Event("parameters' collectives", "collective", COMPUTE, "collective", start, updated)] if updated > start else []
+    return [*gathered, Event("update", "update", COMPUTE, "update", updated, end)]
 
 
 def _figures(plan: Plan, analysis: Analysis, cluster: Cluster) -> Figures:

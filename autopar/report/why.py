@@ -101,10 +101,14 @@ def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:
 
 
 class Why:
-    """The tables of a plan and their best solution, against which strategies are forced."""
+    """The tables of a plan and their best solution, against which strategies are forced.
 
-    def __init__(self, plan: Plan, analysis: Analysis, cluster: Cluster, *, memory: float | None = None) -> None:
-        self.plan, self.analysis = plan, analysis
+    `play`: whether the step of each forced plan is that of its program, which takes longer to find than what the tables add up to.
+    """
+
+    def __init__(self, plan: Plan, analysis: Analysis, cluster: Cluster, *, memory: float | None = None, play: bool = True) -> None:
+        self.plan, self.analysis, self.play = plan, analysis, play
+        self.meanings = read_meanings(analysis)
         self.stages = stages_of(plan)
         self.tables = tables_of_plan(plan, analysis, cluster)
         limit = memory if memory is not None else default_limit(cluster)
@@ -181,8 +185,8 @@ class Why:
         )  # fmt: skip
 
     def _predicted(self, solution: Solution, change: float) -> float:
-        """Seconds of a step as a plan would predict them: of its program, or of stages the plan's with what the tables add."""
-        if self.stages > 1:
+        """Seconds of a step as a plan would predict them: of its program, or the plan's with what the tables add (of stages always)."""
+        if self.stages > 1 or not self.play:
             return self.plan.predicted.step + change
         return evaluate(self.tables, solution, self.plan.schedule.in_stage).estimate.step
 
@@ -190,7 +194,7 @@ class Why:
         offer = self.analysis.offers[operator]
         inputs = next(op.inputs for op in self.analysis.warm if op.name == operator)
         options = {option.name: option for option in self.tables.strategies[operator].options}
-        meanings = read_meanings(self.tables.analysis)
+        meanings = self.meanings
         return {
             axis: option_words(operator, offer, options[name], inputs, meanings) + (", gradients as shares" if name == "B" else "")
             for axis, name in strategy.items()

@@ -92,7 +92,7 @@ def test_pages_are_read_without_eyes(plan: Plan, staged: Plan) -> None:
     for text in texts(plan, staged).values():
         found = Page(text)
         assert found.found("html")[0]["lang"] == "en" and len(found.found("h1")) == 1
-        assert all(svg["role"] == "img" and svg["aria-label"] for svg in found.found("svg"))
+        assert all(svg["role"] in ("img", "group") and svg["aria-label"] for svg in found.found("svg"))
         assert all(div["aria-label"] and div["tabindex"] == "0" for div in found.found("div"))
         assert all(cell["scope"] == "col" for cell in found.found("th"))
         names = [held["id"] for _, held in found.tags if "id" in held]
@@ -103,7 +103,8 @@ def test_pages_are_read_without_eyes(plan: Plan, staged: Plan) -> None:
 
 def test_pages_say_what_there_is(plan: Plan, staged: Plan) -> None:
     found = texts(plan, staged)
-    assert "Beside known schemes" in found["model"] and "impossible: no mesh" in found["model"] and "column-parallel" in found["model"]
+    assert "Beside known schemes" in found["model"] and "Not possible here: 3d (no mesh)" in found["model"]
+    assert "column-parallel" in found["model"]
     assert "Beside known schemes" not in found["file"] and "splits" in found["file"]
     assert "stage 1" in found["staged"] and "Stages: seconds of a step" in found["staged"]
     assert "Operators with another strategy" in found["two"] and "Figures" in found["two"]

@@ -1,26 +1,74 @@
-"""What differs between two plans, as tables."""
+"""What differs between two plans: steps and memory as bars, figures side by side, strategies and storage that are not the same."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ...plan import Plan
+from ...schemes import stages_of
+from ..explain import BARE
 from ..folding import folded
 from ..tables import Table
 from ..units import bytes_text, seconds_text
+from .drawing import Bar, bars
+from .section import Section, shortened
+from .shapes import Picture
 
 _SECONDS = ("step", "forward", "backward", "update", "communication", "overlapped", "bubble")
 
 
+def difference(plan: Plan, other: Plan) -> Section:
+    """The section."""
+    here, there = plan.predicted, other.predicted
+    told = []
+    if here.step > 0 and here.memory > 0:
+        told = [
+            f"The other plan's step takes {there.step / here.step:.2f} times as long, and needs {there.memory / here.memory:.2f} times the "
+            f"memory of this one's."
+        ]  # fmt: skip
+    if plan.model.fingerprint != other.model.fingerprint:
+        told.append("They are of different models (or of one with other sizes), so that most operators differ.")
+    tables = tuple(map(shortened, difference_tables(plan, other)))
+    return Section(anchor="difference", title="Beside the other plan", told=tuple(told), pictures=tuple(_bars(plan, other)), tables=tables)
+
+
+def _bars(plan: Plan, other: Plan) -> Iterator[Picture]:
+    pairs = (("this plan", plan.predicted), ("other plan", other.predicted))
+    rows = []
+    for name, p in pairs:
+        exposed = max(p.communication - p.overlapped, 0.0)
+        parts = (("forward", p.forward), ("backward", p.backward), ("update", p.update), ("communication", exposed), ("bubble", p.bubble))
+        held = tuple((word, seconds, seconds_text(seconds)) for word, seconds in parts if seconds)
+        rows.append(Bar(name=name, parts=held, text=seconds_text(p.step)))
+    yield bars(rows, "Parts of the step of both plans: computing, updating, communication that nothing hides, bubble")
+    rows = [
+        Bar(name=name, parts=tuple((k, b, bytes_text(b)) for k, b in p.memory_parts.items() if b), text=bytes_text(p.memory))
+        for name, p in pairs
+    ]  # fmt: skip
+    yield bars(rows, "Memory of the fullest device under both plans, by kind")
+
+
 def difference_tables(plan: Plan, other: Plan) -> tuple[Table, ...]:
     """Figures side by side, then strategies and storage where they are not the same; equal layers stand once."""
-    strategies = {name: " ".join(o.strategy) for name, o in plan.operators.items()}
-    others = {name: " ".join(o.strategy) for name, o in other.operators.items()}
+    strategies, others = _strategies(plan), _strategies(other)
     storage = {name: f"{p.storage}, {p.state}" for name, p in plan.parameters.items()}
     stored = {name: f"{p.storage}, {p.state}" for name, p in other.parameters.items()}
+    axes = " and ".join(" ".join(axis.name for axis in p.mesh) or "one device" for p in (plan, other))
     return (
         _figures(plan, other),
         _differing("Operators with another strategy", strategies, others),
-        _differing("Parameters stored otherwise", storage, stored),
+        _differing(f"Parameters stored otherwise: layouts on {axes}", storage, stored),
     )
+
+
+def _strategies(plan: Plan) -> dict[str, str]:
+    """What each operator does on each axis, in words."""
+    axes, known = [axis.name for axis in plan.mesh], dict[tuple[str, ...], str]()
+    for operator in plan.operators.values():
+        if operator.strategy not in known:
+            words = [f"{axis} {BARE.get(o, f'splits {o}')}" for axis, o in zip(axes, operator.strategy, strict=False)]
+            known[operator.strategy] = "; ".join(words) or "whole"
+    return {name: known[operator.strategy] for name, operator in plan.operators.items()}
 
 
 def _figures(plan: Plan, other: Plan) -> Table:
@@ -32,9 +80,9 @@ def _figures(plan: Plan, other: Plan) -> Table:
     rows.append(("memory", bytes_text(here), bytes_text(there), _change(here, there)))
     for kind in dict.fromkeys((*plan.predicted.memory_parts, *other.predicted.memory_parts)):
         here, there = (p.predicted.memory_parts.get(kind, 0.0) for p in (plan, other))
-        rows.append((f"memory: {kind}", bytes_text(here), bytes_text(there), _change(here, there)))
+        rows += [(f"memory: {kind}", bytes_text(here), bytes_text(there), _change(here, there))] if here or there else []
     rows += [(name, a, b, "" if a == b else "differs") for name, a, b in zip(_WORDS, _words(plan), _words(other), strict=True)]
-    return Table(title="Figures", columns=("", ">this plan", ">other plan", ">change"), rows=tuple(rows))
+    return Table(title="Figures", columns=("figure", ">this plan", ">other plan", ">change"), rows=tuple(rows))
 
 
 _WORDS = ("model", "cluster", "devices", "mesh", "stages", "micro-batches", "schedule", "recomputed operators", "gathered", "method")
@@ -43,10 +91,9 @@ _WORDS = ("model", "cluster", "devices", "mesh", "stages", "micro-batches", "sch
 def _words(plan: Plan) -> tuple[str, ...]:
     mesh = " x ".join(f"{axis.name}={axis.size}" for axis in plan.mesh)
     schedule = plan.schedule
-    stages = len(plan.stages) // schedule.interleave if plan.stages else 1
     recomputed = sum(map(len, schedule.recompute))
     return (
-        plan.model.name, plan.cluster, str(plan.devices), mesh, str(stages), str(schedule.micro_batches), schedule.pipeline,
+        plan.model.name, plan.cluster, str(plan.devices), mesh, str(stages_of(plan)), str(schedule.micro_batches), schedule.pipeline,
         str(recomputed), f"{schedule.gathered}, {schedule.accumulated}", plan.provenance.method,
     )  # fmt: skip
 

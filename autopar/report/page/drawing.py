@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from ...printable import printable
 from ..units import seconds_text
+from .shapes import WIDTH, Picture, line, nothing, picture, rectangle, short, text
 from .spans import Timeline
 
-WIDTH, LABEL, ROW = 960, 190, 26
+LABEL, ROW, LETTER = 190, 26, 6.5
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999", "#6a51a3", "#8c6d31")
 KINDS = {"forward": "#a6d3f2", "backward": "#5aa0d8", "update": "#4dbb95", "collective": "#e69f00", "waiting": "#dddddd"}
 WAITING = "waiting or hidden"
@@ -29,87 +29,64 @@ class Bar:
     interval: tuple[float, float] | None = None
 
 
-def bars(rows: Sequence[Bar], label: str, *, limit: tuple[float, str] | None = None) -> Markup:
-    """Stacked bars on one scale, a line at the `limit`."""
+def bars(rows: Sequence[Bar], label: str, *, limit: tuple[float, str] | None = None, alike: bool = False) -> Picture:
+    """Stacked bars on one scale, a line at the `limit`; without a legend where all parts are `alike`."""
     names = list(dict.fromkeys(name for row in rows for name, _, _ in row.parts))
     tops = [max(sum(v for _, v, _ in row.parts), row.interval[1] if row.interval else 0.0) for row in rows]
     top = max([*tops, limit[0] if limit and limit[0] < 4 * max(tops, default=0.0) else 0.0])
     if not top > 0:
-        return Markup("")
+        return nothing(label)
     room = WIDTH - LABEL - 130
-    legend = names if len(names) > 1 else []
-    colours = {name: KINDS["waiting"] if name == WAITING else COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
-    height = ROW * (len(rows) + len(legend[::4])) + 30
-    out = [_open(height, label)]
+    legend = [] if alike else names
+    colours = {name: COLOURS[0 if alike else i % len(COLOURS)] for i, name in enumerate(names)} | {WAITING: KINDS["waiting"]}
+    height = ROW * (len(rows) + len(legend[::4])) + (30 if limit else 6)
+    out: list[Markup] = []
     for index, name in enumerate(legend):
         x, y = LABEL + index % 4 * 190.0, float(ROW * (index // 4))
-        out.append(_rect(x, y + 6, 12, 12, colours[name], name))
-        out.append(_text(x + 17, y + 16, name))
+        out.append(rectangle(x, y + 6, 12, 12, colours[name], name))
+        out.append(text(x + 17, y + 16, name))
     start = ROW * len(legend[::4])
     for number, row in enumerate(rows):
         y, at = float(start + number * ROW), 0.0
-        out.append(_text(LABEL - 6, y + 17, _short(row.name), anchor="end"))
-        for name, value, text in row.parts:
+        out.append(text(LABEL - 6, y + 17, short(row.name), anchor="end"))
+        for name, value, said in row.parts:
             width = value / top * room
             if value > 0:
-                out.append(_rect(LABEL + at, y + 3, width, ROW - 8, colours[name], f"{row.name}: {name} {text}"))
+                out.append(rectangle(LABEL + at, y + 3, width, ROW - 8, colours[name], f"{row.name}: {name} {said}"))
+                if not alike and width > LETTER * len(name) + 4:  # read without colour
+                    out.append(text(LABEL + at + width / 2, y + 16, name, anchor="middle", over=True))
             at += width
         if row.interval:
             low, high = (LABEL + value / top * room for value in row.interval)
-            out.append(_line(low, y + 12, high, y + 12) + _line(low, y + 7, low, y + 17) + _line(high, y + 7, high, y + 17))
+            out.append(line(low, y + 12, high, y + 12) + line(low, y + 7, low, y + 17) + line(high, y + 7, high, y + 17))
             at = max(at, high - LABEL)
-        out.append(_text(LABEL + at + 6, y + 17, row.text))
+        out.append(text(LABEL + at + 6, y + 17, row.text))
     if limit and limit[0] <= top:
         x = LABEL + limit[0] / top * room
-        out.append(_line(x, start, x, height - 18, dashed=True) + _text(x, height - 4, limit[1], anchor="middle"))
-    return Markup("\n").join([*out, Markup("</svg>")])
+        out.append(line(x, start, x, height - 18, dashed=True) + text(x, height - 4, limit[1], anchor="middle"))
+    return picture(label, (WIDTH, height), out)
 
 
-def timeline(found: Timeline, label: str) -> Markup:
+def timeline(found: Timeline, label: str) -> Picture:
     """The lanes of a step, one under the other, with letters where there is room for them."""
     if not found.seconds > 0:
-        return Markup("")
+        return nothing(label)
     height = ROW * (len(found.lanes) + 1) + 24
     room, titled = WIDTH - LABEL - 10, sum(len(lane.spans) for lane in found.lanes) <= MOST_TITLES
-    out = [_open(height, label)]
+    out: list[Markup] = []
     for index, (kind, colour) in enumerate(KINDS.items()):
         x = LABEL + index * 130.0
-        out.append(_rect(x, 4, 12, 12, colour, kind) + _text(x + 17, 14, f"{LETTERS.get(kind, '')} {kind}"))
+        out.append(rectangle(x, 4, 12, 12, colour, kind) + text(x + 17, 14, f"{LETTERS.get(kind, '')} {kind}"))
     for number, lane in enumerate(found.lanes):
         y = ROW * (number + 1.0)
-        out.append(_text(LABEL - 6, y + 15, _short(lane.name), anchor="end"))
+        out.append(text(LABEL - 6, y + 15, short(lane.name), anchor="end"))
         for span in lane.spans:
             x, width = LABEL + span.start / found.seconds * room, (span.end - span.start) / found.seconds * room
             told = f"{lane.name}: {span.name}, {seconds_text(span.end - span.start)} from {seconds_text(span.start)}" if titled else ""
-            out.append(_rect(x, y + 2, width, ROW - 6, KINDS.get(span.kind, "#999999"), told))
+            out.append(rectangle(x, y + 2, width, ROW - 6, KINDS.get(span.kind, "#999999"), told))
             if width > 14 and span.kind in LETTERS:
-                out.append(_text(x + width / 2, y + 16, LETTERS[span.kind], anchor="middle"))
+                out.append(text(x + width / 2, y + 16, LETTERS[span.kind], anchor="middle"))
     for tick in range(6):
         x = LABEL + tick / 5 * room
-        out.append(_text(x, height - 4, seconds_text(found.seconds * tick / 5), anchor="middle" if tick < 5 else "end"))
-    return Markup("\n").join([*out, Markup("</svg>")])
-
-
-def _open(height: float, label: str) -> Markup:
-    shape = Markup('<svg viewBox="0 0 {} {:.0f}" width="{}" height="{:.0f}" role="img" aria-label="{}">')
-    return shape.format(WIDTH, height, WIDTH, height, printable(label, lines=False))
-
-
-def _rect(x: float, y: float, width: float, height: float, colour: str, title: str) -> Markup:
-    shape = Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}" stroke="#fff" stroke-width=".4"').format(
-        x, y, max(width, 0.3), height, colour
-    )
-    return shape + (Markup("><title>{}</title></rect>").format(printable(title, lines=False)) if title else Markup("/>"))
-
-
-def _text(x: float, y: float, text: str, *, anchor: str = "start") -> Markup:
-    return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(x, y, anchor, printable(text, lines=False))
-
-
-def _line(x0: float, y0: float, x1: float, y1: float, *, dashed: bool = False) -> Markup:
-    dash = Markup(' stroke-dasharray="4 3"') if dashed else Markup("")
-    return Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="#000"{}/>').format(x0, y0, x1, y1, dash)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 28 else text[:27] + "…"
+        out.append(text(x, height - 4, seconds_text(found.seconds * tick / 5), anchor="middle" if tick < 5 else "end"))
+    return picture(label, (WIDTH, height), out)

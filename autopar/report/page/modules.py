@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ...plan import Plan
 from ..account import Account
 from ..explain import BARE
-from ..folding import folded
+from ..folding import folded_names
 from ..tables import collective_text
 from ..units import seconds_text
 from ..words import phrase
@@ -26,8 +26,14 @@ _TOKEN = re.compile(r"(?:\{[^}]*\}|[^/.{])+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """Operators alike in `count` layers; `colour` numbers the strategy, the last colour standing for all rare ones."""
+    """Operators alike in `count` layers, `number` in the order of the tree's rows.
 
+    `colour` numbers the strategy, the last colour standing for all rare ones; `path`: the modules that it is in; `members`: the operators.
+    """
+
+    number: int
+    path: tuple[str, ...]
+    members: tuple[str, ...]
     name: str
     count: int
     kind: str
@@ -53,28 +59,30 @@ class Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """The root, what the colours mean, and how many rows were left out."""
+    """The root, its rows in order, what the colours mean, and how many rows were left out."""
 
     root: Module
+    leaves: tuple[Leaf, ...]
     colours: tuple[str, ...]
     left_out: int
 
 
 def tree_of(plan: Plan, account: Account | None) -> Tree:
     """The operators by module; with the model at hand in the words of schemes, with what they communicate."""
-    rows = folded(_by_account(account) if account else _by_file(plan))
+    rows = folded_names(_by_account(account) if account else _by_file(plan))
+    full = {name.strip("/"): name for name in plan.operators}
     counts: Counter[str] = Counter()
-    for count, (_, _, strategy, _) in rows:
-        counts[strategy] += count
+    for names, (_, _, strategy, _) in rows:
+        counts[strategy] += len(names)
     colours = {strategy: min(rank, COLOURED - 1) for rank, (strategy, _) in enumerate(counts.most_common())}
     root = Module(name="all operators")
-    left, done = ROOM, 0
-    for count, (name, kind, strategy, more) in rows:
+    left = ROOM
+    leaves: list[Leaf] = []
+    for names, (name, kind, strategy, more) in rows:
         left -= ROW + 2 * len(name) + 2 * len(strategy) + len(kind) + len(more)
         if left < 0:
             break
-        done += 1
-        colour = colours[strategy]
+        colour, count = colours[strategy], len(names)
         *path, leaf = tokens(name)
         at = root
         at.strategies[colour] += count
@@ -82,10 +90,17 @@ def tree_of(plan: Plan, account: Account | None) -> Tree:
             left -= 0 if part in at.modules else MODULE + len(part)
             at = at.modules.setdefault(part, Module(name=part))
             at.strategies[colour] += count
-        at.leaves.append(Leaf(name=leaf, count=count, kind=kind, strategy=strategy, colour=colour, more=more))
+        members = tuple(full.get(name, name) for name in names)
+        leaves.append(
+            Leaf(
+                number=len(leaves), path=tuple(path), members=members, name=leaf, count=count, kind=kind, strategy=strategy, colour=colour,
+                more=more,
+            )
+        )  # fmt: skip
+        at.leaves.append(leaves[-1])
     named = [strategy for strategy, _ in counts.most_common()]
     shown = named if len(named) <= COLOURED else [*named[: COLOURED - 1], "other strategies"]
-    return Tree(root=root, colours=tuple(shown), left_out=len(rows) - done)
+    return Tree(root=root, leaves=tuple(leaves), colours=tuple(shown), left_out=len(rows) - len(leaves))
 
 
 def tokens(name: str) -> list[str]:

@@ -23,9 +23,17 @@ document.getElementById("filter").addEventListener("input", (event) => {
 all("button[data-zoom]").forEach((button) => button.addEventListener("click", () => {
   const factor = Number(button.dataset.zoom);
   all(".wide svg").forEach((drawn) => {
-    const width = factor ? drawn.getBoundingClientRect().width * factor : 960;
     const [, , w, h] = drawn.getAttribute("viewBox").split(" ").map(Number);
+    const width = factor ? drawn.getBoundingClientRect().width * factor : w;
     drawn.setAttribute("width", width);
     drawn.setAttribute("height", width * h / w);
   });
 }));
+const reveal = () => {
+  const found = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!found) return;
+  for (let at = found; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
+  found.scrollIntoView({ block: "center" });
+};
+window.addEventListener("hashchange", reveal);
+reveal();

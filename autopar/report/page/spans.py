@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.step.pipeline_simulation import simulate
@@ -48,6 +48,11 @@ class Timeline:
     seconds: float
     told: str
 
+    def computing(self) -> Timeline:
+        """The lanes on which anything is computed, alone."""
+        shown = tuple(lane for lane in self.lanes if any(span.kind == "forward" for span in lane.spans))
+        return replace(self, lanes=shown or self.lanes)
+
 
 def timeline_of(plan: Plan, graph: Graph | None, cluster: Cluster | None) -> Timeline:
     """The timeline of a step."""
@@ -65,7 +70,7 @@ def _played(events: Mapping[str, Sequence[Event]], told: str) -> Timeline:
         for event in sorted(found, key=lambda event: event.start):
             kind = event.phase if event.stream == COMPUTE else "collective"
             streams.setdefault(event.stream, []).append(Span(kind=kind, name=event.name, start=event.start, end=event.end))
-        for stream, spans in streams.items():
+        for stream, spans in sorted(streams.items(), key=lambda found: (found[0] != COMPUTE, found[0])):
             whole = list(_with_waits(spans, end)) if stream == COMPUTE else spans
             lanes.append(Lane(name=f"{role}: {stream}", spans=tuple(_merged(whole, end))))
     return Timeline(lanes=tuple(lanes), seconds=end, told=told)

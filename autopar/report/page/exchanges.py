@@ -1,0 +1,190 @@
+"""Who sends how much to whom in a step, from the collectives that a plan issues.
+
+A device of a group of n sends, of a collective of N bytes,
+
+    all-reduce 2 (n - 1) / n N      all-gather, reduce-scatter, all-to-all (n - 1) / n N      send N
+
+the least that any method sends. Rings carry all but the all-to-all, so that a member sends to the next one; an all-to-all goes to each
+other member alike. Backends choose trees and switches as well: sums by device stay, pairs may differ.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.costmodel import Cluster
+
+from ...plan import Plan
+from ...plan_parts import StagePlan
+from ...schemes import stages_of
+from ..account import Account
+
+MOST_BLOCKS = 48
+"""Rows of the matrix: more devices are taken together."""
+BETWEEN_STAGES = "between stages"
+Matrix = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """A collective of a step: on which axis (by name) of which stage, and its bytes and seconds."""
+
+    stage: int
+    axis: str
+    phase: str
+    kind: str
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanges:
+    """Bytes sent from block to block of `size` devices each, and by level of the cluster: of all devices together, in one step."""
+
+    matrix: Matrix
+    size: int
+    levels: dict[str, float]
+
+    def name(self, block: int, devices: int) -> str:
+        """A block in words."""
+        first, last = block * self.size, min((block + 1) * self.size, devices) - 1
+        return str(first) if first == last else f"{first}-{last}"
+
+
+def issued_by(plan: Plan, account: Account | None) -> list[Issued]:
+    """The collectives of a step; from the plan file alone, those of a micro-batch where there are stages."""
+    stage = _Stages(plan)
+    if account is None:
+        return [
+            Issued(stage=stage.of(c.tensor), axis=c.axis, phase=c.phase, kind=c.kind, nbytes=c.nbytes, seconds=c.seconds)
+            for c in plan.collectives
+        ]  # fmt: skip
+    pairs = [(stage.operators.get(a.operator.name, 0), pair) for a in account.operators for pair in a.collectives]
+    pairs += [(stage.of(u.parameters[0]) if u.parameters else 0, pair) for u in account.units for pair in u.collectives]
+    return [
+        Issued(stage=at, axis=account.axes[c.axis], phase=c.phase, kind=c.kind, nbytes=c.nbytes, seconds=seconds)
+        for at, (c, seconds) in pairs
+    ]  # fmt: skip
+
+
+class _Stages:
+    """On which stage operators run and tensors are made or read."""
+
+    def __init__(self, plan: Plan) -> None:
+        firsts = {stage.first: number % stages_of(plan) for number, stage in enumerate(plan.stages)}
+        self.operators: dict[str, int] = {}
+        self.tensors: dict[str, int] = {}
+        at = 0
+        for name, operator in plan.operators.items():
+            at = firsts.get(name, at)
+            self.operators[name] = at
+            self.tensors.update(dict.fromkeys((tensor for tensor, _ in operator.outputs), at))
+            for tensor, _ in operator.inputs:
+                self.tensors.setdefault(tensor, at)
+
+    def of(self, tensor: str) -> int:
+        return self.tensors.get(tensor, 0)
+
+
+def exchanges(plan: Plan, issued: Sequence[Issued], cluster: Cluster | None) -> Exchanges:
+    """The matrix of a plan."""
+    units = cluster.units if cluster is not None and not cluster.joined else ()
+    size = _block_size(plan.devices, units)
+    blocks = -(-plan.devices // size)
+    matrix, levels = np.zeros((blocks, blocks)), defaultdict[str, float](float)
+    names = [level.name for level in cluster.levels] if cluster is not None else []
+    for (start, sizes, axis, level, ring), sent in _sums(plan, issued).items():
+        groups = start + np.moveaxis(np.arange(int(np.prod(sizes))).reshape(sizes), axis, -1).reshape(-1, sizes[axis])
+        _carry(groups, sent, ring, matrix, size)
+        shares = _by_level(groups, ring, units) if units else [1.0]
+        for name, part in zip(names if units else [level], shares, strict=True):
+            levels[name] += part * sent * groups.size
+    for sources, targets, sent in _between(plan):
+        np.add.at(matrix, (sources // size, targets // size), sent)
+        crossed = _crossed(sources, targets, units)
+        for name, number in zip(names if units else [BETWEEN_STAGES], range(max(len(units), 1)), strict=True):
+            levels[name] += sent * int((crossed == number).sum())
+    return Exchanges(matrix=matrix, size=size, levels={name: nbytes for name, nbytes in levels.items() if nbytes})
+
+
+def _block_size(devices: int, units: Sequence[int]) -> int:
+    """One device each where there is room, else as few as leave room, in whole units of the cluster."""
+    least = -(-devices // MOST_BLOCKS)
+    whole = max((unit for unit in units if unit <= least), default=1)
+    return -(-least // whole) * whole
+
+
+def _sums(plan: Plan, issued: Sequence[Issued]) -> dict[tuple[int, tuple[int, ...], int, str, bool], float]:
+    """Bytes that a device sends by (first device, mesh, axis, its level, whether in rings)."""
+    stages: Sequence[StagePlan | None] = plan.stages[: stages_of(plan)] or (None,)
+    meshes = [stage.mesh if stage is not None else plan.mesh for stage in stages]
+    starts = np.cumsum([0, *(int(np.prod([axis.size for axis in mesh])) for mesh in meshes)])
+    found: dict[tuple[int, tuple[int, ...], int, str, bool], float] = defaultdict(float)
+    for one in issued:
+        mesh = meshes[one.stage]
+        index = next((i for i, axis in enumerate(mesh) if axis.name == one.axis), None)
+        if index is None or mesh[index].size == 1:
+            continue
+        n = mesh[index].size
+        share = 1.0 if one.kind == "send" else (2 if one.kind == "all_reduce" else 1) * (n - 1) / n
+        key = (int(starts[one.stage]), tuple(axis.size for axis in mesh), index, mesh[index].level, one.kind != "all_to_all")
+        found[key] += share * one.nbytes
+    return found
+
+
+def _carry(groups: Integers, sent: float, ring: bool, matrix: Matrix, size: int) -> None:
+    """Add what each member sends: to the next of its group, or to all others alike."""
+    held = groups // size
+    if ring:
+        np.add.at(matrix, (held, np.roll(held, -1, axis=1)), sent)
+        return
+    counts = np.zeros((len(groups), len(matrix)))
+    np.add.at(counts, (np.arange(len(groups))[:, None], held), 1.0)
+    pairs = counts.T @ counts - np.diag(counts.sum(axis=0))  # a device sends nothing to itself
+    matrix += sent / (groups.shape[1] - 1) * pairs
+
+
+def _by_level(groups: Integers, ring: bool, units: Sequence[int]) -> list[float]:
+    """The share of what is sent that crosses each level and none outside it."""
+    n = groups.shape[1]
+    if ring:
+        crossed = _crossed(groups, np.roll(groups, -1, axis=1), units)
+        return [float((crossed == level).mean()) for level in range(len(units))]
+    inside, found = 0.0, []
+    for unit in units:
+        rows = np.arange(len(groups))[:, None] * (int(groups.max()) + 1)
+        _, counts = np.unique(rows + groups // unit, return_counts=True)
+        pairs = float((counts * (counts - 1)).sum()) / (groups.size * (n - 1))
+        found.append(pairs - inside)
+        inside = pairs
+    return found
+
+
+def _crossed(sources: Integers, targets: Integers, units: Sequence[int]) -> Integers:
+    """The innermost level whose unit holds both devices."""
+    found = np.zeros(np.shape(sources), dtype=np.int64)
+    for unit in units[:-1]:
+        found += sources // unit != targets // unit
+    return found
+
+
+def _between(plan: Plan) -> Iterator[tuple[Integers, Integers, float]]:
+    """What stages hand on, and in training back: (senders, receivers, bytes of each in a step)."""
+    stages = stages_of(plan)
+    devices = [stage.devices for stage in plan.stages[:stages]]
+    starts = np.cumsum([0, *devices])
+    for chunk, stage in enumerate(plan.stages[:-1]):
+        here, there = chunk % stages, (chunk + 1) % stages
+        sources = starts[here] + np.arange(devices[here])
+        targets = starts[there] + np.arange(devices[here]) * devices[there] // devices[here]
+        sent = stage.handed * plan.schedule.micro_batches
+        if here != there and sent:
+            yield sources, targets, sent
+            if plan.model.mode == "train":
+                yield targets, sources, sent

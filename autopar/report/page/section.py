@@ -1,0 +1,41 @@
+"""A part of the report: a heading with sentences, pictures and tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..tables import Table
+from .shapes import Picture
+
+ROOM = 250_000
+"""Characters that a table may take, roughly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading with sentences, pictures and tables; `first`: a table before the sentences, which are then folded."""
+
+    anchor: str
+    title: str
+    first: Table | None = None
+    told: tuple[str, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+def shortened(table: Table) -> Table:
+    """The rows that fit in the room of a table, and how many more there are."""
+    rows: list[tuple[str, ...]] = []
+    left = ROOM
+    for row in table.rows:
+        left -= sum(map(len, row)) + 10 * len(row)
+        if left < 0:
+            rows.append((f"and {len(table.rows) - len(rows)} more rows", *([""] * (len(row) - 1))))
+            break
+        rows.append(row)
+    return replace(table, rows=tuple(rows))
+
+
+def share(part: float, whole: float) -> str:
+    """A part in per cent."""
+    return f"{part / whole:.1%}" if whole > 0 else ""

@@ -1,0 +1,112 @@
+"""Communication in the report: seconds by axis, bytes by level of the cluster, and who sends to whom as a matrix."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from autopar.costmodel import Cluster
+
+from ...plan import Plan
+from ..account import Account
+from ..tables import Table
+from ..units import bytes_text, seconds_text
+from ..words import COLLECTIVES
+from .drawing import Bar, bars
+from .exchanges import Exchanges, exchanges, issued_by
+from .section import Section, share
+from .shapes import WIDTH, Picture, line, nothing, picture, rectangle, text
+
+LARGEST, MOST_CELLS, MOST_PAIRS = 22.0, 12, 60
+"""Pixels of a cell; rows of a matrix that is told as one in its table; pairs that are told of a larger one."""
+ROOM = 640.0
+
+
+def communication(plan: Plan, account: Account | None, cluster: Cluster | None) -> Section:
+    """By axis and level, phase and kind, and by pairs; from the plan file, of one micro-batch where there are stages."""
+    levels = {axis.name: axis.level for stage in ((plan.mesh), *(s.mesh for s in plan.stages)) for axis in stage}
+    issued = issued_by(plan, account)
+    sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for one in issued:
+        found = sums[one.axis, one.phase, COLLECTIVES.get(one.kind, one.kind)]
+        found[0], found[1], found[2] = found[0] + 1, found[1] + one.nbytes, found[2] + one.seconds
+    rows = tuple(
+        (axis, levels.get(axis, ""), phase, kind, str(int(n)), bytes_text(nbytes), seconds_text(seconds))
+        for (axis, phase, kind), (n, nbytes, seconds) in sorted(sums.items())
+    )
+    drawn = []
+    for axis, level in levels.items():
+        parts = tuple((f"{kind}, {phase}", s[2], seconds_text(s[2])) for (a, phase, kind), s in sums.items() if a == axis)
+        drawn.append(Bar(name=f"{axis} ({level})", parts=parts, text=seconds_text(sum(value for _, value, _ in parts))))
+    columns = ("axis", "level", "phase", "collective", ">times", ">bytes", ">seconds")
+    whole = account is not None or not plan.stages
+    told = ["Collectives of a step." if whole else "Collectives of one micro-batch; --model counts those of a step."]
+    pairs = exchanges(plan, issued, cluster)
+    told += _told(pairs, plan) if pairs.matrix.any() else ["Nothing is communicated."]
+    pictures = (bars(drawn, "Seconds of communication by mesh axis"), _level_bars(pairs), matrix(pairs, plan.devices))
+    by_axis = Table(title="Collectives by axis and level", columns=columns, rows=rows)
+    tables = (by_axis, _level_table(pairs), pair_table(pairs, plan.devices))
+    return Section(anchor="communication", title="Communication", told=tuple(told), pictures=pictures, tables=tables)
+
+
+def _told(found: Exchanges, plan: Plan) -> list[str]:
+    sent = found.matrix.sum()
+    mean = f"A device sends {bytes_text(sent / plan.devices)} in a step on the average; all of them {bytes_text(sent)}."
+    several = f" Rows and columns stand for {found.size} devices each." if found.size > 1 else ""
+    how = "In the matrix a square's area is what its row sends to its column, carried in rings, an all-to-all evenly." + several
+    return [mean, how]
+
+
+def _level_bars(found: Exchanges) -> Picture:
+    told = "Bytes of all devices by level of the cluster"
+    if len(found.levels) < 2:
+        return nothing(told)
+    rows = [Bar(name=name, parts=((name, size, bytes_text(size)),), text=bytes_text(size)) for name, size in found.levels.items()]
+    return bars(rows, told, alike=True)
+
+
+def _level_table(found: Exchanges) -> Table:
+    whole = sum(found.levels.values())
+    rows = tuple((name, bytes_text(size), share(size, whole)) for name, size in found.levels.items())
+    return Table(title="Bytes sent by level of the cluster, of all devices in a step", columns=("level", ">bytes", ">share"), rows=rows)
+
+
+def matrix(found: Exchanges, devices: int) -> Picture:
+    """Squares whose area is what the row's devices send to the column's."""
+    count = len(found.matrix)
+    told = "Who sends to whom: rows send, columns receive, a square's area is the bytes"
+    if not found.matrix.any() or count < 2:
+        return nothing(told)
+    cell = min(LARGEST, ROOM / count)
+    left, top, most = 90.0, 46.0, float(found.matrix.max())
+    every = max(1, int(np.ceil(16 / cell)))
+    out = [text(left, 14, "receivers: devices") + text(4, top - 6, "senders")]
+    for block in range(0, count, every):
+        at = block * cell + cell / 2
+        out.append(text(left - 6, top + at + 4, found.name(block, devices), anchor="end"))
+        if block % (every * (1 if found.size == 1 else 4)) == 0:
+            out.append(text(left + at, top - 6, found.name(block, devices).partition("-")[0], anchor="middle"))
+    for block in range(count + 1):
+        out.append(line(left, top + block * cell, left + count * cell, top + block * cell, faint=True))
+        out.append(line(left + block * cell, top, left + block * cell, top + count * cell, faint=True))
+    for row, column in zip(*np.nonzero(found.matrix), strict=True):
+        size = float(found.matrix[row, column])
+        side = max(cell * float(np.sqrt(size / most)), 1.5)
+        x, y = left + column * cell + (cell - side) / 2, top + row * cell + (cell - side) / 2
+        title = f"{found.name(row, devices)} to {found.name(column, devices)}: {bytes_text(size)}"
+        out.append(rectangle(x, y, side, side, "#0072b2", title))
+    return picture(told, (WIDTH, top + count * cell + 8), out)
+
+
+def pair_table(found: Exchanges, devices: int) -> Table:
+    """The matrix where it is small, else its largest entries."""
+    names = [found.name(block, devices) for block in range(len(found.matrix))]
+    if len(names) <= MOST_CELLS:
+        rows = tuple((name, *(bytes_text(size) if size else "-" for size in row)) for name, row in zip(names, found.matrix, strict=True))
+        columns = ("from \\ to", *(f">{name}" for name in names))
+        return Table(title="Bytes sent from device to device in a step", columns=columns, rows=rows if found.matrix.any() else ())
+    order = np.argsort(-found.matrix, axis=None, kind="stable")[:MOST_PAIRS]
+    places = [divmod(int(place), len(names)) for place in order]
+    shown = tuple((names[i], names[j], bytes_text(found.matrix[i, j])) for i, j in places if found.matrix[i, j])
+    return Table(title="The most that devices send to one another in a step", columns=("from", "to", ">bytes"), rows=shown)
