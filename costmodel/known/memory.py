@@ -17,7 +17,7 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules.experts import EXPERTS
 
 from ..cluster.model import Cluster
-from ..device.model import ITEMSIZE
+from ..device.model import ITEMSIZE, TF32
 from ..memory.liveness import Recompute
 from ..memory.occupancy import Load, loads, stage_memory
 from ..memory.peak import Memory, precision_named
@@ -67,7 +67,7 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
     """By kind of layer, what its kernels keep less than autograd does: operands of narrow products as they cast them (beside what attention
     keeps of its results), and nothing of what is inside the fused activation of experts."""
     c, tensors, mesh = parts.c, program.graph.tensors, program.assignment.mesh.shape
-    size = ITEMSIZE[c.kernels.products] / DTYPE_BYTES[c.dtype] if c.kernels.products else 1.0
+    size = ITEMSIZE[c.kernels.products] / DTYPE_BYTES[c.dtype] if c.kernels.products not in ("", TF32) else 1.0
     found: dict[str, float] = {}
     seen: set[str] = set()
     for step in program.steps:
@@ -80,7 +80,7 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
             rows = local_bytes(step.decision.outputs[0], tensors[operator.outputs[0]].bytes, mesh)
             activation = rows * inner / parts.shape.hidden
             less = (1 - size) * (rows + activation) + (activation if c.habits.fused and parts.shape.gated else 0.0)
-        elif "compute" in operator.attributes and name not in seen:
+        elif "compute" in operator.attributes and c.kernels.products != TF32 and name not in seen:
             seen.add(name)
             whole = local_bytes(step.decision.inputs[0], tensors[name].bytes, mesh)
             less = -size * whole if operator.name.endswith(".attention.out") else (1 - size) * whole
