@@ -38,7 +38,8 @@ def product_seconds(
     """Seconds of a matrix product whose operands have elements of `itemsize` bytes, which moves `nbytes` (None: both operands and the
     result in their own dtype, each once)."""
     moved = product.traffic(itemsize, itemsize) if nbytes is None else nbytes
-    n, k = product.n * itemsize, product.k * itemsize
+    packed = itemsize if itemsize >= 1 else 0.5  # the scales of narrower elements lie apart
+    n, k = product.n * packed, product.k * packed
     ragged = (np.mod(n, ALIGNMENT_BYTES) + np.mod(k, ALIGNMENT_BYTES) > 0) & (itemsize <= TENSOR_BYTES)
     slower = np.where(ragged, 1 / device.ragged_fraction, 1.0)
     scalar = FAMILIES[dtype] == "float32"

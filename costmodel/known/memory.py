@@ -24,6 +24,7 @@ from ..memory.peak import Memory, precision_named
 from .configuration import LOSSES, Configuration, Habits
 from .parts import Parts, PartSeconds, alone, of_kinds, places_of
 from .shape import Shape
+from .state_part import SCAN
 
 
 def working(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Load]:
@@ -78,7 +79,7 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
         if operator.kind == EXPERTS:
             inner = (parts.shape.expert_ffn or parts.shape.ffn) / (1 if c.whole_experts else c.tensor)
             rows = local_bytes(step.decision.outputs[0], tensors[operator.outputs[0]].bytes, mesh)
-            activation = rows * inner / parts.shape.hidden
+            activation = rows * inner / (parts.shape.expert_hidden or parts.shape.hidden)
             less = (1 - size) * (rows + activation) + (activation if c.habits.fused and parts.shape.gated else 0.0)
         elif "compute" in operator.attributes and c.kernels.products != TF32 and name not in seen:
             seen.add(name)
@@ -106,6 +107,9 @@ def _repeated(parts: Parts, c: Configuration, kinds: int) -> tuple[tuple[str, ..
     again = [op.name for op in parts.analysis.warm if op.name.startswith("layers.") and (c.habits.kept or c.repeats(op.name))]
     segments = [tuple(name for name in again if name.startswith(layer)) for layer in layers] if c.recompute != "none" else []
     named = {name for segment in segments for name in segment}
+    scans = [tuple(op.name for op in parts.analysis.warm if op.name.startswith(layer) and SCAN in op.name) for layer in layers]
+    segments += [scan for scan in scans if scan and named.isdisjoint(scan)]
+    named |= {name for scan in scans for name in scan}
     return (*segments, *(chain for chain in _chains(parts) if named.isdisjoint(chain)))
 
 

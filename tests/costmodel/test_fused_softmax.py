@@ -9,7 +9,8 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.device.prices import large_product_rate
 from autopar.costmodel.known import Configuration, Kernels, Shape
-from autopar.costmodel.known.parts import Parts, own_kernels, places_of
+from autopar.costmodel.known.analysed import own_kernels
+from autopar.costmodel.known.parts import Parts, places_of
 from autopar.costmodel.step.pass_player import Seconds
 from autopar.sharding.program import Compute
 
