@@ -14,6 +14,7 @@ from .megatron_files import experts_layer, golden, golden_group, simumax
 from .mist import aceso, mist, stage_samples
 from .published_memory import memory_groups
 from .rows import Row, Table, read_tables, thinned, training_rows
+from .sailor import layer_sample, sailor
 from .scores import Group, Sample
 from .training import attempted, training_groups
 
@@ -34,6 +35,8 @@ FILES: Mapping[str, Callable[[Row], list[tuple[str, Sample]]]] = {
     "simumax": lambda row: [("simumax_b200", simumax(row).sample())],
     "mist": lambda row: [("mist_l4", mist(row).sample())],
     "aceso": lambda row: [(f"mist_aceso {row['gpu'].partition('-')[0]}", aceso(row).sample())],
+    "sailor": lambda row: [("sailor mixed" if row["heterogeneous"] == "1" else "sailor", sailor(row).sample())],
+    "sailor layers": lambda row: [layer_sample(row)],
     "experts": lambda row: [(f"megatron_moe_layer {name}", sample) for name, sample in experts_layer(row)],
 }
 """For each kind of file the samples of a row, by group."""

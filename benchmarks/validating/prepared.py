@@ -16,7 +16,7 @@ from .sizes import forward_flops
 class Prepared:
     """A run: what is priced, and what was measured; `measured`: seconds, `memory`: bytes that torch allocated at the peak, on the stage of
     that index (None: the fullest); `peer`: seconds that another model of the source's own predicts. `pipelines`:
-    where stages differ; the cluster then has all their devices and no more."""
+    where stages differ; the cluster then has all their devices and no more. `occupied`: memory is of the whole device, with the context."""
 
     label: str
     shape: Shape
@@ -28,6 +28,7 @@ class Prepared:
     peer: float | None = None
     sweep: Hashable = None
     pipelines: Sequence[Sequence[Stage]] = ()
+    occupied: bool = False
 
     def priced(self) -> Priced:
         """Its price."""
@@ -38,12 +39,13 @@ class Prepared:
     def sample(self) -> Sample:
         """The run priced."""
         found = self.priced()
-        allocated = max(found.allocated) if self.stage is None else found.allocated[self.stage]
+        told = max(found.allocated) if self.stage is None else found.allocated[self.stage]
         devices = self.cluster.devices if self.pipelines else self.configuration.devices
         work = 3.0 * forward_flops(self.shape) * self.configuration.global_batch * self.shape.sequence / devices
         return Sample(
             label=self.label, sweep=self.sweep, measured=self.measured, predicted=found.step, work=work, was_oom=False,
-            told_oom=not found.fits, memory=self.memory, told_memory=allocated, peer=self.peer, arithmetic=found.arithmetic,
+            told_oom=not found.fits, memory=self.memory, told_memory=found.memory if self.occupied else told, peer=self.peer,
+            arithmetic=found.arithmetic,
         )  # fmt: skip
 
 

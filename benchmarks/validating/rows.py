@@ -29,6 +29,8 @@ COLUMNS: Mapping[str, frozenset[str]] = {
     "mist": frozenset(("grad_accum", "layer_partitions", "device_assignment_dp_tp", "recomputed_layers_per_stage", "flash_attn", "step_s")),
     "aceso": frozenset(("system", "stages", "micro_batch", "global_batch", "step_s", "pred_step_s", "source_dir")),
     "stages": frozenset(("gpu", "system", "run", "stage", "rank", "fwd_ms", "bwd_ms", "max_allocated_MB")),
+    "sailor": frozenset(("cluster", "gpu_types", "heterogeneous", "stages", "step_s", "peak_mem_bytes", "grad_reduce_s")),
+    "sailor layers": frozenset(("entries", "layer_fwd_s", "layer_bwd_s", "embed_fwd_s", "head_fwd_s")),
     "experts": frozenset(("case", "dispatcher", "router", "forward_s", "backward_s", "shared_expert_ffn")),
     "layers": frozenset(("what", "gpu", "setting", "forward_ms", "backward_ms", "combined_ms")),
     "collectives": frozenset(("collective", "machine", "gpus", "nodes", "size_bytes", "busbw_GBps", "algbw_GBps", "time_us")),

@@ -26,7 +26,7 @@ from . import Device
 from .attention import Scores
 from .elementwise import memory_seconds, with_launch
 from .experts import Layer
-from .model import ITEMSIZE
+from .model import ITEMSIZE, TF32
 from .prices import attention_seconds, product_seconds
 from .products import Product
 
@@ -98,7 +98,7 @@ class _Operator:
         self.ins, self.outs = self.bytes[: len(call.inputs)], self.bytes[len(call.inputs) :]
         cast = call.get("compute")
         self.dtype = cast if isinstance(cast, str) else _computed_in(tensors)
-        self.is_cast = isinstance(cast, str)
+        self.is_cast = isinstance(cast, str) and cast != TF32
         # Measured products of narrow operands include what it takes to make them.
         self.casts = CAST_TRAFFIC if self.is_cast and device.kernels is None else 0.0
         summed = call.get("accumulates", default=0)

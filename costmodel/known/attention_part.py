@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.ir import Value
 from autopar.sharding.layout import R
 
+from ..device.model import TF32
 from .graph_builder import LIBRARY, GraphBuilder
 from .shape import Latent
 from .wanted import GROUPS, HEADS, INNER, ROWS, SUM, Wanted
@@ -122,11 +124,12 @@ def _core(b: GraphBuilder, name: str, q: str, k: str, v: str, *, window: int, ca
         q = b.view(f"{name}.group", "aten.reshape.default", q, grouped, HEADS, shape=grouped)
     across = (*keys[:2], keys[3], keys[2])
     turned = b.view(f"{name}.keys", "aten.transpose.int", k, across, replace(HEADS, context=R), dim0=-1, dim1=-2)
-    w = b.op(f"{name}.scores", "aten.matmul.default", {"self": q, "other": turned}, (*grouped[:3], keys[2]), HEADS)[0]
+    precision: dict[str, Value] = {"compute": TF32} if b.kernels.products == TF32 else {}
+    w = b.add(f"{name}.scores", "aten.matmul.default", {"self": q, "other": turned}, (*grouped[:3], keys[2]), HEADS, precision)[0]
     if b.shape.position == "alibi":  # the bias is laid out whole before the product adds to it
         w = b.pointwise(f"{name}.bias", "aten.clone.default", w, HEADS)
     w = b.dropout(f"{name}.dropout", _softmax(b, name, w, causal=causal), HEADS)
-    w = b.op(f"{name}.context", "aten.matmul.default", {"self": w, "other": v}, (*grouped[:3], out[-1]), HEADS)[0]
+    w = b.add(f"{name}.context", "aten.matmul.default", {"self": w, "other": v}, (*grouped[:3], out[-1]), HEADS, precision)[0]
     return w if grouped == shape else b.view(f"{name}.ungroup", "aten.reshape.default", w, out, HEADS, shape=out)
 
 

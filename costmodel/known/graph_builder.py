@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from autopar.errors import UsageError, unknown
 from autopar.ir import Operator, Ref, Role, Tensor, Value
 
+from ..device.model import TF32
 from .shape import Shape
 from .wanted import ROWS, Wanted
 
@@ -18,8 +19,9 @@ LIBRARY = "fused"
 SCORES = 4
 """Matrices of scores that Megatron's kernel takes at once."""
 NORMS = ("fused", "unfused")
-PRODUCTS = ("", "float8_e4m3fn", "float8_block", "float4")
-"""To what linear operators of the layers cast their operands: nothing, 8 bits with a scale for each tensor or each block, or 4 bits."""
+PRODUCTS = ("", "float8_e4m3fn", "float8_block", "float4", TF32)
+"""To what linear operators of the layers cast their operands: nothing, 8 bits with a scale for each tensor or each block, or 4 bits. With
+the last, all products read float32 as tensor units do, and nothing is cast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,8 @@ class GraphBuilder:
     def of_products(self, name: str) -> dict[str, Value]:
         """Attributes of a product with weights: the embedding and the head keep the dtype of the model."""
         found: dict[str, Value] = {"accumulates": self.kernels.accumulates} if self.kernels.accumulates else {}
-        if self.kernels.products and "head." not in name and "router" not in name and not name.startswith("embed."):
+        everywhere = self.kernels.products == TF32
+        if everywhere or (self.kernels.products and "head." not in name and "router" not in name and not name.startswith("embed.")):
             found["compute"] = self.kernels.products
         return found
 

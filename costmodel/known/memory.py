@@ -17,13 +17,14 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules.experts import EXPERTS
 
 from ..cluster.model import Cluster
-from ..device.model import ITEMSIZE
+from ..device.model import ITEMSIZE, TF32
 from ..memory.liveness import Recompute
 from ..memory.occupancy import Load, loads, stage_memory
 from ..memory.peak import Memory, precision_named
 from .configuration import LOSSES, Configuration, Habits
 from .parts import Parts, PartSeconds, alone, of_kinds, places_of
 from .shape import Shape
+from .state_part import SCAN
 
 
 def working(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Load]:
@@ -67,7 +68,7 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
     """By kind of layer, what its kernels keep less than autograd does: operands of narrow products as they cast them (beside what attention
     keeps of its results), and nothing of what is inside the fused activation of experts."""
     c, tensors, mesh = parts.c, program.graph.tensors, program.assignment.mesh.shape
-    size = ITEMSIZE[c.kernels.products] / DTYPE_BYTES[c.dtype] if c.kernels.products else 1.0
+    size = ITEMSIZE[c.kernels.products] / DTYPE_BYTES[c.dtype] if c.kernels.products not in ("", TF32) else 1.0
     found: dict[str, float] = {}
     seen: set[str] = set()
     for step in program.steps:
@@ -78,9 +79,9 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
         if operator.kind == EXPERTS:
             inner = (parts.shape.expert_ffn or parts.shape.ffn) / (1 if c.whole_experts else c.tensor)
             rows = local_bytes(step.decision.outputs[0], tensors[operator.outputs[0]].bytes, mesh)
-            activation = rows * inner / parts.shape.hidden
+            activation = rows * inner / (parts.shape.expert_hidden or parts.shape.hidden)
             less = (1 - size) * (rows + activation) + (activation if c.habits.fused and parts.shape.gated else 0.0)
-        elif "compute" in operator.attributes and name not in seen:
+        elif "compute" in operator.attributes and c.kernels.products != TF32 and name not in seen:
             seen.add(name)
             whole = local_bytes(step.decision.inputs[0], tensors[name].bytes, mesh)
             less = -size * whole if operator.name.endswith(".attention.out") else (1 - size) * whole
@@ -106,6 +107,9 @@ def _repeated(parts: Parts, c: Configuration, kinds: int) -> tuple[tuple[str, ..
     again = [op.name for op in parts.analysis.warm if op.name.startswith("layers.") and (c.habits.kept or c.repeats(op.name))]
     segments = [tuple(name for name in again if name.startswith(layer)) for layer in layers] if c.recompute != "none" else []
     named = {name for segment in segments for name in segment}
+    scans = [tuple(op.name for op in parts.analysis.warm if op.name.startswith(layer) and SCAN in op.name) for layer in layers]
+    segments += [scan for scan in scans if scan and named.isdisjoint(scan)]
+    named |= {name for scan in scans for name in scan}
     return (*segments, *(chain for chain in _chains(parts) if named.isdisjoint(chain)))
 
 

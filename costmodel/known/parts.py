@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.ir import DTYPE_BYTES, Role
-from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import Kind, S
 from autopar.sharding.mesh import Axis, Mesh
@@ -22,15 +21,14 @@ from autopar.sharding.rules.experts import EXPERTS
 
 from ..cluster.model import Cluster, bind_axes
 from ..device.elementwise import memory_seconds, with_launch
-from ..device.fusion import inside_chains
 from ..step.estimate import step_seconds
 from ..step.pass_player import Seconds
 from ..step.pricing import MeshPrices
+from .analysed import analysed, own_kernels
 from .configuration import LOSSES, Configuration
-from .graph_builder import LIBRARY, SCORES, Kernels
 from .hiding import Covers, exposed, in_pieces
 from .shape import Shape
-from .transformer import Transformer, transformer
+from .state_part import SCAN
 from .wanted import WHOLE_EXPERTS
 
 EXPERT_OPERATORS = 20
@@ -66,24 +64,6 @@ class PartSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Analysed:
-    """The graph of a transformer, what it offers, the values `inside` fused chains, and the seconds of operators priced so far."""
-
-    model: Transformer
-    analysis: Analysis
-    inside: frozenset[str]
-    seconds: dict[object, Seconds]
-
-
-@functools.lru_cache(maxsize=256)
-def analysed(shape: Shape, batch: int, dtype: str, kernels: Kernels, kinds: tuple[str, ...]) -> Analysed:
-    """Build and analyse a transformer once."""
-    model = transformer(shape, batch=batch, dtype=dtype, kernels=kernels, kinds=kinds)
-    analysis = analyse(model.graph, train=True)
-    return Analysed(model=model, analysis=analysis, inside=inside_chains(analysis), seconds={})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """Levels that the axes of a configuration span: `axes` are data, expert, context and tensor; `replicas`: the first three together."""
 
@@ -108,7 +88,7 @@ def parts_of(shape: Shape, c: Configuration, cluster: Cluster, places: Places | 
 
 def of_kinds(shape: Shape) -> Shape:
     """The shape without what only tells how many layers of each kind there are."""
-    return replace(shape, layers=1, dense_layers=0, expert_every=1, full_every=0, encoder_layers=0)
+    return replace(shape, layers=1, dense_layers=0, expert_every=1, full_every=0, encoder_layers=0, pattern="")
 
 
 def alone(c: Configuration) -> Configuration:
@@ -120,12 +100,6 @@ def alone(c: Configuration) -> Configuration:
 @functools.lru_cache(maxsize=4096)
 def _parts_of(shape: Shape, kinds: tuple[str, ...], c: Configuration, cluster: Cluster, places: Places) -> Mapping[str, PartSeconds]:
     return Parts(shape, c, cluster, places, kinds=kinds).parts()
-
-
-def own_kernels(shape: Shape, c: Configuration) -> Kernels:
-    """The kernels of a framework that it has for these sizes."""
-    lacking = c.kernels.attention == LIBRARY and c.kernels.skips_masked and (c.micro_batch * shape.heads // c.tensor) % SCORES
-    return replace(c.kernels, attention="unfused") if lacking else c.kernels
 
 
 class Parts:
@@ -209,7 +183,7 @@ class Parts:
         if self.c.habits.filled:
             seconds = self._filled(step, seconds)
         part.forward += seconds.forward
-        part.backward += seconds.backward
+        part.backward += seconds.backward + (seconds.forward if SCAN in name else 0.0)
         part.weight += seconds.weight
         if RULES[step.operator.kind].products:
             part.arithmetic += seconds.forward + seconds.backward

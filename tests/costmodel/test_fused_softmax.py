@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import load_cluster
+from autopar.costmodel.device.prices import large_product_rate
 from autopar.costmodel.known import Configuration, Kernels, Shape
-from autopar.costmodel.known.parts import Parts, own_kernels, places_of
+from autopar.costmodel.known.analysed import own_kernels
+from autopar.costmodel.known.parts import Parts, places_of
 from autopar.costmodel.step.pass_player import Seconds
 from autopar.sharding.program import Compute
 
@@ -64,3 +66,16 @@ def test_scores_in_float32_are_neither_copied_nor_narrowed() -> None:
         return {name.rpartition(".")[2] for name in names}
 
     assert kinds("float16") - kinds("float32") == {"copy", "narrow"}
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("dgx-a100", 0.9, 0.93), ("p3.16xlarge", 0.9, 0.93)])
+def test_products_in_float32_without_tensor_units_come_near_the_peak(name: str, least: float, most: float) -> None:
+    assert least < large_product_rate(load_cluster(name).device, "float32") / load_cluster(name).device.peak["float32"] < most
+
+
+def test_products_that_tensor_units_read_in_float32_take_about_twice_as_long_as_in_16_bits() -> None:
+    device = load_cluster("dgx-a100").device
+    ratio = large_product_rate(device, "bfloat16") / large_product_rate(device, "tfloat32")
+    assert 1.9 < ratio < 2.2
+    tf32 = softmax(SHAPE, replace(FUSED, attention="unfused", products="tfloat32"), "float32")
+    assert tf32 == softmax(SHAPE, replace(FUSED, attention="unfused"), "float32"), "what is no product stays as it is"
