@@ -86,8 +86,9 @@ class Finisher:
         best = min((f.seconds for f in found), default=math.inf)
         trials = self.trials
         free = {s.candidate for s in self.outer.ranking.solved if s.free and s.mode == next(trials.modes(s.candidate.micro_batches))}
-        left = [c for c, seconds in trials.free.items() if c.stages == 1 and seconds < best and c not in free]
-        for candidate in sorted(left, key=lambda c: trials.free[c])[: TUNING.evaluated if self.outer.ranking.complete else 0]:
+        near = {c for c, needed in trials.needed.items() if needed <= TUNING.hopeful * trials.room(c)}
+        left = [c for c, seconds in trials.bounds.free.items() if c.stages == 1 and seconds < best and c not in free and c in near]
+        for candidate in sorted(left, key=lambda c: trials.bounds.free[c])[: TUNING.evaluated if self.outer.ranking.complete else 0]:
             first = next(trials.modes(candidate.micro_batches))
             whole = replace(first, zero=0) if self.request.zero is None and self.request.train else first
             for mode, hidden in dict.fromkeys((m, h) for m in (first, whole) for h in (trials.hides(candidate), 0.0)):
@@ -236,6 +237,9 @@ class Finisher:
             turns.append((place[entry[1].micro_batches], len(turns), entry))
             place[entry[1].micro_batches] += 1
         for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 2 * TUNING.tried if self.is_small else TUNING.tried]:
+            # What cannot fit is looked at only for the size that would do, and that of the first is as good as any.
+            if len(self.failures) >= TUNING.evaluated and self.trials.least_stored(candidate, mode) > self.request.limit:
+                continue
             try:
                 schedule = self._schedule(candidate, mode)
                 tables = self.tables(candidate, mode)
