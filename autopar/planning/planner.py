@@ -101,7 +101,7 @@ class _Search:
         for finisher in self.finishers:
             try:
                 finisher.outer.run(progress)
-                self.found.append(finisher.best())
+                self.found.append(finisher.best(progress))
             except (NoPlanFits, UsageError) as error:
                 self.failures.append(error)
             if not finisher.outer.ranking.complete:

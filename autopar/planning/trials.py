@@ -190,9 +190,22 @@ class Trials:
         tables = self.bounds.tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work)
         return self.offering(tables, candidate, mode)
 
-    def least_stored(self, candidate: Candidate, mode: Mode) -> float:
-        """Bytes that a device of a candidate stores at the least, with all the host memory that it is offered."""
-        return self._folded(candidate, mode, 0.0).least_stored() / candidate.stages
+    def least_needed(self, candidate: Candidate, mode: Mode) -> float:
+        """Bytes of a device under the thriftiest solution of a candidate without stages, as the folded graph's program has it."""
+        tables = self._folded(candidate, mode, 0.0)
+        if (stored := tables.least_stored()) > self.request.limit:
+            return stored
+        allowed = 0.0
+        while allowed <= TUNING.likely * self.room(candidate):
+            try:
+                solution = solve_within(tables, QUICK_METHOD, allowed)
+                break
+            except Infeasible as error:
+                allowed = error.minimum_memory * (1 + TUNING.certain)
+        else:
+            return self.always + allowed
+        schedule = self.schedule(mode, candidate.micro_batches, [tables.prices], short=True)
+        return self.always + solution.memory + bytes_beyond(tables, solution, schedule, self.subject.counts, 0.0)
 
     def offering(self, tables: Tables, candidate: Candidate, mode: Mode) -> Tables:
         """Tables of a candidate with the choices of host memory, if they are to have them."""

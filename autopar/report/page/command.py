@@ -16,7 +16,7 @@ from ...of_plan import cluster_of_plan, model_of_plan
 from ...outputs import write_whole
 from ...plan import Plan
 from ...schemes import SCHEMES
-from ..compare import rivals
+from ..compare import possible, rivals
 from ..progress import ProgressBar
 from ..tables import Rival
 from . import Contents, page
@@ -36,7 +36,7 @@ def report(args: argparse.Namespace, memory: float | None) -> None:
             graph = model.graph
             if args.compare:
                 planned = Planned(plan=plan, model=model, cluster=cluster, notes=())
-                found = rivals(planned, list(SCHEMES), memory=memory, progress=bar)
+                found = possible(rivals(planned, list(SCHEMES), memory=memory, progress=bar))
     contents = Contents.of(plan, other=other, graph=graph, cluster=cluster, rivals=found)
     write_whole(Path(args.output), page(contents))
 
