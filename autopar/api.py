@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -38,12 +39,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan with what it was made from, and sentences worth telling the user."""
+    """A plan with what it was made from, sentences worth telling the user, and the CPU seconds of the search."""
 
     plan: Plan
     model: LoadedModel
     cluster: Cluster
     notes: tuple[str, ...]
+    seconds: float = 0.0
 
 
 def plan(
@@ -112,9 +114,11 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     is_training(wanted.mode)
     ruled, said = provide_rules(model, discover=wanted.discover, replicate_unknown=wanted.replicate_unknown)
     request, kept = wanted.request(ruled, cluster)
+    before = time.process_time()
     best = search_plan(ruled.graph, request, progress=progress)
+    seconds = time.process_time() - before
     best = best.model_copy(update={"model": best.model.model_copy(update={"dtype": ruled.dtype})})
-    return Planned(plan=best, model=ruled, cluster=cluster, notes=(sentence, *model.notes, *said, *kept))
+    return Planned(plan=best, model=ruled, cluster=cluster, notes=(sentence, *model.notes, *said, *kept), seconds=seconds)
 
 
 def _loaded(model: LoadedModel, wanted: Asked, cluster: Cluster) -> Planned:

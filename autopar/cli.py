@@ -96,7 +96,7 @@ def _plan(args: argparse.Namespace) -> int:
         if args.output:
             planned.plan.save(args.output)
         if not (args.quiet and not args.json):
-            _print_planned(args, planned, compare=args.compare and not interrupts.count)
+            _print_planned(args, planned, compare=False if interrupts.count else args.compare)
         if args.trace:
             from .report.traces import write_trace
 
@@ -106,7 +106,7 @@ def _plan(args: argparse.Namespace) -> int:
     return INTERRUPTED if interrupts.count else 0
 
 
-def _print_planned(args: argparse.Namespace, planned: Planned, *, compare: bool) -> None:
+def _print_planned(args: argparse.Namespace, planned: Planned, *, compare: bool | None) -> None:
     from .report.planned import planned_json, planned_parts
     from .report.tables import show
 
@@ -174,7 +174,7 @@ def _compare(args: argparse.Namespace) -> None:
     if args.json:
         print_json(compared_json(planned, found))
     else:
-        show(compared_parts(planned, found, cluster_sentence(planned)))
+        show(compared_parts(planned, found, cluster_sentence(planned), every=not args.scheme))
 
 
 def _warn_replicated(plan: Plan) -> None:

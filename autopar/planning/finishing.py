@@ -16,7 +16,7 @@ from ..sharding.schedule import Schedule
 from .candidates import Candidate
 from .found import Draft, Found, best_within, evaluate, smallest
 from .outer import Outer
-from .ranking import first_of
+from .ranking import Progress, first_of
 from .request import HEADROOM
 from .solved import Mode, Solved
 from .solving import solve_within
@@ -47,6 +47,7 @@ class Finisher:
         self.outer, self.trials, self.subject, self.request = outer, outer.trials, outer.subject, outer.request
         self.failures: list[Infeasible] = []
         self.done: set[tuple[Candidate, Mode]] = set()
+        self.progress: Progress | None = None
         self.known: tuple[Candidate | None, Known] = None, Known()
 
     @property
@@ -54,13 +55,13 @@ class Finisher:
         """Whether a program is made in a fraction of a second."""
         return len(self.subject.graph.operators) <= TUNING.small_graph
 
-    def best(self) -> Found | Staged:
+    def best(self, progress: Progress | None = None) -> Found | Staged:
         """The best program among the solutions; where none fits the memory, the first of the thriftiest that does.
 
         Where programs fall short of what their solutions promised, what these had kept out is looked at. Raises `NoPlanFits`, and
         `UsageError` where there is no candidate at all.
         """
-        outer = self.outer
+        outer, self.progress = self.outer, progress
         if not outer.ranking.solved and not outer.ranking.misfits:
             raise UsageError(_nothing(outer))
         found: list[Found | Staged] = []
@@ -86,8 +87,9 @@ class Finisher:
         best = min((f.seconds for f in found), default=math.inf)
         trials = self.trials
         free = {s.candidate for s in self.outer.ranking.solved if s.free and s.mode == next(trials.modes(s.candidate.micro_batches))}
-        left = [c for c, seconds in trials.free.items() if c.stages == 1 and seconds < best and c not in free]
-        for candidate in sorted(left, key=lambda c: trials.free[c])[: TUNING.evaluated if self.outer.ranking.complete else 0]:
+        near = {c for c, needed in trials.needed.items() if needed <= TUNING.hopeful * trials.room(c)}
+        left = [c for c, seconds in trials.bounds.free.items() if c.stages == 1 and seconds < best and c not in free and c in near]
+        for candidate in sorted(left, key=lambda c: trials.bounds.free[c])[: TUNING.evaluated if self.outer.ranking.complete else 0]:
             first = next(trials.modes(candidate.micro_batches))
             whole = replace(first, zero=0) if self.request.zero is None and self.request.train else first
             for mode, hidden in dict.fromkeys((m, h) for m in (first, whole) for h in (trials.hides(candidate), 0.0)):
@@ -215,6 +217,8 @@ class Finisher:
 
     def tables(self, candidate: Candidate, mode: Mode, hidden: float = 0.0) -> Tables:
         """The tables of the whole graph; the last candidate's parts are kept for its other modes."""
+        if self.progress:
+            self.progress(len(self.outer.groups), len(self.outer.groups), str(candidate))
         request = self.request
         analysis = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
         work = replace(self.trials.work(candidate, mode, Counts(), short=False), hidden=hidden)
@@ -236,6 +240,9 @@ class Finisher:
             turns.append((place[entry[1].micro_batches], len(turns), entry))
             place[entry[1].micro_batches] += 1
         for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 2 * TUNING.tried if self.is_small else TUNING.tried]:
+            # What cannot fit is looked at only for the size that would do, and that of the first ones is as good as any.
+            if len(self.failures) >= TUNING.evaluated and self.trials.least_needed(candidate, mode) > TUNING.likely * self.request.limit:
+                continue
             try:
                 schedule = self._schedule(candidate, mode)
                 tables = self.tables(candidate, mode)

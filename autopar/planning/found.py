@@ -111,13 +111,18 @@ def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> 
 
 
 def _thriftier(draft: Draft, limit: float) -> Draft:
-    """The same solution with smaller units of parameters, of which less is there at once, until it fits or that is no help."""
-    while draft.memory.total > limit and (unit := draft.plan.schedule.unit_bytes) > LEAST_UNIT:
-        other = draft.under(replace(draft.plan.schedule, unit_bytes=max(unit // SMALLER, LEAST_UNIT)))
-        if other.memory.total >= draft.memory.total:
-            break
-        draft = other
-    return draft
+    """The same solution with smaller units of parameters, of which less is there at once: the largest that fit, else the smallest."""
+    unit = draft.plan.schedule.unit_bytes
+    if draft.memory.total <= limit or unit <= LEAST_UNIT:
+        return draft
+    least = draft.under(replace(draft.plan.schedule, unit_bytes=LEAST_UNIT))
+    if least.memory.total > limit:
+        return min(draft, least, key=lambda one: one.memory.total)
+    while (unit := unit // SMALLER) > LEAST_UNIT:
+        other = draft.under(replace(draft.plan.schedule, unit_bytes=unit))
+        if other.memory.total <= limit:
+            return other
+    return least
 
 
 def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedule: Schedule = PLAIN) -> Found:
@@ -140,7 +145,7 @@ def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = 
     """The plan of least memory, or the first that fits; `Infeasible` if none does.
 
     The tables add memory up operator by operator, the program has its peak at one moment: thrifty solutions are tried in turn, which
-    need not be the fastest of their memory. What none of them changes is looked at once.
+    need not be the fastest of their memory. What none of them changes is looked at once; where no program can fit, only the first is.
     """
     method = QUICK_METHOD if method == EXACT_METHOD else method
     try:
@@ -150,7 +155,7 @@ def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = 
         limits = tuple(error.minimum_memory * factor for factor in THRIFTY)
         solution = solve_within(tables, method, limits[0])
     best, seen = _thriftier(Draft.of(tables, solution, schedule), limit), {solution.choices}
-    for tried in limits[1:]:
+    for tried in limits[1:] if tables.least_stored() <= limit else ():
         if best.memory.total <= limit:
             break
         solution = solve_within(tables, method, tried)

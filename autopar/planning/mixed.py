@@ -124,7 +124,7 @@ class Mixed:
         for stages in stage_counts(pool.devices, SMALL_STAGES - 1) if counts else ():
             for mesh in meshes(pool, stages, TUNING.plain_axes):
                 try:
-                    yield stages, mesh, outer.trials.base_seconds(pool.devices, stages, mesh, counts[0])
+                    yield stages, mesh, outer.trials.bounds.base_seconds(pool.devices, stages, mesh, counts[0])
                 except NoAssignment:
                     continue
 

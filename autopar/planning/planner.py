@@ -31,14 +31,21 @@ from .work import Work
 from .writing import as_plan
 
 
-def search_plan(graph: Graph, request: Request, *, progress: Progress | None = None) -> Plan:
+def search_plan(graph: Graph, request: Request, *, progress: Progress | None = None, subject: Subject | None = None) -> Plan:
     """The cheapest plan of `graph` on the cluster; `NoPlanFits` names the smallest memory that would do.
+
+    `subject`: what searches of the same graph have in common (see `subject_of`), where several are made.
 
     The outer search ranks the candidates by their tables; the programs of the cheapest are priced to the last collective.
     A cluster of several kinds of devices is searched pool by pool, and as a pipeline over all of them.
     """
     with _no_collections():
-        return _search_plan(graph, request, progress)
+        return _search_plan(subject or subject_of(graph, request), request, progress)
+
+
+def subject_of(graph: Graph, request: Request) -> Subject:
+    """The graph as a request searches it: with its equal layers folded, where all limits treat them alike."""
+    return Subject(graph, train=request.train, folded=request.limits is None or request.uniform)
 
 
 @contextlib.contextmanager
@@ -53,8 +60,7 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _search_plan(graph: Graph, request: Request, progress: Progress | None) -> Plan:
-    subject = Subject(graph, train=request.train, folded=request.limits is None or request.uniform)
+def _search_plan(subject: Subject, request: Request, progress: Progress | None) -> Plan:
     search = _Search(subject, request)
     try:
         search.run(progress)
@@ -95,7 +101,7 @@ class _Search:
         for finisher in self.finishers:
             try:
                 finisher.outer.run(progress)
-                self.found.append(finisher.best())
+                self.found.append(finisher.best(progress))
             except (NoPlanFits, UsageError) as error:
                 self.failures.append(error)
             if not finisher.outer.ranking.complete:

@@ -111,8 +111,15 @@ class Tables:
 
     def least_kept(self) -> float:
         """Bytes that operators keep whatever is chosen."""
+        return self._least("operator")
+
+    def least_stored(self) -> float:
+        """Bytes of parameters, their gradients and the optimizer's state on the device whatever is chosen: no program needs less."""
+        return self._least("parameter")
+
+    def _least(self, what: str) -> float:
         memory = zip(self.variables, self.graph.memory or (), strict=False)
-        return math.fsum(float(kept.min()) for variable, kept in memory if variable.what == "operator")
+        return math.fsum(float(taken.min()) for variable, taken in memory if variable.what == what)
 
     def host_of(self, choices: Sequence[int]) -> float:
         """Bytes that an assignment leaves in host memory."""

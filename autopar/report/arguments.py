@@ -108,7 +108,8 @@ def _plan_options(parser: Parser) -> None:
     add("--discover", action="store_true", help="find the rules of unknown operators by executing them on small shards (needs PyTorch)")
     add("--replicate-unknown", action="store_true", help="have every device compute all of the operators that have no rule")
     _trace_option(parser)
-    add("--no-compare", dest="compare", action="store_false", help="do not price the known schemes beside the plan")
+    schemes = "price known schemes beside the plan, or do not (default: beside one that took long, within a share of its time)"
+    add("--compare", action=argparse.BooleanOptionalAction, help=schemes)
     add("--quiet", action="store_true", help="print nothing but errors")
     _json_option(parser)
 
