@@ -88,7 +88,9 @@ def _of_mode(context: Context, model: LoadedModel) -> dict[str, Any]:
         else:
             loaded = loaded_strategies(path, model.graph)
             cuts, stored = {**loaded.cuts, **cuts}, dict(loaded.parts)
-    restriction = CutOperators(cuts=cuts, stored=stored, rest=rest, divided=divided, parts=size if size > 0 else None)
+    restriction = CutOperators(
+        cuts=cuts, devices=devices // context.pipeline_stages, stored=stored, rest=rest, divided=divided, parts=size if size > 0 else None
+    )  # fmt: skip
     if context.auto_parallel_search_mode == "sharding_propagation" and not restriction.cuts:
         raise UsageError("sharding_propagation goes on from operators that are cut: cut some with autopar.shard(module, ((4, 1), (1, 1)))")
     wanted |= {"search": context.method, "pins": restriction, "fewer": False}
@@ -104,7 +106,7 @@ def _data_parallel(context: Context, devices: int) -> dict[str, Any]:
         return {"scheme": "zero1", "mesh": (devices,), "zero": 1}
     if devices % size:
         raise UsageError(f"optimizer_weight_shard_size={size} does not divide the {devices} devices")
-    inside = CutOperators(cuts={}, rest="data", divided=True, parts=size)
+    inside = CutOperators(cuts={}, devices=devices, rest="data", divided=True, parts=size)
     return {"mesh": (devices // size, size), "zero": 1, "pins": inside, "fewer": False}
 
 

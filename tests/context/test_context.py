@@ -182,7 +182,8 @@ def test_marks_are_for_their_modes() -> None:
     ("cuts", "why"),
     [
         (((3, 1), (1, 1)), "which 3 does not divide"),
-        (((8, 1), (1, 1)), "8 parts, which do not divide the 4 devices"),
+        (((8, 1), (1, 1)), "8 parts, which do not divide the 4 devices of a stage; 4 would"),
+        (((1, 3), (3, 1)), "3 parts, which do not divide the 4 devices of a stage; 2 and 4 would"),
         (((1, 2), (1, 4)), "cut it alike"),
         (((1, 1, 1), (1, 1)), "no operator takes inputs of 3, 2 dims; its operators: first/matmul"),
     ],
