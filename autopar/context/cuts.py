@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..ir import Graph, Operator, Tensor
 from ..model import LoadedModel
+from ..order.part_gathers import batch_of
 from ..schemes.axis import axis_limits
 from ..schemes.axis_schemes import AXIS_SCHEMES
 from ..schemes.splits import profiles_of
@@ -112,13 +113,14 @@ def _divisible(offer: Offer) -> str:
 class CutOperators:
     """A restriction: `cuts` by operator; `stored`: the parts of parameters that no cut operator reads. `devices`: of a stage.
 
-    `rest`: the axis scheme of all other operators, or None where they are free. A parameter that a cut operator reads is stored as it is
+    `rest`: the axis scheme of all other operators, or None where they are free; where it splits the `batch`, so must every micro-batch be. A parameter that a cut operator reads is stored as it is
     used there, and any other whole where the operators have a scheme. With `divided` every one is stored in further parts, `parts` times as
     many where that is possible (None: as many as there can be).
     """
 
     cuts: Mapping[str, Cuts]
     devices: int
+    batch: int = 0
     stored: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rest: str | None = None
     divided: bool = False
@@ -126,7 +128,8 @@ class CutOperators:
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
         """The limits on a mesh; `NoAssignment` where it has no room for a cut, or is none of all devices of a stage."""
-        if mesh.devices != self.devices:
+        undivided = self.batch % mesh.devices == 0 < batch_of(analysis.graph) % mesh.devices
+        if mesh.devices != self.devices or (self.rest is not None and undivided):
             raise NoAssignment
         by_name = {op.name: op for op in analysis.warm}
         wanted = {
