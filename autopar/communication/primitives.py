@@ -117,7 +117,7 @@ def _together(values: Sequence[Tensor], move: Callable[[Tensor], Tensor], *, joi
     for dtype in dict.fromkeys(value.dtype for value in values):
         places = [place for place, value in enumerate(values) if value.dtype == dtype]
         rows = move(torch.cat([values[place].detach().reshape(-1) for place in places]))
-        for place, part in zip(places, rows.split([values[place].numel() for place in places], dim=1), strict=True):
+        for place, part in zip(places, torch.split(rows, [values[place].numel() for place in places], dim=1), strict=True):
             shape = values[place].shape
             found[place] = part.reshape(len(rows) * (shape[0] if shape else 1), *shape[1:]) if joined else part.reshape(shape)
     return [found[place] for place in range(len(values))]

@@ -89,7 +89,8 @@ def wanted_degrees(name: str, offer: Offer, cuts: Cuts, devices: int) -> NDArray
     parts = math.prod(found.values())
     if devices % parts:
         near = " and ".join(map(str, _divisors_beside(parts, devices)))
-        raise UsageError(f"shard of {name!r}: its cuts make {parts} parts, which do not divide the {devices} devices of a stage; {near} would")
+        why = f"its cuts make {parts} parts, which do not divide the {devices} devices of a stage; {near} would"
+        raise UsageError(f"shard of {name!r}: {why}")
     return np.array([found.get(factor, 1) for factor in range(len(rule.factors))], dtype=np.int64)
 
 
@@ -113,9 +114,9 @@ def _divisible(offer: Offer) -> str:
 class CutOperators:
     """A restriction: `cuts` by operator; `stored`: the parts of parameters that no cut operator reads. `devices`: of a stage.
 
-    `rest`: the axis scheme of all other operators, or None where they are free; where it splits the `batch`, so must every micro-batch be. A parameter that a cut operator reads is stored as it is
-    used there, and any other whole where the operators have a scheme. With `divided` every one is stored in further parts, `parts` times as
-    many where that is possible (None: as many as there can be).
+    `rest`: the axis scheme of all other operators, or None where they are free; where it splits the `batch`, so must every micro-batch be.
+    A parameter that a cut operator reads is stored as it is used there, and any other whole where the operators have a scheme. With
+    `divided` every one is stored in further parts, `parts` times as many where that is possible (None: as many as there can be).
     """
 
     cuts: Mapping[str, Cuts]
