@@ -147,6 +147,20 @@ def test_fusion_numbers_of_modules_are_sets() -> None:
     assert sorted(sorted(b.parameters) for b in chunk.whole.buckets) == sorted(map(sorted, plan.schedule.reductions.fused))
 
 
+@pytest.mark.parametrize("mode", ["data_parallel", "semi_auto_parallel"])
+def test_fusion_numbers_merge_gathers_too(mode: str) -> None:
+    """Of weights that are stored in parts: collectives of one kind and one number are one, those of number 0 alone."""
+    module = build(lambda: Many(4))
+    for layer, number in ((0, 1), (2, 1), (1, 0), (3, 2)):
+        autopar.add_prim_attr(module.get_submodule(f"layers.{layer}"), "fusion", number)
+    plan = _plan(module, parallel_mode=mode, enable_parallel_optimizer=True)
+    weight, bias = 8 * 12 * 12, 8 * 12
+    sizes = [2 * (weight + bias), weight, bias, weight + bias]
+    found = [(c.kind, c.nbytes) for c in plan.collectives if c.nbytes > 8]
+    assert found == [("all_gather", size) for size in sizes] + [("reduce_scatter", size) for size in (sizes[3], bias, weight, sizes[0])]
+    assert all(op.strategy == ("d0",) for op in plan.operators.values())  # no micro-batch is too small to be split
+
+
 @pytest.mark.parametrize(("synced", "found"), [(True, "float32"), (False, None)])
 def test_sixteen_bit_gradients_travel_in_float32(synced: bool, found: str | None) -> None:
     autopar.set_auto_parallel_context(device_num=RANKS, parallel_mode="data_parallel", gradient_fp32_sync=synced)
@@ -182,7 +196,8 @@ def test_marks_are_for_their_modes() -> None:
     ("cuts", "why"),
     [
         (((3, 1), (1, 1)), "which 3 does not divide"),
-        (((8, 1), (1, 1)), "8 parts, which do not divide the 4 devices"),
+        (((8, 1), (1, 1)), "8 parts, which do not divide the 4 devices of a stage; 4 would"),
+        (((1, 3), (3, 1)), "3 parts, which do not divide the 4 devices of a stage; 2 and 4 would"),
         (((1, 2), (1, 4)), "cut it alike"),
         (((1, 1, 1), (1, 1)), "no operator takes inputs of 3, 2 dims; its operators: first/matmul"),
     ],
