@@ -9,6 +9,7 @@ from .. import __version__
 from ..errors import UsageError
 from ..order.schedules import SCHEDULES
 from .examples import examples
+from .training_arguments import convert_options, show_options, train_options
 
 OPTIMIZERS = ("adamw", "sgd", "momentum", "lamb", "none")
 SEARCHES = ("dynamic_programming", "lagrangian", "recursive_programming", "exhaustive", "integer_program")
@@ -40,6 +41,7 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     _plan_options(_command(commands, "plan", "find the cheapest plan for a model on a cluster"))
     _run_options(_command(commands, "run", "run a plan on ranks of this machine"))
+    train_options(_command(commands, "train", "train a model as a file says, resuming by itself"))
     _compare_options(_command(commands, "compare", "price the known schemes beside the plan found"))
     _explain_options(_command(commands, "explain", "tell how the operators of a plan are sharded, and why"))
     _report_options(_command(commands, "report", "write a plan, or two beside one another, as a page for the browser"))
@@ -51,11 +53,9 @@ def build_parser() -> Parser:
     _bench_options(_command(benches, "bench collectives", "measure collectives by size, and compare with the model"))
     checkpoint = _command(commands, "checkpoint", "the checkpoints of a training")
     kinds = checkpoint.add_subparsers(dest="checkpoint_command", metavar="show|convert", required=True, parser_class=Parser)
-    saved = _command(kinds, "checkpoint show", "show a checkpoint's step, plan, fingerprints and sizes")
-    saved.add_argument("folder", metavar="FOLDER", help="where autopar.save has put it: the latest there is shown, or one that is named")
-    _json_option(saved)
+    show_options(_command(kinds, "checkpoint show", "show a checkpoint's step, plan, fingerprints and sizes"))
     text = "write a checkpoint as Hugging Face has weights, or such weights as a checkpoint"
-    _checkpoint_convert_options(_command(kinds, "checkpoint convert", text))
+    convert_options(_command(kinds, "checkpoint convert", text), DTYPES)
     cluster = _command(commands, "cluster", "the clusters that autopar knows")
     kinds = cluster.add_subparsers(dest="cluster_command", metavar="list|show", required=True, parser_class=Parser)
     _json_option(_command(kinds, "cluster list", "list the presets"))
@@ -209,17 +209,6 @@ def _convert_options(parser: Parser) -> None:
     target = "dtensor and fsdp2: Python for PyTorch; hf-tp-plan and deepspeed: JSON; torchtitan: TOML; megatron: arguments"
     add("--to", required=True, choices=TARGETS, help=target)
     add("-o", "--output", metavar="FILE", help="write it to FILE (default: print it); what is left out is told on stderr")
-
-
-def _checkpoint_convert_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add("folder", metavar="FOLDER", help="a checkpoint, or a folder of them (the latest); or a .safetensors file, or a folder of such")
-    add("-o", "--output", required=True, metavar="NEW", help="the new folder: weights of the checkpoint, or a checkpoint of the weights")
-    add("--name", metavar="STEP", help="the checkpoint of this name in FOLDER, such as step-00000200 (default: the latest)")
-    add("--dtype", choices=DTYPES, help="floating-point type in the new files (default: as it is)")
-    add("--strip", default="", metavar="PREFIX", help="what all names begin with, and are to be without")
-    add("--add", default="", metavar="PREFIX", help="what all names are to begin with")
-    _json_option(parser)
 
 
 def _discover_options(parser: Parser) -> None:

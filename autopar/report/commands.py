@@ -80,6 +80,16 @@ def discover(args: argparse.Namespace) -> None:
         print(printable("".join(f"# {note}\n" for note in found.notes)), end="")
 
 
+# --- train ---
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train as a file says."""
+    from ..training.command import train
+
+    train(args)
+
+
 # --- calibrate, bench ---
 
 

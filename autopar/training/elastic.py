@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Kept = TypeVar("Kept")
 LOCAL = "local-cpu"
 PLANNING = (
-    "cluster", "master", "reduce", "optimizer", "search", "memory", "pins", "scheme", "mesh", "stages", "micro_batches", "recompute",
+    "cluster", "master", "reduce", "search", "memory", "pins", "scheme", "mesh", "stages", "micro_batches", "recompute",
     "zero", "offload", "schedule", "interleave", "discover", "replicate_unknown",
 )  # fmt: skip
 """Options of `autopar.plan` that `planning` may hold. Of the model they are arguments of `elastic`."""
@@ -130,6 +130,7 @@ def elastic(
     batch: int | None = None,
     dtype: str | None = None,
     loss: str | Callable[..., Any] | None = None,
+    optimizer_name: str = "adamw",
     backend: str | None = None,
     weights: str | Path | None = None,
     trust: bool = False,
@@ -142,8 +143,9 @@ def elastic(
     Ranks that keep failing by themselves are left out (`autopar.runtime.launch.lives`).
 
     `model`, `example_inputs`, `batch`, `dtype`, `loss`, `trust`: as for `autopar.plan`. `folder`: all ranks see it. `optimizer`: makes the
-    optimizer of the module. `data`: the dataset, or its length, for `Training.sampler`, which draws by `seed`, or in order without
-    `shuffle`. `weights`: what a new training begins with (`autopar.parallelize`). `planning`: other options of `autopar.plan`.
+    optimizer of the module; `optimizer_name`: as which it is planned. `data`: the dataset, or its length, for `Training.sampler`, which
+    draws by `seed`, or takes them in order without `shuffle`. `weights`: what a new training begins with (`autopar.parallelize`).
+    `planning`: other options of `autopar.plan`.
     """
     if not str(folder):
         raise UsageError("elastic needs a folder for checkpoints and plans, which all ranks see")
@@ -158,6 +160,7 @@ def elastic(
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     if backend == "gloo":
         planning.setdefault("cluster", LOCAL)
+    planning["optimizer"] = optimizer_name
     _join(place, backend)
     loaded = _load(model, example_inputs, batch=batch, dtype=dtype, loss=loss, trust=trust)
     found = _planned_together(loaded, place, planning)
