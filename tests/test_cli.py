@@ -90,7 +90,7 @@ def _files(folder: Path, words: Sequence[str]) -> list[str]:
 
 def test_plan_is_printed_and_written(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "plan.json"
-    assert run(["plan", str(folder / "two.onnx"), *SMALL, "-o", str(saved)]) == 0
+    assert run(["plan", str(folder / "two.onnx"), *SMALL, "--compare", "-o", str(saved)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "cluster dgx-h100; 4 x H100-SXM5-80GB"
     assert any(line.startswith("mesh gpu=4 (nvlink): 4 devices") for line in lines)
@@ -102,7 +102,7 @@ def test_plan_is_printed_and_written(folder: Path, tmp_path: Path, capsys: pytes
 
 
 def test_json_is_one_object_and_nothing_else(torch_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", torch_model, *FOUR, "--json", "--loss", "small_torch_model:loss"]) == 0
+    assert run(["plan", torch_model, *FOUR, "--compare", "--json", "--loss", "small_torch_model:loss"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert "noise" not in out and "noise" in err
