@@ -61,6 +61,7 @@ def test_factors_from_algorithm_to_bus_bandwidth() -> None:
         assert bus_factor("all_reduce", p) == pytest.approx(2 * (p - 1) / p)
         assert bus_factor("reduce_scatter", p) == bus_factor("all_gather", p) == pytest.approx((p - 1) / p)
         assert bus_factor("broadcast", p) == bus_factor("reduce", p) == 1
+        assert bus_factor("gather", p) == bus_factor("scatter", p) == pytest.approx((p - 1) / p)  # as NCCL's tests have them
 
 
 def test_a_ring_is_a_reduce_scatter_and_an_all_gather() -> None:
