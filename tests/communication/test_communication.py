@@ -193,6 +193,28 @@ def test_backends_that_are_not_there_are_refused(backend: str, why: str, monkeyp
         comm.init(backend)
 
 
+@pytest.mark.parametrize(
+    ("cuda", "npu", "asked", "chosen"),
+    [
+        (False, False, None, "gloo"), (False, True, None, "hccl"), (True, True, None, "nccl"), (True, False, "gloo", "gloo"),
+        (False, True, "hccl", "hccl"), (False, False, "mpi", "mpi"),
+    ],
+)  # fmt: skip
+def test_the_backend_is_that_of_the_device_or_the_one_that_is_asked_for(
+    cuda: bool, npu: bool, asked: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPI's launcher numbers the ranks itself; all others are told by the environment."""
+    begun: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: cuda)
+    monkeypatch.setattr(dist, "is_mpi_available", lambda: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if npu and name == "torch_npu" else None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend: begun.append(f"{backend} by itself"))
+    monkeypatch.setattr("autopar.runtime.launch.environment.init_from_environment", lambda backend, timeout: begun.append(backend))
+    comm.init(asked)
+    assert begun == [f"{chosen} by itself" if chosen == "mpi" else chosen]
+
+
 def test_without_ranks_there_are_no_numbers() -> None:
     with pytest.raises(RunError, match="there is no process group"):
         comm.get_rank()
