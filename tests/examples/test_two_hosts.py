@@ -110,6 +110,6 @@ def test_a_host_is_lost_and_comes_back(tmp_path: Path, hosts: None) -> None:
     last: dict[int, float] = {}
     for step, loss, _ in run.losses():
         # A step that is made again, on other ranks, has the loss that it had.
-        assert loss == pytest.approx(last.get(step, loss), rel=1e-4)
+        assert loss == pytest.approx(last.get(step, loss), rel=1e-4), step
         last[step] = loss
     assert sorted(last) == list(range(len(last)))
