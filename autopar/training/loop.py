@@ -175,8 +175,8 @@ def _optimizer(table: OptimizerTable, module: ParallelModule) -> torch.optim.Opt
 
     import autopar
 
-    stages = module.other_stages.parameter if module.other_stages is not None else None
-    own = [value for value in module.parameters() if value.requires_grad and value is not stages]
+    own = [value for value in module.parameters() if value.requires_grad]
+    # Every rank has both groups, also one whose stage has nothing for one of them: a checkpoint compares their number.
     groups = [
         {"params": [value for value in own if value.dim() > 1], "weight_decay": table.weight_decay},
         {"params": [value for value in own if value.dim() <= 1], "weight_decay": 0.0},
@@ -188,7 +188,7 @@ def _optimizer(table: OptimizerTable, module: ParallelModule) -> torch.optim.Opt
         "lamb": (autopar.Lamb, {"betas": table.betas}),
     }
     kind, options = kinds[table.name]
-    made = autopar.local_optimizer(kind, [group for group in groups if group["params"]], lr=table.lr, **options)
+    made = autopar.local_optimizer(kind, groups, lr=table.lr, **options)
     placed: torch.optim.Optimizer = autopar.host_states(made, module)
     return placed
 

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from .rank import BEAT, current_step
+from .rank import BEAT, last_step
 
 IN_A_ROW = 3
 """Lives that ended alone, one after the other, after which a rank is left out."""
@@ -117,7 +117,7 @@ class Lives:
                 before(kind, error, trace)
                 return
             self.ended(WITH_OTHERS)
-            step = "" if current_step() is None else f" in step {current_step()}"
+            step = "" if last_step() is None else f" in step {last_step()}"
             first = (str(error).splitlines() or [kind.__name__])[0]
             print(f"autopar: rank {os.environ['RANK']} ends{step} because of another: {first}", file=sys.stderr, flush=True)
 

@@ -20,16 +20,16 @@ ROWS, BATCH, SAMPLES = 12, 12, 60
 
 
 class Net(nn.Module):
-    """A classifier with its loss inside."""
+    """A classifier with dropout, and its loss inside."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(ROWS, 24)
-        self.up, self.down = nn.Linear(24, 48), nn.Linear(48, ROWS)
+        self.up, self.drop, self.down = nn.Linear(24, 48), nn.Dropout(0.2), nn.Linear(48, ROWS)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The loss."""
-        return nn.functional.cross_entropy(self.down(torch.relu(self.up(self.embed(x)))), y)
+        return nn.functional.cross_entropy(self.down(self.drop(torch.relu(self.up(self.embed(x))))), y)
 
 
 class Numbers(Dataset[tuple[int, int]]):

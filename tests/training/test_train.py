@@ -105,6 +105,16 @@ def test_it_goes_on_on_other_ranks(file: Path) -> None:
     assert all(one["tokens_per_second"] == pytest.approx(32 / one["seconds"]) and one["predicted_seconds"] > 0 for one in found)
 
 
+@pytest.mark.parametrize("plan", ["", 'scheme = "data"\nstages = 2\nmicro_batches = 2'])
+def test_ranks_that_are_idle_and_stages(file: Path, plan: str) -> None:
+    """A rank without parameters, or without some kind of them, saves and goes on with the others."""
+    file.write_text(FILE.replace('scheme = "zero1"', plan).replace('name = "cosine"', 'name = "constant"'), encoding="utf-8")
+    _on_ranks(file, 2, 2, "run")
+    _on_ranks(file, 2, 4, "run")
+    assert [one["step"] for one in _figures(file.parent / "run")] == [1, 2, 3, 4]
+    assert latest_in(file.parent / "run") == "step-00000004"
+
+
 def _program(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "autopar", "train", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
