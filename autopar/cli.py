@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING
 
 from .errors import AutoparError, PlanError, RunError, UsageError, unknown
 from .printable import printable
-from .report import commands
-from .report.arguments import build_parser, pair_of, size_of, sizes_of
+from .report import asking, commands
+from .report.arguments import build_parser
 from .report.commands import memory_of, print_json
 from .report.files import check_outputs
+from .report.loading import check_words, load_asked
+from .report.options import sizes_of
 
 if TYPE_CHECKING:
 
     from .api import Planned
     from .ir import Graph
-    from .model import LoadedModel
     from .plan import Plan
     from .report.explained import Explained
 
@@ -120,8 +121,8 @@ def _print_planned(args: argparse.Namespace, planned: Planned, *, compare: bool 
 def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> Planned:
     from .api import plan_loaded
 
-    _check_words(args, [args.scheme] if args.scheme else [])
-    model = _load(args)
+    check_words(args, [args.scheme] if args.scheme else [])
+    model = load_asked(args)
     mesh = sizes_of(args.mesh, "--mesh") if args.mesh else None
     return plan_loaded(
         model, devices=args.devices, cluster=args.cluster, mode=args.mode, master=args.master, reduce=args.reduce,
@@ -133,21 +134,6 @@ def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> 
     )  # fmt: skip
 
 
-def _check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
-    """Tell what is wrong with the cluster, the memory, schemes and pins before the model is read."""
-    from .asked import choose_cluster
-    from .planning.pins import parse_pin
-    from .schemes import scheme_named
-
-    memory_of(args)
-    for name in schemes:
-        scheme_named(name)
-    for text in getattr(args, "pin", ()):
-        parse_pin(text)
-    if args.cluster or args.devices is not None:
-        choose_cluster(args.cluster, args.devices)
-
-
 def _compare(args: argparse.Namespace) -> None:
     from .report.compare import compared_json, compared_parts, rivals
     from .report.planned import cluster_sentence
@@ -155,12 +141,12 @@ def _compare(args: argparse.Namespace) -> None:
     from .report.tables import show
     from .schemes import SCHEMES
 
-    _check_words(args, args.scheme)
+    check_words(args, args.scheme)
     with contextlib.redirect_stdout(sys.stderr), ProgressBar() as bar:
         from .api import plan_loaded
 
         planned = plan_loaded(
-            _load(args),
+            load_asked(args),
             devices=args.devices,
             cluster=args.cluster,
             mode=args.mode,
@@ -181,32 +167,6 @@ def _warn_replicated(plan: Plan) -> None:
     if plan.replicated:
         named = printable(", ".join(plan.replicated), lines=False)
         print(f"autopar: every device computes all of {named}: no rule says how to split it", file=sys.stderr)
-
-
-def _load(args: argparse.Namespace) -> LoadedModel:
-    """The model with the sizes asked for; where a plan is loaded and no size is given, those of the plan."""
-    from .configured import PREFIX, SEQUENCE, load_any
-    from .frontends.load import ModelOptions
-
-    for name in ("batch", "devices"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
-    if getattr(args, "strategy_load", None) and not (args.batch or args.dim or args.shape or args.dtype or args.frozen or args.trained):
-        from .of_plan import model_of_plan
-        from .plan import Plan
-
-        return model_of_plan(args.model, Plan.load(args.strategy_load), loss=args.loss, trust=args.trust)
-    dims = {name: size_of(size, f"--dim {name}") for name, size in (pair_of(text, "--dim", "NAME=SIZE") for text in args.dim)}
-    if args.seq is not None:
-        if not args.model.startswith(PREFIX):
-            raise UsageError(f"--seq applies to {PREFIX} models; other models take --dim NAME=SIZE, or the sizes of their example inputs")
-        dims[SEQUENCE] = args.seq
-    shapes = {name: sizes_of(size, f"--shape {name}") for name, size in (pair_of(text, "--shape", "INPUT=1x30") for text in args.shape)}
-    options = ModelOptions(
-        dims=dims, shapes=shapes, batch=args.batch, dtype=args.dtype, loss=args.loss, train=args.mode == "train",
-        frozen=args.frozen, trained=args.trained, trust=args.trust,
-    )  # fmt: skip
-    return load_any(args.model, options)
 
 
 # --- run ---
@@ -290,8 +250,9 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "plan": _plan, "compare": _compare, "run": _run, "train": commands.train, "explain": _explain, "report": commands.report,
-    "convert": commands.convert, "discover": commands.discover,
-    "calibrate": commands.calibrate, "bench": commands.bench, "cluster": commands.cluster, "checkpoint": commands.checkpoint,
+    "convert": commands.convert, "import": asking.import_, "what-if": asking.what_if, "verify": asking.verify,
+    "discover": commands.discover, "calibrate": commands.calibrate, "bench": commands.bench, "cluster": commands.cluster,
+    "checkpoint": commands.checkpoint,
 }  # fmt: skip
 
 

@@ -131,6 +131,12 @@ class Plan(Part):
             where = ".".join(str(part) for part in first["loc"])
             raise PlanError(f"{path}: not a valid plan: {where}: {first['msg']} ({error.error_count()} problems in all)") from error
 
+    def what_if(self, model: Any, example_inputs: Any = None, **asked: Any) -> Any:
+        """The best plan if something were otherwise, beside this one: `autopar.what_if(self, model, ...)`."""
+        import autopar
+
+        return autopar.what_if(self, model, example_inputs, **asked)
+
     def differences(self, graph: Graph) -> list[str]:
         """What keeps the plan from matching a model, in words; empty where it matches."""
         return _differences(self, graph)

@@ -14,7 +14,7 @@ from autopar.costmodel.step.pricing import OPTIMIZERS
 from autopar.ir.dtype import cast_graph
 from autopar.planning.request import OFFLOADS
 from autopar.planning.subject import RECOMPUTES
-from autopar.report import arguments
+from autopar.report import arguments, options
 from autopar.schemes import SCHEMES
 from autopar.search import SEARCHES
 
@@ -65,14 +65,14 @@ def test_the_reference_lists_every_option() -> None:
 
 def test_names_are_those_of_the_tables() -> None:
     """The parser repeats them, so that help needs no heavy import."""
-    assert set(arguments.OPTIMIZERS) == set(OPTIMIZERS)
-    assert set(arguments.SEARCHES) == set(SEARCHES)
-    assert tuple(SCHEMES) == arguments.SCHEMES
-    assert arguments.RECOMPUTES == RECOMPUTES
-    assert arguments.OFFLOADS == OFFLOADS
+    assert set(options.OPTIMIZERS) == set(OPTIMIZERS)
+    assert set(options.SEARCHES) == set(SEARCHES)
+    assert tuple(SCHEMES) == options.SCHEMES
+    assert options.RECOMPUTES == RECOMPUTES
+    assert options.OFFLOADS == OFFLOADS
 
 
-@pytest.mark.parametrize("dtype", arguments.DTYPES)
+@pytest.mark.parametrize("dtype", options.DTYPES)
 def test_dtypes_are_those_that_graphs_can_be_cast_to(dtype: str) -> None:
     from autopar.ir import Graph
 

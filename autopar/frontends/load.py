@@ -57,7 +57,7 @@ def load_model(model: Any, options: ModelOptions, example_inputs: Any = None) ->
         if text.endswith(".pt2"):
             return _archive(text, options)
         if ":" in text:
-            module, example_inputs = _call(text)
+            module, example_inputs = call_function(text)
             return _module(module, example_inputs, options)
         raise UsageError(f"{text!r} is no model: give FILE.onnx, FILE.pt2 or package.module:function")
     if type(model).__name__ == "ModelProto":
@@ -128,7 +128,8 @@ def _function(text: str) -> Any:
     return found
 
 
-def _call(text: str) -> tuple[Any, Any]:
+def call_function(text: str) -> tuple[Any, Any]:
+    """The module and example inputs that `package.module:function` returns."""
     function = _function(text)
     form = f"{text!r} must be a function without arguments that returns (module, example_inputs)"
     try:

@@ -19,6 +19,15 @@ EXAMPLES = {
     ),
     "report": ("report plan.json -o report.html", "report plan.json other.json -o report.html --model model.onnx"),
     "convert": ("convert plan.json --to torchtitan -o parallel.toml", "convert plan.json --to dtensor"),
+    "import": (
+        "import train_config.toml --model hf:config.json --cluster dgx-h100 --devices 64",
+        "import arguments.sh --model package.module:build --devices 16 -o plan.json",
+    ),
+    "what-if": (
+        "what-if plan.json --model model.onnx --memory 40GiB",
+        "what-if plan.json --model model.onnx --link nvlink=0.5x --pin 'h.*/mlp/c_fc/MatMul=gpu:n' --keep",
+    ),
+    "verify": ("verify package.module:case", "verify package.module:build --tp-plan styles.json --nproc 4"),
     "discover": ("discover aten.addmm.default --inputs 6,5x7,7x6", "discover package.module:function"),
     "calibrate": ("calibrate -o here.json", "calibrate -o here.json --nproc 4 --quick"),
     "bench collectives": ("bench collectives --nproc 4 --plot bandwidth.svg", "bench collectives --cluster here.json --sizes 1MiB,64MiB"),

@@ -26,6 +26,26 @@ def parse_bytes(text: str, option: str) -> float:
     return found
 
 
+def parse_rate(value: float | str, usual: float, what: str) -> float:
+    """A bandwidth as a factor of the usual one: a number, "2x", or a rate such as "100GB/s".
+
+    >>> parse_rate(0.5, 1e9, "link"), parse_rate("2x", 1e9, "link"), parse_rate("4 GB/s", 1e9, "link")
+    (0.5, 2.0, 4.0)
+    """
+    if not isinstance(value, str):
+        factor = float(value)
+    elif value.strip().lower().endswith("b/s"):
+        factor = parse_bytes(value.strip()[:-2], what) / usual
+    else:
+        match = _AMOUNT.fullmatch(value)
+        if match is None or match[2].lower() not in ("", "x"):
+            raise UsageError(f"{what} {value!r} is no speed: give a factor such as 0.5 or 2x, or a rate such as 100GB/s")
+        factor = float(match[1])
+    if not 0 < factor < float("inf"):
+        raise UsageError(f"{what} {value!r} must be above 0")
+    return factor
+
+
 def seconds_text(seconds: float) -> str:
     """Seconds with a unit and three digits.
 

@@ -19,7 +19,7 @@ from autopar.cli import run
 from autopar.convert import TARGETS, convert
 from autopar.errors import UsageError
 from autopar.plan import Plan
-from autopar.report import arguments
+from autopar.report import options
 from autopar.runtime.launch import run_ranks
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -141,7 +141,7 @@ def test_names_from_files_stay_in_their_places(plans: dict[str, Plan]) -> None:
 
 
 def test_the_parser_lists_the_targets() -> None:
-    assert tuple(TARGETS) == arguments.TARGETS
+    assert tuple(TARGETS) == options.TARGETS
     with pytest.raises(UsageError, match="unknown target 'alpa': valid are"):
         convert(Plan.model_construct(), "alpa")
 

@@ -1,0 +1,121 @@
+"""What a configuration of training says about parallelism, in the words that all projects share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UsageError
+from ..printable import printable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """Degrees and choices; what is None is not said there.
+
+    `data`: devices that split the batch, of which parameters are stored split over `shards` (None: all of them where `zero`); `zero`: 0 to
+    3; `tensor`: devices that split weights, with `sequence_parallel` values between them; `context`: the sequence; `expert`: experts,
+    which split the batch as well; `stages`, `schedule`, `interleave`: of the pipeline. `batch`: the global one; `micro_batch`: samples
+    of a device in a micro-batch, where `micro_batches` are not said, and `local_batch` of all that it has before gradients are reduced;
+    `styles`: by module pattern, how weights are split; `lost`: what is not taken over, in sentences.
+    """
+
+    source: str
+    data: int | None = None
+    shards: int | None = None
+    zero: int | None = None
+    tensor: int = 1
+    sequence_parallel: bool = False
+    context: int = 1
+    expert: int = 1
+    stages: int = 1
+    schedule: str | None = None
+    interleave: int = 1
+    batch: int | None = None
+    sequence: int | None = None
+    micro_batches: int | None = None
+    micro_batch: int | None = None
+    local_batch: int | None = None
+    recompute: str | None = None
+    dtype: str | None = None
+    reduce: str | None = None
+    optimizer: str | None = None
+    offload: str | None = None
+    styles: Mapping[str, str] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Degrees are whole numbers from 1 on."""
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST):
+                raise UsageError(printable(f"{self.source}: {name.replace('_', ' ')} is {value!r}; it must be a whole number from 1 on"))
+        if self.expert > 1 and self.data is not None and self.data % self.expert:
+            raise UsageError(f"{self.source}: {self.data} devices that split the batch do not make groups of {self.expert} for experts")
+
+    @property
+    def inner(self) -> int:
+        """Devices of a stage beside those that split the batch alone."""
+        return self.tensor * self.context
+
+    def degree_of_data(self, devices: int | None) -> int:
+        """Devices that split the batch, of so many in all where the configuration does not say."""
+        if self.data is not None:
+            return self.data
+        whole = self.inner * self.stages
+        if devices is None:
+            raise UsageError(f"{self.source} does not say how many devices split the batch: give --devices")
+        if devices % whole:
+            raise UsageError(f"{self.source}: {devices} devices do not make groups of {whole} (stages x tensor x context)")
+        return devices // whole
+
+    def batch_on(self, data: int) -> int | None:
+        """The global batch on so many devices that split it."""
+        return self.batch if self.batch is not None or self.local_batch is None else self.local_batch * data
+
+    def count(self, data: int, batch: int | None) -> int | None:
+        """Micro-batches of a step of so many samples on so many devices that split the batch."""
+        if self.micro_batches is not None or self.micro_batch is None or batch is None:
+            return self.micro_batches
+        if batch % (self.micro_batch * data):
+            raise UsageError(f"{self.source}: a global batch of {batch} is not made of {data} x micro-batches of {self.micro_batch}")
+        return batch // (self.micro_batch * data)
+
+    def devices(self, given: int | None) -> int:
+        """All devices that it is for; an error where another number was given."""
+        found = self.degree_of_data(given) * self.inner * self.stages
+        if given is not None and given != found:
+            raise UsageError(f"{self.source} is for {found} devices, not {given}")
+        return found
+
+
+MOST = 2**31
+_NUMBERS = (
+    "data", "shards", "tensor", "context", "expert", "stages", "interleave", "batch", "sequence", "micro_batches", "micro_batch",
+    "local_batch",
+)  # fmt: skip
+
+
+def number(source: str, table: Mapping[str, Any], key: str, default: int | None = None) -> int | None:
+    """A whole number of a table."""
+    value = table.get(key, default)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    if isinstance(value, str) and value.isdecimal() and len(value) < 12:
+        return int(value)
+    raise UsageError(printable(f"{source}: {key} is {value!r}, which is no whole number", lines=False))
+
+
+def degree(source: str, table: Mapping[str, Any], key: str) -> int:
+    """A whole number of a table that is 1 where it is not there."""
+    found = number(source, table, key, 1)
+    assert found is not None
+    return found
+
+
+def left_out(names: Iterable[str], where: str = "") -> list[str]:
+    """The sentence on what a configuration says that no plan does."""
+    found = sorted(printable(name, lines=False) for name in names)
+    shown = ", ".join(found[:12]) + (f" and {len(found) - 12} more" if len(found) > 12 else "")
+    return [f"not taken over{where}: {shown}"] if found else []

@@ -1,0 +1,196 @@
+"""Watches every operator on DTensors: its shards, put together, must be what the operator makes of the whole inputs.
+
+    error = max | together(op(shards)) - op(together(shards)) |  /  max(1e-3, max | op(together(shards)) |)
+
+What an operator makes of wrong inputs is judged by these inputs, so that each operator answers for itself alone. Of an operator that draws
+random numbers, shards must not draw the same ones, and replicas must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
+SMALL = 1e-3
+"""Below this, values are compared as they are rather than relative to the largest."""
+DRAWN = 16
+"""Numbers from which on equal draws are no accident."""
+RANDOM = ("dropout", "bernoulli", "rand", "normal_", "uniform_", "multinomial", "exponential_", "geometric_", "cauchy_", "log_normal_")
+MASKS = {"aten.native_dropout.default": 1, "aten._fused_dropout.default": 1}
+"""Of which output the numbers drawn are the elements, where it is not the first."""
+
+
+IN_REGION = ("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default", "aten._log_softmax_backward_data.default")
+"""Operators that compute something else in a loss_parallel region."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What is wrong with an operator (or with the gradient of a parameter): where, of what shape, by how much."""
+
+    operator: str
+    where: str
+    shape: tuple[int, ...]
+    layouts: str
+    error: float
+    what: str
+
+    @property
+    def sentence(self) -> str:
+        """The finding in words."""
+        shape = "x".join(map(str, self.shape)) or "scalar"
+        size = f", off by {self.error:.3g}" if self.error else ""
+        where = f" in {self.where}" if self.where else ""
+        return f"{self.operator}{where} ({shape}{f'; {self.layouts}' if self.layouts else ''}): {self.what}{size}"
+
+
+@dataclass
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects findings while it is entered; `checked` counts operators, `random` those that drew numbers, `running` is the last."""
+
+    findings: dict[tuple[str, str, str], Finding] = field(default_factory=dict)
+    checked: int = 0
+    random: int = 0
+    running: str = ""
+    stack: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, DTensor)]
+        name = str(func)
+        if not given or name.startswith(("_c10d", "c10d")):
+            self.random += is_random(name)
+            return func(*args, **kwargs)
+        self.running = name
+        whole = tree_map_only(DTensor, together, (args, kwargs))
+        found = func(*args, **kwargs)
+        self._check(name, func, whole, found, given)
+        return found
+
+    def _check(self, name: str, func: Any, whole: Any, found: Any, given: Sequence[DTensor]) -> None:
+        self.checked += 1
+        outputs = [value for value in tree_leaves(found) if isinstance(value, Tensor)]
+        layouts = ", ".join(layout_of(value) for value in given)
+        if is_random(name):
+            self.random += 1
+            drawn = outputs[min(MASKS.get(name, 0), len(outputs) - 1)] if outputs else None
+            if isinstance(drawn, DTensor) and (said := draws(drawn)):
+                self._note(name, drawn, layouts, 0.0, said)
+            return
+        # Undefined values, such as those of empty(), have nothing to be compared with, and the two backward operators of a loss_parallel
+        # region share their work otherwise than the whole: what comes out is seen in the gradients of the parameters.
+        if "empty" in name or (name in IN_REGION and any(_by_classes(value) for value in given)):
+            return
+        wanted = [value for value in tree_leaves(func(*whole[0], **whole[1])) if isinstance(value, Tensor)]
+        for value, right in zip(outputs, wanted, strict=False):
+            made = together(value) if isinstance(value, DTensor) else value
+            if made.shape != right.shape:
+                self._note(name, right, layouts, 0.0, f"its shards make {'x'.join(map(str, made.shape))}")
+            elif not close(made, right):
+                self._note(name, right, layouts, difference(made, right), "the shards put together are not what the whole gives")
+
+    def _note(self, name: str, tensor: Tensor, layouts: str, error: float, what: str) -> None:
+        where = self.stack[-1] if self.stack else "the backward pass" if torch._C._current_autograd_node() is not None else ""
+        key = (name, where, what)
+        if key not in self.findings or self.findings[key].error < error:
+            self.findings[key] = Finding(operator=name, where=where, shape=tuple(tensor.shape), layouts=layouts, error=error, what=what)
+
+    def named(self, module: nn.Module) -> None:
+        """Keep track of which module is running, for what is said of operators."""
+        for name, inner in module.named_modules():
+            if name:
+                inner.register_forward_pre_hook(lambda *_, n=name: self.stack.append(n), prepend=True)
+                inner.register_forward_hook(lambda *_: self.stack.pop() and None, always_call=True)
+
+
+def is_random(name: str) -> bool:
+    """Whether an operator draws numbers.
+
+    >>> is_random("aten.native_dropout.default"), is_random("aten.native_dropout_backward.default"), is_random("aten.operand.default")
+    (True, False, False)
+    """
+    base = name.split(".")[1] if name.count(".") > 1 else name
+    return "backward" not in base and any(base.startswith(word) or base.endswith(word) or f"_{word}" in base for word in RANDOM)
+
+
+def together(value: DTensor) -> Tensor:
+    """The whole of what the shards are parts or addends of."""
+    found: Tensor = value.full_tensor()
+    return found.detach().clone()
+
+
+def _by_classes(value: DTensor) -> bool:
+    """Whether logits are split by classes."""
+    return value.dim() > 0 and any(isinstance(p, Shard) and p.dim == min(1, value.dim() - 1) for p in value.placements)
+
+
+def layout_of(value: DTensor) -> str:
+    """The placements, as autopar writes layouts."""
+    return " ".join(
+        f"S{p.dim}" if isinstance(p, Shard) else "R" if isinstance(p, Replicate) else "P" if isinstance(p, Partial) else str(p)
+        for p in value.placements
+    )
+
+
+def draws(value: DTensor) -> str:
+    """What is wrong with the numbers that ranks drew; "" where nothing is."""
+    local = value.to_local().detach().to(torch.float64).contiguous()
+    for dim, placement in enumerate(value.placements):
+        group = value.device_mesh.get_group(dim)
+        held = list(gathered(local, group))
+        same = all(other.shape == local.shape and bool(torch.equal(other, held[0])) for other in held)
+        if isinstance(placement, Shard) and len(held) > 1 and local.numel() >= DRAWN and same and float(local.std()) > 0:
+            return "every shard draws the same numbers"
+        if isinstance(placement, Replicate) and not same:
+            return "replicas draw different numbers"
+    return ""
+
+
+def gathered(local: Tensor, group: Any) -> Iterator[Tensor]:
+    """The tensors of all ranks of a group."""
+    held: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(held, local, group=group)
+    return iter(held)
+
+
+def close(made: Tensor, right: Tensor) -> bool:
+    """Whether two tensors are equal up to rounding."""
+    if not (made.is_floating_point() or made.is_complex()):
+        return bool(torch.equal(made, right))
+    return difference(made, right) <= TOLERANCES.get(made.dtype, 1e-4)
+
+
+def difference(made: Tensor, right: Tensor) -> float:
+    """The largest difference, relative to the largest value; what is no number in both is equal."""
+    if not right.numel():
+        return 0.0
+    a, b = (value.detach().to(torch.float64) for value in (made, right))
+    both = ~((a == b) | (a.isnan() & b.isnan()))
+    if not bool(both.any()):
+        return 0.0
+    gap = (a - b)[both].abs().max()
+    most = b[b.isfinite()].abs().max() if bool(b.isfinite().any()) else torch.tensor(0.0)
+    return float(gap) / max(float(most), SMALL) if bool(gap.isfinite()) else float("inf")
+
+
+def scaled_by(made: Tensor, right: Tensor) -> float | None:
+    """The number that all of a tensor is too large by, where there is one: a sum over ranks that is taken twice."""
+    a, b = (value.detach().to(torch.float64).flatten() for value in (made, right))
+    square = float(b @ b)
+    if square <= 0:
+        return None
+    ratio = float(a @ b) / square
+    return ratio if difference(a, ratio * b) < 1e-3 and abs(ratio - 1) > 1e-3 else None
+

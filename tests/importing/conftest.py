@@ -1,0 +1,6 @@
+"""Makes the models beside the tests of `convert` importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "convert"))
