@@ -20,7 +20,7 @@ from ...plan import Plan
 from ...planning.ranking import Progress
 from ...schemes import SCHEMES
 from ...sharding.analysis import analyse
-from ..compare import possible, rivals
+from ..compare import rivals
 from ..curves import curves
 from ..measured import read_measured
 from ..progress import ProgressBar
@@ -49,7 +49,7 @@ def report(args: argparse.Namespace, memory: float | None) -> None:
         with contextlib.redirect_stdout(sys.stderr), ProgressBar() as bar:
             model = model_of_plan(args.model, plan, trust=args.trust)
             planned = Planned(plan=plan, model=model, cluster=cluster, notes=())
-            found = possible(rivals(planned, list(SCHEMES), memory=memory, progress=bar)) if args.compare else []
+            found = rivals(planned, list(SCHEMES), memory=memory, progress=bar) if args.compare else []
             contents = Contents.of(
                 plan, other=other, graph=model.graph, cluster=cluster, rivals=found, measured=measured,
                 more=lambda tree: _answers(tree, planned, args, memory, bar),
