@@ -75,7 +75,8 @@ class Habits:
     outputs, instead, and all that is not named is recomputed. `recomputed`: share of the layers that full recompute takes.
     `gather_rate`: B/s at which ZeRO-3 gathers and scatters at most. `state_bytes`: of the optimizer for each parameter (master weight
     and moments); `update_traffic`: bytes moved for each in an update. `offloaded`: share of the layers whose activations wait in host
-    memory. `workspace`: bytes that libraries of the framework allocate for good. `weight_bytes`: of a stored parameter as the operators
+    memory. `workspace`: bytes that libraries of the framework allocate for good. `expandable`: the allocator's segments
+    grow (`memory.occupancy`). `weight_bytes`: of a stored parameter as the operators
     use it (None: of the dtype).
     """
 
@@ -112,6 +113,7 @@ class Habits:
     update_traffic: float = 34
     offloaded: float = 0.0
     workspace: float = 0.0
+    expandable: bool = False
     weight_bytes: float | None = None
 
     def __post_init__(self) -> None:

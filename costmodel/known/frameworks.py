@@ -66,8 +66,8 @@ _NEMO = replace(
         reduced_bytes=2,
     ),
 )  # fmt: skip
-# Gradients are summed and reduced in 16 bits, the loss is one kernel on 16-bit logits.
-_BRIDGE = replace(_NEMO, habits=replace(_NEMO.habits, state_bytes=12, loss="in-place"))
+# Gradients are summed and reduced in 16 bits, the loss is one kernel on 16-bit logits, segments of memory grow.
+_BRIDGE = replace(_NEMO, habits=replace(_NEMO.habits, state_bytes=12, loss="in-place", expandable=True))
 # Messages in shares, gathered once forward and twice backward; gradients are summed and reduced in 16 bits.
 _DEEPSPEED = Framework(
     habits=Habits(gradient_bytes=2, reduced_bytes=2, send_gathers=1.5, loss="megatron"),
@@ -78,7 +78,7 @@ _FSDP = Habits(gradient_bytes=4, reduced_bytes=4, state_bytes=10)
 # Of the products every second is kept (wq, wv, w1, w2), and attention, whose keys and values are copied for every head. The optimizer of
 # 2024 is a chain of kernels over all parameters (foreach): reads and writes 22 tensors of four bytes.
 _TITAN = Framework(
-    habits=replace(_FSDP, kept=(".query", ".core", ".mlp.gate", ".mlp.down"), update_traffic=88.0),
+    habits=replace(_FSDP, kept=(".query", ".core", ".mlp.gate", ".mlp.down"), update_traffic=88.0, expandable=True),
     kernels=Kernels(norm="unfused", repeats_keys=True), one_rotation=False,
 )  # fmt: skip
 # A compiler fuses chains, norms and the loss, and runs ahead of the device; complex positions stay as they are.

@@ -80,7 +80,9 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
             inner = (parts.shape.expert_ffn or parts.shape.ffn) / (1 if c.whole_experts else c.tensor)
             rows = local_bytes(step.decision.outputs[0], tensors[operator.outputs[0]].bytes, mesh)
             activation = rows * inner / (parts.shape.expert_hidden or parts.shape.hidden)
-            less = (1 - size) * (rows + activation) + (activation if c.habits.fused and parts.shape.gated else 0.0)
+            again = c.recompute == "selective" and ACTIVATION in c.habits.selective
+            less = (1 - size) * rows + (activation if again else (1 - size) * activation)
+            less += activation if c.habits.fused and parts.shape.gated else 0.0
         elif "compute" in operator.attributes and c.kernels.products != TF32 and name not in seen:
             seen.add(name)
             whole = local_bytes(step.decision.inputs[0], tensors[name].bytes, mesh)
@@ -90,6 +92,8 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
     return found
 
 
+ACTIVATION = ".experts.activation"
+"""The word of selective recompute that stands for what experts compute between their products."""
 LOSS = ("head.float", "head.view", "head.loss")
 """What a loss has alive while it is computed is its kernels' business, of `LOSSES`, not autograd's."""
 

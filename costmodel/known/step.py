@@ -80,7 +80,7 @@ def _priced(passes: Passes, stages: Sequence[Mapping[str, float]]) -> Priced:
     reduction = passes.reduction(*stored[fullest], forward[fullest], backward[-1])
     update = passes.update(*stored[fullest])
     allocated = peak_bytes(passes.shape, c, passes.cluster, passes.parts, stages)
-    memory = max(occupied(m, device) for m in allocated) + c.habits.workspace
+    memory = max(occupied(m, device, expandable=c.habits.expandable) for m in allocated) + c.habits.workspace
     return Priced(
         step=pipeline + reduction + update, pipeline=pipeline, reduction=reduction, update=update, forward=forward, backward=backward,
         arithmetic=c.micro_batches * max(map(passes.arithmetic, stages)),

@@ -143,7 +143,7 @@ class _Pipeline:
         ]
         flying = in_flight(c.pipeline_schedule, index, c.pipeline, c.micro_batches, c.interleave)
         peak = stage_peak(own, flying=flying, tied=shape.tied)
-        memory = occupied(peak, cluster.device) + c.habits.workspace
+        memory = occupied(peak, cluster.device, expandable=c.habits.expandable) + c.habits.workspace
         self.allocated.append(peak.total + c.habits.workspace)
         self.memory.append(memory)
         self.fits &= memory <= cluster.device.memory_capacity

@@ -180,3 +180,17 @@ def test_experts_cost_as_many_rows_as_they_are_given() -> None:
     shape = replace(SHAPE, experts=8, expert_ffn=2048, bias=False)
     found = [parts_of(replace(shape, sequence=s), Configuration(global_batch=8, micro_batch=8)).model.graph for s in (512, 1024)]
     assert len(found[0].operators) == len(found[1].operators)
+
+
+@pytest.mark.parametrize(("products", "each"), [("", 2), ("float8_block", 4)])
+def test_experts_are_issued_one_by_one(products: str, each: int) -> None:
+    """Two products of each expert of a rank, each with the cast of its rows where they are narrow."""
+    c = Configuration(global_batch=4, data=4, expert=4, kernels=Kernels(products=products))
+    cluster = load_cluster("dgx-h100").sized(4)
+
+    def issued(experts: int) -> float:
+        shape = replace(LLAMA, experts=experts, top_k=4, expert_ffn=512)
+        return Parts(shape, c, cluster, places_of(c, cluster), kinds=("experts",)).parts()["experts"].issued_forward
+
+    assert issued(32) - issued(16) == each * (32 - 16) / 4
+    assert issued(16) > 20 + each * 4, "sorting and exchanges besides"
