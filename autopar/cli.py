@@ -291,7 +291,8 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "plan": _plan, "compare": _compare, "run": _run, "train": commands.train, "explain": _explain, "report": commands.report,
     "convert": commands.convert, "discover": commands.discover,
-    "calibrate": commands.calibrate, "bench": commands.bench, "cluster": commands.cluster, "checkpoint": commands.checkpoint,
+    "calibrate": commands.calibrate, "doctor": commands.doctor, "bench": commands.bench, "cluster": commands.cluster,
+    "checkpoint": commands.checkpoint,
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from .. import __version__
 from ..errors import UsageError
 from ..order.schedules import SCHEDULES
 from .examples import examples
-from .training_arguments import convert_options, show_options, train_options
+from .training_arguments import convert_options, doctor_options, show_options, train_options
 
 OPTIMIZERS = ("adamw", "sgd", "momentum", "lamb", "none")
 SEARCHES = ("dynamic_programming", "lagrangian", "recursive_programming", "exhaustive", "integer_program")
@@ -48,6 +48,7 @@ def build_parser() -> Parser:
     _convert_options(_command(commands, "convert", "write a plan as the configuration of another project"))
     _discover_options(_command(commands, "discover", "find an operator's sharding rule by executing it, and prove it"))
     _calibrate_options(_command(commands, "calibrate", "measure the ranks at hand and write a cluster file"))
+    doctor_options(_command(commands, "doctor", "check this machine: versions, devices, links, plans beside one device, bandwidths"))
     bench = _command(commands, "bench", "measurements beside the model's predictions")
     benches = bench.add_subparsers(dest="bench_command", metavar="collectives", required=True, parser_class=Parser)
     _bench_options(_command(benches, "bench collectives", "measure collectives by size, and compare with the model"))
