@@ -251,7 +251,7 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "plan": _plan, "compare": _compare, "run": _run, "train": commands.train, "explain": _explain, "report": commands.report,
     "convert": commands.convert, "import": asking.import_, "what-if": asking.what_if, "verify": asking.verify,
-    "discover": commands.discover, "calibrate": commands.calibrate, "bench": commands.bench, "cluster": commands.cluster,
+    "discover": commands.discover, "calibrate": commands.calibrate, "doctor": commands.doctor, "bench": commands.bench, "cluster": commands.cluster,
     "checkpoint": commands.checkpoint,
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ from .options import (
     trace_option,
     trust_option,
 )
-from .training_arguments import convert_options, show_options, train_options
+from .training_arguments import convert_options, doctor_options, show_options, train_options
 
 
 def build_parser() -> Parser:
@@ -42,6 +42,7 @@ def build_parser() -> Parser:
     _verify_options(_command(commands, "verify", "execute a sharding that someone else wrote, and name what is wrong"))
     _discover_options(_command(commands, "discover", "find an operator's sharding rule by executing it, and prove it"))
     _calibrate_options(_command(commands, "calibrate", "measure the ranks at hand and write a cluster file"))
+    doctor_options(_command(commands, "doctor", "check this machine: versions, devices, links, plans beside one device, bandwidths"))
     bench = _command(commands, "bench", "measurements beside the model's predictions")
     benches = bench.add_subparsers(dest="bench_command", metavar="collectives", required=True, parser_class=Parser)
     _bench_options(_command(benches, "bench collectives", "measure collectives by size, and compare with the model"))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import RunError, UsageError
 from ..printable import printable
 from .files import check_outputs
 
@@ -88,6 +88,25 @@ def train(args: argparse.Namespace) -> None:
     from ..training.command import train
 
     train(args)
+
+
+# --- doctor ---
+
+
+def doctor(args: argparse.Namespace) -> int | None:
+    """Check this machine; the status is that of a run that failed where plans do not run as on one device."""
+    from .doctor import doctor
+    from .tables import show
+
+    with contextlib.redirect_stdout(sys.stderr):
+        found = doctor(nproc=args.nproc, quick=args.quick)
+    if found is None or isinstance(found, int):
+        return found
+    if args.json:
+        print_json(found.json())
+    else:
+        show(found.parts())
+    return 0 if found.ok else RunError.exit_code
 
 
 # --- calibrate, bench ---

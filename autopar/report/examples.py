@@ -30,6 +30,7 @@ EXAMPLES = {
     "verify": ("verify package.module:case", "verify package.module:build --tp-plan styles.json --nproc 4"),
     "discover": ("discover aten.addmm.default --inputs 6,5x7,7x6", "discover package.module:function"),
     "calibrate": ("calibrate -o here.json", "calibrate -o here.json --nproc 4 --quick"),
+    "doctor": ("doctor", "doctor --json > doctor.json"),
     "bench collectives": ("bench collectives --nproc 4 --plot bandwidth.svg", "bench collectives --cluster here.json --sizes 1MiB,64MiB"),
     "cluster list": ("cluster list", "cluster list --json"),
     "cluster show": ("cluster show dgx-h100 --devices 64", "cluster show here.json"),

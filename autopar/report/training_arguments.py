@@ -1,4 +1,4 @@
-"""The options of the commands about trainings: `autopar train` and `autopar checkpoint`."""
+"""The options of the commands about trainings and the machine they run on: `train`, `checkpoint` and `doctor`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ def train_options(parser: argparse.ArgumentParser) -> None:
     add("--ranks", type=int, metavar="N", help="ranks of this machine (default: that of CONFIG, else 1); under torchrun, its ranks")
     add("--steps", type=int, metavar="N", help="train up to this step (default: that of CONFIG)")
     add("--folder", metavar="FOLDER", help="where checkpoints, plans and metrics go (default: that of CONFIG)")
+
+
+def doctor_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `doctor`."""
+    add = parser.add_argument
+    add("--nproc", type=int, metavar="N", help="ranks (default: one for each GPU, else 2 on the CPU); under torchrun, its ranks")
+    add("--quick", action="store_true", help="one step of each plan, and one collective")
+    _json_option(parser)
 
 
 def show_options(parser: argparse.ArgumentParser) -> None:

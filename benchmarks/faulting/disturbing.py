@@ -51,6 +51,7 @@ class Process:
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in (*self.folder.glob("pid*"), *self.folder.glob("said")):
             path.unlink()
+        self.before = self._lines()
         plan_of(life.model, life.scheme, life.ranks)  # made before the fork, so that lives need not
         sys.stdout.flush()
         self.pid = os.fork()
@@ -93,6 +94,19 @@ class Process:
     def pids(self) -> list[int]:
         """The ranks that have begun."""
         return [int(path.read_text(encoding="utf-8") or 0) for path in sorted(self.folder.glob("pid*"))]
+
+    def _lines(self) -> int:
+        path = self.folder / "log"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def made(self, steps: int) -> bool:
+        """Whether this life has made so many steps, waiting for them."""
+        end = time.monotonic() + PATIENCE
+        while self._lines() < self.before + steps:
+            if time.monotonic() > end or not alive(self.pid):
+                return False
+            time.sleep(0.001)
+        return True
 
     def reached(self, step: int, seconds: float = PATIENCE) -> bool:
         """Whether the step was made, waiting for it."""

@@ -7,6 +7,7 @@ import random
 import signal
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,7 @@ CHAINS: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {
     "experts - data": ("experts", (("data", 8), ("experts split", 6), ("data", 4), ("experts split", 2), ("found", 1), ("data", 8))),
 }  # fmt: skip
 """Two kinds of plan in turn, on 8, 6, 4, 2, 1 and again 8 ranks."""
+SHORT: tuple[str, tuple[tuple[str, int], ...]] = "experts", (("experts split", 4), ("zero3", 2), ("found", 1), ("experts split", 4))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +76,8 @@ def differing(first: Path, second: Path) -> list[str]:
     return names + [name for name in one.scalars.keys() | other.scalars.keys() if one.scalars.get(name) != other.scalars.get(name)]
 
 
-def moved(name: str) -> Moved:
+def moved(name: str, model: str, chain: Sequence[tuple[str, int]]) -> Moved:
     """One chain: at every move the bits are compared, and in the end losses and samples."""
-    model, chain = CHAINS[name]
     for scheme, ranks in (*chain, ("found", 1)):
         plan_of(model, scheme, ranks)  # before ranks are forked
     with tempfile.TemporaryDirectory() as place:
