@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .errors import AutoparError, PlanError, RunError, UsageError, unknown
+from .limits import RANKS
 from .printable import printable
 from .report import asking, commands
 from .report.arguments import build_parser
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from .report.explained import Explained
 
 BROKEN_PIPE = 128 + 13
-MOST_RANKS = 512
-"""Ranks that `autopar run` starts on one machine: each is a process with torch in it."""
 
 
 def main() -> None:
@@ -182,8 +181,8 @@ def _run(args: argparse.Namespace) -> None:
     if args.nproc not in (None, plan.devices, plan.devices + plan.unused):  # ranks that the plan leaves idle are not started
         remedy = f"give --nproc {plan.devices}, or plan again with --devices {args.nproc}"
         raise PlanError(f"the plan is for {plan.devices} ranks, not {args.nproc}: {remedy}")
-    if plan.devices > MOST_RANKS and "RANK" not in os.environ:
-        raise RunError(f"the plan is for {plan.devices} ranks; at most {MOST_RANKS} are started on one machine, more by torchrun")
+    if plan.devices > RANKS and "RANK" not in os.environ:
+        raise RunError(f"the plan is for {plan.devices} ranks; at most {RANKS} are started on one machine, more by torchrun")
     with contextlib.redirect_stdout(sys.stderr):
         from autopar.runtime.run import run_plan
 
