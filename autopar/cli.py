@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from .errors import AutoparError, PlanError, RunError, UsageError, unknown
 from .limits import RANKS
 from .printable import printable
-from .report import asking, commands
+from .report import asking, commands, comparing
 from .report.arguments import build_parser
 from .report.commands import memory_of, print_json
 from .report.files import check_outputs
@@ -133,35 +133,6 @@ def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> 
     )  # fmt: skip
 
 
-def _compare(args: argparse.Namespace) -> None:
-    from .report.compare import compared_json, compared_parts, rivals
-    from .report.planned import cluster_sentence
-    from .report.progress import ProgressBar
-    from .report.tables import show
-    from .schemes import SCHEMES
-
-    check_words(args, args.scheme)
-    with contextlib.redirect_stdout(sys.stderr), ProgressBar() as bar:
-        from .api import plan_loaded
-
-        planned = plan_loaded(
-            load_asked(args),
-            devices=args.devices,
-            cluster=args.cluster,
-            mode=args.mode,
-            master=args.master,
-            reduce=args.reduce,
-            optimizer=args.optimizer,
-            memory=memory_of(args),
-            progress=bar,
-        )
-        found = rivals(planned, args.scheme or list(SCHEMES), memory=memory_of(args), progress=bar)
-    if args.json:
-        print_json(compared_json(planned, found))
-    else:
-        show(compared_parts(planned, found, cluster_sentence(planned)))
-
-
 def _warn_replicated(plan: Plan) -> None:
     if plan.replicated:
         named = printable(", ".join(plan.replicated), lines=False)
@@ -248,7 +219,7 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
-    "plan": _plan, "compare": _compare, "run": _run, "explain": _explain, "report": commands.report,
+    "plan": _plan, "compare": comparing.compare, "run": _run, "explain": _explain, "report": commands.report,
     "convert": commands.convert, "import": asking.import_, "what-if": asking.what_if, "verify": asking.verify,
     "discover": commands.discover, "calibrate": commands.calibrate, "bench": commands.bench, "cluster": commands.cluster,
     "checkpoint": commands.checkpoint,

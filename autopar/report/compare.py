@@ -57,16 +57,24 @@ def _rival(name: str, analysis: Analysis, free: Request) -> Rival:
     return Rival(scheme=name, why="no plan fits")
 
 
-def compared_parts(planned: Planned, found: Sequence[Rival], sentence: str) -> list[str | Table]:
-    """What `autopar compare` prints."""
+def compared_parts(planned: Planned, found: Sequence[Rival], sentence: str, *, named: bool = False) -> list[str | Table]:
+    """What `autopar compare` prints; schemes that were not `named` and are impossible share a line."""
+    absent = [] if named else [rival for rival in found if rival.step is None]
+    found = [rival for rival in found if rival not in absent]
     analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
-    named = scheme_of(planned.plan, analysis)
+    called = scheme_of(planned.plan, analysis)
     return [
         *summary_lines(planned.plan, sentence),
         *certainty_lines(planned.plan, planned.cluster),
-        scheme_line(named),
-        comparison_table(planned.plan, named.called, found),
+        scheme_line(called),
+        comparison_table(planned.plan, called.called, found),
+        *([_absent_line(absent)] if absent else []),
     ]
+
+
+def _absent_line(absent: Sequence[Rival]) -> str:
+    """Which schemes make no sense for the model or the devices, each with its reason."""
+    return "\nimpossible here: " + "; ".join(f"{rival.name} ({rival.why})" for rival in absent)
 
 
 def compared_json(planned: Planned, found: Sequence[Rival]) -> dict[str, Any]:
