@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .errors import AutoparError, PlanError, RunError, UsageError, unknown
+from .limits import RANKS
 from .printable import printable
-from .report import asking, commands
+from .report import asking, commands, comparing
 from .report.arguments import build_parser
 from .report.commands import memory_of, print_json
 from .report.files import check_outputs
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from .report.explained import Explained
 
 BROKEN_PIPE = 128 + 13
-MOST_RANKS = 512
-"""Ranks that `autopar run` starts on one machine: each is a process with torch in it."""
 
 
 def main() -> None:
@@ -134,35 +133,6 @@ def _planned(args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> 
     )  # fmt: skip
 
 
-def _compare(args: argparse.Namespace) -> None:
-    from .report.compare import compared_json, compared_parts, rivals
-    from .report.planned import cluster_sentence
-    from .report.progress import ProgressBar
-    from .report.tables import show
-    from .schemes import SCHEMES
-
-    check_words(args, args.scheme)
-    with contextlib.redirect_stdout(sys.stderr), ProgressBar() as bar:
-        from .api import plan_loaded
-
-        planned = plan_loaded(
-            load_asked(args),
-            devices=args.devices,
-            cluster=args.cluster,
-            mode=args.mode,
-            master=args.master,
-            reduce=args.reduce,
-            optimizer=args.optimizer,
-            memory=memory_of(args),
-            progress=bar,
-        )
-        found = rivals(planned, args.scheme or list(SCHEMES), memory=memory_of(args), progress=bar)
-    if args.json:
-        print_json(compared_json(planned, found))
-    else:
-        show(compared_parts(planned, found, cluster_sentence(planned), every=not args.scheme))
-
-
 def _warn_replicated(plan: Plan) -> None:
     if plan.replicated:
         named = printable(", ".join(plan.replicated), lines=False)
@@ -182,8 +152,8 @@ def _run(args: argparse.Namespace) -> None:
     if args.nproc not in (None, plan.devices, plan.devices + plan.unused):  # ranks that the plan leaves idle are not started
         remedy = f"give --nproc {plan.devices}, or plan again with --devices {args.nproc}"
         raise PlanError(f"the plan is for {plan.devices} ranks, not {args.nproc}: {remedy}")
-    if plan.devices > MOST_RANKS and "RANK" not in os.environ:
-        raise RunError(f"the plan is for {plan.devices} ranks; at most {MOST_RANKS} are started on one machine, more by torchrun")
+    if plan.devices > RANKS and "RANK" not in os.environ:
+        raise RunError(f"the plan is for {plan.devices} ranks; at most {RANKS} are started on one machine, more by torchrun")
     with contextlib.redirect_stdout(sys.stderr):
         from autopar.runtime.run import run_plan
 
@@ -249,10 +219,10 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
-    "plan": _plan, "compare": _compare, "run": _run, "train": commands.train, "explain": _explain, "report": commands.report,
+    "plan": _plan, "compare": comparing.compare, "run": _run, "train": commands.train, "explain": _explain, "report": commands.report,
     "convert": commands.convert, "import": asking.import_, "what-if": asking.what_if, "verify": asking.verify,
-    "discover": commands.discover, "calibrate": commands.calibrate, "doctor": commands.doctor, "bench": commands.bench, "cluster": commands.cluster,
-    "checkpoint": commands.checkpoint,
+    "discover": commands.discover, "calibrate": commands.calibrate, "doctor": commands.doctor, "bench": commands.bench,
+    "cluster": commands.cluster, "checkpoint": commands.checkpoint,
 }  # fmt: skip
 
 

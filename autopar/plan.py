@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from .errors import PlanError
 from .ir import Graph
+from .limits import PLAN_BYTES
 from .order.execution import Execution, execution
 from .order.stages import Decided, Pipelined, staged_execution
 from .outputs import write_whole
@@ -39,7 +40,6 @@ SCHEMA = "autopar-plan"
 VERSION = 2
 UPGRADED = 1
 """Version of files that are still read: they have one stage and no schedule."""
-MAX_FILE_BYTES = 256 * 2**20
 
 
 class Plan(Part):
@@ -109,8 +109,8 @@ class Plan(Part):
         """Read a strategy checkpoint; a file that is none is a `PlanError` that says what is wrong with it."""
         path = Path(path)
         try:
-            if path.stat().st_size > MAX_FILE_BYTES:
-                raise PlanError(f"{path}: larger than {MAX_FILE_BYTES // 2**20} MiB, so it is no strategy checkpoint")
+            if path.stat().st_size > PLAN_BYTES:
+                raise PlanError(f"{path}: larger than {PLAN_BYTES // 2**20} MiB, so it is no strategy checkpoint")
             data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
         except OSError as error:
             raise PlanError(f"{path}: cannot be read: {error.strerror}") from error

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from autopar.errors import ModelError, UsageError
+from autopar.limits import HEADER_BYTES
 
 from .checkpoint import runs_of
 from .collectives import Cut
 
 INDEX = "model.safetensors.index.json"
 ENDING = ".safetensors"
-MAX_HEADER = 100_000_000
-"""Bytes of a header that the format allows."""
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8, "F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 """Element types that a model can be given, and their sizes."""
 
@@ -135,7 +134,7 @@ def _header(path: Path, opened: _Open) -> dict[str, FileTensor]:
         size = path.stat().st_size
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(size, MAX_HEADER):
+            if length > min(size, HEADER_BYTES):
                 raise ValueError(f"a header of {length} bytes")
             raw = file.read(length)
         entries: dict[str, Any] = {n: e for n, e in json.loads(raw).items() if n != "__metadata__"}

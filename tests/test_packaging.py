@@ -25,21 +25,22 @@ LINKED = ("costmodel", "search", "runtime")
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "forking": set(),
+    "limits": set(),
     "outputs": {"errors"},
     "printable": set(),
     "ir": set(),
     "sharding": {"errors", "ir"},
     "notations": {"errors", "sharding"},
-    "frontends": {"errors", "forking", "ir", "model"},
+    "frontends": {"errors", "forking", "ir", "limits", "model"},
     "order": {"errors", "ir", "sharding"},
-    "costmodel": {"errors", "ir", "sharding", "order"},
+    "costmodel": {"errors", "ir", "limits", "sharding", "order"},
     "search": set(),
     "convert": {"errors", "plan", "plan_checks", "plan_parts", "printable", "sharding"},
-    "strategy_files": {"errors", "ir", "outputs", "plan", "plan_parts", "sharding"},
-    "plan": {"autopar", "errors", "ir", "order", "outputs", "plan_parts", "sharding"},
+    "strategy_files": {"errors", "ir", "limits", "outputs", "plan", "plan_parts", "sharding"},
+    "plan": {"autopar", "errors", "ir", "limits", "order", "outputs", "plan_parts", "sharding"},
     "plan_parts": {"errors", "ir", "order", "sharding"},
     "model": {"autopar", "errors", "ir"},
-    "runtime": {"autopar", "errors", "forking", "ir", "model", "order", "sharding", "plan"},
+    "runtime": {"autopar", "errors", "forking", "ir", "limits", "model", "order", "sharding", "plan"},
 }
 # What the user touches may import everything; every other file (the planner and what it is made of) all but these and the runtime.
 TOP = {

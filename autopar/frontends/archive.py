@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import ModelError
+from ..limits import ARCHIVE_ENTRIES
 
 MODEL = "model"
 """The one program of an archive that is read, under the name that `torch.export.save` gives it."""
-MAX_ENTRIES = 1_000_000
 SHOWN = 5
 _PLAIN_NAME = re.compile(r"[\w.\-+/ ]+")
 
@@ -102,7 +102,7 @@ def opened(path: str | IO[bytes], size: int, doubts: Doubts) -> Iterator[Archive
 def bounded_entries(file: zipfile.ZipFile, size: int, doubts: Doubts) -> dict[str, zipfile.ZipInfo]:
     """The entries by name. Torch stores them as they are, so that all of them together are no larger than the file."""
     infos = file.infolist()
-    if len(infos) > MAX_ENTRIES:
+    if len(infos) > ARCHIVE_ENTRIES:
         raise Malformed(f"it has {len(infos)} entries")
     for info in infos:
         if not _PLAIN_NAME.fullmatch(info.filename) or info.filename.startswith("/") or ".." in info.filename.split("/"):

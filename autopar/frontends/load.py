@@ -15,11 +15,10 @@ from typing import Any
 from ..errors import AutoparError, ModelError, UsageError, unknown
 from ..ir import Graph, with_loss
 from ..ir.dtype import FLOATS, cast_graph
+from ..limits import TENSOR_BYTES
 from ..model import LoadedModel
 
 ONNX_ENDINGS = (".onnx", ".onnxtxt", ".textproto")
-MAX_BYTES = 2**60
-"""Bytes of all tensors of a model together: sums of a few times as many are still whole numbers of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,7 @@ def _onnx_weights(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _finish(graph: Graph, options: ModelOptions) -> Graph:
-    if (total := sum(tensor.bytes for tensor in graph.tensors.values())) >= MAX_BYTES:
+    if (total := sum(tensor.bytes for tensor in graph.tensors.values())) >= TENSOR_BYTES:
         largest = max(graph.tensors.values(), key=lambda tensor: tensor.bytes)
         raise ModelError(f"the tensors of {graph.name} have {total} bytes, {largest.name!r} alone {largest.bytes}: too many to be counted")
     return with_loss(graph, _trained_outputs(graph)) if options.train else graph

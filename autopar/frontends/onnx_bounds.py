@@ -8,13 +8,8 @@ from typing import TypeAlias
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 from autopar.errors import ModelError
+from autopar.limits import GRAPH_BYTES, GRAPH_DEPTH, GRAPH_NODES
 
-MAX_NODES = 200_000
-"""Nodes of a model in which every call of a local function stands for its body."""
-MAX_BYTES = 2**31
-"""Bytes of that model: more cannot be serialized."""
-MAX_DEPTH = 200
-"""Local functions that call one another in a row."""
 Key: TypeAlias = tuple[str, str, str]
 
 
@@ -74,8 +69,8 @@ def require_bounded(model: ModelProto) -> None:
     for key in _callees_first(functions):
         sizes[key] = _written_out(functions[key].node, functions[key].ByteSize(), sizes)
     count, size = _written_out(model.graph.node, model.ByteSize(), sizes)
-    if count > MAX_NODES or size > MAX_BYTES:
-        most = f"at most {MAX_NODES} of {MAX_BYTES} are read"
+    if count > GRAPH_NODES or size > GRAPH_BYTES:
+        most = f"at most {GRAPH_NODES} of {GRAPH_BYTES} are read"
         raise ModelError(f"the model's local functions come to {count} operators of {size} bytes; {most}")
 
 
@@ -107,8 +102,8 @@ def _callees_first(functions: dict[Key, FunctionProto]) -> list[Key]:
             else:
                 open_calls.append((callee, _calls(functions[callee], functions)))
                 running.add(callee)
-            if len(open_calls) > MAX_DEPTH or depths.get(key, 0) > MAX_DEPTH:
-                raise ModelError(f"the model's local functions call one another {MAX_DEPTH} times in a row; at most that many are read")
+            if len(open_calls) > GRAPH_DEPTH or depths.get(key, 0) > GRAPH_DEPTH:
+                raise ModelError(f"the model's local functions call one another {GRAPH_DEPTH} times in a row; at most that many are read")
     return list(depths)
 
 

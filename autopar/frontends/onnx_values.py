@@ -13,8 +13,9 @@ from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from autopar.errors import ModelError
 from autopar.ir.graph import Role, Value
+from autopar.limits import FOLDED_ELEMENTS
 
-FOLD_LIMIT = 2**20  # elements; larger values stay operators, so that folding never blows up
+FOLD_LIMIT = FOLDED_ELEMENTS  # larger values stay operators, so that folding never blows up
 _DTYPES: Mapping[int, str] = {
     TensorProto.DOUBLE: "float64", TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16",
     TensorProto.FLOAT8E4M3FN: "float8_e4m3fn", TensorProto.FLOAT8E5M2: "float8_e5m2",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UsageError
+from ..limits import DEGREE
 from ..printable import printable
 
 
@@ -49,7 +50,7 @@ class Configuration:
         """Degrees are whole numbers from 1 on."""
         for name in _NUMBERS:
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= DEGREE):
                 raise UsageError(printable(f"{self.source}: {name.replace('_', ' ')} is {value!r}; it must be a whole number from 1 on"))
         if self.expert > 1 and self.data is not None and self.data % self.expert:
             raise UsageError(f"{self.source}: {self.data} devices that split the batch do not make groups of {self.expert} for experts")
@@ -90,7 +91,6 @@ class Configuration:
         return found
 
 
-MOST = 2**31
 _NUMBERS = (
     "data", "shards", "tensor", "context", "expert", "stages", "interleave", "batch", "sequence", "micro_batches", "micro_batch",
     "local_batch",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, unknown
+from ..limits import CONFIGURATION_BYTES
 from .configuration import Configuration
 from .deepspeed import read_deepspeed
 from .huggingface import STYLES, WHOLE, read_tensor_plan
@@ -16,7 +17,6 @@ from .megatron import read_megatron
 from .torchtitan import read_torchtitan
 
 FORMATS = ("torchtitan", "megatron", "deepspeed", "hf-tp-plan")
-MAX_FILE_BYTES = 4 * 2**20
 
 
 def read_configuration(path: str | Path, form: str | None = None) -> Configuration:
@@ -25,8 +25,8 @@ def read_configuration(path: str | Path, form: str | None = None) -> Configurati
     if form is not None and form not in FORMATS:
         raise UsageError(unknown("format", form, FORMATS))
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UsageError(f"{path}: larger than {MAX_FILE_BYTES // 2**20} MiB, so it is no configuration")
+        if path.stat().st_size > CONFIGURATION_BYTES:
+            raise UsageError(f"{path}: larger than {CONFIGURATION_BYTES // 2**20} MiB, so it is no configuration")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error

@@ -94,7 +94,11 @@ def _plan_options(parser: Parser) -> None:
 def _compare_options(parser: Parser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help=MODELS)
-    model_options(parser)
+    model_options(parser, several=True)
+    add("--price", action="append", default=[], metavar="CLUSTER=2.5", help="price of a device and hour of a --cluster; repeatable")
+    add("--target-step", metavar="500ms", help="name the cheapest cluster and number of devices within this time a step")
+    add("--target-per-money", type=float, metavar="N", help="name the fastest with at least N samples for a unit of money")
+    add("--plot", metavar="FILE", help="write samples a second over devices to FILE (.svg)")
     add("--scheme", action="append", default=[], metavar="NAME", help="a scheme to price, as of `plan --scheme`; repeatable (default: all)")
     rules_option(parser)
     json_option(parser)

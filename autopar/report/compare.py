@@ -85,23 +85,24 @@ def _rival(name: str, analysis: Analysis, free: Request, subject: Subject, alarm
     return Rival(scheme=name, why="no plan fits")
 
 
-def compared_parts(planned: Planned, found: Sequence[Rival], sentence: str, *, every: bool = False) -> list[str | Table]:
-    """What `autopar compare` prints; with `every` the schemes that are impossible are named in a line, in place of rows."""
+def compared_parts(planned: Planned, found: Sequence[Rival], sentence: str, *, named: bool = False) -> list[str | Table]:
+    """What `autopar compare` prints; schemes that were not `named` and are impossible share a line."""
+    absent = [] if named else [rival for rival in found if rival.step is None]
+    found = [rival for rival in found if rival not in absent]
     analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
-    named = scheme_of(planned.plan, analysis)
-    left = [rival.name for rival in found if rival.why]
+    called = scheme_of(planned.plan, analysis)
     return [
         *summary_lines(planned.plan, sentence),
         *certainty_lines(planned.plan, planned.cluster),
-        scheme_line(named),
-        comparison_table(planned.plan, named.called, possible(found) if every else found),
-        *([f"impossible here: {', '.join(left)} (--scheme NAME says why)"] if every and left else []),
+        scheme_line(called),
+        comparison_table(planned.plan, called.called, found),
+        *([_absent_line(absent)] if absent else []),
     ]
 
 
-def possible(found: Sequence[Rival]) -> list[Rival]:
-    """The schemes that a plan of the model on these devices can have."""
-    return [rival for rival in found if not rival.why]
+def _absent_line(absent: Sequence[Rival]) -> str:
+    """Which schemes make no sense for the model or the devices, each with its reason."""
+    return "\nimpossible here: " + "; ".join(f"{rival.name} ({rival.why})" for rival in absent)
 
 
 def compared_json(planned: Planned, found: Sequence[Rival]) -> dict[str, Any]:

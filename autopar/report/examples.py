@@ -11,7 +11,11 @@ EXAMPLES = {
     ),
     "run": ("run plan.json --model model.onnx --check", "run plan.json --model package.module:build --steps 10 --weights folder"),
     "train": ("train gpt.toml --ranks 4", "train gpt.toml --steps 2000 --folder runs/two"),
-    "compare": ("compare model.onnx --devices 64 --batch 64", "compare model.onnx --devices 8 --scheme data --scheme megatron-sp"),
+    "compare": (
+        "compare model.onnx --devices 64 --batch 64",
+        "compare model.onnx --devices 8 --scheme data --scheme megatron-sp",
+        "compare model.onnx --devices 1..64 --cluster dgx-h100 --cluster dgx-a100-80g --price dgx-h100=2.5 --price dgx-a100-80g=1.2",
+    ),
     "explain": (
         "explain plan.json",
         "explain plan.json h.3/mlp/c_fc/MatMul --model model.onnx --alternatives",

@@ -9,7 +9,7 @@ from ..errors import UsageError
 from ..outputs import check_output
 
 HUGGING_FACE = "hf:"
-_READ = ("model", "plan", "plan2", "cluster", "strategy_load", "reuse", "inside", "weights")
+_READ = ("model", "plan", "plan2", "cluster", "strategy_load", "reuse", "inside", "weights", "config", "measured", "tp_plan")
 
 
 def check_outputs(args: argparse.Namespace, *outputs: str | None) -> None:
@@ -27,7 +27,8 @@ def check_outputs(args: argparse.Namespace, *outputs: str | None) -> None:
 
 def inputs(args: argparse.Namespace) -> list[str]:
     """The files that a command reads, as far as its arguments name them; of modules, those below this folder."""
-    given = [value for name in _READ if isinstance(value := getattr(args, name, None), str)]
+    named = [getattr(args, name, None) for name in _READ]
+    given = [value for held in named for value in (held if isinstance(held, list) else [held]) if isinstance(value, str)]
     functions = [*given, getattr(args, "loss", None) or ""]
     modules = [*(text.partition(":")[0] for text in functions if ":" in text), *getattr(args, "rules", [])]
     return [*(text.removeprefix(HUGGING_FACE) for text in given), *(f"{name.replace('.', '/')}.py" for name in modules)]

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..limits import TRACE_BYTES
 
-MAX_FILE_BYTES = 512 * 2**20
 _STEP = re.compile(r"ProfilerStep#\d+")
 _KINDS = {
     "allreduce": "all_reduce", "all_reduce": "all_reduce", "allgather": "all_gather", "all_gather": "all_gather",
@@ -46,8 +46,8 @@ def read_measured(path: str | Path) -> Measured:
     """The measurement in a file; a `UsageError` says what keeps it from being one."""
     path = Path(path)
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UsageError(f"{path}: larger than {MAX_FILE_BYTES // 2**20} MiB; profile fewer steps")
+        if path.stat().st_size > TRACE_BYTES:
+            raise UsageError(f"{path}: larger than {TRACE_BYTES // 2**20} MiB; profile fewer steps")
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error

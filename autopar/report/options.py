@@ -33,11 +33,16 @@ def json_option(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else")
 
 
-def model_options(parser: Parser) -> None:
-    """The cluster, and how the model is read and run."""
+def model_options(parser: Parser, *, several: bool = False) -> None:
+    """The cluster (or `several`), and how the model is read and run."""
     add = parser.add_argument
-    add("--devices", type=int, metavar="N", help="number of devices, any from 1 up (default: all of the cluster)")
-    add("--cluster", metavar="NAME|FILE", help="a preset (autopar cluster list) or a file (default: this machine's GPUs, else dgx-h100)")
+    cluster = "a preset (autopar cluster list) or a file (default: this machine's GPUs, else dgx-h100)"
+    if several:
+        add("--devices", metavar="N|1..64", help="number of devices, or several, as 8,16 or 1..64: how the model scales")
+        add("--cluster", action="append", default=[], metavar="NAME|FILE", help=f"{cluster}; several are set beside one another")
+    else:
+        add("--devices", type=int, metavar="N", help="number of devices, any from 1 up (default: all of the cluster)")
+        add("--cluster", metavar="NAME|FILE", help=cluster)
     add("--mode", choices=("train", "infer"), default="train", help="plan a training step or an inference (default: train)")
     add("--batch", type=int, metavar="N", help="the global batch")
     add("--seq", type=int, metavar="N", help="tokens of a sequence of an hf: model (default: as many as its positions allow)")

@@ -20,10 +20,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import PlanError, UsageError
+from ..limits import STRATEGY_BYTES
 from ..outputs import write_whole
 from . import wire
 
-MAX_FILE_BYTES = 64 * 2**20
 ENDINGS = (".json", ".ckpt")
 
 
@@ -94,8 +94,8 @@ def read_strategies(path: str | Path) -> Strategies:
     """Read a strategy checkpoint in either form; a file that is none is a `PlanError` that says what is wrong with it."""
     path = Path(path)
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise PlanError(f"{path}: larger than {MAX_FILE_BYTES // 2**20} MiB, so it is no strategy checkpoint")
+        if path.stat().st_size > STRATEGY_BYTES:
+            raise PlanError(f"{path}: larger than {STRATEGY_BYTES // 2**20} MiB, so it is no strategy checkpoint")
         data = path.read_bytes()
     except OSError as error:
         raise PlanError(f"{path}: cannot be read: {error.strerror}") from error

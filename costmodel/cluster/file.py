@@ -19,6 +19,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from autopar.errors import ClusterError, unknown
+from autopar.limits import CLUSTER_BYTES
 
 from ..device import Device
 from ..device.kernels import dumped, kernels_from, kernels_of, measured
@@ -32,7 +33,6 @@ from .residual import Residual
 from .source import Source
 from .wiring import Wiring
 
-MAX_FILE_BYTES = 1 << 20
 SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -273,9 +273,9 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 def _read(path: Path, folder: Path | None) -> Cluster:
     try:
         with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise ClusterError(f"{path} is larger than {MAX_FILE_BYTES} B; that is not a cluster file")
+            raw = file.read(CLUSTER_BYTES + 1)
+        if len(raw) > CLUSTER_BYTES:
+            raise ClusterError(f"{path} is larger than {CLUSTER_BYTES} B; that is not a cluster file")
         text = raw.decode("utf-8")
     except OSError as error:
         raise ClusterError(f"the cluster file {path} cannot be read: {error.strerror}") from None

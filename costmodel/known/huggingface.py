@@ -10,11 +10,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autopar.errors import ModelError, UsageError, unknown
+from autopar.limits import CONFIGURATION_BYTES
 
 MOST = 2**24
 """The largest size that a configuration may give."""
-MAX_FILE = 2**22
-"""Bytes of a configuration file, far more than any has."""
 Size = Annotated[int, Field(ge=1, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
 
@@ -210,8 +209,8 @@ def _experts(c: Config) -> dict[str, Any]:
 def _read(path: Path) -> Config:
     try:
         size = path.stat().st_size
-        if size > MAX_FILE:
-            raise ModelError(f"{path} has {size} bytes; a configuration has at most {MAX_FILE}")
+        if size > CONFIGURATION_BYTES:
+            raise ModelError(f"{path} has {size} bytes; a configuration has at most {CONFIGURATION_BYTES}")
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as a configuration: {error}") from error

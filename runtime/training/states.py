@@ -231,7 +231,11 @@ def load_optimizer(optimizer: Optimizer, module: nn.Module, manifest: Manifest, 
             if (name := names.get(id(parameter), "")) in states:
                 numbered[number] = dict(states[name])
         group.update({name: _as_before(options.get(name), value) for name, value in saved.options.items()})
-    optimizer.load_state_dict({"state": numbered, "param_groups": packed})
+    try:
+        optimizer.load_state_dict({"state": numbered, "param_groups": packed})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise PlanError(f"the checkpoint does not hold what {kind_of(optimizer)} keeps of its parameters ({what})") from error
     for pairs, _ in _named(optimizer, module):
         for name, parameter in pairs:
             for key, value in states.get(name, {}).items():

@@ -40,7 +40,9 @@ def test_what_is_impossible_says_why() -> None:
     assert rows[0]["ratio"] == 1.0 and rows[0]["named"] and all((row["ratio"] is None) == bool(row["why"]) for row in rows)
     out = io.StringIO()
     show(compared_parts(found, list(told.values()), "cluster"), out)
-    assert "impossible: the model has no experts" in out.getvalue()
+    assert "impossible here: " in out.getvalue() and "expert (the model has no experts)" in out.getvalue()
+    rows = [line for line in out.getvalue().splitlines() if line.startswith("  ")]
+    assert not any("gpt3-64x6x8" in row for row in rows)
 
 
 def test_progress_names_the_schemes() -> None:
