@@ -10,7 +10,8 @@ from benchmarks.validating.scores import Group, Sample
 
 def run(device: str, measured: float, predicted: float, *, model: str = "70B", tokens: float = 100.0) -> Sample:
     return Sample(
-        label=f"{device} {measured}", measured=measured, predicted=predicted, pair=("framework", model, "bf16"), device=device, tokens=tokens
+        label=f"{device} {measured}", measured=measured, predicted=predicted, pair=("framework", model, "bf16"), device=device,
+        tokens=tokens,
     )
 
 
