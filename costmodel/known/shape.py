@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -181,8 +182,13 @@ class Shape:
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds of all layers, those of the encoder first."""
-        return ("encoder",) * self.encoder_layers + tuple(self.kind(index) for index in range(self.layers))
+        return _kinds(self)
 
     def of_each_kind(self) -> Iterator[str]:
         """Each kind of layer once, in the order in which they come."""
         yield from dict.fromkeys(self.kinds())
+
+
+@functools.lru_cache(maxsize=1024)
+def _kinds(shape: Shape) -> tuple[str, ...]:
+    return ("encoder",) * shape.encoder_layers + tuple(shape.kind(index) for index in range(shape.layers))
