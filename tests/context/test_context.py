@@ -56,6 +56,25 @@ def test_stand_alone_is_one_device() -> None:
     assert autopar.plan(build(_few), (inputs(),), cluster="local-cpu", devices=RANKS).devices <= RANKS
 
 
+def test_stand_alone_is_one_device_however_many_would_be_faster() -> None:
+    with torch.device("meta"):
+        net, x = nn.Linear(8192, 8192, bias=False), torch.empty(2**16, 8192)
+    autopar.set_auto_parallel_context(parallel_mode="stand_alone")
+    assert autopar.plan(net, (x,), cluster="dgx-h100", optimizer="sgd").devices == 1
+
+
+@pytest.mark.parametrize(("reduction", "weight"), [("mean", 2.0), ("sum", 1.0)])
+def test_a_loss_function_says_whether_it_is_a_mean(reduction: str, weight: float) -> None:
+    """Each rank's own loss counts in data parallelism: of means the sum is as many times as large as there are ranks."""
+    autopar.set_auto_parallel_context(device_num=RANKS, parallel_mode="data_parallel")
+
+    def loss(found: Tensor, x: Tensor) -> Tensor:
+        return nn.functional.mse_loss(found, x, reduction=reduction)
+
+    plan = autopar.plan(build(lambda: nn.Linear(12, 12)), (inputs(),), cluster="local-cpu", optimizer="sgd", loss=loss)
+    assert plan.schedule.reductions.weight == weight
+
+
 def test_data_parallel_keeps_all_parameters_on_every_device() -> None:
     plan = _plan(build(_few), parallel_mode="data_parallel")
     assert plan.devices == RANKS and {p.storage for p in plan.parameters.values()} == {"R"}
