@@ -56,6 +56,25 @@ def test_stand_alone_is_one_device() -> None:
     assert autopar.plan(build(_few), (inputs(),), cluster="local-cpu", devices=RANKS).devices <= RANKS
 
 
+def test_stand_alone_is_one_device_however_many_would_be_faster() -> None:
+    with torch.device("meta"):
+        net, x = nn.Linear(8192, 8192, bias=False), torch.empty(2**16, 8192)
+    autopar.set_auto_parallel_context(parallel_mode="stand_alone")
+    assert autopar.plan(net, (x,), cluster="dgx-h100", optimizer="sgd").devices == 1
+
+
+@pytest.mark.parametrize(("reduction", "weight"), [("mean", 2.0), ("sum", 1.0)])
+def test_a_loss_function_says_whether_it_is_a_mean(reduction: str, weight: float) -> None:
+    """Each rank's own loss counts in data parallelism: of means the sum is as many times as large as there are ranks."""
+    autopar.set_auto_parallel_context(device_num=RANKS, parallel_mode="data_parallel")
+
+    def loss(found: Tensor, x: Tensor) -> Tensor:
+        return nn.functional.mse_loss(found, x, reduction=reduction)
+
+    plan = autopar.plan(build(lambda: nn.Linear(12, 12)), (inputs(),), cluster="local-cpu", optimizer="sgd", loss=loss)
+    assert plan.schedule.reductions.weight == weight
+
+
 def test_data_parallel_keeps_all_parameters_on_every_device() -> None:
     plan = _plan(build(_few), parallel_mode="data_parallel")
     assert plan.devices == RANKS and {p.storage for p in plan.parameters.values()} == {"R"}
@@ -67,10 +86,9 @@ def test_a_parallel_optimizer_stores_parts() -> None:
     assert {p.storage for p in plan.parameters.values()} == {"S0"}
 
 
-def test_a_parallel_optimizer_of_groups_of_devices() -> None:
-    autopar.set_auto_parallel_context(
-        device_num=4, parallel_mode="data_parallel", enable_parallel_optimizer=True, optimizer_weight_shard_size=2
-    )
+@pytest.mark.parametrize("mode", ["data_parallel", "semi_auto_parallel"])
+def test_a_parallel_optimizer_of_groups_of_devices(mode: str) -> None:
+    autopar.set_auto_parallel_context(device_num=4, parallel_mode=mode, enable_parallel_optimizer=True, optimizer_weight_shard_size=2)
     plan = autopar.plan(build(_few), (inputs(),), cluster="local-cpu", optimizer="sgd")
     assert plan.mesh_.shape == (2, 2)
     assert all(p.storage.count("S") == 1 for p in plan.parameters.values())
@@ -123,11 +141,22 @@ def test_propagation_goes_on_from_what_is_cut() -> None:
         autopar.plan(build(_few), (inputs(),), cluster="local-cpu")
 
 
-def test_stages_are_those_of_the_context() -> None:
-    autopar.set_auto_parallel_context(device_num=4, parallel_mode="auto_parallel", pipeline_stages=2)
+@pytest.mark.parametrize(("mode", "factors"), [("semi_auto_parallel", {"d0"}), ("auto_parallel", {"n", "k"})])
+def test_auto_parallel_finds_what_data_parallelism_is_not(mode: str, factors: set[str]) -> None:
+    """Wide layers of few rows: to sum their gradients takes longer than to split them."""
+    with torch.device("meta"):
+        net, x = nn.Sequential(*(nn.Linear(16384, 16384, bias=False) for _ in range(2))), torch.empty(64, 16384)
+    autopar.set_auto_parallel_context(parallel_mode=mode, device_num=8, full_batch=True)
+    plan = autopar.plan(net, (x,), cluster="dgx-a100-80g", optimizer="sgd")
+    assert set().union(*(op.strategy for op in plan.operators.values() if "linear" in op.kind)) == factors
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_stages_are_those_of_the_context(stages: int) -> None:
+    autopar.set_auto_parallel_context(device_num=4, parallel_mode="auto_parallel", pipeline_stages=stages)
     plan = autopar.plan(build(lambda: Many(4)), (inputs(),), cluster="local-cpu", optimizer="sgd")
     assert plan.devices == 4
-    assert len(plan.stages) == 2
+    assert max(len(plan.stages), 1) == stages
 
 
 def test_fusion_cuts_the_reductions_of_fifty_parameters_in_three() -> None:
@@ -172,6 +201,14 @@ def test_sixteen_bit_gradients_travel_in_float32(synced: bool, found: str | None
     autopar.set_auto_parallel_context(device_num=RANKS, parallel_mode="data_parallel", gradient_fp32_sync=synced)
     plan = autopar.plan(build(_few).to(torch.bfloat16), (inputs().to(torch.bfloat16),), cluster="local-cpu", optimizer="sgd")
     assert plan.schedule.reduce == found
+
+
+@pytest.mark.parametrize(("synced", "nbytes"), [(True, 4), (False, 2)])
+def test_gradients_of_a_sixteen_bit_computation_travel_in_the_type_of_the_key(synced: bool, nbytes: int) -> None:
+    """Its parameters are stored in float32, in which their gradients travel unless the key says otherwise."""
+    autopar.set_auto_parallel_context(device_num=RANKS, parallel_mode="data_parallel", gradient_fp32_sync=synced)
+    plan = autopar.plan(build(_few).float(), (inputs().float(),), cluster="local-cpu", optimizer="sgd", dtype="bfloat16")
+    assert sum(c.nbytes for c in plan.collectives if c.kind == "all_reduce" and c.nbytes > 8) == nbytes * 3 * (12 * 12 + 12)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +359,16 @@ def test_a_whole_batch_without_full_batch_is_refused_everywhere(wrong: tuple[int
         return ""
 
     assert all("each of 2 ranks is given its part, float64 [4, 12]" in text for text in run_ranks(work, RANKS, timeout=60))
+
+
+def test_in_stand_alone_the_one_device_is_given_the_whole_batch() -> None:
+    plan = _plan(build(_few), parallel_mode="stand_alone")
+
+    def work() -> float:
+        return float(autopar.parallelize(build(_few), plan).loss(inputs()).detach())
+
+    found = run_ranks(work, RANKS, timeout=60)  # the other rank is idle
+    assert found[0] == pytest.approx(float(build(_few)(inputs()).detach()))
 
 
 def test_three_reductions_are_issued() -> None:

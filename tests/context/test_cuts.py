@@ -71,6 +71,27 @@ def test_cuts_on_six_devices_lie_on_axes_of_their_own(case: Any) -> None:
     assert {name: set(plan.operators[name].strategy) for name in strategies} == strategies
 
 
+class Block(nn.Module):
+    """A product among operators that take inputs of as many dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A residual block."""
+        y: Tensor = self.layer(x * x)
+        return y + x
+
+
+def test_of_a_module_its_product_is_meant() -> None:
+    autopar.set_auto_parallel_context(parallel_mode="semi_auto_parallel", device_num=2)
+    net = nn.Sequential(autopar.shard(Block(), ((1, 1), (2, 1))))
+    plan = autopar.plan(net, (torch.ones(12, 12),), cluster="local-cpu", mode="infer")
+    (product,) = (op for op in plan.operators.values() if "linear" in op.kind)
+    assert product.strategy == ("n",)
+
+
 @pytest.mark.slow
 @pytest.mark.ci
 def test_six_ranks_compute_what_one_device_does() -> None:

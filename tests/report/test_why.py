@@ -112,6 +112,8 @@ def test_explained_holds_the_answers() -> None:
         answered(several, found.cluster, _quiet(), alternatives=True, memory=None)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_outer_variables_are_pinned_one_by_one() -> None:
     """Of a model in which computing counts: pipelines that are not filled, which only pins reach, are no faster then."""
     found = planned(4, 1024, mesh=None)

@@ -199,6 +199,14 @@ def test_a_file_pins_the_operators_of_its_parameters(tmp_path: Path, ending: str
     assert _plan().operators["fc2/linear"].strategy != ("n",)
 
 
+@pytest.mark.parametrize("ending", ["json", "ckpt"])
+def test_a_layout_alone_says_how_a_parameter_is_stored(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"strategy.{ending}"
+    write_strategies(Strategies(parameters={"fc2.weight": ParameterLayout(device_matrix=(4,), tensor_map=(-1, 0))}), path)
+    plan = _plan(strategy_ckpt_load_file=str(path))
+    assert {n: set(p.storage.split()) for n, p in plan.parameters.items()} == {"fc1.weight": {"R"}, "fc2.weight": {"S1"}}
+
+
 @pytest.mark.parametrize("ending", ["json", "ckpt", "plan.json"])
 def test_what_a_plan_saves_makes_the_same_plan(tmp_path: Path, ending: str) -> None:
     net = Net()

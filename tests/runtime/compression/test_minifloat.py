@@ -132,6 +132,27 @@ def test_numbers_in_a_checkpoint_have_codes_without_another_rounding(dtype: torc
     assert float(whole.abs().max() / whole[whole != 0].abs().min()) > 2.0**40
 
 
+def test_a_largest_number_that_was_rounded_up_keeps_its_power_of_two() -> None:
+    """Else what is 2^-70 of it would be rounded once more."""
+    value = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    optimizer = SmallAdamW([value])
+    moment = torch.tensor([1 - 2.0**-14, 3 * 2.0**-70, -(2.0**-30)], dtype=torch.float64)
+    plain = optimizer.plain_state(value, optimizer.own_state(value, {"step": torch.ones(()), "mean": moment, "variance": moment.abs()}))
+    assert plain["mean"].tolist() == [1.0, 3 * 2.0**-70, -(2.0**-30)]
+    again = optimizer.plain_state(value, optimizer.own_state(value, plain))
+    assert torch.equal(again["mean"], plain["mean"]) and torch.equal(again["variance"], plain["variance"])
+
+
+def test_weights_decay_as_in_adamw() -> None:
+    ours, theirs = (nn.Parameter(torch.linspace(-2, 2, 9)) for _ in range(2))
+    optimizers = SmallAdamW([ours], lr=0.1, weight_decay=0.5), torch.optim.AdamW([theirs], lr=0.1, weight_decay=0.5)
+    for step in range(8):
+        for value, optimizer in zip((ours, theirs), optimizers, strict=True):
+            value.grad = torch.sin(torch.arange(9.0) + step)
+            optimizer.step()
+    assert torch.allclose(ours, theirs, atol=2e-3)
+
+
 def test_what_would_stand_still_is_refused() -> None:
     with pytest.raises(UsageError, match=r"nearest is 0\.999"):
         autopar.SmallAdamW([nn.Parameter(torch.ones(1))], betas=(0.9, 0.9999))

@@ -75,6 +75,23 @@ def test_a_resumed_run_is_the_one_that_was_not_ended(tmp_path: Path, scheme: str
     assert max(abs(a - b) for a, b in zip(forgotten, wanted, strict=True)) > 1e-4  # leftovers count
 
 
+def _before_any_step(folder: str) -> list[int]:
+    """Leftovers after a step, and when the module is again what it was before."""
+    module, optimizer = _made(_plan("data", 2), 0)
+    save(module, optimizer, folder, step=0)
+    _steps(module, optimizer, range(1))
+    held = [stage.units.low_rank for stage in module.engine.stages.values()]
+    found = [sum(len(one.left) + len(one.factors) for one in held)]
+    assert resume(module, optimizer, folder) is not None
+    return [*found, sum(len(one.left) + len(one.factors) for one in held)]
+
+
+def test_where_nothing_was_left_over_nothing_is(tmp_path: Path) -> None:
+    _plan("data", 2)
+    before, after = run_ranks(_before_any_step, 2, str(tmp_path), timeout=120)[0]
+    assert before and not after
+
+
 @pytest.mark.slow
 @pytest.mark.ci
 def test_on_other_ranks_the_sum_goes_on(tmp_path: Path) -> None:
