@@ -12,6 +12,7 @@ from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from .candidates import Candidate
 from .expected import Pipe, tables_alone, weight_share
+from .once import most_hideable
 from .pipeline_parts import schedules_for, thrifty
 from .request import Request
 from .subject import Subject
@@ -66,8 +67,9 @@ class Bounds:
         """The least that the tables of a mesh add up to for so many passes of one of so many micro-batches."""
         key = (devices, stages, mesh, micro_batches, passes)
         if key not in self.sums:
-            # Parameters travel once a step beside the computation, so that at the best none of it is seen.
-            work = Work(counts=self.subject.counts, passes=passes, hidden=1.0, overlapped=True)
+            # Of stages all of what parameters send may be hidden under what the others compute.
+            hidden = most_hideable(self.subject.prices(self.request.cluster.sized(devices), mesh, 1)) if stages == 1 else 1.0
+            work = Work(counts=self.subject.counts, passes=passes, hidden=hidden)
             tables = self.tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
             self.sums[key] = solve(tables.graph).lower_bound
         return self.sums[key]

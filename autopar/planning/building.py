@@ -73,8 +73,8 @@ class _Builder:
         )  # fmt: skip
         return Tables(
             analysis=self.analysis, prices=basis.prices, optimizer=basis.optimizer, graph=graph, variables=tuple(self.variables),
-            strategies=self.strategies, spaces=basis.spaces, counts=basis.work.counts.tensors, types=basis.types,
-            chains=basis.known.once("chains", dict[object, tuple[Layout, ...]]),
+            strategies=self.strategies, spaces=basis.spaces, counts=basis.work.counts.tensors, aside=self.joining.aside,
+            each=self.joining.each, types=basis.types, chains=basis.known.once("chains", dict[object, tuple[Layout, ...]]),
         )  # fmt: skip
 
     def _add(self, what: str, name: str, found: Choices) -> int:

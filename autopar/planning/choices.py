@@ -20,6 +20,7 @@ from ..sharding.candidates import Strategies, is_storable, strategies_of
 from ..sharding.layout import Kind, Placement, R
 from ..sharding.notation import local_elements
 from ..sharding.rules import RULES
+from .handling import home_seconds
 from .limits import Limits
 from .tables import Basis, Floats, Ints
 
@@ -74,7 +75,8 @@ class Choosing:
         count = self.work.counts.tensors.get(tensor.name, 1)
         # Operators that keep it count the weight as they use it: the stored shard itself, or a gathered (or cast) copy beside it.
         counted = kept and not basis.types.casts(tensor)
-        key = ("parameter", id(space), tensor.shape, tensor.bytes, tensor.trainable, counted, count)
+        trained = tensor.name in basis.analysis.gradients
+        key = ("parameter", id(space), tensor.shape, tensor.bytes, tensor.trainable, trained, counted, count)
         found = self.known.once(key, lambda: self._stored(tensor, space, count, counted=counted))
         if self.limits.storage is None:
             return found
@@ -92,10 +94,13 @@ class Choosing:
         return Choices(rows=rows, seconds=count * seconds, memory=count * memory, digits=digits[rows])
 
     def _stored_seconds(self, tensor: Tensor, shards: Ints) -> Floats:
-        """Seconds of the update of a stored parameter, and of its cast."""
+        """Seconds of the update of a stored parameter, of its cast, and of that of its gradients' sum."""
         basis, cluster = self.basis, self.basis.prices.cluster
         update = update_seconds(tensor, shards, basis.optimizer, cluster, basis.types)
-        return update + cast_seconds(tensor, shards, cluster, basis.types)
+        casts = cast_seconds(tensor, shards, cluster, basis.types)
+        if tensor.name in basis.analysis.gradients:
+            casts = casts + home_seconds(tensor, shards, basis.types, cluster.device)
+        return update + casts
 
     def _storable(self, space: LayoutSpace, codes: Ints) -> Ints:
         """Those of the layouts that a DTensor can have."""

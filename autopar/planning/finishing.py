@@ -128,7 +128,7 @@ class Finisher:
             near = solved.seconds < TUNING.near * ranked[0].seconds and len(found) < TUNING.close_calls and self.is_small
             best = min((f.seconds for f in found), default=math.inf)
             enough = solved.seconds >= best and (len(found) >= TUNING.evaluated or solved.seconds >= TUNING.far * best)
-            if not near and (enough or (len(found) > TUNING.evaluated and not self.is_small)):
+            if not near and (enough or (len(found) > TUNING.evaluated and not self.is_small and solved.seconds >= best)):
                 break
             self.done.add((solved.candidate, solved.mode))
             try:
@@ -239,10 +239,13 @@ class Finisher:
         for entry in alone:
             turns.append((place[entry[1].micro_batches], len(turns), entry))
             place[entry[1].micro_batches] += 1
+        looked = 0
         for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 2 * TUNING.tried if self.is_small else TUNING.tried]:
             # What cannot fit is looked at only for the size that would do, and that of the first ones is as good as any.
-            if len(self.failures) >= TUNING.evaluated and self.trials.least_needed(candidate, mode) > TUNING.likely * self.request.limit:
+            sure = looked < TUNING.evaluated or self.is_small
+            if not sure and self.trials.least_needed(candidate, mode) > TUNING.likely * self.request.limit:
                 continue
+            looked += 1
             try:
                 schedule = self._schedule(candidate, mode)
                 tables = self.tables(candidate, mode)
@@ -254,20 +257,26 @@ class Finisher:
     def _no_plan(self) -> NoPlanFits:
         # What stages would need is estimated, not shown by a plan: it is named only where there is nothing else.
         staged = [misfit.needed + self.trials.always for misfit in self.outer.ranking.misfits]
-        limit, held = self.request.limit, self.request.host_on(self.request.cluster)
-        pinned = self.request.offload == "optimizer" and math.isfinite(held)
+        request = self.request
+        limit, held = request.limit, request.host_on(request.cluster)
+        needed = min((error.minimum_memory for error in self.failures), default=min(staged, default=limit))
+        pinned = request.offload == "optimizer" and math.isfinite(held)
+        hosted = self.trials.least_hosted() if pinned else 0.0
+        where = f"on {request.cluster.devices} devices"
+        if hosted > held or (pinned and math.isinf(needed)):
+            said = (
+                f"no plan fits the hosts {where}: the optimizer's state takes at least {_size(hosted)} of host memory for each device, and "
+                f"{_size(held)} are there. Give more devices, --optimizer sgd, or let some of it stay on the devices (without --offload)."
+            )
+            return NoPlanFits(said, minimum=max(needed, limit), limit=limit)
         hosts = f" With --offload optimizer all its state has to fit the {_size(held)} of host memory for each device." if pinned else ""
-        master = self.request.types.master
+        master = request.types.master
         stored = f" Parameters in the type of the computation (--master) take less than in {master}." if master else ""
-        minimum = max(min((error.minimum_memory for error in self.failures), default=min(staged, default=limit)), limit)
-        free = self.request.cluster.device.usable_memory
-        spare = f" ({_size(free)} but for {HEADROOM:.0%} of headroom, which --memory overrules)" if self.request.memory is None else ""
-        return NoPlanFits(
-            f"no plan fits {_size(limit)} per device{spare} on {self.request.cluster.devices} devices; the smallest that would do is "
-            f"{_size(minimum)}. Give more devices or memory, a smaller --batch, or --optimizer sgd.{hosts}{stored}",
-            minimum=minimum,
-            limit=limit,
-        )
+        free = request.cluster.device.usable_memory
+        spare = f" ({_size(free)} but for {HEADROOM:.0%} of headroom, which --memory overrules)" if request.memory is None else ""
+        enough = f"the smallest that would do is {_size(needed)}" if needed > limit * (1 + TUNING.certain) else "a little more would do"
+        said = f"no plan fits {_size(limit)} per device{spare} {where}; {enough}. Give more devices or memory, a smaller --batch, or "
+        return NoPlanFits(f"{said}--optimizer sgd.{hosts}{stored}", minimum=max(needed, limit), limit=limit)
 
 
 def _size(nbytes: float) -> str:

@@ -23,6 +23,8 @@ MOSTLY = 0.8
 """Share of the reduction of gradients that counts as most of it."""
 SMALLER = 4
 """By how much units of parameters shrink where the program needs too much memory."""
+HOPELESS = 1.5
+"""A program that needs so many times the limit with the smallest units is not tried with others."""
 THRIFTY = (1 + 1e-9, 1.1, 1.25, 1.5, 2.0)
 """Limits, as multiples of the least memory that the tables add up to, among whose solutions the thriftiest program is taken."""
 
@@ -111,18 +113,19 @@ def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> 
 
 
 def _thriftier(draft: Draft, limit: float) -> Draft:
-    """The same solution with smaller units of parameters, of which less is there at once: the largest that fit, else the smallest."""
+    """The same solution with smaller units of parameters, of which less is there at once, until it fits or that is no help."""
     unit = draft.plan.schedule.unit_bytes
-    if draft.memory.total <= limit or unit <= LEAST_UNIT:
-        return draft
-    least = draft.under(replace(draft.plan.schedule, unit_bytes=LEAST_UNIT))
-    if least.memory.total > limit:
-        return min(draft, least, key=lambda one: one.memory.total)
-    while (unit := unit // SMALLER) > LEAST_UNIT:
-        other = draft.under(replace(draft.plan.schedule, unit_bytes=unit))
-        if other.memory.total <= limit:
-            return other
-    return least
+    if draft.memory.total > limit and unit > LEAST_UNIT:
+        least = draft.under(replace(draft.plan.schedule, unit_bytes=LEAST_UNIT))
+        if least.memory.total > HOPELESS * limit:
+            return least
+    while draft.memory.total > limit and (unit := draft.plan.schedule.unit_bytes) > LEAST_UNIT:
+        smaller = max(unit // SMALLER, LEAST_UNIT)
+        other = least if smaller == LEAST_UNIT else draft.under(replace(draft.plan.schedule, unit_bytes=smaller))
+        if other.memory.total >= draft.memory.total:
+            break
+        draft = other
+    return draft
 
 
 def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedule: Schedule = PLAIN) -> Found:

@@ -9,7 +9,11 @@ import numpy as np
 from autopar.costmodel.step.distances import Distances, LayoutSpace
 
 from ..ir import Role, Tensor
+from ..sharding.layout import Kind
+from .handling import Handling, Way, handling
 from .tables import Basis, Floats, Ints, Variable
+
+KINDS = (Kind.SPLIT, Kind.BROADCAST, Kind.REPLICATED)
 
 
 class Joining:
@@ -18,6 +22,8 @@ class Joining:
     def __init__(self, basis: Basis, variables: Sequence[Variable]) -> None:
         self.basis, self.variables, self.known = basis, variables, basis.known
         self.edges: dict[tuple[int, int], Floats] = {}
+        self.aside: dict[tuple[int, int], Floats] = {}
+        self.each: dict[tuple[int, int], Floats] = {}
         self.codes: dict[tuple[int, str], Ints] = {}
         self.made: dict[str, tuple[int, Ints]] = {}
         self.handed: list[tuple[str, int, Ints, int]] = []
@@ -61,6 +67,11 @@ class Joining:
         known = self.known
         self.known.keep += [source_codes, target_codes]
         value = self._table(name, source, source_codes, target, target_codes, count)
+        if self.variables[source].what == "parameter":
+            aside, self.each[source, target] = self._handled(name, source_codes, target_codes, count)
+            bare, self.aside[source, target] = value, aside
+            known.keep += [bare, aside]
+            value = known.once(("sum", id(bare), id(aside)), lambda: bare + aside)
         pair = (source, target)
         if source > target:
             pair, before = (target, source), value
@@ -92,6 +103,29 @@ class Joining:
             return count * np.ascontiguousarray(rows[:, target_codes])
 
         return self.known.once((key, id(source_codes), id(target_codes)), table)
+
+    def _handled(self, name: str, source_codes: Ints, target_codes: Ints, count: int) -> tuple[Floats, Floats]:
+        """What a device does with a parameter beside communication in a step, and in each further pass, `count` times."""
+        basis, work = self.basis, self.basis.work
+        tensor, space, trained = basis.graph.tensors[name], basis.spaces[name], name in basis.analysis.gradients
+        key = ("handled", id(space), tensor.bytes, trained, basis.types.reduced(tensor), id(source_codes), id(target_codes))
+
+        def table() -> Handling:
+            split, broadcast, whole = (np.array([kind.kind is of for kind in space.kinds]) for of in KINDS)
+            first = np.array([kind.kind is Kind.SPLIT and kind.dim == 0 and kind.parts == 1 for kind in space.kinds])
+            stored, used = space.digits()[source_codes][:, None, :], space.digits()[target_codes][None, :, :]
+            gathered = split[stored] & ~split[used]
+            way = Way(
+                gathered=gathered, first=first[stored], reduced=gathered & broadcast[used], summed=whole[stored] & broadcast[used],
+                shards=space.divisors()[source_codes][:, None].astype(np.float64),
+            )  # fmt: skip
+            return handling(tensor, way, basis.prices, basis.types, trained=trained)
+
+        def seconds() -> tuple[Floats, Floats]:
+            found = self.known.once(key, table)
+            return count * found.seconds(work), count * found.each(work)
+
+        return self.known.once((key, work.passes, work.accumulating, work.zero, count), seconds)
 
     def _distances(self, tensor: Tensor, space: LayoutSpace, often: tuple[float, float]) -> Distances:
         """Tensors of equal bytes for which the same layouts are valid share them."""

@@ -205,6 +205,7 @@ class Outer:
         """
         found = self.ranking
         left: list[Mode] = []
+        bounds: list[float] = []
         for mode in self.trials.modes(candidate.micro_batches):
             if any(mode.repeats(other) for other in left):
                 continue
@@ -220,12 +221,15 @@ class Outer:
                 found.forbidden += 1
                 self.forbidden.add(candidate)
                 break
+            bounds.append(below if cut is None else self.trials.surely(cut))
             if cut is None:
                 left.append(mode)
                 continue
             self._add(cut)
             if cut.free:
                 break
+        if candidate.stages == 1:  # where no stages are cut, what fits in no mode does not fit
+            self.sure[candidate] = max(self.sure[candidate], min(bounds, default=math.inf))
         self.waiting.pop(candidate, None)
         if left:
             self.waiting[candidate] = found.solved[0].seconds

@@ -94,7 +94,9 @@ class Variable:
 class Tables:
     """A cost graph with what its variables stand for, and for how many tensors one stands (where for more than itself).
 
-    `host_room`: bytes that a solution may leave in host memory. `chains`: redistributions that were found for solutions of such tables.
+    `aside`: of edges that bring a parameter from its storage, the seconds that are no communication (see `handling`), and of these those
+    of `each` further pass. `host_room`: bytes that a solution may leave in host memory. `chains`: redistributions that were found for
+    solutions of such tables.
     """
 
     analysis: Analysis
@@ -105,6 +107,8 @@ class Tables:
     strategies: Mapping[str, Strategies]
     spaces: Mapping[str, LayoutSpace]
     counts: Mapping[str, int]
+    aside: Mapping[tuple[int, int], Floats] = field(default_factory=dict)
+    each: Mapping[tuple[int, int], Floats] = field(default_factory=dict)
     host_room: float = math.inf
     types: Types = PLAIN.types
     chains: dict[object, tuple[Layout, ...]] = field(default_factory=dict)

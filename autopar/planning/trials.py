@@ -7,7 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from autopar.costmodel.memory.peak import certain_bytes
+from autopar.costmodel.step.host import state_bytes
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.order.schedules import in_flight
 from autopar.search import Infeasible, Interrupted, Solution, solve
@@ -16,7 +19,7 @@ from ..sharding.schedule import Schedule
 from .beyond import bytes_beyond
 from .bounds import Bounds
 from .candidates import Candidate
-from .once import exposed_seconds, hideable
+from .once import exposed_seconds, hideable, most_hideable, sent_seconds
 from .request import Request
 from .solved import Mode, Solved
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
@@ -190,6 +193,12 @@ class Trials:
         tables = self.bounds.tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work)
         return self.offering(tables, candidate, mode)
 
+    def least_hosted(self) -> float:
+        """Bytes of optimizer state that a host holds for each device at the least, where all of it is there: split over all devices."""
+        graph, optimizer, types = self.subject.graph, self.request.optimizer, self.request.types
+        devices = np.array([self.request.cluster.devices])
+        return math.fsum(float(state_bytes(t, devices, optimizer, types)[0]) for t in graph.parameters if t.trainable)
+
     def least_needed(self, candidate: Candidate, mode: Mode) -> float:
         """Bytes of a device under the thriftiest solution of a candidate without stages, as the folded graph's program has it."""
         tables = self._folded(candidate, mode, 0.0)
@@ -233,6 +242,18 @@ class Trials:
             candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=seconds, beyond=beyond, hidden=hidden,
             bound=self._least(candidate, solution.lower_bound), free=free and not short,
         )  # fmt: skip
+
+    def surely(self, solved: Solved) -> float:
+        """Seconds that no step of a candidate without stages undercuts in the mode of its solution, within the memory (0: not known).
+
+        What the tables take to be hidden is less than what is hidden at the best; over several axes it is much less.
+        """
+        candidate, tables = solved.candidate, solved.tables
+        hidden = self.hides(candidate)
+        if candidate.stages > 1 or solved.hidden != hidden or sum(axis.size > 1 for axis in candidate.mesh.axes) > 1:
+            return 0.0
+        seen = (most_hideable(tables.prices) - hidden) * sent_seconds(tables, solved.solution, hidden) if hidden else 0.0
+        return solved.solution.lower_bound - max(seen, 0.0)
 
     def _least(self, candidate: Candidate, bound: float) -> float:
         """What a bound of the tables' sum is for a step, under the schedule that waits least."""
