@@ -179,7 +179,7 @@ BAD: dict[str, tuple[int, tuple[str, ...], str]] = {
     "devices not a number": (2, ("plan", "@two.onnx", "--devices", "many"), "--devices.*many"),
     "unknown preset": (2, ("plan", "@two.onnx", *SIZES, "--cluster", "dgx-h10"), "valid are .*dgx-h100.*Perhaps"),
     "unknown option": (2, ("plan", "@two.onnx", "--device", "4"), "unknown option '--device': valid are .*--devices"),
-    "unknown command": (2, ("plane", "x"), "'plan', 'run', 'compare', 'explain', 'report', 'convert', 'import', 'what-if', 'verify', 'discover'"),
+    "unknown command": (2, ("plane", "x"), "'plan', 'run', 'compare', 'explain', 'report', 'convert', 'import', 'what-if', 'verify'"),
     "no command": (2, (), "required: COMMAND"),
     "one argument too many": (2, ("plan", "@two.onnx", "more", *SMALL), "unexpected argument 'more'"),
     "unknown search": (2, ("plan", "@two.onnx", *SMALL, "--search", "magic"), "dynamic_programming"),
