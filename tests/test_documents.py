@@ -71,5 +71,6 @@ def test_the_readme_is_a_page() -> None:
 def test_limits_are_told() -> None:
     """Every limit stands in the documents with its value, or as people write it."""
     text = (ROOT / "docs" / "hostile-input.md").read_text(encoding="utf-8")
-    for words in ("256 MiB", "1 MiB", "4 MiB", "64 MiB", "512 MiB", "100 MB", "200,000", "2 GiB", "1,048,576", "2^60", "1,000,000", "65,536"):
+    sizes = ("256 MiB", "1 MiB", "4 MiB", "64 MiB", "512 MiB", "100 MB", "2 GiB", "2^60")
+    for words in (*sizes, "200,000", "1,048,576", "1,000,000", "65,536"):
         assert words in text, words
