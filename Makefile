@@ -9,7 +9,7 @@ WORKERS ?= 2
 # One thread a process: the tests and the demo start several processes on few cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow ci-slow check versions version prove operators bench clean
+.PHONY: help demo test slow ci-slow check docs versions version prove operators bench clean
 
 help:
 	@echo "make demo    plan GPT-2 for 8 ranks, run it on this machine, compare with one device"
@@ -17,6 +17,7 @@ help:
 	@echo "make check   ruff, mypy --strict, doctests"
 	@echo "make versions  the tests that use torch, on every Python that the project allows and this machine has"
 	@echo "make prove   every sharding rule, executed"
+	@echo "make docs    the documents as a site, in build/site"
 	@echo "make bench   the benchmarks, quick (DATA=DIR: the cost model on published measurements, too)"
 	@echo "make clean   remove .venv and build"
 
@@ -31,6 +32,13 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[torch,test,dev]'
 	@touch $@ $(VENV)/.run
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --quiet
 
 demo: $(VENV)/.run
 	@mkdir -p build

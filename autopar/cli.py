@@ -8,6 +8,7 @@ import gc
 import io
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,9 @@ from .errors import AutoparError, PlanError, RunError, UsageError, unknown
 from .limits import RANKS
 from .printable import printable
 from .report import asking, commands, comparing
-from .report.arguments import build_parser
+from .report.arguments import build_parser, options_of
 from .report.commands import memory_of, print_json
+from .report.defaults import with_defaults
 from .report.files import check_outputs
 from .report.loading import check_words, load_asked
 from .report.options import sizes_of
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from .report.explained import Explained
 
 BROKEN_PIPE = 128 + 13
+VERBOSE = "--verbose"
+"""Beside any command: errors with where they were raised."""
 
 
 def main() -> None:
@@ -38,10 +42,13 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode is no reason to fail
+    argv, verbose = [word for word in sys.argv[1:] if word != VERBOSE], VERBOSE in sys.argv[1:]
     try:
-        status = run(sys.argv[1:])
+        status = run(argv)
         sys.stdout.flush()
     except AutoparError as error:
+        if verbose:
+            traceback.print_exception(error)
         print(f"autopar: error: {printable(str(error))}", file=sys.stderr)
         status = error.exit_code
     except KeyboardInterrupt:
@@ -56,7 +63,7 @@ def main() -> None:
 def run(argv: Sequence[str]) -> int:
     """Run one command; raises the errors of `autopar.errors`. With --help or --version, `SystemExit(0)`."""
     parser = build_parser()
-    args, rest = parser.parse_known_args(argv)
+    args, rest = parser.parse_known_args(with_defaults(argv, options_of(parser)))
     if rest:
         names = [name for action in args.parser._actions for name in action.option_strings if name.startswith("--")]
         stray = rest[0].partition("=")[0]

@@ -27,6 +27,8 @@ TENSOR_BYTES = 2**60
 """All tensors of a model together: sums of a few times as many are still whole numbers of 64 bits."""
 ARCHIVE_ENTRIES = 1_000_000
 """Files and values of a `.pt2` archive."""
+MICRO_BATCHES = 2**16
+"""Micro-batches of a step that are tried: the order of a stage is a letter for each."""
 RANKS = 512
 """Ranks that `autopar run` starts on one machine."""
 DEGREE = 2**31

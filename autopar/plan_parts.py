@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from .errors import UsageError, unknown
 from .ir.dtype import FLOATS
+from .limits import MICRO_BATCHES
 from .order.schedules import SCHEDULES
 from .sharding.gradient_formats import check_format
 from .sharding.mesh import Axis, Mesh
@@ -154,7 +155,7 @@ class SchedulePlan(Part):
     segments of the model ahead. `reductions`: how gradients are brought home.
     """
 
-    micro_batches: int = Field(default=1, ge=1)
+    micro_batches: int = Field(default=1, ge=1, le=MICRO_BATCHES)
     recompute: tuple[tuple[str, ...], ...] = ()
     gathered: Literal["kept", "again"] = "kept"
     accumulated: Literal["whole", "shards"] = "whole"

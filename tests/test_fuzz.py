@@ -7,12 +7,14 @@ import random
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import nn
 
 import autopar
-from autopar.errors import PlanError
+from autopar.cli import run
+from autopar.errors import NoPlanFits, PlanError
 from benchmarks.fuzz.kinds import KINDS, seeds
 from benchmarks.fuzzing import fuzz
 
@@ -43,6 +45,27 @@ def test_a_checkpoint_without_a_number_of_its_optimizer(folder: Path, tmp_path: 
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     with pytest.raises(PlanError, match="does not hold what AdamW keeps"):
         autopar.resume(module, torch.optim.AdamW(module.parameters()), saved)
+
+
+def test_a_staged_plan_with_an_unknown_strategy(folder: Path, tmp_path: Path) -> None:
+    """Found by mutants of plans with stages: a KeyError where the plan is named."""
+    data = json.loads((folder / "staged.json").read_text())
+    first = next(iter(data["operators"].values()))
+    first["strategy"] = ["</script>"] * len(first["strategy"])
+    plan, model = tmp_path / "plan.json", str(folder / "model.onnx")
+    plan.write_text(json.dumps(data))
+    for command in (["explain", str(plan)], ["report", str(plan), "-o", str(tmp_path / "out.html"), "--no-compare"]):
+        with pytest.raises(PlanError, match=r"strategy of '/layers\.0/MatMul'"):
+            run([*command, "--model", model])
+
+
+def test_a_batch_that_is_a_large_prime(folder: Path, tmp_path: Path) -> None:
+    """Found by a mutant of the model: as many micro-batches as samples took 8 GiB and a minute."""
+    model = onnx.load(str(folder / "model.onnx"))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2**31 - 1
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    with pytest.raises(NoPlanFits):
+        run(["plan", str(tmp_path / "model.onnx"), "--cluster", "dgx-h100", "--devices", "2", "--no-compare"])
 
 
 @pytest.mark.slow

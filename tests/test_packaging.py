@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "convert": {"errors", "plan", "plan_checks", "plan_parts", "printable", "sharding"},
     "strategy_files": {"errors", "ir", "limits", "outputs", "plan", "plan_parts", "sharding"},
     "plan": {"autopar", "errors", "ir", "limits", "order", "outputs", "plan_parts", "sharding"},
-    "plan_parts": {"errors", "ir", "order", "sharding"},
+    "plan_parts": {"errors", "ir", "limits", "order", "sharding"},
     "model": {"autopar", "errors", "ir"},
     "runtime": {"autopar", "errors", "forking", "ir", "limits", "model", "order", "sharding", "plan"},
 }

@@ -1,4 +1,7 @@
-"""The `training`, `parallelism` and `activation_checkpoint` sections of a torchtitan configuration (TOML)."""
+"""The `training`, `parallelism` and `activation_checkpoint` sections of a torchtitan configuration.
+
+TOML, as torchtitan reads it up to 0.2; later ones take the same names on their command line (`--parallelism.tensor_parallel_degree 8`).
+"""
 
 from __future__ import annotations
 

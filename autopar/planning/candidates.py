@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from autopar.costmodel import Cluster, bind_axes
 
+from ..limits import MICRO_BATCHES
 from ..sharding.mesh import Axis, Mesh, factorisations
 
 MAX_AXES = 3
@@ -141,7 +142,7 @@ def micro_batch_counts(batch: int, stages: int, *, stride: float = STRIDE) -> li
     """
     found: list[int] = []
     least = min(stages, batch) if stages > SHORT_PIPELINE else 1
-    for count in divisors(batch):
+    for count in (n for n in divisors(batch) if n <= MICRO_BATCHES):
         if count >= least and (not found or count >= stride * found[-1]):
             found.append(count)
     return found

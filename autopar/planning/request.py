@@ -12,6 +12,7 @@ from autopar.order.schedules import SCHEDULES
 from autopar.search import SEARCHES, NoAssignment
 
 from ..errors import UsageError, unknown
+from ..limits import MICRO_BATCHES
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from ..sharding.schedule import PLAIN, PLAINLY, Reductions, Types
@@ -78,6 +79,8 @@ class Request:
         for name, count in (("stages", self.stages), ("micro-batches", self.micro_batches), ("interleave", self.interleave)):
             if count is not None and count < 1:
                 raise UsageError(f"{name}: {count}; it must be at least 1")
+            if count is not None and count > MICRO_BATCHES:
+                raise UsageError(f"{name}: {count}; it must be at most {MICRO_BATCHES}")
         for what, value, valid in (
             ("recompute", self.recompute, RECOMPUTES),
             ("offload", self.offload, OFFLOADS),

@@ -28,6 +28,7 @@ def build_parser() -> Parser:
     """The commands and their options."""
     description = "Finds the cheapest way to split a neural network over many devices, and runs it."
     parser = Parser(prog="autopar", description=description, allow_abbrev=False)
+    parser.add_argument("--verbose", action="store_true", help="beside any command: show where an error was raised")
     parser.add_argument("--version", action="version", version=f"autopar {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     _plan_options(_command(commands, "plan", "find the cheapest plan for a model on a cluster"))
@@ -59,6 +60,15 @@ def build_parser() -> Parser:
     show.add_argument("--devices", type=int, metavar="N", help="size it to N devices")
     json_option(show)
     return parser
+
+
+def options_of(parser: Parser) -> dict[str, list[str]]:
+    """The options of every command of one word, by its name."""
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return {
+        name: [option for action in command._actions for option in action.option_strings if option.startswith("--")]
+        for name, command in commands.choices.items()
+    }
 
 
 def _command(commands: Any, name: str, text: str) -> Parser:

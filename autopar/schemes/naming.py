@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ..errors import UsageError
+from ..errors import PlanError, UsageError, unknown
 from ..plan import Plan
 from ..plan_parts import AxisSpec
 from ..sharding.analysis import Analysis
@@ -128,6 +128,13 @@ def _kind(factor: Factor, rows: str) -> str:
     return "weights" if factor.scheme in ("megatron", "megatron-sp", "inner") else factor.scheme
 
 
+def _number(numbers: Mapping[str, int], operator: str, option: str) -> int:
+    """Which option of an operator a plan names; a plan from a file may name any."""
+    if option not in numbers:
+        raise PlanError(f"the plan's strategy of {operator!r}: " + unknown("factor", option, numbers))
+    return numbers[option]
+
+
 class _View:
     """A plan's strategies as splits."""
 
@@ -139,7 +146,7 @@ class _View:
         for name in self.names:
             offer = analysis.offers[name]
             numbers = index.setdefault(id(offer), {option.name: i for i, option in enumerate(offer.options)})
-            self.options[name] = tuple(numbers[option] for option in plan.operators[name].strategy)
+            self.options[name] = tuple(_number(numbers, name, option) for option in plan.operators[name].strategy)
 
     def option(self, name: str, axis: int) -> Option:
         """The option that an operator takes on an axis."""

@@ -106,7 +106,7 @@ def styles_case(path: str | Path, name: str, module: nn.Module, inputs: tuple[An
 
 def _styles() -> dict[str, Callable[[], Any]]:
     """What torch has for the styles; packed ones split each part of a fused weight, for which it has nothing."""
-    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
     def gathered() -> Any:
@@ -114,7 +114,7 @@ def _styles() -> dict[str, Callable[[], Any]]:
 
     return {
         "colwise": ColwiseParallel, "colwise_gather_output": gathered, "colwise_rep": gathered, "rowwise": RowwiseParallel,
-        "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Shard(-1)),
+        "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
         "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()), "sequence_parallel": SequenceParallel,
         "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()), "embedding_colwise": gathered,
     }  # fmt: skip
