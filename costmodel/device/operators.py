@@ -131,6 +131,8 @@ class _Operator:
             kept = [*(self.ins[i] for i in self.kept.inputs), *(self.outs[i] for i in self.kept.outputs), *self._made()]
             read = self.seen * sum((*self.outs, *kept), np.zeros(self.count))
             slower = NORM_BACKWARD if self.call.operator.kind in NORMS and self.device.kernels is not None else 1.0
+            passes = self.call.get("backward_passes", default=1)
+            slower *= passes if isinstance(passes, int) else 1
             return self._stream(slower * (read + sum((self.ins[i] for i in wanted), np.zeros(self.count))))
         left, right = self.product.turned()
         whole = sum(self.bytes, np.zeros(self.count))

@@ -25,7 +25,8 @@ TENSOR = ("bfloat16", "float16")
 where neither was."""
 SCALAR = 0.92
 """What products in float32 reach of the peak of units that are no tensor units, which operands do not keep waiting: layers of OPT-30B take
-7.94 TFLOP in 0.441 s on an A100 (eth-easl/sailor@cf2c8e3c, profiled)."""
+7.94 TFLOP in 0.441 s on an A100 (eth-easl/sailor@cf2c8e3c, profiled);
+assumed of other devices, where a low power limit (an L4) or a locked clock may leave less."""
 ALIGNMENT_BYTES = 16
 """Rows of operands whose bytes are no multiple of it are loaded piece by piece, where tensor units wait for them..."""
 TENSOR_BYTES = 2

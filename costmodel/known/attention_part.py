@@ -12,6 +12,9 @@ from .graph_builder import LIBRARY, GraphBuilder
 from .shape import Latent
 from .wanted import GROUPS, HEADS, INNER, ROWS, SUM, Wanted
 
+FILLED, FILLED_VIEW = 2, 5
+"""Passes of the backward pass of filling masked scores in place: a copy is filled; on a view it takes three copies more (torch: masked_fill
+in derivatives.yaml, CopySlices in csrc/autograd/functions/tensor.cpp)."""
 SKIPPING = 2048
 """Keys up to which the kernel of the softmax does not read the half of the scores that a causal mask hides; longer ones have another."""
 
@@ -139,8 +142,11 @@ def _softmax(b: GraphBuilder, name: str, w: str, *, causal: bool) -> str:
     if b.kernels.attention == LIBRARY:
         half = causal and b.kernels.skips_masked and shape[-1] <= SKIPPING
         return b.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dim=-1, is_causal=half)[0]
+    wide = "float32" if b.dtype == "float32" or b.kernels.skips_masked else None
     if b.dtype != "float32":
-        w = b.pointwise(f"{name}.copy", "aten.clone.default", w, HEADS)
-    w = b.op(f"{name}.mask", "aten.mul.Tensor", {"self": w}, shape, HEADS, other=1.0)[0]
+        w = b.pointwise(f"{name}.copy", "aten.to.dtype" if wide else "aten.clone.default", w, HEADS, dtype=wide)
+    # In place on a view of the product, whose gradient is copied, and its part copied, filled and copied back.
+    again = FILLED_VIEW if b.dtype == "float32" else FILLED
+    w = b.op(f"{name}.mask", "aten.mul.Tensor", {"self": w}, shape, HEADS, dtype=wide, other=1.0, backward_passes=again)[0]
     w = b.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dtype="float32", dim=-1)[0]
     return w if b.dtype == "float32" else b.pointwise(f"{name}.narrow", "aten.to.dtype", w, HEADS, dtype=b.dtype)

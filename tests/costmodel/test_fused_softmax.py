@@ -79,3 +79,27 @@ def test_products_that_tensor_units_read_in_float32_take_about_twice_as_long_as_
     assert 1.9 < ratio < 2.2
     tf32 = softmax(SHAPE, replace(FUSED, attention="unfused", products="tfloat32"), "float32")
     assert tf32 == softmax(SHAPE, replace(FUSED, attention="unfused"), "float32"), "what is no product stays as it is"
+
+
+def seconds(kernels: Kernels, dtype: str) -> dict[str, Seconds]:
+    c = Configuration(global_batch=1, kernels=kernels, dtype=dtype)
+    parts = Parts(SHAPE, c, CLUSTER, places_of(c, CLUSTER))
+    steps = [s for s in parts.program().steps if isinstance(s, Compute) and ".core." in s.operator.name]
+    return {step.operator.name.rpartition(".")[2]: parts.operator(step) for step in steps}
+
+
+def test_scores_without_a_kernel_of_their_own_take_what_was_profiled() -> None:
+    """Where Megatron's kernel cannot run: cast, masked, normalised and narrowed, profiled at 31 and 49 bytes an element on four devices
+    (Dazz993/Mist@d69e530a, 13B with ten heads a rank)."""
+    found = seconds(replace(FUSED, attention="unfused"), "float16")
+    elements, rate = 32 * 2048 * 2048, CLUSTER.device.memory_bandwidth * CLUSTER.device.memory_fraction
+    chain = [found[name] for name in ("copy", "mask", "softmax", "narrow")]
+    assert sum(one.forward for one in chain) * rate / elements == pytest.approx(29, rel=0.1)
+    assert sum(one.backward for one in chain) * rate / elements == pytest.approx(43, rel=0.1)
+
+
+def test_filling_a_view_copies_its_gradient_three_times_more() -> None:
+    view = seconds(Kernels(attention="unfused"), "float32")["mask"]
+    assert view.backward / view.forward == pytest.approx(5, rel=0.01)
+    own = seconds(Kernels(attention="unfused"), "float16")["mask"]
+    assert own.backward / own.forward == pytest.approx(2, rel=0.01)

@@ -363,6 +363,7 @@ def test_occupied_adds_gaps_and_the_context() -> None:
     device = load_cluster("dgx-a100").device
     memory = Memory(parameters=10.0, gradients=0.0, master=0.0, optimizer=0.0, activations=60.0, buffers=0.0, transient=30.0, saved=60.0)
     assert occupied(memory, device) == pytest.approx(100 + 60 * KEPT_SLACK + 30 * PASSING_SLACK + device.reserved)
+    assert occupied(memory, device, expandable=True) == 100 + device.reserved, "segments that grow leave no gaps"
     still = replace(memory, activations=0.0, transient=0.0)
     assert occupied(still, device) == 10 + device.reserved, "what is stored once wastes nothing"
 
