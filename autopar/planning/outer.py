@@ -93,7 +93,7 @@ class Outer:
         self._sweep()
         self._use_fewer(progress)
         self._split_further()
-        prove(self.sure, self.trials.bounds)
+        prove(self.sure, self.trials.bounds, self.ranking.solved[0].seconds if self.ranking.solved else math.inf)
         if progress:
             progress(len(self.groups), len(self.groups), "done")
 

@@ -16,12 +16,12 @@ from .candidates import Candidate
 from .tuning import TUNING
 
 
-def prove(sure: dict[Candidate, float], bounds: Bounds) -> None:
-    """Raise the least of the bounds `sure`, as often as is worth while."""
+def prove(sure: dict[Candidate, float], bounds: Bounds, best: float) -> None:
+    """Raise the least of the bounds `sure`, as often as is worth while: until it is as near to the `best` step as what the walk leaves."""
     proven: set[Candidate] = set()
     for _ in range(TUNING.proven):
         least = min(sure, key=lambda c: (sure[c], c in proven), default=None)
-        if least is None or least in proven:
+        if least is None or least in proven or sure[least] >= (1 - TUNING.close) * best:
             break
         proven.add(least)
         try:

@@ -19,7 +19,7 @@ class Tuning:
     """How many of the best meshes are tried with other numbers of micro-batches."""
     cut: float = 1.1
     """Pipelines that are expected to take up to so many times the best are cut."""
-    proven: int = 8
+    proven: int = 24
     """How many of the least bounds are raised by solutions of their own."""
     swept: int = 24
     """How many of the candidates that are left then, and whose bounds promise to be better, are solved."""

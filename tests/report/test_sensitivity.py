@@ -48,13 +48,13 @@ def searched(plan: Plan) -> Searched:
 
 
 def named(graph: Graph, asked: Request) -> str:
-    return scheme_of(search_plan(graph, asked), analyse(graph, train=True)).name
+    return scheme_of(search_plan(graph, asked), analyse(graph, train=True)).called
 
 
 def test_a_flip_is_where_the_name_changes(plan: Plan, searched: Searched) -> None:
     sensitivity, flips, _ = searched
     assert [(f.quantity, f.direction) for f in flips] == [(q, d) for q in ("nvlink bandwidth", "memory", "batch") for d in ("down", "up")]
-    assert sensitivity.base == scheme_of(plan, analyse(graph_of(32), train=True)).name
+    assert sensitivity.base == scheme_of(plan, analyse(graph_of(32), train=True)).called
     links = [flip for flip in flips if flip.quantity == "nvlink bandwidth" and flip.factor is not None]
     assert links
     # The last end that was tried: the strides halved until they are within CLOSE.
