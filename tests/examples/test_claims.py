@@ -159,19 +159,19 @@ def test_what_else_the_primitives_make() -> None:
 
 def _slowest() -> float:
     waits: list[Callable[[], object]] = [comm.barrier, lambda: comm.all_reduce(torch.ones(4))]
-    shortest = 1.0
+    shortest = 9.0
     for wait in waits:
         comm.all_reduce(torch.ones(1))
         start = time.monotonic()
         if comm.get_rank() == 1:
-            time.sleep(0.3)
+            time.sleep(0.6)
         wait()
         shortest = min(shortest, time.monotonic() - start)
     return shortest
 
 
 def test_all_wait_for_the_slowest() -> None:
-    assert min(run_ranks(_slowest, 3, timeout=60)) > 0.25
+    assert min(run_ranks(_slowest, 3, timeout=60)) > 0.1
 
 
 class ToyModel(nn.Module):

@@ -44,10 +44,34 @@ def request(sizes: Sequence[int], *, train: bool) -> Request:
 
 def plans(model: LoadedModel, wanted: Request, *, randoms: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:
     """Named plans, each read back from the text of its file."""
-    yield "found", _read_back(search_plan(model.graph, wanted))
-    for name in SCHEMES:
-        yield name, _read_back(search_plan(model.graph, replace(wanted, limits=AXIS_SCHEMES[name])))
+    yield from NamedPlans(model, wanted).items()
     yield from random_plans(model, wanted, count=randoms, seed=seed)
+
+
+class NamedPlans(Mapping[str, Plan]):
+    """The plan found and those of the schemes; each is made when it is asked for, as is `random3`, the plan by chance of that number."""
+
+    def __init__(self, model: LoadedModel, wanted: Request) -> None:
+        self.model, self.wanted = model, wanted
+        self._made: dict[str, Plan] = {}
+
+    def __getitem__(self, name: str) -> Plan:
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _make(self, name: str) -> Plan:
+        if name.startswith("random"):
+            ((_, plan),) = random_plans(self.model, self.wanted, count=1, seed=int(name.removeprefix("random")))
+            return plan
+        wanted = self.wanted if name == "found" else replace(self.wanted, limits=AXIS_SCHEMES[name])
+        return _read_back(search_plan(self.model.graph, wanted))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("found", *SCHEMES))
+
+    def __len__(self) -> int:
+        return 1 + len(SCHEMES)
 
 
 def random_plans(model: LoadedModel, wanted: Request, *, count: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:

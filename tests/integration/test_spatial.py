@@ -28,7 +28,7 @@ from autopar.sharding.mesh import Mesh
 
 from .models import net
 from .parity import Subject, failures, subject
-from .plans import plans, random_plans, request
+from .plans import NamedPlans, random_plans, request
 
 
 @functools.cache
@@ -79,7 +79,7 @@ def test_resnet_in_training(sizes: tuple[int, ...]) -> None:
     """The plan found, data parallel, and plans by chance."""
     model = _subject("resnet")
     wanted = request(sizes, train=True)
-    named = dict(plans(model.model, wanted, randoms=2))
+    named = NamedPlans(model.model, wanted)
     assert not failures(model, wanted, [(name, named[name]) for name in ("found", "data", "random0", "random1")])
 
 

@@ -147,6 +147,7 @@ def test_a_damaged_file_is_read_or_refused(place: int, value: int) -> None:
         (b'{"parallel_layout_item": {"a": {"dev_matrix": [0], "tensor_map": [0]}}}', "size below 1"),
         (b"\x0b", "unknown type 3"),
         (b"\x12\xff\xff\xff\xff\x0f", "in the middle of a field"),
+        (b"\x08\x00\x12\x03\x0a", "in the middle of a field"),
         (b"\x12\x02\x0a\x00", "without its name"),
         (b"\x80" * 11, "more than ten bytes"),
         (b"\x7a\x01x", "none of the fields"),
