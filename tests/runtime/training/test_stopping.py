@@ -97,7 +97,8 @@ def hears_nothing(folder):
     [
         ("saves", False, 0, "autopar: SIGTERM: saved after"),
         ("saves", True, 0, "autopar: SIGTERM: saved after"),
-        ("hears_nothing", False, 1, "was killed by SIGTERM before it was done"),
+        ("hears_nothing", False, -signal.SIGTERM, "was killed by SIGTERM before it was done"),
+        ("hears_nothing", True, -signal.SIGTERM, "was killed by SIGTERM before it was done"),
     ],
 )
 def test_the_launcher_hands_the_signal_on(tmp_path: Path, work: str, clean: bool, code: int, said: str) -> None:
