@@ -28,7 +28,7 @@ _LAZY |= {"save": "autopar.runtime.training.saving", "resume": "autopar.runtime.
 _LAZY |= {"sampler": "autopar.runtime.training.sampling", "steps": "autopar.runtime.training.stopping"}
 _LAZY |= dict.fromkeys(("export_checkpoint", "export_weights"), "autopar.runtime.training.export")
 _LAZY |= {"import_weights": "autopar.runtime.training.importing", "tokens": "autopar.runtime.training.tokens"}
-_LAZY |= {"elastic": "autopar.training.elastic"}
+_LAZY |= {"elastic": "autopar.training.elastic", "profile": "autopar.runtime.profiling"}
 _LAZY |= dict.fromkeys(
     ("GlobalTensor", "from_dtensor", "global_tensor", "matmul", "ones", "placement", "randn", "to_global", "to_local", "zeros"),
     "autopar.runtime.global_tensors",

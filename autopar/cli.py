@@ -151,10 +151,12 @@ def _warn_replicated(plan: Plan) -> None:
 
 def _run(args: argparse.Namespace) -> None:
     from .plan import Plan
+    from .report.ran import print_run, require_profile
 
     for name in ("nproc", "steps"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    require_profile(args)
     plan = Plan.load(args.plan)
     if args.nproc not in (None, plan.devices, plan.devices + plan.unused):  # ranks that the plan leaves idle are not started
         remedy = f"give --nproc {plan.devices}, or plan again with --devices {args.nproc}"
@@ -168,13 +170,10 @@ def _run(args: argparse.Namespace) -> None:
 
         model = model_of_plan(args.model, plan, loss=args.loss, trust=args.trust)
         _warn_replicated(plan)
-        report = run_plan(model, plan, steps=args.steps, check=args.check, backend=args.backend, seed=args.seed, weights=args.weights)
-    from .report.fields import report_json, report_lines
-
-    if args.json:
-        print_json(report_json(report))
-    elif os.environ.get("RANK", "0") == "0":  # under torchrun, one rank speaks for all
-        print(printable("\n".join(report_lines(report))))
+        chosen = {name: getattr(args, name) for name in ("steps", "check", "backend", "seed", "weights", "profile")}
+        report = run_plan(model, plan, **chosen)
+    if args.json or os.environ.get("RANK", "0") == "0":  # under torchrun, one rank speaks for all
+        print_run(report, as_json=args.json)
     if not report.ok:
         raise RunError(f"the run does not agree with one device: {report.check}")
 

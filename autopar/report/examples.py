@@ -9,7 +9,7 @@ EXAMPLES = {
         'plan model.onnx --devices 64 --scheme "pipeline-1f1b 4 x data 2 x megatron 8"',
         "plan model.onnx --devices 8 --pin 'h.*/mlp/c_fc/MatMul=gpu:n'",
     ),
-    "run": ("run plan.json --model model.onnx --check", "run plan.json --model package.module:build --steps 10 --weights folder"),
+    "run": ("run plan.json --model model.onnx --check", "run plan.json --model package.module:build --steps 10 --profile trace.json"),
     "train": ("train gpt.toml --ranks 4", "train gpt.toml --steps 2000 --folder runs/two"),
     "compare": (
         "compare model.onnx --devices 64 --batch 64",

@@ -147,16 +147,11 @@ def elastic(
     draws by `seed`, or takes them in order without `shuffle`. `weights`: what a new training begins with (`autopar.parallelize`).
     `planning`: other options of `autopar.plan`.
     """
-    if not str(folder):
-        raise UsageError("elastic needs a folder for checkpoints and plans, which all ranks see")
-    for name in planning:
-        if name not in PLANNING:
-            raise UsageError(unknown("option of planning", name, PLANNING))
+    place = _folder(folder, planning)
     import torch
 
     from autopar.runtime.training.sampling import sampler
 
-    place = Path(folder).absolute()
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     if backend == "gloo":
         planning.setdefault("cluster", LOCAL)
@@ -173,6 +168,16 @@ def elastic(
     training._resume()
     _say(training)
     return training
+
+
+def _folder(folder: str | Path, planning: dict[str, Any]) -> Path:
+    """Where everything goes; what is missing or misspelt is refused before ranks wait for one another."""
+    if not str(folder):
+        raise UsageError("elastic needs a folder for checkpoints and plans, which all ranks see")
+    for name in planning:
+        if name not in PLANNING:
+            raise UsageError(unknown("option of planning", name, PLANNING))
+    return Path(folder).absolute()
 
 
 def _join(folder: Path, backend: str) -> None:

@@ -27,7 +27,7 @@ from autopar.runtime.training.manifest import UNFINISHED, latest_in
 from .trainings import Life, curve, live, plan_of
 
 SILENCE = 3.0
-"""Seconds without a sign of life, in place of a minute."""
+"""Seconds without a sign of life after which a stopped rank is given up, in place of a minute."""
 PATIENCE = 90.0
 STEPS = 12
 
@@ -46,8 +46,8 @@ class Row:
 class Process:
     """A life in a process of its own, whose ranks are its children. `said`: what it ended with."""
 
-    def __init__(self, life: Life) -> None:
-        self.life, self.folder = life, Path(life.folder)
+    def __init__(self, life: Life, *, silence: float = forked.SILENCE) -> None:
+        self.life, self.folder, self.silence = life, Path(life.folder), silence
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in (*self.folder.glob("pid*"), *self.folder.glob("said")):
             path.unlink()
@@ -60,7 +60,7 @@ class Process:
 
     def _run(self) -> None:
         code, said = 1, ""
-        forked.SILENCE = SILENCE
+        forked.SILENCE = self.silence
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 2)
         try:
@@ -157,7 +157,7 @@ class Disturbed:
 
     def signalled(self, number: signal.Signals, after: int, *, launcher: bool = False) -> str:
         """A life that ends by a signal to a random rank, or to the process that forked them, some time after a step; what is wrong."""
-        process = Process(self.life)
+        process = Process(self.life, silence=SILENCE if number == signal.SIGSTOP else forked.SILENCE)
         if not process.reached(after):
             return f"step {after} was not reached: {process.said}"
         time.sleep(self.chance.random() * 0.1)

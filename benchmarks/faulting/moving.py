@@ -25,6 +25,8 @@ CLOSE = 1e-5
 """By how much losses on other plans may differ, relatively."""
 PART = 3
 """Steps between two moves."""
+LONGEST = 600.0
+"""Seconds that a part may take."""
 CHAINS: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {
     "zero3 - megatron": ("dense", (("zero3", 8), ("megatron", 6), ("zero3", 4), ("megatron", 2), ("found", 1), ("zero3", 8))),
     "megatron - data": ("dense", (("megatron", 8), ("data", 6), ("megatron", 4), ("data", 2), ("found", 1), ("megatron", 8))),
@@ -87,16 +89,16 @@ def moved(name: str, model: str, chain: Sequence[tuple[str, int]]) -> Moved:
             if number > 1:
                 before = find_checkpoint(folder / "run" / "saved")
                 again = Life(model=model, scheme=scheme, ranks=ranks, folder=str(folder / "run" / "saved"), steps=0)
-                run_ranks(saved_again, ranks, again, str(folder / str(number)))
+                run_ranks(saved_again, ranks, again, str(folder / str(number)), timeout=LONGEST)
                 after = find_checkpoint(folder / str(number))
                 assert before is not None and after is not None
                 if names := differing(before, after):
                     return Moved(chain=name, wrong=f"to {scheme} on {ranks} ranks: {len(names)} differ: {names[:3]}", difference=0.0)
             process = Process(life)
-            if (code := process.wait()) != 0:
+            if (code := process.wait(LONGEST)) != 0:
                 return Moved(chain=name, wrong=f"{scheme} on {ranks} ranks ended in {code}: {process.said[:300]}", difference=0.0)
         alone = Process(Life(model=model, scheme="found", ranks=1, folder=str(folder / "alone"), steps=PART * len(chain)))
-        alone.wait()
+        alone.wait(LONGEST)
         return _compared(name, curve(folder / "alone"), curve(folder / "run"))
 
 

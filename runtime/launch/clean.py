@@ -29,7 +29,8 @@ import torch
 
 from autopar.errors import RunError
 
-from .forked import ASKED, Ending, fork_ranks, on_sigterm
+from .ending import ASKED, Ending, end_by_sigterm, on_sigterm
+from .forked import fork_ranks
 from .rank import die_with
 
 START_UP = 120.0
@@ -79,13 +80,15 @@ def run_clean(function: Callable[..., Any], nproc: int, args: tuple[Any, ...], t
         try:
             connection.send_bytes(pickle.dumps((_scene(), nproc, timeout, endless)))
             connection.send_bytes(payload)
-            ending = Ending(())
+            ending = Ending(list)
             with on_sigterm(lambda: _ask(ending, connection)):
                 if not connection.poll(None if endless else timeout + START_UP):
                     raise RunError(f"the ranks did not finish within {timeout:g} s")
             done, answer = pickle.loads(connection.recv_bytes())
         except (EOFError, OSError):
             raise RunError("the process that starts the ranks was killed") from None
+    if not done and ending.asked:
+        end_by_sigterm(answer)
     if not done:
         raise RunError(answer)
     if ending.asked:

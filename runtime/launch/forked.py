@@ -11,7 +11,6 @@ import pickle
 import signal
 import socket
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,15 +24,13 @@ from torch._C._distributed_c10d import TCPStore
 
 from autopar.errors import RunError
 
+from .ending import ASKED, TERM_GRACE, Ending, end_by_sigterm, on_sigterm
 from .rank import BEAT, LOOPBACK, Start, rank_main
 
 GRACE = 0.5
 """Seconds that the other ranks are given to report after the first has failed, so that the cause is found."""
 SILENCE = 60.0
 """Seconds without a sign of life after which a rank is given up."""
-TERM_GRACE = 30.0
-"""Seconds that ranks may take to end after SIGTERM: longer than `autopar.steps` takes to save."""
-ASKED = b"SIGTERM"
 
 
 @dataclass(slots=True)
@@ -81,80 +78,71 @@ def fork_ranks(
 ) -> list[Any]:
     """The results of `function(*args)` on `nproc` ranks; ended when `caller` goes away, who writes `ASKED` when it is sent SIGTERM.
 
-    SIGTERM is handed on to the ranks, which have `TERM_GRACE` seconds to end; where all do so in good order, so does this process.
+    SIGTERM is handed on to the ranks, which have `TERM_GRACE` seconds to end; where all do so in good order, so does this process, else
+    it ends by the signal.
     `endless`: the call may take any time, and `timeout` is for the collectives alone.
     """
-    context = multiprocessing.get_context("fork")
-    threads = max(1, (os.cpu_count() or 1) // nproc) if _release_threads() else 1
     ranks: list[_Rank] = []
-    store: TCPStore | None = None
+    ending = Ending(lambda: [rank.process.pid for rank in ranks if not rank.done and rank.process.pid is not None])
+    context = multiprocessing.get_context("fork")
     lifeline, alive = context.Pipe(duplex=False)
     listener = socket.create_server((LOOPBACK, 0), backlog=max(128, nproc))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    store: TCPStore | None = None
     try:
-        for number in range(nproc):
-            reader, writer = context.Pipe(duplex=False)
-            start = Start(
-                number=number,
-                world=nproc,
-                threads=threads,
-                timeout=timeout,
-                parent=os.getpid(),
-                pipe=writer,
-                lifeline=lifeline,
-                foreign=[*(rank.pipe for rank in ranks), reader, alive, listener],
-                port=listener.getsockname()[1],
-            )
-            process = context.Process(target=rank_main, args=(start, function, args), daemon=True, name=f"rank {number}")
-            with quiet_fork():
-                process.start()
-            writer.close()
-            ranks.append(_Rank(number=number, process=process, pipe=reader))
+        _start(ranks, function, nproc, args, timeout, _Ends(lifeline=lifeline, alive=alive, listener=listener))
         # Served from here, the store outlives every rank; only now, since its thread would not survive a fork.
         store = TCPStore(LOOPBACK, listener.getsockname()[1], None, True, wait_for_workers=False, master_listen_fd=listener.detach())
-        ending = Ending(ranks)
         with on_sigterm(ending.ask):
             results = _collect(ranks, math.inf if endless else timeout, caller, ending)
         if ending.asked and caller is None:
             raise SystemExit(0)
         return results
+    except RunError as error:
+        if caller is not None or not ending.asked:
+            raise
+        failure = str(error)
     finally:
         _end(ranks)
         del store
         listener.close()
         alive.close()
         lifeline.close()
+    end_by_sigterm(failure)
 
 
-class Ending:
-    """Whether the ranks were asked to end, and until when they may take."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ends:
+    """What the ranks inherit of their parent: both ends of the lifeline, and where the store will be served."""
 
-    def __init__(self, ranks: Sequence[_Rank]) -> None:
-        self.ranks, self.deadline, self.asked = ranks, math.inf, False
-
-    def ask(self) -> None:
-        """Hand SIGTERM on, once."""
-        if not self.asked:
-            self.asked, self.deadline = True, time.monotonic() + TERM_GRACE
-            for rank in self.ranks:
-                if not rank.done and rank.process.pid is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(rank.process.pid, signal.SIGTERM)
+    lifeline: Connection
+    alive: Connection
+    listener: socket.socket
 
 
-@contextlib.contextmanager
-def on_sigterm(ask: Callable[[], None]) -> Iterator[None]:
-    """Inside, SIGTERM asks instead of killing, unless this program has a handler of its own, or another thread hears signals."""
-    here = threading.current_thread() is threading.main_thread()
-    if not here or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda number, frame: ask())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _start(ranks: list[_Rank], function: Callable[..., Any], nproc: int, args: tuple[Any, ...], timeout: float, ends: _Ends) -> None:
+    """Fork the ranks, one after the other."""
+    context = multiprocessing.get_context("fork")
+    threads = max(1, (os.cpu_count() or 1) // nproc) if _release_threads() else 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number in range(nproc):
+        reader, writer = context.Pipe(duplex=False)
+        start = Start(
+            number=number,
+            world=nproc,
+            threads=threads,
+            timeout=timeout,
+            parent=os.getpid(),
+            pipe=writer,
+            lifeline=ends.lifeline,
+            foreign=[*(rank.pipe for rank in ranks), reader, ends.alive, ends.listener],
+            port=ends.listener.getsockname()[1],
+        )
+        process = context.Process(target=rank_main, args=(start, function, args), daemon=True, name=f"rank {number}")
+        with quiet_fork():
+            process.start()
+        writer.close()
+        ranks.append(_Rank(number=number, process=process, pipe=reader))
 
 
 @contextlib.contextmanager

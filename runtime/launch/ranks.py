@@ -20,7 +20,8 @@ def run_ranks(function: Callable[..., Any], nproc: int, *args: Any, timeout: flo
     A rank that raises, dies or falls silent ends the others; its traceback is in the `RunError`. `timeout` in seconds
     bounds the whole call (unless it is `endless`) and every collective in it; a rank that calls `begin_step` bounds the collectives closer.
 
-    SIGTERM to this process goes to the ranks, which `autopar.steps` has save and end; then this process ends, too, with exit code 0.
+    SIGTERM to this process goes to the ranks, which `autopar.steps` has save and end; then this process ends, too, with exit code 0. Where
+    they do not end in good order within 30 seconds it ends by the signal.
 
     Ranks are forked from this process, so that nothing is copied, unless autograd has started threads for devices here,
     which no fork survives: then function and arguments are pickled for a process that has run nothing (`clean`).

@@ -105,6 +105,8 @@ def test_it_goes_on_on_other_ranks(file: Path) -> None:
     assert all(one["tokens_per_second"] == pytest.approx(32 / one["seconds"]) and one["predicted_seconds"] > 0 for one in found)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("plan", ["", 'scheme = "data"\nstages = 2\nmicro_batches = 2'])
 def test_ranks_that_are_idle_and_stages(file: Path, plan: str) -> None:
     """A rank without parameters, or without some kind of them, saves and goes on with the others."""
