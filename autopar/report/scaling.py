@@ -146,9 +146,10 @@ def scaling_table(rows: Sequence[Row]) -> Table:
     """The rows, with money where prices are known."""
     priced = any(row.price is not None for row in rows)
     more = (">cost", ">per money") if priced else (">memory",)
-    columns = ("cluster", ">devices", ">step", ">per second", ">efficient", *more, "plan")
+    columns = ("cluster", ">devices", ">step", ">per second", ">eff.", *more, "plan")
     cells = tuple(_cells(row, priced=priced) for row in rows)
-    title = "The best plan by cluster and devices, of one global batch: samples per second" + ("; cost of a step; samples per unit of money" if priced else "")
+    money = "; cost of a step; samples per unit of money" if priced else ""
+    title = f"The best plan by cluster and devices, of one global batch: samples per second; efficiency{money}"
     return Table(title=title, columns=columns, rows=cells)
 
 
