@@ -1,0 +1,21 @@
+"""A plan in a few sentences, as text and for notebooks."""
+
+from __future__ import annotations
+
+from html import escape
+
+from ..plan import Plan
+from ..printable import printable
+from .tables import summary_lines
+
+
+def summary(plan: Plan) -> str:
+    """What a plan comes to: mesh, seconds, bytes, gap, schedule."""
+    return printable("\n".join(summary_lines(plan, f"cluster {plan.cluster}")))
+
+
+def html(plan: Plan) -> str:
+    """The same as a table, for notebooks."""
+    pairs = [line.partition(" ") for line in summary(plan).splitlines()]
+    rows = "".join(f'<tr><th style="text-align:left">{escape(a)}</th><td style="text-align:left">{escape(b)}</td></tr>' for a, _, b in pairs)
+    return f"<table>{rows}</table>"
