@@ -18,7 +18,8 @@ _LAZY = {
     "set_auto_parallel_context": "autopar.context", "get_auto_parallel_context": "autopar.context",
     "reset_auto_parallel_context": "autopar.context", "host_states": "autopar.api",
     "shard": "autopar.context.marks", "add_prim_attr": "autopar.context.marks", "layerwise_parallel": "autopar.context.marks",
-    "what_if": "autopar.supposing", "summary": "autopar.report.described", "parameters_on_meta": "autopar.api", "local_optimizer": "autopar.api",
+    "what_if": "autopar.supposing", "summary": "autopar.report.described",
+    "parameters_on_meta": "autopar.api", "local_optimizer": "autopar.api",
 }  # fmt: skip
 
 

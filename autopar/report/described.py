@@ -17,5 +17,6 @@ def summary(plan: Plan) -> str:
 def html(plan: Plan) -> str:
     """The same as a table, for notebooks."""
     pairs = [line.partition(" ") for line in summary(plan).splitlines()]
-    rows = "".join(f'<tr><th style="text-align:left">{escape(a)}</th><td style="text-align:left">{escape(b)}</td></tr>' for a, _, b in pairs)
+    left = 'style="text-align:left"'
+    rows = "".join(f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(said)}</td></tr>" for name, _, said in pairs)
     return f"<table>{rows}</table>"

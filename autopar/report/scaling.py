@@ -22,7 +22,7 @@ from ..schemes import scheme_of
 from ..sharding.analysis import analyse
 from .plot import Panel, Series, svg
 from .tables import Table
-from .units import bytes_text, seconds_text
+from .units import amount_text, bytes_text, seconds_text
 
 MOST_COUNTS = 16
 """Numbers of devices of one cluster that are planned for."""
@@ -158,8 +158,8 @@ def _cells(row: Row, *, priced: bool) -> tuple[str, ...]:
     if row.step is None:
         return (*head, *[""] * (5 if priced else 4), row.why)
     efficiency = f"{row.efficiency:.0%}" if row.efficiency is not None else ""
-    figures = (seconds_text(row.step), f"{row.batch / row.step:,.4g}", efficiency)
-    money = (f"{row.money:.3g}" if row.money else "", f"{row.per_money:,.4g}" if row.per_money else "")
+    figures = (seconds_text(row.step), amount_text(row.batch / row.step), efficiency)
+    money = (f"{row.money:.3g}" if row.money else "", amount_text(row.per_money) if row.per_money else "")
     return (*head, *figures, *(money if priced else (bytes_text(row.memory),)), row.named)
 
 
