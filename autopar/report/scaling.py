@@ -159,7 +159,7 @@ def _cells(row: Row, *, priced: bool) -> tuple[str, ...]:
         return (*head, *[""] * (5 if priced else 4), row.why)
     efficiency = f"{row.efficiency:.0%}" if row.efficiency is not None else ""
     figures = (seconds_text(row.step), amount_text(row.batch / row.step), efficiency)
-    money = (f"{row.money:.3g}" if row.money else "", amount_text(row.per_money) if row.per_money else "")
+    money = (f"{row.money:.3g}" if row.money else "", f"{row.per_money:.3g}" if row.per_money else "")
     return (*head, *figures, *(money if priced else (bytes_text(row.memory),)), row.named)
 
 

@@ -46,7 +46,8 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
         per_second = shapes[0][0] / p.step
         numbers = next(iter(plan.model.inputs.values())).dtype.startswith("int")
         tokens = f", {per_second * shapes[0][1]:,.0f} tokens" if len(shapes[0]) == 2 and numbers else ""
-        yield "How much is that a second?", f"{amount_text(per_second)} samples{tokens}; {amount_text(per_second / plan.devices)} samples a device"
+        each = amount_text(per_second / plan.devices)
+        yield "How much is that a second?", f"{amount_text(per_second)} samples{tokens}; {each} samples a device"
     limit = min(default_limit(pool) for pool in cluster.pools) if cluster else None
     of = f" of {bytes_text(limit)} ({p.memory / limit:.0%})" if limit else ""
     yield "Does it fit?", f"{bytes_text(p.memory)}{of} on the fullest device"
