@@ -135,14 +135,12 @@ class Plan(Part):
         """What the plan comes to, in lines: times and memory with their units."""
         import autopar
 
-        text: str = autopar.summary(self)
-        return text
+        return str(autopar.summary(self))
 
     def _repr_html_(self) -> str:
         import autopar
 
-        text: str = autopar.summary_html(self)
-        return text
+        return str(autopar.summary_html(self))
 
     def what_if(self, model: Any, example_inputs: Any = None, **asked: Any) -> Any:
         """The best plan if something were otherwise, beside this one: `autopar.what_if(self, model, ...)`."""
