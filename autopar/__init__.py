@@ -18,7 +18,8 @@ _LAZY = {
     "set_auto_parallel_context": "autopar.context", "get_auto_parallel_context": "autopar.context",
     "reset_auto_parallel_context": "autopar.context", "host_states": "autopar.api",
     "shard": "autopar.context.marks", "add_prim_attr": "autopar.context.marks", "layerwise_parallel": "autopar.context.marks",
-    "what_if": "autopar.supposing", "parameters_on_meta": "autopar.api", "local_optimizer": "autopar.api",
+    "what_if": "autopar.supposing", "summary": "autopar.report.described",
+    "parameters_on_meta": "autopar.api", "local_optimizer": "autopar.api",
 }  # fmt: skip
 
 
@@ -33,6 +34,9 @@ _LAZY |= dict.fromkeys(
     ("GlobalTensor", "from_dtensor", "global_tensor", "matmul", "ones", "placement", "randn", "to_global", "to_local", "zeros"),
     "autopar.runtime.global_tensors",
 )
+_LAZY["summary_html"] = "autopar.report.described"
+_NAMES = {"summary_html": "html"}
+"""What is called otherwise in its module."""
 
 
 def __getattr__(name: str) -> Any:
@@ -40,7 +44,7 @@ def __getattr__(name: str) -> Any:
         return import_module(_MODULES[name])
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    return getattr(import_module(_LAZY[name]), _NAMES.get(name, name))
 
 
 def __dir__() -> list[str]:

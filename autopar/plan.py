@@ -131,6 +131,17 @@ class Plan(Part):
             where = ".".join(str(part) for part in first["loc"])
             raise PlanError(f"{path}: not a valid plan: {where}: {first['msg']} ({error.error_count()} problems in all)") from error
 
+    def summary(self) -> str:
+        """What the plan comes to, in lines: times and memory with their units."""
+        import autopar
+
+        return str(autopar.summary(self))
+
+    def _repr_html_(self) -> str:
+        import autopar
+
+        return str(autopar.summary_html(self))
+
     def what_if(self, model: Any, example_inputs: Any = None, **asked: Any) -> Any:
         """The best plan if something were otherwise, beside this one: `autopar.what_if(self, model, ...)`."""
         import autopar

@@ -77,6 +77,15 @@ def test_mistakes_are_told(made: tuple[str, str], asked: dict[str, object], why:
         Plan.load(made[1]).what_if(made[0], **asked)
 
 
+def test_a_plan_describes_itself(made: tuple[str, str]) -> None:
+    plan = Plan.load(made[1])
+    text = plan.summary()
+    assert text.startswith("cluster dgx-h100\nmodel perceptrons") and "step " in text and "memory " in text
+    evil = plan.model_copy(update={"cluster": "<b>\x1b[2J"})
+    assert "<b>" not in evil._repr_html_() and "\x1b" not in evil.summary() and "<table>" in evil._repr_html_()
+    assert len(repr(plan)) < 200
+
+
 def test_rates() -> None:
     assert (parse_rate("200 GB/s", 1e9, ""), parse_rate("1e-1x", 1.0, "")) == (200.0, 0.1)
 

@@ -33,12 +33,16 @@ class Converted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisWork:
-    """What a mesh axis is for; `stored_split`: whether parameters that are used whole on it are stored split."""
+    """What a mesh axis is for; `stored_split`: whether parameters that are used whole on it are stored split.
+
+    `repeated`: products that the plan has every device of the axis compute, which the target splits as all others: values stay the same.
+    """
 
     name: str
     size: int
     work: Work
     stored_split: bool
+    repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +150,12 @@ def _axis(plan: Plan, index: int) -> AxisWork:
     kinds = [does for does in counts if does != "idle"]
     if "expert" in kinds and set(kinds) <= {"expert", "data"}:
         kinds = ["expert"]
-    if len(kinds) > 1 or (kinds not in ([], ["tensor"]) and counts["idle"]):
+    if len(kinds) > 1:
         said = ", ".join(f"{count} {_WORDS[does]} (such as {examples[does]})" for does, count in counts.items())
         raise UsageError(f"no target can express this plan: on axis {axis.name} its products do different work: {said}")
     work: Work = kinds[0] if kinds else "idle"
-    return AxisWork(name=axis.name, size=axis.size, work=work, stored_split=_stored_split(plan, index))
+    repeated = counts["idle"] if work not in ("idle", "tensor") else 0
+    return AxisWork(name=axis.name, size=axis.size, work=work, stored_split=_stored_split(plan, index), repeated=repeated)
 
 
 _WORDS: dict[Work, str] = {
@@ -215,6 +220,9 @@ def _lost(plan: Plan, axes: Sequence[AxisWork]) -> Iterable[str]:
     for axis in axes:
         if axis.stored_split and axis.work != "data" and axis.size > 1:
             yield f"parameters stored split over {axis.name}, which is no data axis, are stored whole there"
+        if axis.repeated and axis.size > 1:
+            what = "the sequence" if axis.work == "sequence" else "the batch"
+            yield f"{axis.repeated} products that every device along {axis.name} repeats split {what} there as well: values stay the same"
     inner = [level.level for level, axis in zip(plan.mesh, axes, strict=True) if axis.work == "data" and axis.size > 1]
     for level, axis in zip(plan.mesh, axes, strict=True):
         if axis.work == "tensor" and inner and level.level != inner[-1] and plan.mesh[-1].name != axis.name:

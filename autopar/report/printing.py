@@ -19,7 +19,7 @@ WIDEST = 60
 NARROWEST = 10
 """Characters that a column of text is not wrapped below."""
 GAP = 2
-_PIECES = re.compile(r"[^\s/,._]*[/,._]*\s*")
+_PIECES = re.compile(r"[^\s/,._-]*[/,._-]*\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from ..schemes import scheme_of
 from ..sharding.analysis import analyse
 from .plot import Panel, Series, svg
 from .tables import Table
-from .units import bytes_text, seconds_text
+from .units import amount_text, bytes_text, seconds_text
 
 MOST_COUNTS = 16
 """Numbers of devices of one cluster that are planned for."""
@@ -131,7 +131,7 @@ def scaling(
         except (NoPlanFits, UsageError) as error:
             rows.append(replace(row, why="does not fit" if isinstance(error, NoPlanFits) else str(error)))
             continue
-        named = scheme_of(plan, analyse(model.graph, train=train)).called
+        named = scheme_of(plan, analyse(model.graph, train=train)).called if devices > 1 else "one device"
         rows.append(replace(row, step=plan.predicted.step, memory=plan.predicted.memory, named=named))
     return [_efficient(row, rows) for row in rows]
 
@@ -146,20 +146,22 @@ def _efficient(row: Row, rows: Sequence[Row]) -> Row:
 def scaling_table(rows: Sequence[Row]) -> Table:
     """The rows, with money where prices are known."""
     priced = any(row.price is not None for row in rows)
-    money = (">money/step", ">samples/money") if priced else ()
-    columns = ("cluster", ">devices", ">step", ">samples/s", ">efficiency", ">memory", *money, "plan")
+    more = (">cost", ">per money") if priced else (">memory",)
+    columns = ("cluster", ">devices", ">step", ">per second", ">eff.", *more, "plan")
     cells = tuple(_cells(row, priced=priced) for row in rows)
-    return Table(title="The best plan by cluster and devices, of one global batch", columns=columns, rows=cells)
+    money = "; cost of a step; samples per unit of money" if priced else ""
+    title = f"The best plan by cluster and devices, of one global batch: samples per second; efficiency{money}"
+    return Table(title=title, columns=columns, rows=cells)
 
 
 def _cells(row: Row, *, priced: bool) -> tuple[str, ...]:
     head = (row.cluster, str(row.devices))
     if row.step is None:
-        return (*head, *[""] * (6 if priced else 4), row.why)
+        return (*head, *[""] * (5 if priced else 4), row.why)
     efficiency = f"{row.efficiency:.0%}" if row.efficiency is not None else ""
-    figures = (seconds_text(row.step), f"{row.batch / row.step:,.4g}", efficiency, bytes_text(row.memory))
-    money = (f"{row.money:.3g}" if row.money else "", f"{row.per_money:,.4g}" if row.per_money else "") if priced else ()
-    return (*head, *figures, *money, row.named)
+    figures = (seconds_text(row.step), amount_text(row.batch / row.step), efficiency)
+    money = (f"{row.money:.3g}" if row.money else "", f"{row.per_money:.3g}" if row.per_money else "")
+    return (*head, *figures, *(money if priced else (bytes_text(row.memory),)), row.named)
 
 
 def answers(rows: Sequence[Row], step: float | None, per_money: float | None) -> list[str]:
@@ -188,7 +190,7 @@ def answers(rows: Sequence[Row], step: float | None, per_money: float | None) ->
 def _place(row: Row) -> str:
     assert row.step is not None
     money = f", {row.money:.3g} a step" if row.money else ""
-    return f"{row.devices} devices of {row.cluster}, {seconds_text(row.step)} a step{money}"
+    return f"{row.devices} device{'s' if row.devices > 1 else ''} of {row.cluster}, {seconds_text(row.step)} a step{money}"
 
 
 def scaling_plot(rows: Sequence[Row]) -> str:

@@ -84,6 +84,15 @@ def rate_text(rate: float, unit: str) -> str:
     return f"{_three_digits(rate)} {unit}"
 
 
+def amount_text(value: float) -> str:
+    """An amount without an exponent.
+
+    >>> amount_text(541400.3), amount_text(12.345), amount_text(0.01234)
+    ('541,400', '12.3', '0.0123')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _three_digits(value: float) -> str:
     """Three digits, without an exponent.
 

@@ -8,6 +8,7 @@ random numbers, shards must not draw the same ones, and replicas must.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,9 @@ SMALL = 1e-3
 """Below this, values are compared as they are rather than relative to the largest."""
 DRAWN = 16
 """Numbers from which on equal draws are no accident."""
-RANDOM = ("dropout", "bernoulli", "rand", "normal_", "uniform_", "multinomial", "exponential_", "geometric_", "cauchy_", "log_normal_")
+_RANDOM = re.compile(
+    r"(?!.*backward)(?:\w*dropout|bernoulli_?|rand\w*|normal_?|uniform_?|multinomial|exponential_|geometric_|cauchy_|log_normal_|random_|rrelu\w*)"
+)
 MASKS = {"aten.native_dropout.default": 1, "aten._fused_dropout.default": 1}
 """Of which output the numbers drawn are the elements, where it is not the first."""
 
@@ -121,8 +124,7 @@ def is_random(name: str) -> bool:
     >>> is_random("aten.native_dropout.default"), is_random("aten.native_dropout_backward.default"), is_random("aten.operand.default")
     (True, False, False)
     """
-    base = name.split(".")[1] if name.count(".") > 1 else name
-    return "backward" not in base and any(base.startswith(word) or base.endswith(word) or f"_{word}" in base for word in RANDOM)
+    return _RANDOM.fullmatch(name.split(".")[1] if name.count(".") > 1 else name) is not None
 
 
 def together(value: DTensor) -> Tensor:

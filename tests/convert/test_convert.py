@@ -122,6 +122,15 @@ def test_plans_that_mix_kinds_of_work_are_refused() -> None:
             convert(found, target)
 
 
+def test_products_that_are_repeated_split_the_batch_as_well() -> None:
+    """What some layers repeat on a data axis, a target splits: the same values, told."""
+    pins = ["layers.*/linear=gpu:d0", "head/linear=gpu:R"]
+    found = autopar.plan(*build(), devices=4, cluster="dgx-h100", mesh=(4,), stages=1, zero=0, micro_batches=1, pins=pins)
+    converted = convert(found, "deepspeed")
+    assert any(note.startswith("1 products that every device along gpu repeats split the batch") for note in converted.lost)
+    assert json.loads(converted.text)["train_micro_batch_size_per_gpu"] == 2
+
+
 def test_names_from_files_stay_in_their_places(plans: dict[str, Plan]) -> None:
     """Comments end where lines do, and names in code are literals."""
     evil = 'x"""\nimport os\r\n\u2028os.abort()#\''

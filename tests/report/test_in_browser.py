@@ -6,12 +6,13 @@ import importlib.util
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 from browser import ENTER, TAB, Browser, missing
-from report_models import MEGATRON, planned
+from report_models import MEGATRON, perceptrons, planned
 
 from autopar.cli import run
 from autopar.plan import Plan
@@ -59,6 +60,31 @@ def axe() -> str:
     if path is None:
         pytest.skip("axe-core is not there: pip install axe-core-python, or set AXE to an axe.min.js")
     return Path(path).read_text(encoding="utf-8")
+
+
+def answers(folder: Path) -> Path:
+    """A report with every panel, by the command."""
+    model, plan, other, out = (str(folder / name) for name in ("model.onnx", "plan.json", "other.json", "answers.html"))
+    onnx.save(perceptrons(1), model)
+    for path, devices in ((plan, "4"), (other, "2")):
+        run(["plan", model, "--cluster", "dgx-h100", "--devices", devices, "--quiet", "--no-compare", "-o", path])
+    (folder / "run.json").write_text(json.dumps({"seconds": Plan.load(plan).predicted.step * 2, "steps": 3}))
+    panels = ["--alternatives", "--sensitivity", "--measured", str(folder / "run.json")]
+    run(["report", plan, other, "--model", model, "-o", out, *panels])
+    return Path(out)
+
+
+def imported(folder: Path) -> Path:
+    """A report of torchtitan's configuration."""
+    for name, text in (("config.json", json.dumps(GPT2)), ("titan.toml", TITAN)):
+        (folder / name).write_text(text)
+    model, plan, out = f"hf:{folder / 'config.json'}", str(folder / "plan.json"), str(folder / "imported.html")
+    run(["import", str(folder / "titan.toml"), "--model", model, "--cluster", "dgx-h100", "--no-compare", "-o", plan])
+    run(["report", plan, "-o", out])
+    return Path(out)
+
+
+TITAN = "[training]\nlocal_batch_size = 8\nseq_len = 512\n[parallelism]\ntensor_parallel_degree = 2\ndata_parallel_shard_degree = 4\n"
 
 
 def written(path: Path, contents: Contents) -> Path:
@@ -142,6 +168,18 @@ def test_rows_are_filtered_and_folded(browser: Browser, plans: dict[str, Plan], 
     assert browser.run(closed) == 0
     browser.run("document.getElementById('fold').click()")
     assert browser.run(closed) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [answers, imported])
+def test_every_panel_and_an_imported_configuration(browser: Browser, make: Callable[[Path], Path], tmp_path: Path) -> None:
+    path = make(tmp_path)
+    require_quiet(browser, path, browser.open(path))
+    require_drawn(browser, tmp_path)
+    script = axe()
+    browser.run(script)
+    found = browser.run("return axe.run(document, { resultTypes: ['violations'] })")
+    assert [(v["id"], v["nodes"][0]["html"][:200]) for v in found["violations"]] == []
 
 
 @pytest.mark.slow

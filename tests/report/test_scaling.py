@@ -28,7 +28,7 @@ def test_money_is_devices_by_price_by_hours() -> None:
 @pytest.mark.parametrize(
     ("step", "per_money", "said"),
     [
-        (None, None, ["fastest: 2 devices of b, 1.00 s", "most samples for the money: 1 devices of a"]),
+        (None, None, ["fastest: 2 devices of b, 1.00 s", "most samples for the money: 1 device of a"]),
         (3.0, None, ["cheapest by the hour within 3.00 s a step: 2 devices of a"]),
         (0.5, None, ["within 500 ms a step: none of them"]),
         (None, 5000.0, ["fastest with 5000 samples for a unit of money: 2 devices of a"]),
@@ -62,7 +62,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["rows"][0]["efficiency"] == 1.0 and found["rows"][3]["money"] is None and plot.read_text().startswith("<svg")
     run(asked)
     shown = capsys.readouterr().out
-    assert shown.startswith("fastest: ") and "samples/money" in shown and "by the hour within 1.00 s" in shown
+    assert shown.startswith("fastest: ") and "per money" in shown and "by the hour within 1.00 s" in shown
 
 
 @pytest.mark.parametrize(

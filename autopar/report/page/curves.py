@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from ..curves import Curve, Point
 from ..tables import Table
-from ..units import seconds_text
+from ..units import amount_text, seconds_text
 from .section import Section
 from .shapes import Picture, line, nothing, picture, short, text
 
@@ -54,7 +54,7 @@ def _row(point: Point, here: float | None) -> tuple[str, ...]:
     if point.step is None:
         return (f"{point.factor:g}x", point.value, "", "", "", point.named)
     change = f"{point.step / here - 1:+.1%}" if here else ""
-    rate = f"{point.batch / point.step:,.4g}" if point.batch else ""
+    rate = amount_text(point.batch / point.step) if point.batch else ""
     return (f"{point.factor:g}x", point.value, seconds_text(point.step), change, rate, point.named)
 
 

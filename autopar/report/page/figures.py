@@ -13,7 +13,7 @@ from ...schemes import Named, stages_of
 from ..certainty import assumed_line, certainty_lines
 from ..stages import stages_table
 from ..tables import Table, gap_text, summary_lines
-from ..units import bytes_text, seconds_text
+from ..units import amount_text, bytes_text, seconds_text
 from .drawing import WAITING, Bar, bars, timeline
 from .section import Section, share
 from .spans import Timeline
@@ -46,7 +46,8 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
         per_second = shapes[0][0] / p.step
         numbers = next(iter(plan.model.inputs.values())).dtype.startswith("int")
         tokens = f", {per_second * shapes[0][1]:,.0f} tokens" if len(shapes[0]) == 2 and numbers else ""
-        yield "How much is that a second?", f"{per_second:,.4g} samples{tokens}; {per_second / plan.devices:.3g} samples a device"
+        each = amount_text(per_second / plan.devices)
+        yield "How much is that a second?", f"{amount_text(per_second)} samples{tokens}; {each} samples a device"
     limit = min(default_limit(pool) for pool in cluster.pools) if cluster else None
     of = f" of {bytes_text(limit)} ({p.memory / limit:.0%})" if limit else ""
     yield "Does it fit?", f"{bytes_text(p.memory)}{of} on the fullest device"

@@ -1,4 +1,4 @@
-"""Shardings of others: each of five that are wrong is found, with operator, shape and size, and a hundred right ones pass."""
+"""Shardings of others: each of six that are wrong is found, with operator, shape and size, and a hundred right ones pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import verify_cases
-from verify_cases import RIGHT, WRONG, Case, right_data_parallel, right_loss_parallel, right_mlp
+from verify_cases import RIGHT, WRONG, Case, right_data_parallel, right_loss_parallel, right_mlp, right_registered
 
 from autopar.cli import run
 from autopar.errors import RunError, UsageError
@@ -36,7 +36,9 @@ def test_counted_twice_is_said_so() -> None:
     assert {one.what for one in verdict(WRONG["experts"][0](), 3).findings} == {"it is 3 times that of the whole"}
 
 
-@pytest.mark.parametrize("make", [right_loss_parallel, right_data_parallel, lambda: right_mlp("megatron", "gelu", True, True)])
+@pytest.mark.parametrize(
+    "make", [right_loss_parallel, right_data_parallel, right_registered, lambda: right_mlp("megatron", "gelu", True, True)]
+)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_is_right_passes(make: verify_cases.Callable[[], Case], ranks: int) -> None:
     found = verdict(make(), ranks)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 
 Case = dict[str, Any]
@@ -187,11 +188,63 @@ def wrong_loss_parallel() -> Case:
     return _head(off)
 
 
+def _centred(x: Tensor) -> Tensor:
+    return torch.ops.verify_cases.centred(x)  # type: ignore[no-any-return]
+
+
+@torch.library.custom_op("verify_cases::centred", mutates_args=())
+def centred(x: Tensor) -> Tensor:
+    """Rows less their mean."""
+    return x - x.mean(-1, keepdim=True)
+
+
+@centred.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _backward(context: Any, gradient: Tensor) -> Tensor:
+    return centred(gradient)
+
+
+centred.register_autograd(_backward)
+
+
+def _centring(dim: int) -> Case:
+    """An operator whose sharding somebody registered: along the rows it is right, along the features it is not."""
+    x = torch.randn(8, 16, generator=_seeded())
+
+    def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        register_sharding(torch.ops.verify_cases.centred.default)(lambda x: [([Replicate()], [Replicate()]), ([Shard(dim)], [Shard(dim)])])
+        return parallelize_module(module, mesh, {})
+
+    def loss(module: nn.Module, x: Tensor) -> Tensor:
+        y = module(x)
+        if dist.get_world_size() > 1:
+            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            y = DTensor.from_local(y, mesh, [Replicate()]).redistribute(mesh, [Shard(dim)])
+        found: Tensor = _centred(y).square().mean()
+        return found
+
+    return {"module": nn.Linear(16, 16), "inputs": (x,), "parallelize": parallelize, "loss": loss}
+
+
+def right_registered() -> Case:
+    """Rows are split."""
+    return _centring(0)
+
+
+def wrong_registered() -> Case:
+    """Features are split, over which the operator takes a mean."""
+    return _centring(1)
+
+
 WRONG: dict[str, tuple[Callable[[], Case], str]] = {
     "convolution": (wrong_convolution, "aten.convolution"),
     "ignored labels": (wrong_ignored, "aten.nll_loss"),
     "dropout": (wrong_dropout, "aten.bernoulli_"),
     "experts": (wrong_experts, "the gradient of experts.0.weight"),
+    "registered": (wrong_registered, "verify_cases.centred"),
     "loss_parallel": (wrong_loss_parallel, "the gradient of"),
 }
 
