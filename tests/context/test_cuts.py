@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from autopar.runtime.launch import run_ranks
 
 DEVICES = 6
 X = torch.randn(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    autopar.reset_auto_parallel_context()
-    yield
-    autopar.reset_auto_parallel_context()
 
 
 class Net(nn.Module):

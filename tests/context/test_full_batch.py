@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,13 +20,6 @@ from .nets import BATCH, WIDTH, Many, Waists, build, gradients_of, inputs
 
 RANKS = 4
 BYTES = BATCH * WIDTH * 8
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    autopar.reset_auto_parallel_context()
-    yield
-    autopar.reset_auto_parallel_context()
 
 
 class _Wide(nn.Module):
