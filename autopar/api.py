@@ -24,6 +24,7 @@ from .model import LoadedModel
 from .operators import bring_rules, provide_rules
 from .pins import Pins, Restriction, parse_pin, replicated, reuse, together
 from .plan import Plan
+from .plan_checks import require_consistent
 from .planner import Progress, search_plan
 from .planning.candidates import meshes
 from .planning.request import Request
@@ -200,6 +201,7 @@ def plan_loaded(
         restrictions.append(_where_axes_exist(wanted, [fixed] if fixed else meshes(chosen)))
     if reuse_from is not None:
         old = reuse_from if isinstance(reuse_from, Plan) else Plan.load(reuse_from)
+        require_consistent(old)
         if old.devices != chosen.devices:
             raise PlanError(f"the plan to reuse is for {old.devices} devices, not {chosen.devices}")
         found, kept = reuse(old, analyse(model.graph, train=train))
