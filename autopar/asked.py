@@ -12,6 +12,7 @@ from autopar.search import NoAssignment
 from .errors import PlanError, UsageError, unknown
 from .model import LoadedModel
 from .plan import Plan
+from .plan_checks import require_consistent
 from .planning.candidates import meshes
 from .planning.limits import Limits
 from .planning.pins import Pins, Restriction, parse_pin, replicated, reuse, together
@@ -97,6 +98,7 @@ class Asked:
         """The part of a loaded plan that the model still has, as pins on the plan's mesh."""
         assert self.reuse_from is not None
         old = self.reuse_from if isinstance(self.reuse_from, Plan) else Plan.load(self.reuse_from)
+        require_consistent(old)
         if old.devices != cluster.devices:
             raise PlanError(f"the plan to reuse is for {old.devices} devices, not {cluster.devices}")
         found, kept = reuse(old, analyse(model.graph, train=self.train))

@@ -59,6 +59,16 @@ def test_a_staged_plan_with_an_unknown_strategy(folder: Path, tmp_path: Path) ->
             run([*command, "--model", model])
 
 
+def test_a_plan_to_reuse_with_a_strategy_for_more_axes(folder: Path, tmp_path: Path) -> None:
+    """Found by mutant 10485 of the plans: a ValueError where its strategies are pinned."""
+    data = json.loads((folder / "plan.json").read_text())
+    first = next(iter(data["operators"].values()))
+    first["strategy"] = first["strategy"] * 2
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(PlanError, match="a strategy for 2 mesh axes, not 1"):
+        run(["plan", str(folder / "model.onnx"), "--cluster", "dgx-h100", "--devices", "2", "--reuse", str(tmp_path / "plan.json")])
+
+
 def test_a_batch_that_is_a_large_prime(folder: Path, tmp_path: Path) -> None:
     """Found by a mutant of the model: as many micro-batches as samples took 8 GiB and a minute."""
     model = onnx.load(str(folder / "model.onnx"))
