@@ -34,6 +34,7 @@ _LAZY |= dict.fromkeys(
     ("GlobalTensor", "from_dtensor", "global_tensor", "matmul", "ones", "placement", "randn", "to_global", "to_local", "zeros"),
     "autopar.runtime.global_tensors",
 )
+_LAZY["recalibrated"] = "autopar.report.recalibrated"
 _LAZY["summary_html"] = "autopar.report.described"
 _NAMES = {"summary_html": "html"}
 """What is called otherwise in its module."""

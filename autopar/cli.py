@@ -151,13 +151,14 @@ def _warn_replicated(plan: Plan) -> None:
 
 def _run(args: argparse.Namespace) -> None:
     from .plan import Plan
-    from .report.ran import print_run, require_profile
+    from .report.ran import cluster_to_scale, print_run, require_profile, scaling
 
     for name in ("nproc", "steps"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
     require_profile(args)
     plan = Plan.load(args.plan)
+    cluster = cluster_to_scale(args, plan)
     if args.nproc not in (None, plan.devices, plan.devices + plan.unused):  # ranks that the plan leaves idle are not started
         remedy = f"give --nproc {plan.devices}, or plan again with --devices {args.nproc}"
         raise PlanError(f"the plan is for {plan.devices} ranks, not {args.nproc}: {remedy}")
@@ -173,7 +174,7 @@ def _run(args: argparse.Namespace) -> None:
         chosen = {name: getattr(args, name) for name in ("steps", "check", "backend", "seed", "weights", "profile")}
         report = run_plan(model, plan, **chosen)
     if args.json or os.environ.get("RANK", "0") == "0":  # under torchrun, one rank speaks for all
-        print_run(report, as_json=args.json)
+        print_run(report, as_json=args.json, recalibrate=scaling(args, plan, model.graph, cluster, report.profile))
     if not report.ok:
         raise RunError(f"the run does not agree with one device: {report.check}")
 

@@ -59,7 +59,7 @@ class Profile:
     def __init__(self, module: ParallelModule) -> None:
         if module.engine.plan is None:
             raise RunError("only a module of parallelize, which knows its plan, can be profiled beside it")
-        self.plan = module.engine.plan
+        self.plan, self.graph = module.engine.plan, module.engine.execution.graph
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if module.engine.device.type == "cuda" else [])]
         self._cuda = module.engine.device.type == "cuda"
         self._profiler: Any = torch_profile(activities=activities, profile_memory=True)
@@ -67,6 +67,7 @@ class Profile:
         self.rows: tuple[Row, ...] = ()
         self.kinds: dict[str, float] = {}
         self.actions: dict[str, float] = {}
+        self.collectives: dict[str, float] = {}
 
     def __enter__(self) -> Profile:
         self._profiler.__enter__()
@@ -84,7 +85,10 @@ class Profile:
     def json(self) -> dict[str, Any]:
         """Everything as plain data, in seconds and bytes of a step."""
         rows = [{"part": row.part, "measured": row.measured, "predicted": row.predicted, "unit": row.unit} for row in self.rows]
-        return {"steps": list(self.steps), "parts": rows, "kinds": self.kinds, "actions": self.actions, "deviations": self.deviations()}
+        return {
+            "steps": list(self.steps), "parts": rows, "kinds": self.kinds, "actions": self.actions, "collectives": self.collectives,
+            "deviations": self.deviations(),
+        }  # fmt: skip
 
     def deviations(self) -> list[str]:
         """The largest differences from what was predicted, in words."""
@@ -107,6 +111,7 @@ class Profile:
         for event in named:
             spent[event.name.removeprefix(NAMED)] += (event.time_range.end - event.time_range.start) / 1e6 / count
         self.actions = dict(spent)
+        self.collectives = dict(_collectives(events, count, cuda=self._cuda))
         kinds: Counter[str] = Counter()
         for average in self._profiler.key_averages():
             if not average.key.startswith((NAMED, "[memory]", "ProfilerStep")):
@@ -151,6 +156,20 @@ def _word(action: str) -> Word:
     """The word of an action's text: `0F1.2` is a forward pass."""
     rest = action.lstrip("0123456789")
     return max((word for word in Word if rest.startswith(word.value)), key=lambda word: len(word.value))
+
+
+def _collectives(events: Sequence[Any], count: int, *, cuda: bool) -> Counter[str]:
+    """Seconds of a step's collectives by name: kernels of NCCL, or what Gloo's threads do.
+
+    One that waits while others are under way counts from their end on: all of them together are the time in which any is under way.
+    """
+    found: Counter[str] = Counter()
+    until = -math.inf
+    for event in sorted(events, key=lambda e: e.time_range.start):
+        if (event.device_type == DeviceType.CUDA and event.name.startswith("ncclDev")) if cuda else event.name.startswith("gloo:"):
+            found[event.name] += max(0.0, event.time_range.end - max(event.time_range.start, until)) / 1e6 / count
+            until = max(until, event.time_range.end)
+    return found
 
 
 def _kind(name: str) -> str:

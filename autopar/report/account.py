@@ -110,7 +110,7 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
     makers: dict[str, str] = {}
     waiting: dict[tuple[str, Layout], Move] = {}
     unit_of = {index: unit.number for unit in micro.units for index in unit.members}
-    for index, (step, times) in enumerate(zip(program.steps, _times(micro), strict=True)):
+    for index, (step, times) in enumerate(zip(program.steps, executions(micro), strict=True)):
         if isinstance(step, Compute):
             _compute(step, accounts, makers, waiting)
             talk = operator_collectives(program.graph, step, plan.mesh_.shape, analysis.gradients) if step.decision.rule else []
@@ -163,7 +163,7 @@ class _Times:
         return found
 
 
-def _times(micro: Scheduled) -> list[_Times]:
+def executions(micro: Scheduled) -> list[_Times]:
     """The executions of every step of a micro-batch's program in one step of training."""
     found = [_Times() for _ in micro.program.steps]
     for action in micro.actions():

@@ -124,6 +124,8 @@ def _run_options(parser: Parser) -> None:
     add("--steps", type=int, default=1, metavar="K", help="training steps to run (default: 1)")
     add("--check", action="store_true", help="compare outputs, gradients and updated weights with one device")
     add("--profile", metavar="FILE", help="measure rank 0's steps after the first, and write their trace to FILE, for Perfetto")
+    add("--recalibrate", metavar="FILE", help="with --profile: write the cluster with its figures scaled to what was measured (.json)")
+    add("--cluster", metavar="NAME|FILE", help="the cluster to recalibrate (default: the plan's)")
     add("--backend", choices=("gloo", "nccl"), help="communication library (default: what fits this machine)")
     add("--weights", metavar="FILE|FOLDER", help="safetensors files to read instead of the weights that a PyTorch model has")
     add("--seed", type=int, default=0, metavar="S", help="seed of inputs and of absent weights (default: 0)")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..printable import printable
@@ -14,24 +17,70 @@ from .files import check_outputs
 from .tables import Table, show
 from .units import bytes_text, seconds_text
 
+if TYPE_CHECKING:
+    from autopar.costmodel import Cluster
+
+    from ..ir import Graph
+    from ..plan import Plan
+    from .recalibrated import Recalibrated
+
 
 def require_profile(args: argparse.Namespace) -> None:
     """Refuse at once what cannot be profiled, or written."""
-    check_outputs(args, args.profile)
+    check_outputs(args, args.profile, args.recalibrate)
+    if args.recalibrate and not args.profile:
+        raise UsageError("--recalibrate scales a cluster to what --profile measures: give both")
+    if args.recalibrate and Path(args.recalibrate).suffix.lower() != ".json":
+        raise UsageError(f"{args.recalibrate}: a cluster file ends in .json")
+    if args.cluster and not args.recalibrate:
+        raise UsageError("--cluster says what to recalibrate: give --recalibrate FILE")
     if args.profile and (args.check or args.steps < 2):
         raise UsageError("--profile measures the steps after the first: give --steps 2 or more, without --check")
 
 
-def print_run(report: Any, *, as_json: bool) -> None:
-    """A `RunReport`; the profile in tables of its own."""
+def cluster_to_scale(args: argparse.Namespace, plan: Plan) -> Cluster | None:
+    """The cluster that `--recalibrate` starts from, refused before anything runs where a profile cannot scale it; None without."""
+    if not args.recalibrate:
+        return None
+    from ..of_plan import cluster_of_plan
+    from .recalibrated import require_one_program
+
+    found = cluster_of_plan(plan, args.cluster)
+    require_one_program(plan, found)
+    return found
+
+
+def scaling(
+    args: argparse.Namespace, plan: Plan, graph: Graph, cluster: Cluster | None, profile: Mapping[str, Any] | None
+) -> Callable[[], Recalibrated] | None:  # fmt: skip
+    """What scales the cluster to a profile and, on rank 0, writes its file; None where that is not wanted."""
+    if cluster is None or profile is None:
+        return None
+
+    def made() -> Recalibrated:
+        from .recalibrated import recalibrate
+
+        found = recalibrate(profile, plan, graph, replace(cluster, name=Path(args.recalibrate).stem))
+        if os.environ.get("RANK", "0") == "0":
+            found.save(args.recalibrate)
+        return found
+
+    return made
+
+
+def print_run(report: Any, *, as_json: bool, recalibrate: Callable[[], Recalibrated] | None = None) -> None:
+    """A `RunReport`; the profile in tables of its own, and behind it what `recalibrate` makes of it."""
     found = report_json(report)
     if as_json:
-        print_json({name: value for name, value in found.items() if name != "profile" or value is not None})
+        told = {name: value for name, value in found.items() if name != "profile" or value is not None}
+        print_json(told | ({"recalibrated": recalibrate().json()} if recalibrate else {}))
         return
     lines = [line for line in report_lines(report) if not line.startswith("profile")]
     print(printable("\n".join(lines)))
     if report.profile is not None:
         show(profile_parts(report.profile))
+    if recalibrate:
+        show(recalibrate().parts())
 
 
 def profile_parts(found: Mapping[str, Any]) -> list[str | Table]:
