@@ -90,6 +90,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py --quick
 	$(BIN)/python benchmarks/search.py --quick
 	$(BIN)/python benchmarks/runtime.py --quick
+	$(BIN)/python benchmarks/faults.py --quick
 	$(if $(DATA),$(BIN)/python benchmarks/validation.py --data $(DATA) --quick)
 
 clean:

@@ -28,6 +28,8 @@ _LAZY |= {"Lamb": "autopar.runtime.optimizers", "Momentum": "autopar.runtime.opt
 _LAZY |= {"save": "autopar.runtime.training.saving", "resume": "autopar.runtime.training.resuming"}
 _LAZY |= {"sampler": "autopar.runtime.training.sampling", "steps": "autopar.runtime.training.stopping"}
 _LAZY |= dict.fromkeys(("export_checkpoint", "export_weights"), "autopar.runtime.training.export")
+_LAZY |= {"import_weights": "autopar.runtime.training.importing", "tokens": "autopar.runtime.training.tokens"}
+_LAZY |= {"elastic": "autopar.training.elastic", "profile": "autopar.runtime.profiling"}
 _LAZY |= dict.fromkeys(
     ("GlobalTensor", "from_dtensor", "global_tensor", "matmul", "ones", "placement", "randn", "to_global", "to_local", "zeros"),
     "autopar.runtime.global_tensors",
@@ -61,6 +63,10 @@ class _Package(ModuleType):
     @plan.setter
     def plan(self, module: ModuleType) -> None:
         """The import system binds a loaded submodule here; the function stays."""
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        """A program that is pickled with its globals, as Ray sends one to its workers, imports this there."""
+        return import_module, (__name__,)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.costmodel import Cluster, default_cluster, load_cluster, parse_span, presets
-from autopar.search import NoAssignment
+from autopar.costmodel import Cluster
 
+from .asked import Asked, choose_cluster, is_training
 from .compressing import compressed
-from .configured import load_any, sizes_of_plan
+from .configured import load_any
 from .context import current
 from .context.applied import in_context, require_own
 from .context.files import save_strategies
-from .errors import PlanError, UsageError, unknown
-from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
-from .ir.dtype import FLOATS
+from .context.imported import with_parts_gathered
+from .errors import PlanError
+from .frontends.load import ModelOptions
 from .model import LoadedModel
+from .of_plan import cluster_of_plan, model_of_plan
 from .operators import bring_rules, provide_rules
-from .pins import Pins, Restriction, parse_pin, replicated, reuse, together
 from .plan import Plan
-from .plan_checks import require_consistent
-from .planner import Progress, search_plan
-from .planning.candidates import meshes
-from .planning.request import Request
+from .planning.pins import Pins
+from .planning.planner import search_plan
+from .planning.ranking import Progress
 from .report.given import checked
-from .schemes import scheme_named
-from .schemes.pinning import pinned, stage_mesh
-from .sharding.analysis import Analysis, analyse
+from .sharding.analysis import analyse
 from .sharding.mesh import Mesh
-from .sharding.schedule import PLAINLY, Reductions, Types
-from .tables import Limits
 
 if TYPE_CHECKING:
     import torch
@@ -44,63 +39,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan with what it was made from, and sentences worth telling the user."""
+    """A plan with what it was made from, sentences worth telling the user, and the CPU seconds of the search."""
 
     plan: Plan
     model: LoadedModel
     cluster: Cluster
     notes: tuple[str, ...]
-
-
-def choose_cluster(cluster: str | Path | Cluster | None, devices: int | None) -> tuple[Cluster, str]:
-    """The cluster to plan for, sized to `devices`, and a sentence that says which one is assumed."""
-    if devices is not None and devices < 1:
-        raise UsageError(f"--devices is {devices}; it must be at least 1")
-    if cluster is None:
-        found, sentence = default_cluster()
-    else:
-        found = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-        sentence = f"cluster {found.name}"
-    return (found.sized(devices) if devices is not None else found), sentence
+    seconds: float = 0.0
 
 
 def plan(
-    model: Any,
-    example_inputs: Any = None,
-    *,
-    devices: int | None = None,
-    cluster: str | Path | Cluster | None = None,
-    mode: str = "train",
-    batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    dtype: str | None = None,
-    master: str | None = None,
-    reduce: str | None = None,
-    frozen: Sequence[str] = (),
-    trained: Sequence[str] = (),
-    optimizer: str = "adamw",
-    search: str = "dynamic_programming",
-    memory: float | str | None = None,
-    pins: Sequence[str] | Pins = (),
-    scheme: str | None = None,
-    mesh: Mesh | Sequence[int] | None = None,
-    stages: int | None = None,
-    micro_batches: int | None = None,
-    recompute: str | None = None,
-    zero: int | None = None,
-    offload: str | None = None,
-    schedule: str | None = None,
-    interleave: int | None = None,
-    load: str | Path | Plan | None = None,
-    reuse_from: str | Path | Plan | None = None,
-    loss: str | Callable[..., Any] | None = None,
-    discover: bool = False,
-    replicate_unknown: bool = False,
-    trust: bool = False,
-    compress: Mapping[str, str] | float | None = None,
-    progress: Progress | None = None,
-) -> Plan:
+    model: Any, example_inputs: Any = None, *, devices: int | None = None, cluster: str | Path | Cluster | None = None, mode: str = "train",
+    batch: int | None = None, dims: Mapping[str, int] | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None,
+    dtype: str | None = None, master: str | None = None, reduce: str | None = None, frozen: Sequence[str] = (), trained: Sequence[str] = (),
+    optimizer: str = "adamw", search: str = "dynamic_programming", memory: float | str | None = None, pins: Sequence[str] | Pins = (),
+    scheme: str | None = None, mesh: Mesh | Sequence[int] | None = None, stages: int | None = None, micro_batches: int | None = None,
+    recompute: str | None = None, zero: int | None = None, offload: str | None = None, schedule: str | None = None,
+    interleave: int | None = None, load: str | Path | Plan | None = None, reuse_from: str | Path | Plan | None = None,
+    loss: str | Callable[..., Any] | None = None, discover: bool = False, replicate_unknown: bool = False, trust: bool = False,
+    compress: Mapping[str, str] | float | None = None, progress: Progress | None = None,
+) -> Plan:  # fmt: skip
     """Find the cheapest way to run `model` on `devices` devices of `cluster`.
 
     `model`: a path (`.onnx`, `.pt2`), `package.module:function`, `hf:path/config.json`, an `onnx.ModelProto`, or a `torch.nn.Module` with
@@ -108,228 +66,72 @@ def plan(
     `master`: in which trained parameters are stored and updated, by default float32 beside a 16-bit `dtype`, else the type in which they
     are used. `reduce`: in which their gradients are added up and travel, by default as `master`. `frozen`, `trained`: names or patterns of
     an ONNX file's stored floats that are constants, or parameters, whatever they look like. `memory`: bytes per device, or a
-    text with a unit ("80GiB"). `pins`: texts
-    such as `"OP=AXIS:FACTOR"`. `scheme`: a known scheme (`autopar.schemes`). `mesh`: of a stage. `stages`, `micro_batches`, `recompute`
-    ("none", "selective", "full"), `zero` (0 to 3), `offload` ("none"; "optimizer": its state in host memory), `schedule` of the pipeline
-    and its `interleave` are searched unless they are given. `load`: a strategy checkpoint of this very model, used as it is;
+    text with a unit ("80GiB"). `pins`: texts such as `"OP=AXIS:FACTOR"`. `scheme`: a known scheme (`autopar.schemes`). `mesh`: of a stage.
+    `stages`, `micro_batches`, `recompute` ("none", "selective", "full"), `zero` (0 to 3), `offload` ("none"; "optimizer": its state in host
+    memory), `schedule` of the pipeline and its `interleave` are searched unless given. `load`: a strategy checkpoint of this very model;
     `reuse_from`: one of which the matching part is kept. Of operators without a rule, `discover` finds one by executing them on small
     shards, and `replicate_unknown` has every device compute all of what is left. `trust`: whether a `.pt2` file may execute code that it
-    holds.
-    `compress`: formats of gradients by parameter name or pattern, the last that fits counting: "float32", "bfloat16", "float16", or
+    holds. `compress`: formats of gradients by parameter name or pattern, the last that fits counting: "float32", "bfloat16", "float16", or
     low-rank factors as "powersgd-4" (`autopar.sharding.gradient_formats`); or a number, the relative error of the gradients within which
     the formats are chosen that save most time. It needs gradients that are summed whole (ZeRO 0).
-    Where keys of the auto-parallel context are set, they say what is not said here.
-    Raises the errors of `autopar.errors`.
+    Where keys of the auto-parallel context are set, they say what is not said here. Raises the errors of `autopar.errors`.
     """
-    given: dict[str, Any] = {
+    given = checked({
         "devices": devices, "cluster": cluster, "mode": mode, "optimizer": optimizer, "search": search, "memory": memory, "pins": pins,
         "scheme": scheme, "mesh": mesh, "stages": stages, "micro_batches": micro_batches, "recompute": recompute, "zero": zero,
         "offload": offload, "schedule": schedule, "interleave": interleave, "load": load, "reuse_from": reuse_from, "discover": discover,
-        "replicate_unknown": replicate_unknown, "progress": progress, "master": master, "reduce": reduce,
-    }  # fmt: skip
-    given = checked({**given, "batch": batch})
+        "replicate_unknown": replicate_unknown, "progress": progress, "master": master, "reduce": reduce, "batch": batch,
+    })  # fmt: skip
     options = ModelOptions(
-        dims=dims or {}, shapes=shapes or {}, batch=given.pop("batch"), dtype=dtype, loss=loss, train=_is_training(mode), frozen=frozen,
+        dims=dims or {}, shapes=shapes or {}, batch=given.pop("batch"), dtype=dtype, loss=loss, train=is_training(mode), frozen=frozen,
         trained=trained, trust=trust,
     )  # fmt: skip
-    loaded = load_any(model, options, example_inputs)
+    return _in_context(load_any(model, options, example_inputs), given, compress)
+
+
+def _in_context(loaded: LoadedModel, given: dict[str, Any], compress: Mapping[str, str] | float | None) -> Plan:
+    """The plan of a loaded model, with what the auto-parallel context says beside the arguments."""
+    kept = given.get("load") is not None
     if current().active:
         given = in_context(current(), loaded, given)
     found = plan_loaded(loaded, **given)
     require_own(found.plan, found.model.graph)
     if compress is not None:
         found = plan_loaded(loaded, **compressed(found.plan, found.model, found.cluster, given, compress))
+    if current().in_parts and not kept:
+        found = replace(found, plan=with_parts_gathered(found.plan, found.model.graph, found.cluster))
     if path := current().strategy_ckpt_save_file:
         save_strategies(found.plan, found.model.graph, path)
     return found.plan
 
 
-def _is_training(mode: str) -> bool:
-    if mode not in ("train", "infer"):
-        raise UsageError(f"mode {mode!r} is none of train, infer")
-    return mode == "train"
+def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked: Any) -> Planned:
+    """`plan` for a model that is loaded already, with notes; `asked`: as of `Asked`."""
+    wanted = Asked(**asked)
+    cluster, sentence = choose_cluster(wanted.cluster, wanted.devices)
+    if wanted.load is not None:
+        return _loaded(model, wanted, cluster)
+    is_training(wanted.mode)
+    ruled, said = provide_rules(model, discover=wanted.discover, replicate_unknown=wanted.replicate_unknown)
+    request, kept = wanted.request(ruled, cluster)
+    before = time.process_time()
+    best = search_plan(ruled.graph, request, progress=progress)
+    seconds = time.process_time() - before
+    best = best.model_copy(update={"model": best.model.model_copy(update={"dtype": ruled.dtype})})
+    return Planned(plan=best, model=ruled, cluster=cluster, notes=(sentence, *model.notes, *said, *kept), seconds=seconds)
 
 
-def plan_loaded(
-    model: LoadedModel,
-    *,
-    devices: int | None = None,
-    cluster: str | Path | Cluster | None = None,
-    mode: str = "train",
-    master: str | None = None,
-    reduce: str | None = None,
-    optimizer: str = "adamw",
-    search: str = "dynamic_programming",
-    memory: float | None = None,
-    pins: Sequence[str] | Pins | Restriction = (),
-    scheme: str | None = None,
-    mesh: Mesh | Sequence[int] | None = None,
-    stages: int | None = None,
-    micro_batches: int | None = None,
-    recompute: str | None = None,
-    zero: int | None = None,
-    offload: str | None = None,
-    schedule: str | None = None,
-    interleave: int | None = None,
-    load: str | Path | Plan | None = None,
-    reuse_from: str | Path | Plan | None = None,
-    discover: bool = False,
-    replicate_unknown: bool = False,
-    progress: Progress | None = None,
-    reductions: Reductions = PLAINLY,
-    fewer: bool = True,
-) -> Planned:
-    """`plan` for a model that is loaded already, with notes. `pins` may be any restriction; `fewer`: whether devices may be left idle."""
-    chosen, sentence = choose_cluster(cluster, devices)
-    notes = [sentence, *model.notes]
-    if load is not None:
-        old = load if isinstance(load, Plan) else Plan.load(load)
-        model = bring_rules(model, old)
-        _require_loaded(old, model, chosen, devices, cluster)
-        used = cluster_of_plan(old, cluster)
-        return Planned(plan=old, model=model, cluster=used, notes=(f"the plan is loaded, for cluster {used.name}", *model.notes))
-    train = _is_training(mode)
-    model, said = provide_rules(model, discover=discover, replicate_unknown=replicate_unknown)
-    notes += said
-    restrictions: list[Restriction] = [replicated] if model.graph.replicated else []
-    named = scheme_named(scheme) if scheme is not None else None
-    fixed = mesh if mesh is None or isinstance(mesh, Mesh) else stage_mesh(chosen, [int(size) for size in mesh], stages or 1)
-    if callable(pins) and not isinstance(pins, Pins):
-        restrictions.append(pins)
-    elif pins:
-        wanted = pins if isinstance(pins, Pins) else Pins(operators=dict(map(parse_pin, pins)))
-        restrictions.append(_where_axes_exist(wanted, [fixed] if fixed else meshes(chosen)))
-    if reuse_from is not None:
-        old = reuse_from if isinstance(reuse_from, Plan) else Plan.load(reuse_from)
-        require_consistent(old)
-        if old.devices != chosen.devices:
-            raise PlanError(f"the plan to reuse is for {old.devices} devices, not {chosen.devices}")
-        found, kept = reuse(old, analyse(model.graph, train=train))
-        fixed = old.mesh_
-        restrictions.append(found)
-        notes.append(f"kept {kept} of the {len(old.operators)} strategies of the loaded plan")
-    request = Request(
-        cluster=chosen, train=train, optimizer=optimizer if train else "none", method=search, memory=memory, mesh=fixed,
-        limits=together(*restrictions) if restrictions else None, stages=stages, micro_batches=micro_batches, recompute=recompute,
-        zero=zero, offload=offload, pipeline=schedule, interleave=interleave, uniform=not pins and reuse_from is None,
-        types=types_of(model, master, reduce, train=train), reductions=reductions if train else PLAINLY, fewer=fewer,
-    )  # fmt: skip
-    if named is not None:
-        request = pinned(request, named, analyse(model.graph, train=train))
-    best = search_plan(model.graph, request, progress=progress)
-    best = best.model_copy(update={"model": best.model.model_copy(update={"dtype": model.dtype})})
-    return Planned(plan=best, model=model, cluster=chosen, notes=tuple(notes))
-
-
-def types_of(model: LoadedModel, master: str | None, reduce: str | None, *, train: bool) -> Types:
-    """The types of stored parameters and of gradients that are asked for, or usual beside the `dtype` that was."""
-    found = Types.of(master, reduce, dtype=model.dtype if train else None)
-    found.require(model.graph)
-    return found.within(model.graph)
-
-
-def _where_axes_exist(pins: Pins, candidates: Sequence[Mesh]) -> Restriction:
-    """The pins on the meshes that have all axes they name; an axis that no candidate has is an error."""
-    named = {axis for wanted in pins.operators.values() for axis in wanted}
-    offered = dict.fromkeys(axis.name for mesh in candidates for axis in mesh.axes)
-    for axis in sorted(named - set(offered)):
-        raise UsageError(unknown("mesh axis", axis, offered))
-
-    def restriction(analysis: Analysis, mesh: Mesh) -> Limits:
-        if not named <= {axis.name for axis in mesh.axes}:
-            raise NoAssignment
-        return pins(analysis, mesh)
-
-    return restriction
-
-
-def _require_loaded(old: Plan, model: LoadedModel, cluster: Cluster, devices: int | None, named: object) -> None:
-    """A strategy checkpoint used as it is must be for this model and these devices."""
-    if (devices is not None or named is not None) and cluster.devices not in (old.devices, old.devices + old.unused):
+def _loaded(model: LoadedModel, wanted: Asked, cluster: Cluster) -> Planned:
+    """A strategy checkpoint used as it is: it must be for this model and these devices."""
+    assert wanted.load is not None
+    old = wanted.load if isinstance(wanted.load, Plan) else Plan.load(wanted.load)
+    ruled = bring_rules(model, old)
+    if (wanted.devices is not None or wanted.cluster is not None) and cluster.devices not in (old.devices, old.devices + old.unused):
         raise PlanError(f"the plan is for {old.devices} devices, not {cluster.devices}")
-    old.require_match(model.graph)
-    old.program(analyse(model.graph, train=old.model.mode == "train"))
-
-
-def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> Cluster:
-    """The cluster that a plan was made for, or `cluster` in its place, sized to the plan's devices; it must have the mesh's levels."""
-    if cluster is None and plan.cluster not in presets():
-        raise UsageError(f"the plan's cluster {plan.cluster!r} is no preset: give its file with --cluster")
-    found = cluster if isinstance(cluster, Cluster) else load_cluster(cluster or plan.cluster)
-    sized = found.sized(plan.devices)
-    for axis in plan.mesh:
-        if axis.level != "device":
-            parse_span(sized, axis.level, axis.size)
-    return sized
-
-
-def model_of_plan(
-    model: Any, plan: Plan, example_inputs: Any = None, *, loss: str | Callable[..., Any] | None = None, trust: bool = False
-) -> LoadedModel:
-    """Load the model that a plan is for, with the plan's input sizes and dtype, and require that it matches."""
-    options = ModelOptions(train=plan.model.mode == "train", loss=loss, trust=trust)
-    if isinstance(model, LoadedModel):
-        loaded = model
-    elif hasattr(model, "named_parameters"):
-        given = example_inputs if example_inputs is not None else _example_inputs(plan, model)
-        batch = None if example_inputs is None else _batch_of(plan)
-        loaded = load_model(model, replace(options, batch=batch, dtype=_cast_of(plan, model)), given)
-    elif _is_onnx(model):
-        loaded = _onnx_of_plan(model, plan, options)
-    else:
-        fixed = str(model).endswith(".pt2")
-        sized = options if fixed else replace(options, batch=_batch_of(plan), dtype=plan.model.dtype)
-        loaded = load_any(model, sizes_of_plan(model, plan, sized), example_inputs)
-    plan.require_match(loaded.graph)
-    return bring_rules(loaded, plan)
-
-
-def _onnx_of_plan(model: Any, plan: Plan, options: ModelOptions, batch: int | None = None) -> LoadedModel:
-    """The ONNX model with the plan's input shapes (of another `batch`); a file of another fixed batch is given it."""
-    options = replace(options, dtype=plan.model.dtype, parameters=set(plan.parameters))
-    old = _batch_of(plan)
-    shapes = {name: spec.shape for name, spec in plan.model.inputs.items()}
-    if batch is not None:
-        shapes = {name: (batch, *shape[1:]) if shape and shape[0] == old else shape for name, shape in shapes.items()}
-    try:
-        return load_model(model, replace(options, shapes=shapes))
-    except UsageError:
-        if old is None:
-            raise
-        return load_model(model, replace(options, batch=batch or old))
-
-
-def model_of_batch(model: str | Path, plan: Plan, batch: int, *, loss: str | None = None, trust: bool = False) -> LoadedModel:
-    """The model of a plan with another global batch; a `UsageError` where it cannot have it."""
-    options = ModelOptions(train=plan.model.mode == "train", loss=loss, dtype=plan.model.dtype, trust=trust)
-    loaded = _onnx_of_plan(model, plan, options, batch) if _is_onnx(model) else load_model(model, replace(options, batch=batch))
-    return bring_rules(loaded, plan)
-
-
-def _is_onnx(model: Any) -> bool:
-    return type(model).__name__ == "ModelProto" or (isinstance(model, (str, Path)) and str(model).endswith(ONNX_ENDINGS))
-
-
-def _example_inputs(plan: Plan, module: Any) -> Any:
-    """Zeros of the planned shapes, by name where all names are arguments of the module, else as positional arguments."""
-    import torch
-
-    zeros = {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in plan.model.inputs.items()}
-    return zeros if set(zeros) <= set(inspect.signature(module.forward).parameters) else tuple(zeros.values())
-
-
-def _batch_of(plan: Plan) -> int | None:
-    sizes = [spec.shape[0] for spec in plan.model.inputs.values() if spec.shape]
-    return sizes[0] if sizes else None
-
-
-def _cast_of(plan: Plan, module: Any) -> str | None:
-    """The floating-point type that a module was planned in, where it has another: it is run in a copy of that type."""
-    own = {str(value.dtype).removeprefix("torch.") for value in module.parameters() if value.is_floating_point()}
-    if plan.model.dtype is not None:
-        return plan.model.dtype if own != {plan.model.dtype} else None
-    planned = {p.dtype for p in plan.parameters.values() if p.dtype in FLOATS}
-    return planned.pop() if len(own) == len(planned) == 1 and planned != own else None
+    old.require_match(ruled.graph)
+    old.program(analyse(ruled.graph, train=old.model.mode == "train"))
+    used = cluster_of_plan(old, wanted.cluster)
+    return Planned(plan=old, model=ruled, cluster=used, notes=(f"the plan is loaded, for cluster {used.name}", *ruled.notes))
 
 
 def parallelize(
@@ -371,10 +173,10 @@ def parallelize(
     context = current()
     if context.active:
         context.require()
-    parts, broadcast = context.active and context.mode != "stand_alone" and not context.full_batch, context.parameter_broadcast
     return build(
-        prepare, backend=backend, outputs=outputs, exact_random=exact_random, debug=debug, weights=weights, parts=parts, broadcast=broadcast
-    )
+        prepare, backend=backend, outputs=outputs, exact_random=exact_random, debug=debug, weights=weights, parts=context.in_parts,
+        broadcast=context.parameter_broadcast,
+    )  # fmt: skip
 
 
 def host_states(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> torch.optim.Optimizer:

@@ -103,7 +103,7 @@ def _plan(args: argparse.Namespace) -> int:
         if args.output:
             planned.plan.save(args.output)
         if not (args.quiet and not args.json):
-            _print_planned(args, planned, compare=args.compare and not interrupts.count)
+            _print_planned(args, planned, compare=False if interrupts.count else args.compare)
         if args.trace:
             from .report.traces import write_trace
 
@@ -113,7 +113,7 @@ def _plan(args: argparse.Namespace) -> int:
     return INTERRUPTED if interrupts.count else 0
 
 
-def _print_planned(args: argparse.Namespace, planned: Planned, *, compare: bool) -> None:
+def _print_planned(args: argparse.Namespace, planned: Planned, *, compare: bool | None) -> None:
     from .report.planned import planned_json, planned_parts
     from .report.tables import show
 
@@ -151,10 +151,12 @@ def _warn_replicated(plan: Plan) -> None:
 
 def _run(args: argparse.Namespace) -> None:
     from .plan import Plan
+    from .report.ran import print_run, require_profile
 
     for name in ("nproc", "steps"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    require_profile(args)
     plan = Plan.load(args.plan)
     if args.nproc not in (None, plan.devices, plan.devices + plan.unused):  # ranks that the plan leaves idle are not started
         remedy = f"give --nproc {plan.devices}, or plan again with --devices {args.nproc}"
@@ -164,17 +166,14 @@ def _run(args: argparse.Namespace) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         from autopar.runtime.run import run_plan
 
-        from .api import model_of_plan
+        from .of_plan import model_of_plan
 
         model = model_of_plan(args.model, plan, loss=args.loss, trust=args.trust)
         _warn_replicated(plan)
-        report = run_plan(model, plan, steps=args.steps, check=args.check, backend=args.backend, seed=args.seed, weights=args.weights)
-    from .report.fields import report_json, report_lines
-
-    if args.json:
-        print_json(report_json(report))
-    elif os.environ.get("RANK", "0") == "0":  # under torchrun, one rank speaks for all
-        print(printable("\n".join(report_lines(report))))
+        chosen = {name: getattr(args, name) for name in ("steps", "check", "backend", "seed", "weights", "profile")}
+        report = run_plan(model, plan, **chosen)
+    if args.json or os.environ.get("RANK", "0") == "0":  # under torchrun, one rank speaks for all
+        print_run(report, as_json=args.json)
     if not report.ok:
         raise RunError(f"the run does not agree with one device: {report.check}")
 
@@ -205,7 +204,7 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
 
     if args.model is None:
         return Explained.of_file(plan, args.operator)
-    from .api import cluster_of_plan, model_of_batch, model_of_plan
+    from .of_plan import cluster_of_plan, model_of_batch, model_of_plan
 
     model = model_of_plan(args.model, plan, trust=args.trust)
     cluster = cluster_of_plan(plan, args.cluster)
@@ -226,10 +225,10 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, st
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
-    "plan": _plan, "compare": comparing.compare, "run": _run, "explain": _explain, "report": commands.report,
+    "plan": _plan, "compare": comparing.compare, "run": _run, "train": commands.train, "explain": _explain, "report": commands.report,
     "convert": commands.convert, "import": asking.import_, "what-if": asking.what_if, "verify": asking.verify,
-    "discover": commands.discover, "calibrate": commands.calibrate, "bench": commands.bench, "cluster": commands.cluster,
-    "checkpoint": commands.checkpoint,
+    "discover": commands.discover, "calibrate": commands.calibrate, "doctor": commands.doctor, "bench": commands.bench,
+    "cluster": commands.cluster, "checkpoint": commands.checkpoint,
 }  # fmt: skip
 
 

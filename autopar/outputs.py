@@ -24,14 +24,14 @@ def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
             raise UsageError(f"{path}: cannot be written: the command reads it (as {given}); give another file")
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file through a temporary one beside it, so that a reader never sees half of it; a link is followed to what it names."""
     target = _target(path)
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content.encode() if isinstance(content, str) else content)
             os.chmod(temporary, _mode(target))
             os.replace(temporary, target)
         except BaseException:

@@ -9,11 +9,12 @@ from typing import Any
 
 from autopar.costmodel import Cluster
 
-from .api import Planned, cluster_of_plan, model_of_batch, model_of_plan, plan_loaded
+from .api import Planned, plan_loaded
 from .errors import UsageError, unknown
 from .model import LoadedModel
+from .of_plan import cluster_of_plan, model_of_batch, model_of_plan
 from .plan import Plan
-from .planner import Progress
+from .planning.ranking import Progress
 from .report.given import checked
 from .report.page.difference import difference_tables
 from .report.printing import Table, plain

@@ -26,6 +26,7 @@ from kernels.fits import (
     fit_layers,
     fit_products,
     judged,
+    lasting_as,
     log_error,
     priced_attention,
     priced_layers,
@@ -38,7 +39,7 @@ from kernels.transfer import transferred
 
 from autopar.costmodel.device.attention import AttentionForm
 from autopar.costmodel.device.grouped import GroupedForm
-from autopar.costmodel.device.kernels import Fitted, Kernels, dumped
+from autopar.costmodel.device.kernels import Fitted, Kernels, dumped, kernels_of
 from autopar.costmodel.device.products import ProductForm
 from autopar.errors import AutoparError
 
@@ -51,6 +52,8 @@ UNITS = {
     "rtx_pro_6000_server": 188,
 }  # fmt: skip
 """Multiprocessors, from NVIDIA's data sheets and architecture papers; a device that is not listed is not fitted."""
+SAME_CHIP = {"h100_sxm": "h200_sxm"}
+"""Devices without rows of products that last, and another of the same chip (GH100) and power limit (700 W) that has them."""
 PEAKS = {"bfloat16": "bf16_dense_tflops", "float8": "fp8_dense_tflops", "float8_block": "fp8_dense_tflops", "float4": "fp4_dense_tflops"}
 
 
@@ -103,6 +106,8 @@ class Device:
             speed = self.bare.speed(dtype)
             fit, priced = partial(fit_products, speed=speed), partial(priced_products, speed=speed)
             found[dtype] = fit(own)
+            if dtype == "bfloat16" and self.name in SAME_CHIP:
+                found[dtype] = lasting_as(found[dtype], kernels_of(SAME_CHIP[self.name]).products[dtype])
             self.judge(f"products {dtype}", "gemm", own, found[dtype], fit=fit, priced=priced, planned=partial(as_planned, speed=speed))
         return found
 

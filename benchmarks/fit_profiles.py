@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 from fit_devices import OUT, plain
-from kernels.boxes import WARM
 from kernels.fits import as_planned, bare, crossed, fit_products, judged, log_error, priced_products
 from kernels.profiles import products, streams
 from kernels.rows import Rows
@@ -61,9 +60,9 @@ def start_of(form: ProductForm) -> dict[str, float]:
 
 
 def fitted_products(rows: Rows, speed: Speed, like: ProductForm) -> ProductForm:
-    """The form of the rows, at one clock."""
+    """The form of the rows, at one clock: operators of whole layers were profiled one behind the other, as a training step runs them."""
     form = fit_products(rows, speed, starts=(start_of(like),), prior=PRIOR)
-    return replace(form, sustained=replace(form.burst, warm=min(form.burst.warm, WARM)), libraries={})
+    return replace(form, sustained=form.burst, libraries={})
 
 
 def streaming(rows: Rows, memory: float) -> tuple[float, Fitted]:

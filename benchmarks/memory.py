@@ -24,7 +24,9 @@ from autopar.costmodel.memory.liveness import Recompute
 from autopar.costmodel.memory.peak import Memory, autograd_memory, predicted_memory
 from autopar.frontends.torch import import_torch
 from autopar.ir import Graph
-from autopar.planner import Request, name_axes, search_plan
+from autopar.planning.candidates import name_axes
+from autopar.planning.planner import search_plan
+from autopar.planning.request import Request
 from autopar.runtime.measuring.memory import Tracked, fake_world, track_module, track_program
 from autopar.schemes import AXIS_SCHEMES
 from autopar.sharding.analysis import Analysis, analyse

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from autopar.ir import Graph
     from autopar.plan import Plan
-    from autopar.planner import Request
+    from autopar.planning.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 PHASES = ("import", "graph", "plan", "write")
@@ -105,9 +105,9 @@ def planned(case: Case, path: str) -> dict[str, Any]:
 
     warnings.filterwarnings("ignore")
     watch = Stopwatch()
-    watch("import", lambda: [importlib.import_module(name) for name in ("autopar.planner", *IMPORTS[case.source])])
+    watch("import", lambda: [importlib.import_module(name) for name in ("autopar.planning.planner", *IMPORTS[case.source])])
     graph = watch("graph", lambda: graph_of(case, path))
-    from autopar.planner import search_plan
+    from autopar.planning.planner import search_plan
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     row: dict[str, Any] = {"phases": watch.seconds, "graph_gb": before, "operators": len(graph.operators)}
@@ -136,7 +136,7 @@ def graph_of(case: Case, path: str) -> Graph:
 def request_of(case: Case) -> Request:
     """What is asked for."""
     from autopar.costmodel import load_cluster
-    from autopar.planner import Request
+    from autopar.planning.request import Request
     from autopar.schemes.pinning import stage_mesh
 
     cluster = load_cluster(case.cluster).sized(case.devices)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fitting.collective_rows import devices
 from fitting.collective_scores import collective_scores
+from kernels.bounds import bounds, shown_bounds
 from kernels.judging import KINDS, kernel_scores
 from kernels.rows import devices_in
 from kernels.scores import held_in, shown
@@ -53,14 +54,16 @@ def main() -> None:
     except AutoparError as error:
         print(f"silicon: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from error
+    best = [one for device in kernels for one in bounds(arguments.data, device)]
     if arguments.json:
         rows = [{"table": name, **asdict(one)} for name, scores in tables.items() for one in scores]
         inside = {name: held_in(scores) for name, scores in tables.items()}
-        print(json.dumps({"rows": rows, "inside": inside}, allow_nan=False))
+        print(json.dumps({"rows": rows, "inside": inside, "bounds": [asdict(one) for one in best]}, allow_nan=False))
         return
     for name, scores in tables.items():
         if scores:
             shown(f"{name.capitalize()}, predicted against measured on rows held out", scores)
+    shown_bounds(best)
 
 
 if __name__ == "__main__":

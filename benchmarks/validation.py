@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 from validating.groups import all_groups
 from validating.held_out import HeldOut, of_memory, of_steps
+from validating.pairs import LARGE, Pair, pairs, within
 from validating.plots import leaderboard, write_plots
 from validating.scores import Group, Score, score
 
@@ -44,8 +45,18 @@ TARGETS = {
     "alephalpha 13B 8192": {"mean_error": 0.10, "worst_spearman": 0.9, "worst_regret": 0.05, "oom_accuracy": 0.95},
 }
 """What a group's figures are to reach; `worst_spearman` and `oom_accuracy` at least, the others at most."""
-FITTED = {"bloom": "network"}
-"""Groups that something in the cost model was fitted to, and what."""
+FITTED = {
+    "bloom": "network", "mist_l4": "operators", "mist_aceso L4": "operators", "mist_aceso A10G": "operators", "sailor mixed": "links",
+    "sailor_layers OPT-30 whole": "float32", "simumax_b200": "its node", "mist_aceso stages L4": "operators",
+    "mist_aceso stages A10G": "operators",
+}  # fmt: skip
+"""Groups on whose machines something was measured that the cost model was fitted to, and what: kernels and links, not runs, but for bloom's
+network."""
+PEERS = {
+    "vtrain_single": ("vTrain", 0.0837), "korth_t5 dp 1": ("Calculon", 0.0365), "sc21_t1": ("Calculon", 0.103), "bloom": ("Calculon", 0.31),
+}  # fmt: skip
+"""Mean errors that others state of their own models on a group as a whole: vTrain on all of its 1,440 runs on a node, of which these are
+every fourth (VIA-Research/vTrain@f8dda847); Calculon on the eight rows that it ships, and on rows that it does not."""
 AT_LEAST = ("worst_spearman", "oom_accuracy")
 OF_NULL, ENOUGH = 0.6, 0.05
 """Every mean error is to be at most this share of the null model's, or this small."""
@@ -81,6 +92,14 @@ def percent(value: float | None, sign: str = "") -> str:
     return "-" if value is None else f"{value:{sign}.1%}"
 
 
+def peer(name: str, found: Score) -> str:
+    """What the source's own model predicts of its rows, or others state of theirs."""
+    if found.peer_error is not None:
+        return f"{'SimuMax' if name.startswith('simumax') else 'Aceso'} {found.peer_error:.1%}"
+    who, error = PEERS.get(name, ("", None))
+    return f"{who} {error:.1%}" if error is not None else "-"
+
+
 def plain(value: float | None) -> str:
     """A correlation for the table."""
     return "-" if value is None else f"{value:.3f}"
@@ -96,7 +115,7 @@ def shown(groups: Sequence[Group], scores: Sequence[Score], others: Sequence[str
     for group, found in zip(groups, scores, strict=True):
         table.add_row(
             escape(group.name), str(found.n), percent(found.mean_error), percent(found.max_error), percent(found.bias, "+"),
-            percent(found.null_error), percent(found.peer_error), percent(found.arithmetic), FITTED.get(group.name, "no"),
+            percent(found.null_error), peer(group.name, found), percent(found.arithmetic), FITTED.get(group.name, "no"),
             str(found.sweeps or "-"), plain(found.spearman), plain(found.worst_spearman), percent(found.regret),
             percent(found.worst_regret), percent(found.oom_accuracy), percent(found.memory_error), str(sum(found.left_out.values()) or "-"),
         )  # fmt: skip
@@ -112,8 +131,25 @@ def shown(groups: Sequence[Group], scores: Sequence[Score], others: Sequence[str
             console.print(f"{escape(group.name)}: missed: {escape(text)}")
     for what, held in intervals(groups).items():
         console.print(held_out_line(what, held))
+    shown_pairs(console, pairs(groups))
     if others:
         console.print(f"not scored: {escape(', '.join(others))}")
+
+
+def shown_pairs(console: Console, found: Sequence[Pair]) -> None:
+    """Print how devices compare: all pairs in a line, those of large models one by one."""
+    if not found:
+        return
+    table = Table(title=f"Devices beside one another, models of {LARGE}: tokens a second and device, the second over the first")
+    for heading in ("runs of", "devices", "runs", "measured", "predicted", "error"):
+        table.add_column(heading, justify="left" if heading in ("runs of", "devices") else "right")
+    for one in found:
+        if LARGE in one.model.upper():
+            names = f"{one.devices[1]} / {one.devices[0]}"
+            table.add_row(escape(one.what), names, str(one.runs), f"{one.measured:.2f}", f"{one.predicted:.2f}", percent(one.error, "+"))
+    console.print(table)
+    middle = sorted(abs(one.error) for one in found)[len(found) // 2]
+    console.print(f"{len(found)} pairs of devices: median error of the ratio {middle:.1%}, {within(found):.0%} within 15 %")
 
 
 def intervals(groups: Sequence[Group]) -> dict[str, HeldOut]:
@@ -174,8 +210,9 @@ def main() -> None:
             what: {**dataclasses.asdict(one.residual), "coverage": one.coverage, "inside": dict(one.inside)}
             for what, one in intervals(groups).items()
         }
-        found = {name: {**score, "fitted": FITTED.get(name, "no")} for name, score in found.items()}
-        print(json.dumps({"groups": found, "intervals": held, "not_scored": others, "targets": TARGETS}, allow_nan=False))
+        found = {name: {**score, "fitted": FITTED.get(name, "no"), "stated": PEERS.get(name)} for name, score in found.items()}
+        told = {"groups": found, "intervals": held, "pairs": [dataclasses.asdict(one) for one in pairs(groups)], "not_scored": others}
+        print(json.dumps({**told, "targets": TARGETS}, allow_nan=False))
     else:
         shown(groups, scores, others)
 

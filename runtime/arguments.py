@@ -104,8 +104,14 @@ class Arguments:
         return found
 
 
-def other_input(name: str, given: Tensor, planned: Described) -> str:
-    """Why an input of other sizes or of another type cannot be taken, and what to do."""
+def other_input(name: str, given: Tensor, planned: Described, part: tuple[int, ...]) -> str:
+    """Why an input of other sizes or of another type cannot be taken, and what to do; `part`: the shape of what a rank is to give."""
+    if part != planned.shape:
+        count = planned.shape[0] // part[0]
+        return (
+            f"input {name!r} is {given.dtype} {list(given.shape)}; each of {count} ranks is given its part, {planned.dtype} {list(part)} "
+            "(full_batch=True: each is given all of it)"
+        )
     text = f"input {name!r} is {given.dtype} {list(given.shape)}, the plan is for {planned.dtype} {list(planned.shape)}"
     rest = planned.shape[1:]
     if given.dim() and tuple(given.shape[1:]) == rest and given.shape[0] != planned.shape[0]:

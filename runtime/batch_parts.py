@@ -1,53 +1,67 @@
 """Batches that come in parts: each rank of a stage is given its own, and all of them together are the batch of a call.
 
-The parts are gathered before the program begins, so that it runs as it was planned whatever it reads of its inputs.
+What a stage reads in other parts than these is gathered before the program begins, so that it runs as it was planned.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from autopar.errors import PlanError
 from autopar.ir import Graph
-from autopar.ir import Tensor as Wanted
+from autopar.order.part_gathers import batch_of, comes_in_parts, gathered_inputs
 
-from .collectives import MOVABLE
-from .groups import group_of
-from .present import aside
+from .collectives import DeviceGroups, all_gather
+from .engine import Engine
+from .present import exchanging
 from .world import World
 
 
 class BatchParts:
-    """Joins the parts of a stage's ranks, in the order of these."""
+    """Makes of the parts of a stage's ranks what the stage reads of the batch."""
 
     def __init__(self, graph: Graph, world: World) -> None:
         if world.groups is None:
             raise PlanError("a rank that the plan leaves idle has no part of a batch; give every rank all of it (full_batch=True)")
-        self.count, self.first = world.groups.mesh.devices, world.groups.first
-        shapes = [graph.tensors[name].shape for name in graph.inputs]
-        self.batch = next((shape[0] for shape in shapes if shape), 0)
+        self.groups: DeviceGroups = world.groups
+        self.count, self.first = self.groups.mesh.devices, self.groups.first
+        self.batch = batch_of(graph)
         if self.batch % self.count:
             raise PlanError(f"a batch of {self.batch} does not divide into {self.count} equal parts; plan with one that does")
+        self.shapes = {
+            name: (self.batch // self.count, *graph.tensors[name].shape[1:])
+            for name in graph.inputs
+            if self.count > 1 and comes_in_parts(graph, name)
+        }
+        """Of the inputs that come in parts, the shape of one."""
+        self._gathered: dict[Engine, frozenset[str]] = {}
 
-    def joined(self, value: Tensor, wanted: Wanted) -> Tensor:
-        """The whole of an input from this rank's part; inputs that do not run over the batch come whole."""
-        if not wanted.shape or wanted.shape[0] != self.batch or self.count == 1:
-            return value
-        part = (self.batch // self.count, *wanted.shape[1:])
-        if tuple(value.shape) != part:
-            raise PlanError(
-                f"input {wanted.name!r} has the shape {list(value.shape)}; each of {self.count} ranks is given its part, {list(part)} "
-                "(full_batch=True: each is given all of it)"
-            )
-        return _gathered(value, range(self.first, self.first + self.count))
+    def joined(self, inputs: Mapping[str, Tensor], engine: Engine) -> dict[str, Tensor]:
+        """The inputs whole; of those of which the program reads this rank's part alone the rest is memory that nobody has written."""
+        if engine not in self._gathered:
+            stage = engine.world.stage
+            assert stage is not None
+            self._gathered[engine] = frozenset(gathered_inputs(engine.execution, stage))
+        found = dict(inputs)
+        for name in self.shapes:
+            # A device's collectives carry what is there; what it reads alone goes there inside the program.
+            gathered = name in self._gathered[engine]
+            found[name] = self._whole(inputs[name].to(engine.device)) if gathered else self._placed(inputs[name])
+        return found
 
+    def _whole(self, value: Tensor) -> Tensor:
+        out = value.detach()
+        with exchanging("batch"):
+            for group in reversed(self.groups.axes):
+                if group.size > 1:
+                    out = all_gather(out, 0, 1, group)
+        return out
 
-def _gathered(value: Tensor, ranks: range) -> Tensor:
-    own = value.detach().contiguous()
-    flat = own if own.dtype in MOVABLE else own.reshape(own.shape[0], -1).view(torch.uint8)
-    out = flat.new_empty(flat.shape[0] * len(ranks), *flat.shape[1:])
-    with aside():
-        dist.all_gather_single(out, flat, group=group_of(ranks))
-    return out.view(own.dtype).view(out.shape[0], *own.shape[1:])
+    def _placed(self, value: Tensor) -> Tensor:
+        """The part where it stands in the whole."""
+        out = torch.empty(self.batch, *value.shape[1:], dtype=value.dtype, device=value.device)
+        out.chunk(self.count)[self.groups.rank - self.first].copy_(value.detach())
+        return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -21,8 +21,8 @@ class Batches:
         self.always = debug or os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL"
         self.calls = 0
 
-    def agreed(self, inputs: Callable[[], dict[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
-        """The inputs; where ranks differ, or one of them cannot take its own, all raise."""
+    def agreed(self, inputs: Callable[[], dict[str, Tensor]], device: torch.device, apart: Collection[str] = ()) -> dict[str, Tensor]:
+        """The inputs; where ranks differ, but in those `apart`, or one of them cannot take its own, all raise."""
         if not self.always and self.calls >= FIRST:
             return inputs()
         self.calls += 1
@@ -32,6 +32,7 @@ class Batches:
             found = inputs()
         except Exception as error:
             failure = error
-        agree({"the batch": checksum(found.values()) if found is not None else bytes(DIGEST)}, failure=failure, device=device)
+        alike = [value for name, value in found.items() if name not in apart] if found is not None else []
+        agree({"the batch": checksum(alike) if found is not None else bytes(DIGEST)}, failure=failure, device=device)
         assert found is not None
         return dict(found)

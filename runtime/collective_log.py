@@ -60,6 +60,8 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.actions: list[Action] = []
         self.issued: list[tuple[Action | None, Issued]] = []
+        self.batch: list[Issued] = []
+        """What parts of a batch cost before a step, where ranks are given parts."""
 
     def __enter__(self) -> CollectiveLog:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -93,6 +95,9 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rows = PRESENT.exchange == "rows"
         if rows:  # of what goes out and what comes back, the side that is this rank's own
             size = min(_bytes(given), _bytes(out))
+        if PRESENT.exchange == "batch":
+            self.batch.append(Issued(kind=kind, ranks=ranks, nbytes=size))
+            return
         self.issued.append((PRESENT.action, Issued(kind=kind, ranks=ranks, nbytes=size, most=rows)))
 
     def mismatch(self, program: Priced, rank: int, *, train: bool | None = None) -> str:

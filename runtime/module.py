@@ -186,7 +186,10 @@ class ParallelModule(HeldShards):
             # Autograd may keep what a constant was: it gets a copy of those that change.
             value = self._constant(name)
             whole[name] = value.clone() if name in self._graph.updates else value
-        found, fresh = differentiable_call(self, self._modes.engine(training=self.training), whole, wanted)
+        engine = self._modes.engine(training=self.training)
+        if self._parts is not None:
+            whole = self._parts.joined(whole, engine)
+        found, fresh = differentiable_call(self, engine, whole, wanted)
         with torch.no_grad():
             for name, value in fresh.items():
                 self._constant(name).copy_(value)
@@ -205,8 +208,9 @@ class ParallelModule(HeldShards):
                 raise PlanError(f"parameters have been moved to {parameter.device.type}, the ranks work on {self._device.type}")
 
     def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The inputs of a call, the same on every rank."""
-        return self._batches.agreed(lambda: self._inputs(args, kwargs), self._device)
+        """The inputs of a call, the same on every rank but for those that come in parts."""
+        apart = self._parts.shapes if self._parts is not None else ()
+        return self._batches.agreed(lambda: self._inputs(args, kwargs), self._device, apart)
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         inputs = args if self._arguments is None else tuple(self._arguments.tensors(args, kwargs))
@@ -217,10 +221,10 @@ class ParallelModule(HeldShards):
             by_name = ", ".join(named) or "none"
             raise PlanError(f"the model takes the inputs {', '.join(names)}; given are {len(inputs)} and {by_name} by name")
         for name in names:
-            wanted = self._graph.tensors[name]
-            tensor = given[name] = given[name] if self._parts is None else self._parts.joined(given[name], wanted)
-            if tuple(tensor.shape) != wanted.shape or tensor.dtype != getattr(torch, wanted.dtype):
-                raise PlanError(other_input(name, tensor, wanted))
+            wanted, tensor = self._graph.tensors[name], given[name]
+            shape = wanted.shape if self._parts is None else self._parts.shapes.get(name, wanted.shape)
+            if tuple(tensor.shape) != shape or tensor.dtype != getattr(torch, wanted.dtype):
+                raise PlanError(other_input(name, tensor, wanted, shape))
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise PlanError(f"input {name!r} requires a gradient, which a plan has for parameters only; give it detached")
         # To another device goes what the program reads of them, inside the program.

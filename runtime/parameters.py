@@ -18,6 +18,7 @@ from autopar.sharding.mesh import Mesh
 
 from .checkpoint import in_pieces
 from .collectives import DeviceGroups, cuts_of, shard_of
+from .groups import group_of
 from .original import is_free
 from .weight_files import FileTensor
 
@@ -28,16 +29,18 @@ def local_of(value: Tensor) -> Tensor:
 
 
 def device_mesh(groups: DeviceGroups, device: torch.device | str) -> DeviceMesh:
-    """The mesh as torch's `DeviceMesh`, on the process groups that exist already."""
+    """The mesh as torch's `DeviceMesh`, on the process groups that exist already; on an axis of size 1 this rank is a group by itself.
+
+    Nothing is made by all ranks together here: those of another stage have another mesh, and would not come.
+    """
     found = mesh_without_groups(groups.mesh, groups.first, device)
-    if groups.process_groups and all(group is not None for group in groups.process_groups):
-        existing = [group for group in groups.process_groups if group is not None]
-        names = tuple(axis.name for axis in groups.mesh.axes)
-        kind = torch.device(device).type
-        if len(existing) == 1:
-            return DeviceMesh.from_group(existing[0], kind, mesh_dim_names=names)
-        return DeviceMesh.from_group(existing, kind, mesh=found.mesh, mesh_dim_names=names)
-    return found if groups.mesh.devices == 1 else DeviceMesh(torch.device(device).type, found.mesh, mesh_dim_names=found.mesh_dim_names)
+    if groups.mesh.devices == 1:
+        return found
+    existing = [group if group is not None else group_of([groups.rank]) for group in groups.process_groups]
+    names, kind = tuple(axis.name for axis in groups.mesh.axes), torch.device(device).type
+    if len(existing) == 1:
+        return DeviceMesh.from_group(existing[0], kind, mesh_dim_names=names)
+    return DeviceMesh.from_group(existing, kind, mesh=found.mesh, mesh_dim_names=names)
 
 
 def mesh_without_groups(mesh: Mesh, first: int, device: torch.device | str) -> DeviceMesh:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
 
 from autopar.order.actions import Action
 
+NAMED = "autopar:"
+"""How the names of actions begin that profilers show."""
+
 
 class Present(threading.local):
-    """`action`: the one at hand; `log`: where actions are written down, if anywhere; `exchange`: "send" or "rows".
+    """`action`: the one at hand; `log`: where actions are written down, if anywhere; `exchange`: "send", "rows" or "batch".
 
     `aside`: what is said among the ranks is no part of a step.
     """
@@ -34,6 +39,12 @@ def at(action: Action | None) -> Iterator[None]:
         PRESENT.action = before
 
 
+def named(action: Action) -> AbstractContextManager[object]:
+    """Inside, profilers show the action, if one watches: the name alone would cost microseconds."""
+    watched = torch._C._autograd._profiler_enabled()
+    return torch.profiler.record_function(f"{NAMED}{action}") if watched else nullcontext()
+
+
 @contextmanager
 def aside() -> Iterator[None]:
     """Inside, ranks agree on something; that is no part of a step."""
@@ -46,7 +57,7 @@ def aside() -> Iterator[None]:
 
 @contextmanager
 def exchanging(kind: str) -> Iterator[None]:
-    """Inside, an all-to-all of unequal parts is a "send" to one rank, or "rows" whose number depends on data."""
+    """Inside, an all-to-all of unequal parts is a "send" to one rank, or "rows" whose number depends on data; "batch": parts are joined."""
     before, PRESENT.exchange = PRESENT.exchange, kind
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import time
@@ -20,6 +21,7 @@ from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
 
+from . import profiling
 from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, one_device, optimizer_of
 from .collectives import DeviceGroups
 from .example_inputs import example_values
@@ -51,11 +53,12 @@ class RunReport:
     collectives: str
     check: str
     ok: bool
+    profile: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What every rank is told."""
+    """What every rank is told. `profile`: where the trace of rank 0's steps after the first goes."""
 
     model: LoadedModel
     plan: Plan
@@ -63,6 +66,7 @@ class _Job:
     steps: int
     check: bool
     seed: int
+    profile: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,7 @@ class _Result:
     issued: int
     mismatch: str
     observed: Observation | None
+    profile: dict[str, Any] | None = None
 
 
 def run_plan(
@@ -85,17 +90,20 @@ def run_plan(
     backend: str | None = None,
     seed: int = 0,
     weights: str | Path | None = None,
+    profile: str | Path | None = None,
 ) -> RunReport:
     """Run a plan on ranks: those of `torchrun` where this process is one, else forked Gloo ranks on this machine.
 
     With `check`, outputs, gradients and updated weights are compared with one device, and the collectives that every
-    rank issues with those that the plan prices. `weights`: files to read instead of a PyTorch model's own weights.
+    rank issues with those that the plan prices. `weights`: files to read instead of a PyTorch model's own weights. `profile`: measure rank
+    0's steps, and write their trace there.
     """
     if steps < 1:
         raise RunError(f"a run has at least 1 step, not {steps}")
     plan.execution(analyse(model.graph, train=plan.model.mode == "train"))  # refuses what cannot be run before any rank starts
     inputs = tuple(model.inputs) if model.inputs is not None else example_values(model.graph, seed)
-    job = _Job(model=model, plan=plan, inputs=inputs, steps=steps, check=check, seed=seed)
+    trace = Path(profile).absolute() if profile else None
+    job = _Job(model=model, plan=plan, inputs=inputs, steps=steps, check=check, seed=seed, profile=trace)
     if "RANK" in os.environ:
         return _on_launched_ranks(job, backend, weights)
     if backend == "nccl":
@@ -134,10 +142,11 @@ def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
     """One rank: with a check the observed steps, else timed ones."""
     program = job.plan.execution(analyse(job.model.graph, train=job.plan.model.mode == "train"))
     module = ParallelModule(program, World.of(program), values, device=device, exact_random=job.check and exact(job.model, job.plan))
+    module.engine.plan = job.plan
     inputs = [value.to(device) for value in job.inputs]
     if not job.check:
-        losses, seconds = _timed(module, inputs, job)
-        return _Result(seconds=seconds, losses=losses, issued=0, mismatch="", observed=None)
+        losses, seconds, measured = _timed(module, inputs, job)
+        return _Result(seconds=seconds, losses=losses, issued=0, mismatch="", observed=None, profile=measured)
     mismatch, issued = _collectives(module, program, inputs)
     start = time.perf_counter()
     observed = observe(module, inputs, optimizer=job.plan.model.optimizer, steps=job.steps, seed=job.seed)
@@ -151,26 +160,34 @@ def exact(model: LoadedModel, plan: Plan) -> bool:
     return not plan.stages or not is_random(model.graph)
 
 
-def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple[tuple[float, ...], float]:
-    """Losses of the steps, and the median seconds of one."""
+def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple[tuple[float, ...], float, dict[str, Any] | None]:
+    """Losses of the steps, the median seconds of one, and on rank 0 what was measured of them, where that is wanted."""
     torch.manual_seed(job.seed)
     stepper = optimizer_of(job.plan.model.optimizer, [p for p in module.parameters() if p.requires_grad])
     stepper = stepper and host_states(stepper, module)
     losses, times = [], []
-    for _ in in_steps(job.steps):
-        start = time.perf_counter()
-        if module.loss_index is None:
-            with torch.no_grad():
-                module(*inputs)
-        else:
-            loss = module.loss(*inputs)
-            loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(float(loss.detach()))
-            if stepper is not None:
-                stepper.step()
-            module.zero_grad()
-        times.append(time.perf_counter() - start)
-    return tuple(losses), statistics.median(times)
+    measured = profiling.profile(module) if job.profile is not None and module.engine.world.rank == 0 else None
+    with contextlib.ExitStack() as watched:
+        for number in in_steps(job.steps):
+            if measured is not None and number == 1:
+                watched.enter_context(measured)
+            start = time.perf_counter()
+            if module.loss_index is None:
+                with torch.no_grad():
+                    module(*inputs)
+            else:
+                loss = module.loss(*inputs)
+                loss.backward()  # type: ignore[no-untyped-call]
+                losses.append(float(loss.detach()))
+                if stepper is not None:
+                    stepper.step()
+                module.zero_grad()
+            times.append(time.perf_counter() - start)
+    if measured is None:
+        return tuple(losses), statistics.median(times), None
+    assert job.profile is not None
+    measured.save_trace(job.profile)
+    return tuple(losses), statistics.median(times), measured.json()
 
 
 def _collectives(module: ParallelModule, program: Execution, inputs: Sequence[Tensor]) -> tuple[str, int]:
@@ -244,4 +261,5 @@ def _report(job: _Job, results: Sequence[_Result], backend: str, report: Report 
         collectives=collectives if job.check else "not compared",
         check=str(report) if report else "not made",
         ok=not mismatches and (report is None or report.passed),
+        profile=results[0].profile,
     )

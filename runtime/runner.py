@@ -17,7 +17,7 @@ from autopar.order.actions import Action, Word
 from autopar.order.scheduled import Mode
 
 from .draws import Draws
-from .present import PRESENT, at
+from .present import PRESENT, at, named
 from .stage import Passing, Stage
 from .tied import TiedSums
 from .transfers import Edge
@@ -51,7 +51,7 @@ class Call:
             for action in actions:
                 if PRESENT.log is not None:
                     PRESENT.log.append(action)
-                with at(action):
+                with at(action), named(action):
                     self._do(action, keep=keep, summed=summed)
             self._settle()
         except BaseException:

@@ -114,7 +114,7 @@ def _check_table(what: str, table: Table, shape: tuple[int, ...], checked: set[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """How a bound came about, and all that `certificate.certify` needs to write it down.
+    """How a bound came about, and all that is needed to write a certificate of it (which the tests do, and check).
 
     `kind`: "messages" (of an elimination), "messages+price" (with a price of a byte), "minima" (the sum of all tables' least
     entries), or "enumeration" (a search found nothing better; its messages, if it has any, prove a lower bound).

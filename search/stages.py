@@ -10,6 +10,7 @@ Only intervals of up to D pieces are in the tables: row j, column c is the inter
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from .costgraph import Indices, Table
 
 MOVES = 4
 """Moves of each cut, at most, on the average."""
+EXACT = 1e-9
+"""Share of a bottleneck up to which bisection finds it."""
 
 
 def partition(costs: Sequence[Table]) -> tuple[int, ...] | None:
@@ -46,6 +49,33 @@ def partition(costs: Sequence[Table]) -> tuple[int, ...] | None:
     for starts in reversed(came):
         cuts.append(int(starts[cuts[-1]]))
     return tuple(reversed(cuts))
+
+
+def least_worst(totals: Sequence[Table], reach: Sequence[Indices]) -> float:
+    """The least bound T under which stages get to the end of the chain, by bisection; infinite where they do not under any.
+
+    `totals[s]`: array [n + 1], what stage s takes for the pieces before each. `reach[s]`: array [n + 1], how far stage s gets at most from
+    each piece on, never less far from a later one; so the end is reached if it is by stages that take as many pieces as they may:
+
+        from i:    min(reach_s[i], the last j with totals_s[j] <= totals_s[i] + T)
+    """
+    bounds = [total.tolist() for total in totals]
+    far = [row.tolist() for row in reach]
+
+    def ends(most: float) -> bool:
+        at = 0
+        for total, row in zip(bounds, far, strict=True):
+            at = min(row[at], bisect.bisect_right(total, total[at] + most) - 1)
+        return bool(at == len(bounds[0]) - 1)
+
+    high: float = max(total[-1] for total in bounds)
+    if not ends(high):
+        return math.inf
+    low = 0.0
+    while high - low > EXACT * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if ends(middle) else (middle, high)
+    return high
 
 
 def _bottleneck(costs: Sequence[Table]) -> float:

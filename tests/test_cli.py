@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -17,6 +18,7 @@ import autopar.cli
 from autopar.cli import main, run
 from autopar.errors import AutoparError, NoPlanFits, PlanError, RunError, UsageError
 from autopar.plan import Plan
+from autopar.report import questions
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = ("--batch", "8", "--dim", "sequence=16")
@@ -90,7 +92,7 @@ def _files(folder: Path, words: Sequence[str]) -> list[str]:
 
 def test_plan_is_printed_and_written(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "plan.json"
-    assert run(["plan", str(folder / "two.onnx"), *SMALL, "-o", str(saved)]) == 0
+    assert run(["plan", str(folder / "two.onnx"), *SMALL, "--compare", "-o", str(saved)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "cluster dgx-h100; 4 x H100-SXM5-80GB"
     assert any(line.startswith("mesh gpu=4 (nvlink): 4 devices") for line in lines)
@@ -102,7 +104,7 @@ def test_plan_is_printed_and_written(folder: Path, tmp_path: Path, capsys: pytes
 
 
 def test_json_is_one_object_and_nothing_else(torch_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", torch_model, *FOUR, "--json", "--loss", "small_torch_model:loss"]) == 0
+    assert run(["plan", torch_model, *FOUR, "--compare", "--json", "--loss", "small_torch_model:loss"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert "noise" not in out and "noise" in err
@@ -179,7 +181,7 @@ BAD: dict[str, tuple[int, tuple[str, ...], str]] = {
     "devices not a number": (2, ("plan", "@two.onnx", "--devices", "many"), "--devices.*many"),
     "unknown preset": (2, ("plan", "@two.onnx", *SIZES, "--cluster", "dgx-h10"), "valid are .*dgx-h100.*Perhaps"),
     "unknown option": (2, ("plan", "@two.onnx", "--device", "4"), "unknown option '--device': valid are .*--devices"),
-    "unknown command": (2, ("plane", "x"), "'plan', 'run', 'compare', 'explain', 'report', 'convert', 'import', 'what-if', 'verify'"),
+    "unknown command": (2, ("plane", "x"), "'plan', 'run', 'train', 'compare', 'explain', 'report', 'convert', 'import'"),
     "no command": (2, (), "required: COMMAND"),
     "one argument too many": (2, ("plan", "@two.onnx", "more", *SMALL), "unexpected argument 'more'"),
     "unknown search": (2, ("plan", "@two.onnx", *SMALL, "--search", "magic"), "dynamic_programming"),
@@ -343,13 +345,20 @@ def test_explain_tells_alternatives(folder: Path, capsys: pytest.CaptureFixture[
     assert "as planned" in capsys.readouterr().out
 
 
-def test_explain_tells_what_other_pins_cost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_tells_what_other_pins_cost(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    search, kept = questions.outer_alternatives, []
+
+    def once(*args: Any, **more: Any) -> Any:
+        kept.append(kept[0] if kept else search(*args, **more))  # both forms tell of one search
+        return kept[0]
+
+    monkeypatch.setattr(questions, "outer_alternatives", once)
     words = ["explain", str(folder / "two.json"), "--model", str(folder / "two.onnx"), "--alternatives"]
     run([*words, "--json"])
     found = json.loads(capsys.readouterr().out)
     assert {"stages", "micro-batches", "recompute", "ZeRO", "offload"} == {other["variable"] for other in found["pinned"]}
     run(words)
-    assert "The best plan if one choice were fixed" in capsys.readouterr().out
+    assert "The best plan if one choice were fixed" in capsys.readouterr().out and len(kept) == 2
 
 
 def test_explain_tells_where_the_plan_flips(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

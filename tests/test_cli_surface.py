@@ -1,4 +1,4 @@
-"""The surface of the command line; `python tests/test_cli_surface.py` writes the table of docs/reference.md anew from the parser."""
+"""What docs/reference.md says of the command line is what it accepts; `python tests/test_cli_surface.py` writes its tables anew."""
 
 from __future__ import annotations
 

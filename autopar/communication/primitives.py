@@ -11,12 +11,15 @@ Tensors are left as they are: each primitive gives a new one.
     scatter          part i of n equal ones of x_root along dim 0
     reduce_scatter   part i of op(x_0 .. x_{n-1})
     all_to_all       part i of x_0, ..., part i of x_{n-1}, joined along dim 0
+
+`all_reduce` and `all_gather` take several tensors, too, and give a list: those of one type travel as one message, as collectives of one
+fusion number do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 from ..errors import UsageError, unknown
 from .ranks import Group, member, process_group, ranks_of, require_init
@@ -90,13 +93,34 @@ def reduce(value: Tensor, root: int = 0, op: str = "sum", group: Group = None) -
     return out if dist.get_rank() == root else None
 
 
-def all_reduce(value: Tensor, op: str = "sum", group: Group = None) -> Tensor:
-    """The reduction over the group, on every rank."""
+@overload
+def all_reduce(value: Tensor, op: str = "sum", group: Group = None) -> Tensor: ...
+@overload
+def all_reduce(value: Sequence[Tensor], op: str = "sum", group: Group = None) -> list[Tensor]: ...
+def all_reduce(value: Tensor | Sequence[Tensor], op: str = "sum", group: Group = None) -> Tensor | list[Tensor]:
+    """The reduction over the group, on every rank; of several tensors in one message for each type."""
+    import torch
     import torch.distributed as dist
 
+    if not isinstance(value, torch.Tensor):
+        return _together(value, lambda flat: all_reduce(flat, op, group).view(1, -1), joined=False)
     out = _own(value)
     dist.all_reduce(out, op=_operation(op, out), group=process_group(group))
     return out
+
+
+def _together(values: Sequence[Tensor], move: Callable[[Tensor], Tensor], *, joined: bool) -> list[Tensor]:
+    """Run a primitive on all elements of the tensors of each type; `move` gives rows, which are `joined` along dim 0, or only one."""
+    import torch
+
+    found: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(value.dtype for value in values):
+        places = [place for place, value in enumerate(values) if value.dtype == dtype]
+        rows = move(torch.cat([values[place].detach().reshape(-1) for place in places]))
+        for place, part in zip(places, torch.split(rows, [values[place].numel() for place in places], dim=1), strict=True):
+            shape = values[place].shape
+            found[place] = part.reshape(len(rows) * (shape[0] if shape else 1), *shape[1:]) if joined else part.reshape(shape)
+    return [found[place] for place in range(len(values))]
 
 
 def gather(value: Tensor, root: int = 0, group: Group = None) -> Tensor | None:
@@ -115,9 +139,17 @@ def gather(value: Tensor, root: int = 0, group: Group = None) -> Tensor | None:
     return found if here else None
 
 
-def all_gather(value: Tensor, group: Group = None) -> Tensor:
-    """All ranks' tensors, joined along dim 0, on every rank."""
+@overload
+def all_gather(value: Tensor, group: Group = None) -> Tensor: ...
+@overload
+def all_gather(value: Sequence[Tensor], group: Group = None) -> list[Tensor]: ...
+def all_gather(value: Tensor | Sequence[Tensor], group: Group = None) -> Tensor | list[Tensor]:
+    """All ranks' tensors, joined along dim 0, on every rank; of several tensors in one message for each type."""
+    import torch
     import torch.distributed as dist
+
+    if not isinstance(value, torch.Tensor):
+        return _together(value, lambda flat: all_gather(flat.view(1, -1), group), joined=True)
 
     def move(own: Tensor) -> Tensor:
         out = own.new_empty(own.shape[0] * len(ranks_of(group)), *own.shape[1:])

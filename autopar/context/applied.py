@@ -8,8 +8,9 @@ from typing import Any
 from ..errors import UsageError
 from ..ir import Graph
 from ..model import LoadedModel
-from ..pins import Pins, Restriction, parse_pin, together
+from ..order.part_gathers import batch_of
 from ..plan import Plan
+from ..planning.pins import Pins, Restriction, parse_pin, together
 from ..sharding.analysis import analyse
 from ..sharding.program import Redistribute, chain_collectives
 from ..sharding.schedule import Reductions
@@ -77,7 +78,7 @@ def _of_mode(context: Context, model: LoadedModel) -> dict[str, Any]:
     if context.pipeline_stages > 1 and devices % context.pipeline_stages:
         raise UsageError(f"pipeline_stages={context.pipeline_stages} does not divide the {devices} devices")
     if not context.cut_by_operator:
-        return wanted | {"search": "dynamic_programming"} | _data_parallel(context, devices)
+        return wanted | {"search": "dynamic_programming"} | _data_parallel(context, devices, batch_of(model.graph))
     size = context.optimizer_weight_shard_size
     divided = bool(context.enable_parallel_optimizer)
     rest = "data" if context.mode == "semi_auto_parallel" else None
@@ -88,14 +89,17 @@ def _of_mode(context: Context, model: LoadedModel) -> dict[str, Any]:
         else:
             loaded = loaded_strategies(path, model.graph)
             cuts, stored = {**loaded.cuts, **cuts}, dict(loaded.parts)
-    restriction = CutOperators(cuts=cuts, stored=stored, rest=rest, divided=divided, parts=size if size > 0 else None)
+    restriction = CutOperators(
+        cuts=cuts, devices=devices // context.pipeline_stages, batch=batch_of(model.graph), stored=stored, rest=rest, divided=divided,
+        parts=size if size > 0 else None,
+    )  # fmt: skip
     if context.auto_parallel_search_mode == "sharding_propagation" and not restriction.cuts:
         raise UsageError("sharding_propagation goes on from operators that are cut: cut some with autopar.shard(module, ((4, 1), (1, 1)))")
     wanted |= {"search": context.method, "pins": restriction, "fewer": False}
     return wanted | {"zero": 1 if divided else 0}
 
 
-def _data_parallel(context: Context, devices: int) -> dict[str, Any]:
+def _data_parallel(context: Context, devices: int, batch: int) -> dict[str, Any]:
     """One axis, or two where weights are updated in parts by groups of devices."""
     size = context.optimizer_weight_shard_size
     if not context.enable_parallel_optimizer:
@@ -104,7 +108,7 @@ def _data_parallel(context: Context, devices: int) -> dict[str, Any]:
         return {"scheme": "zero1", "mesh": (devices,), "zero": 1}
     if devices % size:
         raise UsageError(f"optimizer_weight_shard_size={size} does not divide the {devices} devices")
-    inside = CutOperators(cuts={}, rest="data", divided=True, parts=size)
+    inside = CutOperators(cuts={}, devices=devices, batch=batch, rest="data", divided=True, parts=size)
     return {"mesh": (devices // size, size), "zero": 1, "pins": inside, "fewer": False}
 
 

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..ir import Graph, Operator, Tensor
 from ..model import LoadedModel
+from ..order.part_gathers import batch_of
+from ..planning.limits import Limits
 from ..schemes.axis import axis_limits
 from ..schemes.axis_schemes import AXIS_SCHEMES
 from ..schemes.splits import profiles_of
@@ -26,7 +28,6 @@ from ..sharding.candidates import Option, Strategies
 from ..sharding.layout import Kind, Layout
 from ..sharding.mesh import Mesh, factorisations
 from ..sharding.rules import RULES
-from ..tables import Limits
 from .marks import CUTS, Cuts, marked
 
 Bools = NDArray[np.bool_]
@@ -87,8 +88,16 @@ def wanted_degrees(name: str, offer: Offer, cuts: Cuts, devices: int) -> NDArray
                 raise UsageError(f"shard of {name!r}: dim {dim} of input {index} cannot be cut so; {_divisible(offer)}")
     parts = math.prod(found.values())
     if devices % parts:
-        raise UsageError(f"shard of {name!r}: its cuts make {parts} parts, which do not divide the {devices} devices of a stage")
+        near = " and ".join(map(str, _divisors_beside(parts, devices)))
+        why = f"its cuts make {parts} parts, which do not divide the {devices} devices of a stage; {near} would"
+        raise UsageError(f"shard of {name!r}: {why}")
     return np.array([found.get(factor, 1) for factor in range(len(rule.factors))], dtype=np.int64)
+
+
+def _divisors_beside(number: int, whole: int) -> list[int]:
+    """The largest divisor below a number, and the smallest above it."""
+    divisors = [d for d in range(1, whole + 1) if whole % d == 0]
+    return [*[d for d in divisors if d < number][-1:], *[d for d in divisors if d > number][:1]]
 
 
 def _divisible(offer: Offer) -> str:
@@ -103,21 +112,26 @@ def _divisible(offer: Offer) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutOperators:
-    """A restriction: `cuts` by operator; `stored`: the parts of parameters that no cut operator reads.
+    """A restriction: `cuts` by operator; `stored`: the parts of parameters that no cut operator reads. `devices`: of a stage.
 
-    `rest`: the axis scheme of all other operators, or None where they are free. A parameter that a cut operator reads is stored as it is
-    used there, and any other whole where the operators have a scheme. With `divided` every one is stored in further parts, `parts` times as
-    many where that is possible (None: as many as there can be).
+    `rest`: the axis scheme of all other operators, or None where they are free; where it splits the `batch`, so must every micro-batch be.
+    A parameter that a cut operator reads is stored as it is used there, and any other whole where the operators have a scheme. With
+    `divided` every one is stored in further parts, `parts` times as many where that is possible (None: as many as there can be).
     """
 
     cuts: Mapping[str, Cuts]
+    devices: int
+    batch: int = 0
     stored: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rest: str | None = None
     divided: bool = False
     parts: int | None = None
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
-        """The limits on a mesh; `NoAssignment` where it has no room for a cut."""
+        """The limits on a mesh; `NoAssignment` where it has no room for a cut, or is none of all devices of a stage."""
+        undivided = self.batch % mesh.devices == 0 < batch_of(analysis.graph) % mesh.devices
+        if mesh.devices != self.devices or (self.rest is not None and undivided):
+            raise NoAssignment
         by_name = {op.name: op for op in analysis.warm}
         wanted = {
             name: wanted_degrees(name, analysis.offers[name], cuts, mesh.devices) for name, cuts in self.cuts.items() if name in by_name

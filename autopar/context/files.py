@@ -10,11 +10,14 @@ from typing import Any
 from ..errors import PlanError
 from ..ir import Graph, Operator
 from ..plan import Plan
+from ..printable import printable
 from ..strategy_files import OperatorStrategy, Strategies, read_strategies, strategies_of_plan, write_strategies
 from .marks import Cuts
 
 PLAN_MARK = '"schema": "autopar-plan"'
 _HEAD = 4096
+SHOWN, LONGEST = 20, 1000
+"""Names that a message lists, and letters of one that are looked at: a file may hold anything."""
 
 
 def is_plan(path: str) -> bool:
@@ -42,17 +45,18 @@ def loaded_strategies(path: str, graph: Graph) -> Loaded:
     missing = [name for name, match in names.items() if match is None]
     cuts: dict[str, Cuts] = {}
     for key, strategy in found.operators.items():
-        parameter = next((p for p in sorted(own, key=len, reverse=True) if key == p or key.endswith((f"_{p}", f".{p}"))), None)
+        parameter = _ending(key, own, "_.")
         if parameter is None:
             missing += [] if names else [key]
             continue
         operator = _reader(graph, parameter, strategy)
         if operator is None:
-            raise PlanError(f"{path}: no operator that reads {parameter!r} takes the inputs of the strategy {key!r}, {strategy.cuts}")
+            raise PlanError(f"{path}: no operator that reads {parameter!r} takes the inputs of the strategy {key!r}, {_few(strategy.cuts)}")
         cuts[operator.name] = strategy.cuts
     if missing:
-        listed = "\n  ".join(missing[:20])
-        raise PlanError(f"{path} does not match the model; it has no parameters like\n  {listed}")
+        listed = "".join(f"\n  {printable(name[:LONGEST], lines=False)}" for name in missing[:SHOWN])
+        more = f"\n  and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        raise PlanError(f"{path} does not match the model; it has no parameters like{listed}{more}")
     covered = {name for op in graph.operators if op.name in cuts for name in op.inputs}
     rest = [(name, match) for name, match in names.items() if match and match not in covered]
     parts = {match: _parts(found, name, own[match].shape, path) for name, match in rest}
@@ -61,8 +65,19 @@ def loaded_strategies(path: str, graph: Graph) -> Loaded:
 
 def _matching(name: str, own: Mapping[str, Any]) -> str | None:
     """The parameter of that name, or the one whose name it ends with, behind the name of a network around it."""
-    ends = [candidate for candidate in own if name.endswith(f".{candidate}")]
-    return name if name in own else max(ends, key=len, default=None)
+    return _ending(name, own, ".")
+
+
+def _ending(text: str, own: Mapping[str, Any], marks: str) -> str | None:
+    """The longest of the names that a text is, or ends with behind one of the marks."""
+    starts = [0, *(place + 1 for place, letter in enumerate(text[:LONGEST]) if letter in marks)]
+    return next((text[start:] for start in starts if text[start:] in own), None)
+
+
+def _few(cuts: Cuts) -> str:
+    """Cuts, or their beginning."""
+    text = str(cuts)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def _reader(graph: Graph, parameter: str, strategy: OperatorStrategy) -> Operator | None:

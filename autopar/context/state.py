@@ -32,6 +32,11 @@ class Context:
         return bool(self.values)
 
     @property
+    def in_parts(self) -> bool:
+        """Whether each rank is given its part of the batch."""
+        return self.active and self.mode != "stand_alone" and not self.full_batch
+
+    @property
     def mode(self) -> str:
         """The parallel mode."""
         return str(self.parallel_mode)

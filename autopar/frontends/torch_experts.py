@@ -11,10 +11,9 @@ dims in the notation of rules). Its values are the texts `%rows`, `%ends`, `%exp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from ..ir import Graph, Operator, Ref, Value
+from ..ir import Graph, Operator, Ref, Value, needed_operators
 from .torch_routing import Finder, Product, Routing, find_routing
 
 KIND = "autopar.experts"
@@ -217,7 +216,7 @@ class _Layer:
                 inputs, outputs = (tuple(renamed.get(name, name) for name in names) for names in (op.inputs, op.outputs))
                 operators.append(replace(op, inputs=inputs, outputs=outputs))
         output = replace(self.tensors[made], name=layer.outputs[0])
-        kept = _alive(operators, self.finder.wanted)
+        kept = needed_operators(operators, self.finder.wanted)
         return replace(self.graph, tensors={**self.tensors, output.name: output}, operators=kept)
 
     def _operator(self, routing: Routing | None) -> Operator:
@@ -233,13 +232,3 @@ class _Layer:
         return Operator(
             name=name, kind=KIND, inputs=(rows, second, *self.operands), outputs=(f"{name}:0",), attributes=attributes
         )  # fmt: skip
-
-
-def _alive(operators: Sequence[Operator], wanted: set[str]) -> tuple[Operator, ...]:
-    """The operators that something wanted depends on."""
-    needed, found = set(wanted), []
-    for op in reversed(operators):
-        if needed.intersection(op.outputs):
-            needed.update(op.inputs)
-            found.append(op)
-    return tuple(reversed(found))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir import Graph, Operator, Ref, Tensor
+from ..ir import Graph, Operator, Ref, Tensor, needed_operators
 
 _INDEX = "aten.index.Tensor"
 _MOVED = frozenset({"aten.unsqueeze.default", "aten.view.default", "aten.reshape.default"})
@@ -24,12 +24,7 @@ def read_as_views(graph: Graph) -> Graph:
             counts.update(operator.outputs)
         operators.append(_as_view(operator, graph.tensors) if _in_place(operator, counts, graph.tensors) else operator)
     needed = {*graph.outputs, *graph.updates.values(), *((graph.loss,) if graph.loss else ())}
-    kept = []
-    for operator in reversed(operators):
-        if not needed.isdisjoint(operator.outputs):
-            needed.update(operator.inputs)
-            kept.append(operator)
-    return replace(graph, operators=tuple(reversed(kept)))
+    return replace(graph, operators=needed_operators(operators, needed))
 
 
 def _counts(operator: Operator, counts: set[str], tensors: Mapping[str, Tensor]) -> bool:

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError, unknown
+from ..planning.limits import Limits
 from ..printable import printable
 from ..sharding.analysis import Analysis, Offer
 from ..sharding.candidates import Option, Strategies
 from ..sharding.layout import Kind
 from ..sharding.mesh import Mesh
 from ..sharding.rules import RULES
-from ..tables import Limits
 from .configuration import Configuration
 
 SOURCE = "hf-tp-plan"

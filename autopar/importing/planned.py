@@ -8,10 +8,11 @@ from typing import Any
 
 from autopar.costmodel import Cluster
 
-from ..api import Planned, choose_cluster, plan_loaded
+from ..api import Planned, plan_loaded
+from ..asked import choose_cluster
 from ..errors import NoPlanFits, UsageError
 from ..model import LoadedModel
-from ..planner import Progress
+from ..planning.ranking import Progress
 from ..schemes import scheme_named
 from ..schemes.pinning import stage_mesh
 from .configuration import Configuration

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -162,3 +162,13 @@ class Graph:
             digest.update(repr((operator.name, operator.inputs, operator.outputs, self.operator_fingerprint(operator))).encode())
         digest.update(repr((self.outputs, self.loss, *sorted(self.updates.items()))).encode())
         return digest.hexdigest()[:32]
+
+
+def needed_operators(operators: Sequence[Operator], wanted: Iterable[str]) -> tuple[Operator, ...]:
+    """The operators, in their order, that lead to the tensors `wanted`."""
+    needed, found = set(wanted), []
+    for operator in reversed(operators):
+        if not needed.isdisjoint(operator.outputs):
+            needed.update(operator.inputs)
+            found.append(operator)
+    return tuple(reversed(found))

@@ -61,7 +61,8 @@ def read(text: str, place: Place) -> Layout:
         raise RuleError(f"{text!r} has {len(counts)} dims, the tensor has {place.rank}")
     wanted = _sets(np.arange(devices).reshape(iota).transpose(order).reshape(math.prod(counts), -1))
     sizes = place.mesh.shape
-    for owners in itertools.product(range(place.rank + 1), repeat=len(sizes)):
+    # An axis of one device splits nothing, and so is taken to hold copies.
+    for owners in itertools.product(*(range(place.rank + 1) if size > 1 else (place.rank,) for size in sizes)):
         dims = [[axis for axis, owner in enumerate(owners) if owner == dim] for dim in range(place.rank)]
         if all(math.prod(sizes[axis] for axis in axes) == count for axes, count in zip(dims, counts, strict=True)):
             copies = [axis for axis, owner in enumerate(owners) if owner == place.rank]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..errors import UsageError, unknown
+from ..errors import AutoparError, RuleError, UsageError, unknown
 from ..sharding.layout import Layout, format_layout, parse_layout
 from ..sharding.mesh import Mesh
 from . import dtensor, gspmd, mindspore, oneflow, shardy
@@ -64,6 +64,11 @@ def read_layout(notation: str, text: str, mesh: Mesh, rank: int) -> Layout:
     'S0 R'
     """
     place = Place(mesh=mesh, rank=rank)
-    found = notation_named(notation).read(text, place)
+    try:
+        found = notation_named(notation).read(text, place)
+    except AutoparError:
+        raise
+    except ValueError as error:
+        raise RuleError(f"{text[:80]!r}: a number is missing, or too long to be one of a layout") from error
     place.require(found)
     return found

@@ -17,11 +17,11 @@ from autopar.costmodel.memory.peak import certain_bytes, predicted_memory
 from autopar.costmodel.step.pricing import LEAST_UNIT
 from autopar.search import Solution
 
-from ..decoding import decode
 from ..order.scheduled import scheduled
 from ..sharding.program import build_program
 from ..sharding.schedule import Schedule
-from ..tables import Tables, Variable
+from .decoding import decode
+from .tables import Tables, Variable
 from .work import Counts
 
 

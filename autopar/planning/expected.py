@@ -21,9 +21,12 @@ from autopar.costmodel.step.pricing import MeshPrices
 from autopar.order.schedules import SCHEDULES, in_flight
 from autopar.search import Solution
 
+from ..ir import Role
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
-from ..tables import Tables, build_tables, kept_bytes
+from .building import build_tables
+from .choices import kept_bytes
+from .tables import Tables
 from .work import Counts, Work
 
 Schedules = Sequence[tuple[str, int]]
@@ -70,15 +73,17 @@ class Pipe:
 
 
 def _pass_seconds(tables: Tables, solution: Solution, work: Work) -> float:
-    """Seconds of a pass of one micro-batch; the collectives of parameters count where every pass has them (ZeRO 3: buckets as well)."""
-    choices, variables = solution.choices, tables.variables
+    """Seconds of a pass of one micro-batch; the collectives of parameters count where every pass has them (ZeRO 3: all of them)."""
+    choices, variables, tensors = solution.choices, tables.variables, tables.analysis.graph.tensors
+    stored = [v.what == "parameter" or (v.what == "fan-out" and tensors[v.name].role is Role.PARAMETER) for v in variables]
     own = (float(unary[c]) for v, unary, c in zip(variables, tables.graph.unary, choices, strict=True) if v.what == "operator")
     moved = (
         float(table[choices[u], choices[v]])
         for (u, v), table in tables.graph.edges.items()
-        if work.zero == 3 or (variables[u].what != "parameter" and variables[v].what != "parameter")
+        if work.zero == 3 or not stored[u]
     )
-    return (math.fsum(own) + math.fsum(moved)) / work.passes
+    gradients = math.fsum(float(table[choices[u], choices[v]]) for (u, v), table in tables.each.items()) if work.zero != 3 else 0.0
+    return (math.fsum(own) + math.fsum(moved)) / work.passes + gradients
 
 
 def _saved(tables: Tables, solution: Solution, work: Work) -> float:

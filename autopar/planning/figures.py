@@ -21,11 +21,12 @@ from autopar.costmodel.step.pricing import MeshPrices, storage_bytes, update_sec
 from ..ir import Role, Tensor
 from ..order.places import only_casts, with_casts
 from ..sharding.analysis import Analysis
-from ..sharding.layout import Kind
+from ..sharding.layout import Kind, Layout
 from ..sharding.program import Compute, Program, Redistribute, chain_collectives, inputs_read, operator_collectives
 from ..sharding.redistribution import local_bytes
 from ..sharding.rules import without_parameters
 from ..sharding.schedule import Schedule
+from .handling import Handled, handling, home_seconds, way_of
 
 Floats = NDArray[np.float64]
 
@@ -77,6 +78,8 @@ class _Figures:
         self.first = {name: readers[0][0] for name, readers in analysis.readers.items() if readers[0][0] >= 0}
         self.known: dict[object, Seconds] = {}
         self.seconds: dict[tuple[str, int, int], float] = {}
+        self.handled: dict[object, Handled] = {}
+        self.brought: set[str] = set()
 
     def run(self) -> Figures:
         waiting: list[Redistribute] = []
@@ -114,6 +117,7 @@ class _Figures:
             self.of["flat"][index] += size if summed else 0.0
             for axis in summed:
                 self.of["once"][index] += self.prices.unit_seconds("all_reduce", axis, size)
+            self._handle(step.tensor, step.chain[0], step.chain[-1], index)
             if self.schedule.gathered == "kept":
                 self.of["once"][index] += ahead
                 self.of["gather"][index] += ahead
@@ -125,6 +129,21 @@ class _Figures:
         self.of["forward"][index] += ahead
         self.of["backward"][index] += back + (ahead if again else 0.0)
         self.of["moved"][index] += ahead + back + (ahead if again else 0.0)
+
+    def _handle(self, name: str, stored: Layout, used: Layout, index: int) -> None:
+        """Seconds of what is done with a parameter on its first way from its storage, beside communication."""
+        if name in self.brought or stored != self.program.assignment.storage[name]:
+            return
+        self.brought.add(name)
+        tensor, trained = self.graph.tensors[name], name in self.program.assignment.gradients
+        key = (stored, used, tensor.shape, tensor.dtype, self.types.reduced(tensor), trained)
+        if key not in self.handled:
+            way = way_of(stored, used, self.mesh)
+            self.handled[key] = handling(tensor, way, self.prices, self.types, trained=trained).under(self.schedule)
+        handled = self.handled[key]
+        self.of["update"][index] += handled.once
+        self.of["forward"][index] += handled.forward
+        self.of["backward"][index] += handled.backward
 
     def _summed(self, step: Redistribute) -> list[int]:
         """The axes over which the gradient of a parameter is summed as it is stored."""
@@ -156,9 +175,12 @@ class _Figures:
             shards = np.array([max(tensor.bytes // max(size, 1), 1)])
             stored = storage_bytes(tensor, shards, self.optimizer, train=self.analysis.train, types=self.types)
             self.of["stored"][index] += float(stored[0])
+            layout = self.program.assignment.storage[tensor.name]
+            self._handle(tensor.name, layout, layout, index)
             if self.analysis.train and tensor.trainable:
                 seconds = float(update_seconds(tensor, shards, self.optimizer, self.prices.cluster, self.types)[0])
-                self.of["update"][index] += seconds
+                home = float(home_seconds(tensor, shards, self.types, self.prices.cluster.device)[0])
+                self.of["update"][index] += seconds + home
                 self.of["once"][index] += float(cast_seconds(tensor, shards, self.prices.cluster, self.types)[0])
                 if tensor.name in self.program.assignment.host:
                     self._in_host(tensor, shards, index, seconds)

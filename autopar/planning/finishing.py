@@ -13,15 +13,15 @@ from autopar.search import Infeasible, Interrupted, NoAssignment
 
 from ..errors import NoPlanFits, UsageError
 from ..sharding.schedule import Schedule
-from ..tables import Known, Tables
 from .candidates import Candidate
 from .found import Draft, Found, best_within, evaluate, smallest
 from .outer import Outer
-from .ranking import first_of
+from .ranking import Progress, first_of
 from .request import HEADROOM
 from .solved import Mode, Solved
 from .solving import solve_within
 from .staged import Staged, staged
+from .tables import Known, Tables
 from .tuning import TUNING
 from .work import Counts
 
@@ -47,6 +47,7 @@ class Finisher:
         self.outer, self.trials, self.subject, self.request = outer, outer.trials, outer.subject, outer.request
         self.failures: list[Infeasible] = []
         self.done: set[tuple[Candidate, Mode]] = set()
+        self.progress: Progress | None = None
         self.known: tuple[Candidate | None, Known] = None, Known()
 
     @property
@@ -54,13 +55,13 @@ class Finisher:
         """Whether a program is made in a fraction of a second."""
         return len(self.subject.graph.operators) <= TUNING.small_graph
 
-    def best(self) -> Found | Staged:
+    def best(self, progress: Progress | None = None) -> Found | Staged:
         """The best program among the solutions; where none fits the memory, the first of the thriftiest that does.
 
         Where programs fall short of what their solutions promised, what these had kept out is looked at. Raises `NoPlanFits`, and
         `UsageError` where there is no candidate at all.
         """
-        outer = self.outer
+        outer, self.progress = self.outer, progress
         if not outer.ranking.solved and not outer.ranking.misfits:
             raise UsageError(_nothing(outer))
         found: list[Found | Staged] = []
@@ -86,8 +87,9 @@ class Finisher:
         best = min((f.seconds for f in found), default=math.inf)
         trials = self.trials
         free = {s.candidate for s in self.outer.ranking.solved if s.free and s.mode == next(trials.modes(s.candidate.micro_batches))}
-        left = [c for c, seconds in trials.free.items() if c.stages == 1 and seconds < best and c not in free]
-        for candidate in sorted(left, key=lambda c: trials.free[c])[: TUNING.evaluated if self.outer.ranking.complete else 0]:
+        near = {c for c, needed in trials.needed.items() if needed <= TUNING.hopeful * trials.room(c)}
+        left = [c for c, seconds in trials.bounds.free.items() if c.stages == 1 and seconds < best and c not in free and c in near]
+        for candidate in sorted(left, key=lambda c: trials.bounds.free[c])[: TUNING.evaluated if self.outer.ranking.complete else 0]:
             first = next(trials.modes(candidate.micro_batches))
             whole = replace(first, zero=0) if self.request.zero is None and self.request.train else first
             for mode, hidden in dict.fromkeys((m, h) for m in (first, whole) for h in (trials.hides(candidate), 0.0)):
@@ -126,7 +128,7 @@ class Finisher:
             near = solved.seconds < TUNING.near * ranked[0].seconds and len(found) < TUNING.close_calls and self.is_small
             best = min((f.seconds for f in found), default=math.inf)
             enough = solved.seconds >= best and (len(found) >= TUNING.evaluated or solved.seconds >= TUNING.far * best)
-            if not near and (enough or (len(found) > TUNING.evaluated and not self.is_small)):
+            if not near and (enough or (len(found) > TUNING.evaluated and not self.is_small and solved.seconds >= best)):
                 break
             self.done.add((solved.candidate, solved.mode))
             try:
@@ -215,6 +217,8 @@ class Finisher:
 
     def tables(self, candidate: Candidate, mode: Mode, hidden: float = 0.0) -> Tables:
         """The tables of the whole graph; the last candidate's parts are kept for its other modes."""
+        if self.progress:
+            self.progress(len(self.outer.groups), len(self.outer.groups), str(candidate))
         request = self.request
         analysis = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
         work = replace(self.trials.work(candidate, mode, Counts(), short=False), hidden=hidden)
@@ -235,7 +239,13 @@ class Finisher:
         for entry in alone:
             turns.append((place[entry[1].micro_batches], len(turns), entry))
             place[entry[1].micro_batches] += 1
+        looked = 0
         for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 2 * TUNING.tried if self.is_small else TUNING.tried]:
+            # What cannot fit is looked at only for the size that would do, and that of the first ones is as good as any.
+            sure = looked < TUNING.evaluated or self.is_small
+            if not sure and self.trials.least_needed(candidate, mode) > TUNING.likely * self.request.limit:
+                continue
+            looked += 1
             try:
                 schedule = self._schedule(candidate, mode)
                 tables = self.tables(candidate, mode)
@@ -247,20 +257,26 @@ class Finisher:
     def _no_plan(self) -> NoPlanFits:
         # What stages would need is estimated, not shown by a plan: it is named only where there is nothing else.
         staged = [misfit.needed + self.trials.always for misfit in self.outer.ranking.misfits]
-        limit, held = self.request.limit, self.request.host_on(self.request.cluster)
-        pinned = self.request.offload == "optimizer" and math.isfinite(held)
+        request = self.request
+        limit, held = request.limit, request.host_on(request.cluster)
+        needed = min((error.minimum_memory for error in self.failures), default=min(staged, default=limit))
+        pinned = request.offload == "optimizer" and math.isfinite(held)
+        hosted = self.trials.least_hosted() if pinned else 0.0
+        where = f"on {request.cluster.devices} devices"
+        if hosted > held or (pinned and math.isinf(needed)):
+            said = (
+                f"no plan fits the hosts {where}: the optimizer's state takes at least {_size(hosted)} of host memory for each device, and "
+                f"{_size(held)} are there. Give more devices, --optimizer sgd, or let some of it stay on the devices (without --offload)."
+            )
+            return NoPlanFits(said, minimum=max(needed, limit), limit=limit)
         hosts = f" With --offload optimizer all its state has to fit the {_size(held)} of host memory for each device." if pinned else ""
-        master = self.request.types.master
+        master = request.types.master
         stored = f" Parameters in the type of the computation (--master) take less than in {master}." if master else ""
-        minimum = max(min((error.minimum_memory for error in self.failures), default=min(staged, default=limit)), limit)
-        free = self.request.cluster.device.usable_memory
-        spare = f" ({_size(free)} but for {HEADROOM:.0%} of headroom, which --memory overrules)" if self.request.memory is None else ""
-        return NoPlanFits(
-            f"no plan fits {_size(limit)} per device{spare} on {self.request.cluster.devices} devices; the smallest that would do is "
-            f"{_size(minimum)}. Give more devices or memory, a smaller --batch, or --optimizer sgd.{hosts}{stored}",
-            minimum=minimum,
-            limit=limit,
-        )
+        free = request.cluster.device.usable_memory
+        spare = f" ({_size(free)} but for {HEADROOM:.0%} of headroom, which --memory overrules)" if request.memory is None else ""
+        enough = f"the smallest that would do is {_size(needed)}" if needed > limit * (1 + TUNING.certain) else "a little more would do"
+        said = f"no plan fits {_size(limit)} per device{spare} {where}; {enough}. Give more devices or memory, a smaller --batch, or "
+        return NoPlanFits(f"{said}--optimizer sgd.{hosts}{stored}", minimum=max(needed, limit), limit=limit)
 
 
 def _size(nbytes: float) -> str:

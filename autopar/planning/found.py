@@ -10,12 +10,12 @@ from autopar.costmodel.step.estimate import Estimate, estimate
 from autopar.costmodel.step.pricing import LEAST_UNIT
 from autopar.search import Infeasible, Solution
 
-from ..decoding import decode
 from ..order.scheduled import Scheduled, scheduled
 from ..sharding.program import Assignment, Program, build_program
 from ..sharding.schedule import PLAIN, Schedule
-from ..tables import Tables
+from .decoding import decode
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
+from .tables import Tables
 
 MEMORY_TRIES = 6
 """How often the search's limit is lowered when the program's exact memory is above what the tables added up to."""
@@ -23,6 +23,8 @@ MOSTLY = 0.8
 """Share of the reduction of gradients that counts as most of it."""
 SMALLER = 4
 """By how much units of parameters shrink where the program needs too much memory."""
+HOPELESS = 1.5
+"""A program that needs so many times the limit with the smallest units is not tried with others."""
 THRIFTY = (1 + 1e-9, 1.1, 1.25, 1.5, 2.0)
 """Limits, as multiples of the least memory that the tables add up to, among whose solutions the thriftiest program is taken."""
 
@@ -112,8 +114,14 @@ def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> 
 
 def _thriftier(draft: Draft, limit: float) -> Draft:
     """The same solution with smaller units of parameters, of which less is there at once, until it fits or that is no help."""
+    unit = draft.plan.schedule.unit_bytes
+    if draft.memory.total > limit and unit > LEAST_UNIT:
+        least = draft.under(replace(draft.plan.schedule, unit_bytes=LEAST_UNIT))
+        if least.memory.total > HOPELESS * limit:
+            return least
     while draft.memory.total > limit and (unit := draft.plan.schedule.unit_bytes) > LEAST_UNIT:
-        other = draft.under(replace(draft.plan.schedule, unit_bytes=max(unit // SMALLER, LEAST_UNIT)))
+        smaller = max(unit // SMALLER, LEAST_UNIT)
+        other = least if smaller == LEAST_UNIT else draft.under(replace(draft.plan.schedule, unit_bytes=smaller))
         if other.memory.total >= draft.memory.total:
             break
         draft = other
@@ -140,7 +148,7 @@ def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = 
     """The plan of least memory, or the first that fits; `Infeasible` if none does.
 
     The tables add memory up operator by operator, the program has its peak at one moment: thrifty solutions are tried in turn, which
-    need not be the fastest of their memory. What none of them changes is looked at once.
+    need not be the fastest of their memory. What none of them changes is looked at once; where no program can fit, only the first is.
     """
     method = QUICK_METHOD if method == EXACT_METHOD else method
     try:
@@ -150,7 +158,7 @@ def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = 
         limits = tuple(error.minimum_memory * factor for factor in THRIFTY)
         solution = solve_within(tables, method, limits[0])
     best, seen = _thriftier(Draft.of(tables, solution, schedule), limit), {solution.choices}
-    for tried in limits[1:]:
+    for tried in limits[1:] if tables.least_stored() <= limit else ():
         if best.memory.total <= limit:
             break
         solution = solve_within(tables, method, tried)

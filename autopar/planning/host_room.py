@@ -20,7 +20,7 @@ import numpy as np
 from autopar.costmodel.step.host import host_rate
 from autopar.search import CostGraph, Infeasible, Interrupted, NoAssignment, Solution
 
-from ..tables import Floats, Tables
+from .tables import Floats, Tables
 
 Solve = Callable[[CostGraph], Solution]
 RUNGS, STRIDE = 4, 8.0

@@ -21,7 +21,6 @@ from autopar.order.schedules import SCHEDULES, in_flight
 from autopar.search import Infeasible, NoAssignment
 
 from ..sharding.mesh import Mesh
-from ..tables import Tables
 from .candidates import meshes, stage_counts
 from .outer import Outer
 from .pipeline_parts import thrifty
@@ -29,6 +28,7 @@ from .request import Request
 from .solved import Mode
 from .staged import Group, Staged, staged, unfolded
 from .subject import Subject
+from .tables import Tables
 from .tuning import TUNING
 from .work import Counts, Work
 
@@ -124,7 +124,7 @@ class Mixed:
         for stages in stage_counts(pool.devices, SMALL_STAGES - 1) if counts else ():
             for mesh in meshes(pool, stages, TUNING.plain_axes):
                 try:
-                    yield stages, mesh, outer.trials.base_seconds(pool.devices, stages, mesh, counts[0])
+                    yield stages, mesh, outer.trials.bounds.base_seconds(pool.devices, stages, mesh, counts[0])
                 except NoAssignment:
                     continue
 

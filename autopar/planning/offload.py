@@ -10,6 +10,7 @@ A host's choice always takes longer, so that no solution without a memory limit 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from autopar.costmodel.step.pricing import optimizer_named, update_seconds
 from autopar.search.costgraph import shared_map
 
 from ..ir import Tensor
-from ..tables import Floats, Tables, Variable
+from .tables import Floats, Tables, Variable
 
 Choices = tuple[NDArray[np.int64], Floats, Floats, NDArray[np.integer], Floats]
 """Rows, seconds, bytes, digits, and bytes in host memory."""
@@ -53,12 +54,12 @@ def offering_host(tables: Tables, *, room: float, only: bool = False) -> Tables:
     variables = tuple(
         Variable(what=v.what, name=v.name, rows=rows, host=host) for v, (rows, _, _, _, host) in zip(tables.variables, found, strict=True)
     )
-    edges = graph.edges if only else _twice(tables, frozenset(offered))
+    edges, aside, each = (given if only else _twice(given, frozenset(offered)) for given in (graph.edges, tables.aside, tables.each))
     wider = replace(
         graph, sizes=tuple(len(v.rows) for v in variables), unary=tuple(f[1] for f in found), edges=edges,
         memory=tuple(f[2] for f in found), digits=tuple(f[3] for f in found),
     )  # fmt: skip
-    return replace(tables, graph=wider, variables=variables, host_room=room)
+    return replace(tables, graph=wider, variables=variables, aside=aside, each=each, host_room=room)
 
 
 def _choices(tables: Tables, place: int, tensor: Tensor, count: int, *, only: bool) -> Choices:
@@ -77,10 +78,10 @@ def _choices(tables: Tables, place: int, tensor: Tensor, count: int, *, only: bo
     return both[0], both[1], both[2], both[3], both[4]
 
 
-def _twice(tables: Tables, offered: frozenset[int]) -> dict[tuple[int, int], Floats]:
+def _twice(given: Mapping[tuple[int, int], Floats], offered: frozenset[int]) -> dict[tuple[int, int], Floats]:
     """The edges, those of the parameters `offered` host memory with every layout twice."""
     along = tuple(shared_map(lambda table, axis=axis: np.concatenate([table, table], axis=axis)) for axis in (0, 1))  # type: ignore[misc]
-    edges = dict(tables.graph.edges)
+    edges = dict(given)
     for (u, v), table in edges.items():
         once = along[0](table) if u in offered else table
         edges[u, v] = along[1](once) if v in offered else once

@@ -18,7 +18,7 @@ from autopar.costmodel.step.pricing import MeshPrices
 from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.search import Solution
 
-from ..tables import Tables
+from .tables import Tables
 
 FORWARD = 1 / 3
 """Share of a pass that its forward half takes."""
@@ -59,19 +59,22 @@ def units_of(nbytes: float, unit_bytes: float) -> int:
 def hideable(prices: MeshPrices, parameters: float) -> float:
     """The share of the collectives of so many bytes of parameters that can run under computation, at no cost to it.
 
-        (1 - 1 / n - (slowdown - 1)) / k - 2 b / m        n: units, k: axes, b: bytes a second of the slowest one, m: of memory
+        (1 - 1 / n - (slowdown - 1)) / k        n: units, k: axes
 
     Of a chain over several axes only the first collective runs beside the computation: the next ones are begun when the unit is waited for.
-    A unit is copied into its message, or out of it: that is read and written by the device while it computes nothing.
     """
-    axes = [number for number, axis in enumerate(prices.mesh.axes) if axis.size > 1]
-    if not axes:
-        return 0.0
-    device = prices.cluster.device
-    slowest = max(prices.unit_lines("all_gather", axis)[-1][1] for axis in axes)
-    copies = 2.0 / (slowest * device.memory_bandwidth * device.memory_fraction) if slowest > 0 else 0.0
+    axes = sum(axis.size > 1 for axis in prices.mesh.axes)
     alone = 1 / units_of(parameters, prices.unit_bytes) + SLOWDOWN[prices.cluster.backend] - 1
-    return max((1 - alone) / len(axes) - copies, 0.0)
+    return max((1 - alone) / axes, 0.0) if axes else 0.0
+
+
+def most_hideable(prices: MeshPrices) -> float:
+    """The share of the collectives of parameters of which, at the best, nothing is seen.
+
+    While anything is sent the computation is so much slower that of every second 1 - 1 / slowdown are lost; k axes send at once at most.
+    """
+    axes = sum(axis.size > 1 for axis in prices.mesh.axes)
+    return 1 - (1 - 1 / SLOWDOWN[prices.cluster.backend]) / max(axes, 1)
 
 
 def exposed_seconds(tables: Tables, solution: Solution, hidden: float, hideable: float) -> float:
@@ -79,15 +82,19 @@ def exposed_seconds(tables: Tables, solution: Solution, hidden: float, hideable:
 
     Of the share that is `hideable` some finds nothing to run under: half of it is gathers, for the forward pass, half is reductions.
     """
-    variables, choices = tables.variables, solution.choices
-    edges = tables.graph.edges.items()
-    told = (t[choices[u], choices[v]] for (u, v), t in edges if "parameter" in (variables[u].what, variables[v].what))
-    sent = math.fsum(map(float, told)) / (1 - hidden)
-    pairs = zip(variables, tables.graph.unary, choices, strict=True)
+    choices, sent = solution.choices, sent_seconds(tables, solution, hidden)
+    pairs = zip(tables.variables, tables.graph.unary, choices, strict=True)
     computed = math.fsum(float(unary[choice]) for v, unary, choice in pairs if v.what == "operator")
     half = 0.5 * hideable * sent
     seen = max(half - FORWARD * computed, 0.0) + max(half - (1 - FORWARD) * computed, 0.0)
     return (hidden - hideable) * sent + seen
+
+
+def sent_seconds(tables: Tables, solution: Solution, hidden: float) -> float:
+    """Seconds of the collectives of parameters of a solution whose tables leave out the share `hidden` of them."""
+    choices, edges = solution.choices, tables.graph.edges
+    told = (edges[u, v][choices[u], choices[v]] - aside[choices[u], choices[v]] for (u, v), aside in tables.aside.items())
+    return math.fsum(map(float, told)) / (1 - hidden)
 
 
 def once_seconds(devices: Iterable[Once], backend: str, interleave: int = 1) -> float:

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.search import Infeasible, NoAssignment
 
-from ..sharding.mesh import Mesh
-from .candidates import LARGE, Candidate, device_counts, halves, meshes, splits, stage_counts
+from .candidates import LARGE, Candidate, device_counts, halves, meshes, splits
+from .places import Places
 from .proof import prove
 from .ranking import Misfit, Progress, Ranking
 from .request import Request
@@ -38,6 +38,7 @@ class Outer:
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
         self.trials = Trials(subject, request)
+        self.places = Places(subject, request, self.trials.bounds)
         self.ranking = Ranking()
         self.groups: list[list[Candidate]] = []
         self.waiting: dict[Candidate, float] = {}
@@ -83,7 +84,7 @@ class Outer:
             if progress:
                 progress(number, len(self.groups), str(group[0]))
             least = self._group_bound(group)
-            for nearest in self._representatives(group) if number < TUNING.beam else ():
+            for nearest in self.places.representatives(group) if number < TUNING.beam else ():
                 self._try_first(nearest, least)
         places = list(dict.fromkeys(s.candidate.place for s in self.ranking.solved))[:TUNING.nearest]
         near = [group for place in places for group in self.groups if group[0].place == place]
@@ -92,14 +93,14 @@ class Outer:
         self._sweep()
         self._use_fewer(progress)
         self._split_further()
-        prove(self.sure, self.trials)
+        prove(self.sure, self.trials.bounds, self.ranking.solved[0].seconds if self.ranking.solved else math.inf)
         if progress:
             progress(len(self.groups), len(self.groups), "done")
 
     def _walk(self, group: Sequence[Candidate]) -> None:
         """Try fewer and more micro-batches than those of the best, as long as the step gets shorter or memory is short."""
         known = [s.candidate for s in self.ranking.solved if s.candidate in group]
-        start = group.index(known[0] if known else self._representatives(group)[0][0])
+        start = group.index(known[0] if known else self.places.representatives(group)[0][0])
         for fewer, others in ((True, group[:start][::-1]), (False, group[start + 1 :])):
             last = self._seconds(group[start])
             for candidate in others:
@@ -122,15 +123,16 @@ class Outer:
         if self.fewest or not request.fewer or request.mesh is not None or request.cluster.devices > LARGE:
             return
         self.fewest = True
-        best = self.ranking.solved[0].seconds if self.ranking.solved else math.inf
-        known = len(self.groups)
+        if not self.ranking.solved:
+            return  # what does not fit many devices does not fit fewer
+        best, known = self.ranking.solved[0].seconds, len(self.groups)
         for devices in halves(request.cluster.devices):
-            if self.trials.least_seconds(devices) < (1 - TUNING.close) * best:
+            if self.trials.bounds.least_seconds(devices) < (1 - TUNING.close) * best:
                 self._bound_devices(devices, progress)
         self.groups[known:] = sorted(self.groups[known:], key=self._group_bound)
         for group in self.groups[known:]:
             least = self._group_bound(group)
-            for nearest in self._representatives(group):
+            for nearest in self.places.representatives(group):
                 self._try_first(nearest, least)
         self._sweep()
 
@@ -159,37 +161,12 @@ class Outer:
             if candidate not in self.forbidden:
                 break
 
-    def _representatives(self, group: Sequence[Candidate]) -> list[list[Candidate]]:
-        """The candidates of a mesh to look at first: with one micro-batch, or enough of them to fill the pipeline, or as nearly as can be.
-
-        Where, on a large cluster, the first axis has more devices than such a micro-batch has samples, one that can be split over it is
-        looked at too.
-        """
-        stages, mesh = group[0].stages, group[0].mesh
-        filled = 1 if stages == 1 else TUNING.filled * stages
-        split = max(self.subject.batch // (mesh.shape[0] if mesh.shape else 1), 1)
-        counts = (filled, split) if split < filled / 2 and group[0].cluster.devices > LARGE else (filled,)
-        return [sorted(group, key=lambda c: (abs(math.log(c.micro_batches / count)), c.micro_batches)) for count in counts]
-
     def _promises(self, bound: float, candidate: Candidate) -> bool:
         """Whether a candidate may be better than the best by more than `close`; without stages, whether it may be as near to it."""
         solved = self.ranking.solved
         return not solved or bound < (1 - TUNING.close if candidate.stages > 1 else 1 + TUNING.close) * solved[0].seconds
 
     # --- what is tried ---
-
-    def _stage_counts(self, devices: int) -> Iterator[int]:
-        """The numbers of stages of so many devices."""
-        request, cuts = self.request, len(self.subject.cuts) - 1
-        if not request.train or self.subject.batch == 1:
-            cuts = 0
-        yield from (stages for stages in stage_counts(devices, cuts) if request.stages in (None, stages))
-
-    def _meshes(self, devices: int, stages: int) -> tuple[Mesh, ...]:
-        request = self.request
-        if request.mesh is not None:
-            return (request.mesh,) if request.mesh.devices * stages == devices else ()
-        return meshes(request.cluster.sized(devices), stages, TUNING.plain_axes)
 
     def _bound_all(self, progress: Progress | None) -> None:
         """The candidates of each mesh with their bounds, the least bounds first."""
@@ -200,30 +177,20 @@ class Outer:
 
     def _bound_devices(self, devices: int, progress: Progress | None) -> None:
         """The candidates of so many devices with their bounds."""
-        cluster = self.request.cluster.sized(devices)
-        for stages in self._stage_counts(devices):
-            counts, every = (self._micro_batches(stages, every=every) for every in (False, True))
-            for mesh in self._meshes(devices, stages) if counts else ():
-                if progress:
-                    progress(0, 1, str(mesh))
-                place = Candidate(cluster=cluster, stages=stages, mesh=mesh, micro_batches=1)
-                tried = (self._bound_group([replace(place, micro_batches=count) for count in some]) for some in (counts, every))
-                if group := next(filter(None, tried), None):
-                    self.groups.append(group)
-                else:
-                    self.ranking.forbidden += 1
-
-    def _micro_batches(self, stages: int, *, every: bool) -> list[int]:
-        """The numbers of micro-batches that so many stages can run: those worth trying, or `every` one, should the pins forbid these."""
-        counts = self.subject.micro_batches(stages, self.request.micro_batches, every=every)
-        return [count for count in counts if stages == 1 or self.trials.schedules(stages, count)]
+        for few, every in self.places.groups(devices):
+            if progress:
+                progress(0, 1, str(few[0] if few else every[0]))
+            if group := next(filter(None, map(self._bound_group, (few, every))), None):
+                self.groups.append(group)
+            else:
+                self.ranking.forbidden += 1
 
     def _bound_group(self, group: Sequence[Candidate]) -> list[Candidate]:
         """Bound the candidates of a mesh; those that are left: the pins may forbid the first numbers of micro-batches (12 samples on 4
         devices are 3 times 4, but not 2 times 6)."""
         for number, first in enumerate(group):
             try:
-                found = {candidate: self.trials.bound(candidate, first.micro_batches) for candidate in group[number:]}
+                found = {candidate: self.trials.bounds.bound(candidate, first.micro_batches) for candidate in group[number:]}
             except NoAssignment:
                 continue
             self.waiting.update(found)
@@ -238,6 +205,7 @@ class Outer:
         """
         found = self.ranking
         left: list[Mode] = []
+        bounds: list[float] = []
         for mode in self.trials.modes(candidate.micro_batches):
             if any(mode.repeats(other) for other in left):
                 continue
@@ -253,12 +221,15 @@ class Outer:
                 found.forbidden += 1
                 self.forbidden.add(candidate)
                 break
+            bounds.append(below if cut is None else self.trials.surely(cut))
             if cut is None:
                 left.append(mode)
                 continue
             self._add(cut)
             if cut.free:
                 break
+        if candidate.stages == 1:  # where no stages are cut, what fits in no mode does not fit
+            self.sure[candidate] = max(self.sure[candidate], min(bounds, default=math.inf))
         self.waiting.pop(candidate, None)
         if left:
             self.waiting[candidate] = found.solved[0].seconds
@@ -266,11 +237,11 @@ class Outer:
 
     def _tighten(self, candidate: Candidate) -> None:
         """Bound those that wait with more micro-batches on the same mesh, as these are no faster."""
-        if candidate not in self.trials.free:
+        if candidate not in self.trials.bounds.free:
             return
         for other, bound in self.waiting.items():
             if other.place == candidate.place and other.micro_batches > candidate.micro_batches:
-                self.waiting[other] = max(bound, self.trials.bound(other, candidate.micro_batches))
+                self.waiting[other] = max(bound, self.trials.bounds.bound(other, candidate.micro_batches))
 
     def _cut(self, solved: Solved) -> Solved:
         """A pipeline that is expected to be near the best is ranked by its cuts; raises `Infeasible` where none fits."""

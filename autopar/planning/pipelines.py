@@ -2,32 +2,30 @@
 
 With the figures of every operator, stage s of the pieces i to j - 1 takes in a step, of m micro-batches,
 
-    cost_s[i, j] = m (forward + backward) + once + update          infinite where it does not fit:
-    memory_s[i, j] = stored + max( (in_flight_s - 1) saved + max over its operators k of (saved up to k + excess_k),
-                                   max over k of (saved up to k + excess_k + flat behind k) )
+    cost_s[i, j] = m (forward + backward) + once + update          infinite where it does not fit (see `stage_memory`)
 
-The cuts that make the slowest stage fastest are found by `search.stages`, for each schedule; its closed form then gives the step. Stages
-that take much longer than the mean are not looked at, unless no others fit.
+The cuts that make the slowest stage fastest are found by `search.stages`, for each schedule; its closed form then gives the step. How long
+the slowest stage takes at the least is found first, so that only the tables of such short stages are made.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.costmodel.step.pipeline import pipeline_seconds
 from autopar.order.schedules import in_flight
-from autopar.search.stages import balance, interval_sums, partition
+from autopar.search.stages import balance, interval_sums, least_worst, partition
 
 from ..sharding.schedule import UNIT_BYTES
 from .figures import Figures
 from .once import once_seconds
 from .pipeline_parts import Pipeline, Place, Stage, message_seconds, once_of
+from .stage_memory import Ints, StageMemory
 
 Floats = NDArray[np.float64]
 MAX_PIECES = 400
@@ -35,7 +33,9 @@ MAX_PIECES = 400
 FEW = 4
 """Pieces for each stage below which a model is cut between equal bytes, too."""
 WIDE = 3.0
-"""Stages are looked at that take up to this multiple of the mean stage, or of the longest piece; then, up to multiples of it."""
+"""Up to this multiple of the slowest stage, chunks may take while those of a device are balanced."""
+HALVINGS = 40
+"""By how many the least memory of the fullest stage is found."""
 SHARES = 5
 """Shares of a device that are tried as the most that one of its chunks may fill."""
 ROUNDED = 1 + 1e-9
@@ -64,36 +64,6 @@ def pieces_of(figures: Sequence[Figures], stages: int) -> NDArray[np.int64]:
     return np.concatenate(([0], found, [count]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Intervals:
-    """Tables of intervals (see `search.stages`): seconds; bytes that a micro-batch keeps, at the peak of one and of the last one, and in
-    host memory."""
-
-    seconds: Floats
-    saved: Floats
-    peak: Floats
-    last: Floats
-    host: Floats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Peaks:
-    """Of every piece the most that is saved up to an operator and alive beside it, the same less the flat copies of the gradients up to it;
-    what is saved, and flat, before every cut."""
-
-    highest: Floats
-    highest_last: Floats
-    saved: Floats
-    flat: Floats
-
-
-def _longest(seconds: Floats, allowed: float) -> int:
-    """The most pieces in a row that take up to `allowed` seconds."""
-    total = np.concatenate(([0.0], np.cumsum(seconds)))
-    stops = np.searchsorted(total, total + allowed, side="right") - 1
-    return max(int((stops - np.arange(len(total))).max()), 1)
-
-
 class Cutter:
     """Cuts a model whose stage s, on `places[s]`, has the figures `figures[s]`; `hosts`: bytes of host memory for a device of each."""
 
@@ -106,8 +76,8 @@ class Cutter:
         self.kinds = list({id(f): f for f in figures}.values())
         self.pieces = pieces_of(self.kinds, len(places))
         self.sums: dict[tuple[int, str], Floats] = {}
-        self.peaks: dict[int, _Peaks] = {}
-        self.tables: dict[tuple[int, int], _Intervals] = {}
+        self.memories = {id(f): StageMemory(f, self.pieces) for f in self.kinds}
+        self.intervals: dict[tuple[int, int], Floats] = {}
 
     def best(self, schedules: Iterable[tuple[str, int]]) -> Pipeline | None:
         """The fastest pipeline under one of the (schedule, interleave) pairs; None where nothing fits."""
@@ -124,11 +94,21 @@ class Cutter:
         """Bytes of the fullest device if the cuts are made for memory alone, under the thriftiest schedule of one chunk a stage."""
         stages, best = len(self.places), math.inf
         for name in dict.fromkeys(name for name, chunks in schedules if chunks == 1):
-            known = [self._needed(stage, in_flight(name, stage, stages, self.count, 1), len(self.pieces) - 1) for stage in range(stages)]
-            cuts = partition(known)
-            if cuts is not None:
-                best = min(best, max(float(table[j, i - j]) for table, (i, j) in zip(known, itertools.pairwise(cuts), strict=True)))
+            flying = [in_flight(name, stage, stages, self.count, 1) for stage in range(stages)]
+            whole = [self.memories[id(f)].of(flown, 0, len(self.pieces) - 1) for f, flown in zip(self.figures, flying, strict=True)]
+            low, high = 0.0, max(whole)
+            for _ in range(HALVINGS):
+                middle = 0.5 * (low + high)
+                ends = self._reaches_end(self._reach(flying, [middle] * stages, [math.inf] * stages))
+                low, high = (low, middle) if ends else (middle, high)
+            best = min(best, high)
         return best
+
+    def _reaches_end(self, reach: Sequence[Ints]) -> bool:
+        at = 0
+        for row in reach:
+            at = int(row[at])
+        return at == len(self.pieces) - 1
 
     def could_be_faster(self, schedules: Iterable[tuple[str, int]], found: Pipeline) -> bool:
         """Whether an interleaved schedule that did not fit would be faster than what was found, by more than a hundredth."""
@@ -166,27 +146,45 @@ class Cutter:
         stages = len(self.places)
         held, hosted = np.zeros(stages), np.zeros(stages)
         for number, (i, j) in enumerate(itertools.pairwise(cuts)):
-            figures = self.figures[number % stages]
-            held[number % stages] += self._memory(figures, flying[number], i, j)
-            hosted[number % stages] += float(self._of_pieces(figures, "host")[i:j].sum())
+            memory = self.memories[id(self.figures[number % stages])]
+            held[number % stages] += memory.of(flying[number], i, j)
+            hosted[number % stages] += memory.host_of(i, j)
         return bool((held <= np.array(self.limits) * ROUNDED).all() and (hosted <= np.array(self.hosts) * ROUNDED).all())
 
     def _cuts(self, flying: Sequence[float], interleave: int, share: float) -> tuple[int, ...] | None:
-        """The best cuts, each chunk within that share of its device, among stages of so many seconds as are sure to hold them."""
+        """The best cuts, each chunk within that share of its device."""
         stages = len(self.places)
-        pieces = [self._seconds(figures) for figures in self.kinds]
-        allowed = WIDE * max(max(float(p.max()), float(p.sum()) / (stages * interleave)) for p in pieces)
-        room = max(self.limits) * share
-        most = max(_longest(self._of_pieces(figures, "stored"), room) for figures in self.kinds)
-        while True:
-            longest = min(max(_longest(p, allowed) for p in pieces), most)
-            known = [self._cost(stage, flying[stage], share, longest) for stage in range(stages)]
-            cuts = partition(known * interleave)
-            if cuts is not None and interleave > 1:
-                cuts = balance(cuts, known * interleave, stages)
-            if longest == most or (cuts is not None and max(self._spent(cuts)) <= allowed):
-                return cuts
-            allowed *= WIDE
+        reach = self._reach(flying[:stages], [limit * share for limit in self.limits], [host * share for host in self.hosts])
+        totals = {id(figures): np.concatenate(([0.0], np.cumsum(self._seconds(figures)))) for figures in self.kinds}
+        of_stages = [totals[id(figures)] for figures in self.figures]
+        worst = least_worst(of_stages * interleave, reach * interleave)
+        if worst == math.inf:
+            return None
+        for most in (worst * (ROUNDED if interleave == 1 else WIDE), math.inf):
+            longest = max(_longest(total, far, most) for total, far in zip(of_stages, reach, strict=True))
+            known = [self._cost(figures, far, longest) for figures, far in zip(self.figures, reach, strict=True)] * interleave
+            if (cuts := partition(known)) is not None:
+                return balance(cuts, known, stages) if interleave > 1 else cuts
+        return None
+
+    def _reach(self, flying: Sequence[float], limits: Sequence[float], hosts: Sequence[float]) -> list[Ints]:
+        """How far each stage reaches within these bytes of its device and its host."""
+        found: list[Ints] = [np.zeros(0, dtype=np.int64)] * len(self.places)
+        for figures in self.kinds:
+            mine = [stage for stage, own in enumerate(self.figures) if own is figures]
+            flown, most, room = (np.array([values[stage] for stage in mine], dtype=np.float64) for values in (flying, limits, hosts))
+            for stage, row in zip(mine, self.memories[id(figures)].furthest(flown, most, room), strict=True):
+                found[stage] = row
+        return found
+
+    def _cost(self, figures: Figures, reach: Ints, longest: int) -> Floats:
+        """Seconds of a stage for every interval of up to `longest` pieces, infinite where it does not reach so far."""
+        key = (id(figures), longest)
+        if key not in self.intervals:
+            self.intervals[key] = interval_sums(self._seconds(figures), longest)
+        stops = np.arange(len(self.pieces))
+        starts = np.maximum(stops[:, None] - longest + np.arange(longest), 0)
+        return np.where(reach[starts] >= stops[:, None], self.intervals[key], math.inf)
 
     def _of_pieces(self, figures: Figures, name: str) -> Floats:
         """The sum of a figure over the operators of each piece."""
@@ -200,62 +198,6 @@ class Cutter:
         passes = self._of_pieces(figures, "forward") + self._of_pieces(figures, "backward")
         return self.count * passes + self._of_pieces(figures, "once") + self._of_pieces(figures, "update")
 
-    def _spent(self, cuts: Sequence[int]) -> Iterator[float]:
-        """Seconds of the stages."""
-        for number, (i, j) in enumerate(itertools.pairwise(cuts)):
-            yield float(self._seconds(self.figures[number % len(self.places)])[i:j].sum())
-
-    def _cost(self, stage: int, flying: float, share: float, longest: int) -> Floats:
-        """Seconds of a stage for every interval of pieces, infinite where it needs more than a share of its device."""
-        made = self._known_intervals(stage, longest)
-        needed = self._needed(stage, flying, longest)
-        fits = (needed <= self.limits[stage] * share) & (made.host <= self.hosts[stage] * share)
-        return np.where(fits, made.seconds, math.inf)
-
-    def _needed(self, stage: int, flying: float, longest: int) -> Floats:
-        """Bytes of a stage for every interval of pieces, infinite where there is none."""
-        made = self._known_intervals(stage, longest)
-        needed = np.maximum(made.peak + (flying - 1) * made.saved, made.last)
-        return np.where(np.isfinite(made.seconds), needed, math.inf)
-
-    def _known_intervals(self, stage: int, longest: int) -> _Intervals:
-        key = (id(self.figures[stage]), longest)
-        if key not in self.tables:
-            self.tables[key] = self._intervals(self.figures[stage], longest)
-        return self.tables[key]
-
-    def _intervals(self, figures: Figures, longest: int) -> _Intervals:
-        made = self._peaks(figures)
-        count = len(self.pieces) - 1
-        peak, last = np.zeros((count + 1, longest)), np.zeros((count + 1, longest))
-        most, most_last = np.full(count, -math.inf), np.full(count, -math.inf)
-        for length in range(1, longest + 1):
-            starts = slice(count - length + 1)
-            most = np.maximum(most[starts], made.highest[length - 1 :])
-            most_last = np.maximum(most_last[starts], made.highest_last[length - 1 :])
-            peak[length:, longest - length] = most - made.saved[starts]
-            last[length:, longest - length] = most_last - made.saved[starts] + made.flat[length:]
-        saved, stored, host = (interval_sums(self._of_pieces(figures, name), longest, 0.0) for name in ("saved", "stored", "host"))
-        seconds = interval_sums(self._seconds(figures), longest)
-        return _Intervals(seconds=seconds, saved=saved, peak=peak + stored, last=last + stored, host=host)
-
-    def _peaks(self, figures: Figures) -> _Peaks:
-        if id(figures) not in self.peaks:
-            saved, flat = np.cumsum(figures.saved), np.cumsum(figures.flat)
-            alive, begins = saved + figures.excess, self.pieces[:-1]
-            self.peaks[id(figures)] = _Peaks(
-                highest=np.maximum.reduceat(alive, begins), highest_last=np.maximum.reduceat(alive - flat, begins),
-                saved=np.concatenate(([0.0], saved))[self.pieces], flat=np.concatenate(([0.0], flat))[self.pieces],
-            )  # fmt: skip
-        return self.peaks[id(figures)]
-
-    def _memory(self, figures: Figures, flying: float, i: int, j: int) -> float:
-        """Bytes of a stage that holds the pieces i to j - 1."""
-        made = self._peaks(figures)
-        stored, saved = (float(self._of_pieces(figures, name)[i:j].sum()) for name in ("stored", "saved"))
-        during, last = float(made.highest[i:j].max()), float(made.highest_last[i:j].max() + made.flat[j])
-        return stored + max((flying - 1) * saved + during, last) - float(made.saved[i])
-
     def _pipeline(self, cuts: tuple[int, ...], schedule: str, interleave: int, flying: Sequence[float]) -> Pipeline:
         stages = len(self.places)
         found = []
@@ -263,7 +205,7 @@ class Cutter:
             figures = self.figures[number % stages]
             names = ("forward", "backward", "weight", "once", "gather", "travel", "update", "moved")
             sums = {name: float(self._of_pieces(figures, name)[i:j].sum()) for name in names}
-            memory = self._memory(figures, flying[number], i, j)
+            memory = self.memories[id(figures)].of(flying[number], i, j)
             found.append(Stage(start=int(self.pieces[i]), stop=int(self.pieces[j]), memory=memory, **sums))
         held = [found[stage::stages] for stage in range(stages)]
         forward, backward, weight = (
@@ -275,3 +217,9 @@ class Cutter:
         after = once_seconds([once_of(group, self.unit_bytes) for group in held], self.places[0].cluster.backend, interleave)
         memory = max(math.fsum(s.memory for s in group) for group in held)
         return Pipeline(stages=tuple(found), schedule=schedule, interleave=interleave, step=seconds + after, memory=memory)
+
+
+def _longest(total: Floats, reach: Ints, most: float) -> int:
+    """The most pieces in a row that take up to `most` seconds and are within reach."""
+    ends = np.minimum(np.searchsorted(total, total + most, side="right") - 1, reach)
+    return max(int((ends - np.arange(len(total))).max()), 1)

@@ -11,30 +11,30 @@ import math
 
 from autopar.search import NoAssignment
 
+from .bounds import Bounds
 from .candidates import Candidate
-from .trials import Trials
 from .tuning import TUNING
 
 
-def prove(sure: dict[Candidate, float], trials: Trials) -> None:
-    """Raise the least of the bounds `sure`, as often as is worth while."""
+def prove(sure: dict[Candidate, float], bounds: Bounds, best: float) -> None:
+    """Raise the least of the bounds `sure`, as often as is worth while: until it is as near to the `best` step as what the walk leaves."""
     proven: set[Candidate] = set()
     for _ in range(TUNING.proven):
         least = min(sure, key=lambda c: (sure[c], c in proven), default=None)
-        if least is None or least in proven:
+        if least is None or least in proven or sure[least] >= (1 - TUNING.close) * best:
             break
         proven.add(least)
         try:
-            bound = trials.proven(least)
+            bound = bounds.proven(least)
         except NoAssignment:
             sure[least] = math.inf
             continue
         for other in sure:
             if other.place == least.place and other.micro_batches >= least.micro_batches:
-                sure[other] = max(sure[other], bound * _waiting(other, trials) / _waiting(least, trials))
+                sure[other] = max(sure[other], bound * _waiting(other, bounds) / _waiting(least, bounds))
 
 
-def _waiting(candidate: Candidate, trials: Trials) -> float:
+def _waiting(candidate: Candidate, bounds: Bounds) -> float:
     """By what the least bubble multiplies the time of the passes."""
     stages, count = candidate.stages, candidate.micro_batches
-    return 1 + trials.pipe(stages, count).least_bubble(trials.schedules(stages, count)) / count if stages > 1 else 1.0
+    return 1 + bounds.least_bubble(stages, count) / count

@@ -16,9 +16,11 @@ from ..limits import MICRO_BATCHES
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from ..sharding.schedule import PLAIN, PLAINLY, Reductions, Types
-from ..tables import Known, Limits, Tables, build_tables
+from .building import build_tables
+from .limits import Limits
 from .offload import offering_host
 from .subject import RECOMPUTES
+from .tables import Known, Tables
 from .work import Work
 
 ZEROS = (0, 1, 2, 3)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from autopar.search import Solution
 
-from ..tables import Tables
 from .candidates import Candidate
+from .tables import Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

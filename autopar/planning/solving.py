@@ -7,8 +7,8 @@ import math
 from autopar.search import CostGraph, Infeasible, NoAssignment, Solution, solve
 
 from ..errors import UsageError
-from ..tables import Tables
 from .host_room import solve_within_hosts
+from .tables import Tables
 
 EXACT_METHOD, QUICK_METHOD = "dynamic_programming", "lagrangian"
 """Candidates are ranked by the quick method."""

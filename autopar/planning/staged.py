@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from autopar.costmodel import Cluster
 from autopar.search import Infeasible, Solution
 
-from ..decoding import decode
 from ..sharding.mesh import Mesh
 from ..sharding.program import Assignment, Program, build_program
 from ..sharding.schedule import Schedule
-from ..tables import Tables
+from .decoding import decode
 from .figures import Figures, figures_of
 from .pipeline_parts import Pipeline, Place, schedules_for
 from .pipelines import Cutter
 from .request import Request
 from .solving import solve_within
+from .tables import Tables
 
 TRIES = 5
 TIGHTER = 0.85

@@ -21,10 +21,10 @@ from ..sharding.mesh import Mesh
 from ..sharding.micro_batches import micro_batch_options, split_batch
 from ..sharding.rules import RULES, preamble
 from ..sharding.rules.experts import EXPERTS
-from ..tables import Tables
 from .candidates import STRIDE, micro_batch_counts
 from .figures import Figures
 from .folding import Folding, Run, crossing_bytes, find_runs, fold
+from .tables import Tables
 from .work import Counts, Segments
 
 Ints = NDArray[np.int64]

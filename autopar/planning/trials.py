@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+
+import numpy as np
 
 from autopar.costmodel.memory.peak import certain_bytes
+from autopar.costmodel.step.host import state_bytes
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.order.schedules import in_flight
 from autopar.search import Infeasible, Interrupted, Solution, solve
 
-from ..sharding.analysis import Analysis
-from ..sharding.mesh import Mesh
 from ..sharding.schedule import Schedule
-from ..tables import Known, Tables
 from .beyond import bytes_beyond
+from .bounds import Bounds
 from .candidates import Candidate
-from .expected import Pipe, tables_alone, weight_share
-from .once import exposed_seconds, hideable
-from .pipeline_parts import schedules_for, thrifty
+from .once import exposed_seconds, hideable, most_hideable, sent_seconds
 from .request import Request
 from .solved import Mode, Solved
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
 from .staged import Group, staged
 from .subject import Subject
+from .tables import Tables
 from .tuning import TUNING
 from .work import Counts, Work
 
@@ -35,90 +33,18 @@ from .work import Counts, Work
 class Trials:
     """The candidates of a request, each solved when it is asked for.
 
-    `free`: what the tables of a candidate add up to at the least, without a limit of memory, in the mode that costs least. `left`: what
-    an interrupted solution had found.
+    `needed`: the bytes of the solution whose bound is in `bounds.free`. `left`: what an interrupted solution had found.
     """
 
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
         self.always = certain_bytes(subject.analysis(short=False))
         self.left: Solved | None = None
-        self.fewest: dict[tuple[int, int, Mesh], int] = {}
-        self.sums: dict[tuple[int, int, Mesh, int, float], float] = {}
-        self.free: dict[Candidate, float] = {}
-        self.known: OrderedDict[tuple[int, int, int, Mesh], Known] = OrderedDict()
+        self.bounds = Bounds(subject, request)
+        self.needed: dict[Candidate, float] = {}
         self.binding: set[tuple[Candidate, Mode]] = set()
 
-    # --- bounds ---
-
-    def bound(self, candidate: Candidate, fewer: int) -> float:
-        """Seconds that no step of a candidate undercuts, from a solution of its mesh with as many micro-batches or `fewer`."""
-        stages, count = candidate.stages, candidate.micro_batches
-        solved = self.free.get(replace(candidate, micro_batches=fewer))
-        if solved is None:
-            base = self.base_seconds(candidate.cluster.devices, stages, candidate.mesh, fewer)
-        else:
-            base = solved * fewer / (fewer + self.pipe(stages, fewer).bubble(self._thrifty(stages, fewer)))
-        waits = self.pipe(stages, count).least_bubble(self.schedules(stages, count)) / count
-        return (base + waits * TUNING.slack * self._alone[0] / candidate.mesh.devices) / stages
-
-    def least_seconds(self, devices: int) -> float:
-        """Seconds that no step on so many devices undercuts, by the arithmetic alone."""
-        return TUNING.slack * self._alone[0] / devices
-
-    @cached_property
-    def _alone(self) -> tuple[float, float]:
-        """Seconds of the whole batch on one device, without any limit, and the share of them that makes gradients of weights."""
-        tables, work = tables_alone(self.subject.analysis(short=True), self.request.cluster, self.subject.counts)
-        return solve(tables.graph).cost, weight_share(tables, work)
-
-    def base_seconds(self, devices: int, stages: int, mesh: Mesh, micro_batches: int) -> float:
-        """The least that the tables of a mesh add up to for so many micro-batches, without bubble, memory limit, or parameters' way."""
-        fewest = self.fewest.get((devices, stages, mesh), micro_batches)
-        found = self._least_sum(devices, stages, mesh, fewest, fewest)
-        self.fewest[devices, stages, mesh] = fewest
-        return found
-
-    def _least_sum(self, devices: int, stages: int, mesh: Mesh, micro_batches: int, passes: float) -> float:
-        """The least that the tables of a mesh add up to for so many passes of one of so many micro-batches."""
-        key = (devices, stages, mesh, micro_batches, passes)
-        if key not in self.sums:
-            # Parameters travel once a step beside the computation, so that at the best none of it is seen.
-            work = Work(counts=self.subject.counts, passes=passes, hidden=1.0, overlapped=True)
-            tables = self._tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
-            self.sums[key] = solve(tables.graph).lower_bound
-        return self.sums[key]
-
-    def proven(self, candidate: Candidate) -> float:
-        """Seconds that no step of a candidate undercuts: all passes and the least bubble, nothing of the parameters' way being seen."""
-        stages, count = candidate.stages, candidate.micro_batches
-        passes = count + self.pipe(stages, count).least_bubble(self.schedules(stages, count)) if stages > 1 else count
-        return self._least_sum(candidate.cluster.devices, stages, candidate.mesh, count, passes) / stages
-
-    def _tables(self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Work) -> Tables:
-        request = self.request
-        prices = self.subject.prices(request.cluster.sized(devices), mesh, stages)
-        key = (id(analysis), devices, stages, mesh)
-        known = self.known.setdefault(key, Known())
-        self.known.move_to_end(key)
-        if len(self.known) > TUNING.remembered:
-            self.known.popitem(last=False)
-        return request.tables(analysis, prices, work, whole=analysis is self.subject.analysis(short=True), known=known)
-
     # --- what a candidate is made of ---
-
-    def _thrifty(self, stages: int, micro_batches: int) -> str:
-        """The pipeline schedule that keeps least in flight."""
-        return thrifty(self.request.pipeline, stages, micro_batches)
-
-    def pipe(self, stages: int, micro_batches: int) -> Pipe:
-        """The pipeline of so many stages and micro-batches."""
-        return Pipe(stages=stages, micro_batches=micro_batches, weight=self._alone[1] if stages > 1 else 0.0)
-
-    def schedules(self, stages: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
-        """The pipeline schedules that there are for so many stages and micro-batches."""
-        request, pieces = self.request, len(self.subject.cuts)
-        return tuple(schedules_for(stages, micro_batches, pieces=pieces, pipeline=request.pipeline, interleave=request.interleave))
 
     def modes(self, micro_batches: int) -> Iterator[Mode]:
         """Recompute and ZeRO, as far as they are not fixed; what costs least time first."""
@@ -131,8 +57,8 @@ class Trials:
 
     def work(self, candidate: Candidate, mode: Mode, counts: Counts, *, short: bool) -> Work:
         """The multiplicities of a candidate, under the schedule that keeps least in flight."""
-        stages, count, schedule = candidate.stages, candidate.micro_batches, self._thrifty(candidate.stages, candidate.micro_batches)
-        passes = count + self.pipe(stages, count).bubble(schedule)
+        stages, count, schedule = candidate.stages, candidate.micro_batches, self.bounds.thrifty(candidate.stages, candidate.micro_batches)
+        passes = count + self.bounds.pipe(stages, count).bubble(schedule)
         return Work(
             counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, hidden=self.hides(candidate),
             in_flight=in_flight(schedule, 0, stages, count), segments=self.subject.segments(mode.recompute, short=short),
@@ -209,7 +135,7 @@ class Trials:
             if exact or self.request.may_offload:
                 free = solve(tables.graph)
                 if mode == next(self.modes(candidate.micro_batches)):
-                    self.free[candidate] = free.lower_bound
+                    self.bounds.free[candidate], self.needed[candidate] = free.lower_bound, free.memory
                 beyond = self._beyond(candidate, mode, tables, free)
                 fits = free.memory + beyond <= room and tables.host_of(free.choices) <= tables.host_room
                 if fits and exact:
@@ -264,7 +190,31 @@ class Trials:
         """The tables of a candidate, on the folded graph."""
         analysis = self.subject.analysis(short=True, micro_batches=candidate.micro_batches)
         work = replace(self.work(candidate, mode, self.subject.counts, short=True), hidden=hidden)
-        return self.offering(self._tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work), candidate, mode)
+        tables = self.bounds.tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work)
+        return self.offering(tables, candidate, mode)
+
+    def least_hosted(self) -> float:
+        """Bytes of optimizer state that a host holds for each device at the least, where all of it is there: split over all devices."""
+        graph, optimizer, types = self.subject.graph, self.request.optimizer, self.request.types
+        devices = np.array([self.request.cluster.devices])
+        return math.fsum(float(state_bytes(t, devices, optimizer, types)[0]) for t in graph.parameters if t.trainable)
+
+    def least_needed(self, candidate: Candidate, mode: Mode) -> float:
+        """Bytes of a device under the thriftiest solution of a candidate without stages, as the folded graph's program has it."""
+        tables = self._folded(candidate, mode, 0.0)
+        if (stored := tables.least_stored()) > self.request.limit:
+            return stored
+        allowed = 0.0
+        while allowed <= TUNING.likely * self.room(candidate):
+            try:
+                solution = solve_within(tables, QUICK_METHOD, allowed)
+                break
+            except Infeasible as error:
+                allowed = error.minimum_memory * (1 + TUNING.certain)
+        else:
+            return self.always + allowed
+        schedule = self.schedule(mode, candidate.micro_batches, [tables.prices], short=True)
+        return self.always + solution.memory + bytes_beyond(tables, solution, schedule, self.subject.counts, 0.0)
 
     def offering(self, tables: Tables, candidate: Candidate, mode: Mode) -> Tables:
         """Tables of a candidate with the choices of host memory, if they are to have them."""
@@ -282,7 +232,7 @@ class Trials:
     ) -> Solved:  # fmt: skip
         seconds, short, stages, count = solution.cost, False, candidate.stages, candidate.micro_batches
         if stages > 1:
-            pipe, schedules = self.pipe(stages, count), self.schedules(stages, count)
+            pipe, schedules = self.bounds.pipe(stages, count), self.bounds.schedules(stages, count)
             work = self.work(candidate, mode, self.subject.counts, short=True)
             expected = pipe.expected(tables, solution, work, schedules, self.room(candidate))
             seconds, short = expected.seconds * self.subject.imbalance(tables, solution, stages), expected.short
@@ -293,8 +243,20 @@ class Trials:
             bound=self._least(candidate, solution.lower_bound), free=free and not short,
         )  # fmt: skip
 
+    def surely(self, solved: Solved) -> float:
+        """Seconds that no step of a candidate without stages undercuts in the mode of its solution, within the memory (0: not known).
+
+        What the tables take to be hidden is less than what is hidden at the best; over several axes it is much less.
+        """
+        candidate, tables = solved.candidate, solved.tables
+        hidden = self.hides(candidate)
+        if candidate.stages > 1 or solved.hidden != hidden or sum(axis.size > 1 for axis in candidate.mesh.axes) > 1:
+            return 0.0
+        seen = (most_hideable(tables.prices) - hidden) * sent_seconds(tables, solved.solution, hidden) if hidden else 0.0
+        return solved.solution.lower_bound - max(seen, 0.0)
+
     def _least(self, candidate: Candidate, bound: float) -> float:
         """What a bound of the tables' sum is for a step, under the schedule that waits least."""
         stages, count = candidate.stages, candidate.micro_batches
-        pipe, schedules = self.pipe(stages, count), self.schedules(stages, count)
-        return bound / stages * (count + pipe.least_bubble(schedules)) / (count + pipe.bubble(self._thrifty(stages, count)))
+        waited = self.bounds.pipe(stages, count).bubble(self.bounds.thrifty(stages, count))
+        return bound / stages * (count + self.bounds.least_bubble(stages, count)) / (count + waited)

@@ -19,7 +19,7 @@ class Tuning:
     """How many of the best meshes are tried with other numbers of micro-batches."""
     cut: float = 1.1
     """Pipelines that are expected to take up to so many times the best are cut."""
-    proven: int = 8
+    proven: int = 24
     """How many of the least bounds are raised by solutions of their own."""
     swept: int = 24
     """How many of the candidates that are left then, and whose bounds promise to be better, are solved."""
@@ -67,6 +67,8 @@ class Tuning:
     """Parameters are tried stored whole where the tables put that up to so far behind the best program."""
     hopeful: float = 1.3
     """By how much tables may exceed the memory, while their program is looked at all the same."""
+    likely: float = 1.1
+    """By how much the folded program of least memory may exceed the memory, while that of the whole graph is looked at."""
     tried: int = 8
     """How many are at most."""
     small_graph: int = 500

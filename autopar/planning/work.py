@@ -34,7 +34,6 @@ class Work:
     forward and their backward pass at once. `hidden`: share of the collectives of parameters that runs under computation. `segments`:
     what is recomputed. `zero`: parameters stored split and used gathered are gathered once a step, their gradients added up whole (1)
     or as shards after every micro-batch (2), or gathered for every pass (3); 0: none are.
-    `overlapped`: all of these collectives run under computation, as they do at the best.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -44,15 +43,17 @@ class Work:
     hidden: float = 0.0
     segments: Segments = ()
     zero: int = 1
-    overlapped: bool = False
+
+    @property
+    def gathers(self) -> tuple[float, float]:
+        """How often a parameter that is stored split is gathered, and its gradient reduced."""
+        return {0: (1.0, 1.0), 1: (1.0, 1.0), 2: (1.0, self.passes), 3: (2.0 * self.passes, self.passes)}[self.zero]
 
     @property
     def of_parameters(self) -> tuple[float, float]:
-        """How often the collectives of a gathered parameter are issued, on the way to its value and to its gradient."""
-        if self.overlapped:
-            return (0.0, 0.0)
-        ahead, back = {0: (FORBIDDEN, 1.0), 1: (1.0, 1.0), 2: (1.0, self.passes), 3: (2.0 * self.passes, self.passes)}[self.zero]
-        return (1 - self.hidden) * ahead, (1 - self.hidden) * back
+        """How often the collectives of that count, on the way to the value and to its gradient; none are issued where none may be."""
+        ahead, back = self.gathers
+        return (1 - self.hidden) * (ahead if self.zero else FORBIDDEN), (1 - self.hidden) * back
 
     def of_values(self, again: bool) -> tuple[float, float]:
         """The same of an activation, `again` where its reader is recomputed."""

@@ -8,6 +8,7 @@ from typing import Any
 from .. import __version__
 from .examples import examples
 from .options import (
+    DTYPES,
     FORMATS,
     MODELS,
     SEARCHES,
@@ -20,6 +21,7 @@ from .options import (
     trace_option,
     trust_option,
 )
+from .training_arguments import convert_options, doctor_options, show_options, train_options
 
 
 def build_parser() -> Parser:
@@ -31,6 +33,7 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     _plan_options(_command(commands, "plan", "find the cheapest plan for a model on a cluster"))
     _run_options(_command(commands, "run", "run a plan on ranks of this machine"))
+    train_options(_command(commands, "train", "train a model as a file says, resuming by itself"))
     _compare_options(_command(commands, "compare", "price the known schemes beside the plan found"))
     _explain_options(_command(commands, "explain", "tell how the operators of a plan are sharded, and why"))
     _report_options(_command(commands, "report", "write a plan, or two beside one another, as a page for the browser"))
@@ -40,14 +43,15 @@ def build_parser() -> Parser:
     _verify_options(_command(commands, "verify", "execute a sharding that someone else wrote, and name what is wrong"))
     _discover_options(_command(commands, "discover", "find an operator's sharding rule by executing it, and prove it"))
     _calibrate_options(_command(commands, "calibrate", "measure the ranks at hand and write a cluster file"))
+    doctor_options(_command(commands, "doctor", "check this machine: versions, devices, links, plans beside one device, bandwidths"))
     bench = _command(commands, "bench", "measurements beside the model's predictions")
     benches = bench.add_subparsers(dest="bench_command", metavar="collectives", required=True, parser_class=Parser)
     _bench_options(_command(benches, "bench collectives", "measure collectives by size, and compare with the model"))
     checkpoint = _command(commands, "checkpoint", "the checkpoints of a training")
-    kinds = checkpoint.add_subparsers(dest="checkpoint_command", metavar="show", required=True, parser_class=Parser)
-    saved = _command(kinds, "checkpoint show", "show a checkpoint's step, plan, fingerprints and sizes")
-    saved.add_argument("folder", metavar="FOLDER", help="where autopar.save has put it: the latest there is shown, or one that is named")
-    json_option(saved)
+    kinds = checkpoint.add_subparsers(dest="checkpoint_command", metavar="show|convert", required=True, parser_class=Parser)
+    show_options(_command(kinds, "checkpoint show", "show a checkpoint's step, plan, fingerprints and sizes"))
+    text = "write a checkpoint as Hugging Face has weights, or such weights as a checkpoint"
+    convert_options(_command(kinds, "checkpoint convert", text), DTYPES)
     cluster = _command(commands, "cluster", "the clusters that autopar knows")
     kinds = cluster.add_subparsers(dest="cluster_command", metavar="list|show", required=True, parser_class=Parser)
     json_option(_command(kinds, "cluster list", "list the presets"))
@@ -91,7 +95,8 @@ def _plan_options(parser: Parser) -> None:
     add("--discover", action="store_true", help="find the rules of unknown operators by executing them on small shards (needs PyTorch)")
     add("--replicate-unknown", action="store_true", help="have every device compute all of the operators that have no rule")
     trace_option(parser)
-    add("--no-compare", dest="compare", action="store_false", help="do not price the known schemes beside the plan")
+    schemes = "price known schemes beside the plan, or do not (default: beside one that took long, within a share of its time)"
+    add("--compare", action=argparse.BooleanOptionalAction, help=schemes)
     add("--quiet", action="store_true", help="print nothing but errors")
     json_option(parser)
 
@@ -118,6 +123,7 @@ def _run_options(parser: Parser) -> None:
     add("--loss", metavar="MODULE:FUNCTION", help="the loss that was given to plan")
     add("--steps", type=int, default=1, metavar="K", help="training steps to run (default: 1)")
     add("--check", action="store_true", help="compare outputs, gradients and updated weights with one device")
+    add("--profile", metavar="FILE", help="measure rank 0's steps after the first, and write their trace to FILE, for Perfetto")
     add("--backend", choices=("gloo", "nccl"), help="communication library (default: what fits this machine)")
     add("--weights", metavar="FILE|FOLDER", help="safetensors files to read instead of the weights that a PyTorch model has")
     add("--seed", type=int, default=0, metavar="S", help="seed of inputs and of absent weights (default: 0)")

@@ -1,13 +1,24 @@
-"""What `autopar checkpoint show` prints: of which model, plan and step a checkpoint is, and how large; no tensor is read."""
+"""What `autopar checkpoint show` and `convert` print: of which model, plan and step a checkpoint is, how large, and what became of it."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import PlanError
-from autopar.runtime.training.manifest import MODEL, OPTIMIZER, Entry, Manifest, checkpoints_in, find_checkpoint, latest_in, read_manifest
+from autopar.errors import PlanError, UsageError
+from autopar.runtime.training.manifest import (
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    Entry,
+    Manifest,
+    checkpoints_in,
+    find_checkpoint,
+    latest_in,
+    read_manifest,
+)
 
 from .tables import Table
 from .units import bytes_text
@@ -42,6 +53,52 @@ def checkpoint_parts(path: Path, manifest: Manifest) -> list[str | Table]:
         f"{bytes_text(manifest.nbytes)} in {len(manifest.files)} files",
     ]
     return ["\n".join(map(_printable, lines)), _tensors(manifest), _beside(path)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """What `autopar checkpoint convert` has written; `kind`: weights, or a checkpoint."""
+
+    source: Path
+    path: Path
+    kind: str
+    tensors: int
+    nbytes: int
+
+    @property
+    def sentence(self) -> str:
+        """For the terminal."""
+        use = "autopar.resume reads it" if self.kind == "checkpoint" else "transformers and autopar.parallelize(weights=...) read them"
+        return f"{self.source} -> {self.path}: {self.kind} of {self.tensors} tensors, {bytes_text(self.nbytes)}; {use}"
+
+    def json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "source": str(self.source), "path": str(self.path), "kind": self.kind, "tensors": self.tensors, "bytes": self.nbytes,
+        }  # fmt: skip
+
+
+def converted(folder: str, output: str, *, name: str | None, dtype: str | None, strip: str, add: str) -> Converted:
+    """Write a checkpoint's weights as Hugging Face has them, or such weights as a checkpoint: whichever `folder` holds."""
+    from autopar.runtime.training.export import export_checkpoint
+    from autopar.runtime.training.importing import import_weights
+
+    given = Path(folder)
+    if not given.exists():
+        raise UsageError(f"{folder}: does not exist; give a folder of checkpoints, or safetensors files")
+    if given.is_dir() and ((given / MANIFEST).is_file() or latest_in(given) is not None or checkpoints_in(given)):
+        source = find_checkpoint(given, name)
+        if source is None:
+            raise PlanError(f"{folder}: no checkpoint is the latest; name one: --name {checkpoints_in(given)[-1]}")
+        tensors = len(read_manifest(source)[0].named(MODEL))
+        made, kind = export_checkpoint(source, output, dtype=dtype, strip=strip, add=add), "weights"
+    else:
+        if name is not None:
+            raise UsageError(f"{folder}: holds no checkpoints, among which --name could tell")
+        source, made, kind = given, import_weights(given, output, dtype=dtype, strip=strip, add=add), "checkpoint"
+        tensors = len(read_manifest(made)[0].tensors)
+    nbytes = sum(path.stat().st_size for path in made.glob("*.safetensors"))
+    return Converted(source=source, path=made, kind=kind, tensors=tensors, nbytes=nbytes)
 
 
 def _printable(line: str) -> str:

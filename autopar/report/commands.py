@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import RunError, UsageError
 from ..printable import printable
 from .files import check_outputs
 
@@ -78,6 +78,35 @@ def discover(args: argparse.Namespace) -> None:
         print(printable(found.line))
         print(f"# proven by executing {found.strategies} strategies on {', '.join('x'.join(map(str, mesh)) for mesh in found.meshes)}")
         print(printable("".join(f"# {note}\n" for note in found.notes)), end="")
+
+
+# --- train ---
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train as a file says."""
+    from ..training.command import train
+
+    train(args)
+
+
+# --- doctor ---
+
+
+def doctor(args: argparse.Namespace) -> int | None:
+    """Check this machine; the status is that of a run that failed where plans do not run as on one device."""
+    from .doctor import doctor
+    from .tables import show
+
+    with contextlib.redirect_stdout(sys.stderr):
+        found = doctor(nproc=args.nproc, quick=args.quick)
+    if found is None or isinstance(found, int):
+        return found
+    if args.json:
+        print_json(found.json())
+    else:
+        show(found.parts())
+    return 0 if found.ok else RunError.exit_code
 
 
 # --- calibrate, bench ---
@@ -170,7 +199,7 @@ def _cluster_list(args: argparse.Namespace) -> None:
 def _cluster_show(args: argparse.Namespace) -> None:
     from autopar.costmodel import dump
 
-    from ..api import choose_cluster
+    from ..asked import choose_cluster
     from .clusters import show_parts
     from .tables import show
 
@@ -182,7 +211,11 @@ def _cluster_show(args: argparse.Namespace) -> None:
 
 
 def checkpoint(args: argparse.Namespace) -> None:
-    """`autopar checkpoint show`: what a folder holds."""
+    """Show a checkpoint, or convert it."""
+    (_checkpoint_show if args.checkpoint_command == "show" else _checkpoint_convert)(args)
+
+
+def _checkpoint_show(args: argparse.Namespace) -> None:
     from .checkpoints import checkpoint_json, checkpoint_parts, read_checkpoint
     from .tables import show
 
@@ -191,3 +224,13 @@ def checkpoint(args: argparse.Namespace) -> None:
         print_json(checkpoint_json(path, manifest))
     else:
         show(checkpoint_parts(path, manifest))
+
+
+def _checkpoint_convert(args: argparse.Namespace) -> None:
+    from .checkpoints import converted
+
+    found = converted(args.folder, args.output, name=args.name, dtype=args.dtype, strip=args.strip, add=args.add)
+    if args.json:
+        print_json(found.json())
+    else:
+        print(printable(found.sentence))

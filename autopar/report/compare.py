@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..api import Planned
 from ..errors import NoPlanFits, UsageError
-from ..planner import Progress, search_plan
+from ..planning.planner import search_plan, subject_of
+from ..planning.ranking import Progress
 from ..planning.request import Request
+from ..planning.subject import Subject
 from ..schemes import SCHEMES, scheme_named, scheme_of
 from ..schemes.pinning import pinned
 from ..sharding.analysis import Analysis, analyse
@@ -19,36 +23,60 @@ from .tables import Rival, Table, comparison_table, rival_of, scheme_line, summa
 
 SHORT = ("data", "megatron")
 """The schemes beside every plan; `autopar compare` prices all."""
+LONG, SHARE = 10.0, 0.2
+"""CPU seconds of a search beside which schemes are priced unasked, and the share of them that each scheme may take."""
 WITHOUT_LIMIT = 1e18
 """Bytes per device that no plan needs."""
 MAX_OPERATORS = 4000
 """Models with more operators are not compared by default: each scheme is a search of its own."""
 
 
-def rivals(planned: Planned, schemes: Sequence[str], *, memory: float | None, progress: Progress | None = None) -> list[Rival]:
-    """The best plan of each scheme on the devices of the plan, or why there is none."""
+class _TooLong(Exception):
+    """A scheme takes more time than it was given."""
+
+
+def rivals(
+    planned: Planned, schemes: Sequence[str], *, memory: float | None, seconds: float | None = None, progress: Progress | None = None
+) -> list[Rival]:
+    """The best plan of each scheme on the devices of the plan, or why there is none; each within so many CPU `seconds` (None: any)."""
     analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
     free = Request(
         cluster=planned.cluster, train=analysis.train, optimizer=planned.plan.model.optimizer, memory=memory, uniform=True,
         types=planned.plan.schedule.types,
     )  # fmt: skip
+    subject = subject_of(analysis.graph, free)
     found = []
     for number, name in enumerate(schemes):
         if progress:
             progress(number, len(schemes), name)
-        found.append(_rival(name, analysis, free))
+        try:
+            found.append(_rival(name, analysis, free, subject, _alarm(seconds)))
+        except _TooLong:
+            found.append(Rival(scheme=name, late=True))
     return found
 
 
-def _rival(name: str, analysis: Analysis, free: Request) -> Rival:
+def _alarm(seconds: float | None) -> Progress:
+    """A progress that raises `_TooLong` when so many CPU seconds have passed."""
+    end = math.inf if seconds is None else time.process_time() + seconds
+
+    def look(done: int, of: int, what: str) -> None:
+        if time.process_time() > end:
+            raise _TooLong
+
+    return look
+
+
+def _rival(name: str, analysis: Analysis, free: Request, subject: Subject, alarm: Progress) -> Rival:
     """A scheme that does not fit the memory is planned without a limit, so that it can be seen by how much."""
     try:
         request = pinned(free, scheme_named(name), analysis)
     except UsageError as error:
         return Rival(scheme=name, why=str(error).removeprefix(f"{name}: "))
     for fits in (True, False):
+        limited = request if fits else replace(request, memory=WITHOUT_LIMIT)
         try:
-            plan = search_plan(analysis.graph, request if fits else replace(request, memory=WITHOUT_LIMIT))
+            plan = search_plan(analysis.graph, limited, progress=alarm, subject=subject)
         except NoPlanFits:
             continue
         except UsageError as error:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import NoPlanFits, UsageError
-from ..planner import Progress, search_plan
+from ..planning.planner import search_plan
+from ..planning.ranking import Progress
 from ..planning.request import Request
 from ..schemes import scheme_of
 from ..sharding.analysis import analyse

@@ -9,7 +9,8 @@ EXAMPLES = {
         'plan model.onnx --devices 64 --scheme "pipeline-1f1b 4 x data 2 x megatron 8"',
         "plan model.onnx --devices 8 --pin 'h.*/mlp/c_fc/MatMul=gpu:n'",
     ),
-    "run": ("run plan.json --model model.onnx --check", "run plan.json --model package.module:build --steps 10 --weights folder"),
+    "run": ("run plan.json --model model.onnx --check", "run plan.json --model package.module:build --steps 10 --profile trace.json"),
+    "train": ("train gpt.toml --ranks 4", "train gpt.toml --steps 2000 --folder runs/two"),
     "compare": (
         "compare model.onnx --devices 64 --batch 64",
         "compare model.onnx --devices 8 --scheme data --scheme megatron-sp",
@@ -33,13 +34,18 @@ EXAMPLES = {
     "verify": ("verify package.module:case", "verify package.module:build --tp-plan styles.json --nproc 4"),
     "discover": ("discover aten.addmm.default --inputs 6,5x7,7x6", "discover package.module:function"),
     "calibrate": ("calibrate -o here.json", "calibrate -o here.json --nproc 4 --quick"),
+    "doctor": ("doctor", "doctor --json > doctor.json"),
     "bench collectives": ("bench collectives --nproc 4 --plot bandwidth.svg", "bench collectives --cluster here.json --sizes 1MiB,64MiB"),
     "cluster list": ("cluster list", "cluster list --json"),
     "cluster show": ("cluster show dgx-h100 --devices 64", "cluster show here.json"),
     "bench": ("bench collectives --nproc 4",),
     "cluster": ("cluster list", "cluster show dgx-h100"),
     "checkpoint show": ("checkpoint show runs/one", "checkpoint show runs/one --json"),
-    "checkpoint": ("checkpoint show runs/one",),
+    "checkpoint convert": (
+        "checkpoint convert runs/one -o weights --dtype bfloat16",
+        "checkpoint convert weights/model.safetensors -o runs/two --add model.",
+    ),
+    "checkpoint": ("checkpoint show runs/one", "checkpoint convert runs/one -o weights"),
 }
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
     """Tell what is wrong with the cluster, the memory, schemes and pins before the model is read."""
-    from ..api import choose_cluster
-    from ..pins import parse_pin
+    from ..asked import choose_cluster
+    from ..planning.pins import parse_pin
     from ..schemes import scheme_named
 
     if args.memory:
@@ -39,7 +39,7 @@ def load_asked(args: argparse.Namespace) -> LoadedModel:
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
     if getattr(args, "strategy_load", None) and not (args.batch or args.dim or args.shape or args.dtype or args.frozen or args.trained):
-        from ..api import model_of_plan
+        from ..of_plan import model_of_plan
         from ..plan import Plan
 
         return model_of_plan(args.model, Plan.load(args.strategy_load), loss=args.loss, trust=args.trust)

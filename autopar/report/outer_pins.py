@@ -9,8 +9,9 @@ from autopar.costmodel import Cluster
 
 from ..errors import NoPlanFits, UsageError
 from ..plan import Plan
-from ..planner import Progress, search_plan
 from ..planning.candidates import divisors
+from ..planning.planner import search_plan
+from ..planning.ranking import Progress
 from ..planning.request import OFFLOADS, ZEROS, Request
 from ..planning.subject import RECOMPUTES
 from ..schemes import scheme_of, stages_of

@@ -13,7 +13,7 @@ from ..schemes import Named, scheme_of, stages_of
 from ..sharding.analysis import Analysis, analyse
 from .account import Account, account_of, has_account
 from .certainty import certainty_json, certainty_lines
-from .compare import MAX_OPERATORS, SHORT, rivals
+from .compare import LONG, MAX_OPERATORS, SHARE, SHORT, rivals
 from .grouping import Group, groups_of
 from .stages import stages_table, where_line
 from .tables import Rival, Table, comparison_table, operators_table, summary_lines
@@ -27,10 +27,12 @@ def _account(planned: Planned) -> tuple[Account | None, Analysis, Named]:
     return account, analysis, scheme_of(planned.plan, analysis)
 
 
-def _rivals(planned: Planned, analysis: Analysis, *, compare: bool, memory: float | None) -> list[Rival]:
-    if not compare or planned.plan.devices == 1 or len(analysis.warm) > MAX_OPERATORS:
+def _rivals(planned: Planned, analysis: Analysis, *, compare: bool | None, memory: float | None) -> list[Rival]:
+    """The known schemes, where they are wanted; `compare` None: where the plan took long, each within a share of that time."""
+    quick = compare is None and planned.seconds < LONG
+    if compare is False or quick or planned.plan.devices == 1 or len(analysis.warm) > MAX_OPERATORS:
         return []
-    return rivals(planned, SHORT, memory=memory)
+    return rivals(planned, SHORT, memory=memory, seconds=None if compare else SHARE * planned.seconds)
 
 
 def cluster_sentence(planned: Planned) -> str:
@@ -47,7 +49,7 @@ def limit_line(planned: Planned, memory: float | None) -> str:
     return f"memory limit {bytes_text((1 - HEADROOM) * device.usable_memory)} per device: {left} (--memory overrules it)"
 
 
-def planned_parts(planned: Planned, *, compare: bool, memory: float | None, saved: str | None) -> list[str | Table]:
+def planned_parts(planned: Planned, *, compare: bool | None, memory: float | None, saved: str | None) -> list[str | Table]:
     """Sentences and tables, in the order of printing."""
     account, analysis, named = _account(planned)
     said = summary_lines(planned.plan, cluster_sentence(planned), named)
@@ -61,8 +63,8 @@ def planned_parts(planned: Planned, *, compare: bool, memory: float | None, save
     if found:
         parts.append(comparison_table(planned.plan, named.called, found))
         parts += faster_lines(planned.plan, found)
-    elif compare and len(analysis.warm) > MAX_OPERATORS:
-        parts.append(f"the known schemes are not priced beside a model of more than {MAX_OPERATORS} operators")
+    elif compare is not False and planned.plan.devices > 1:
+        parts.append("\nthe known schemes are not priced here: --compare prices two of them beside the plan, autopar compare all")
     parts.append("\n" + (f"saved to {saved}" if saved else "not saved: give -o FILE to keep the plan"))
     return parts
 
@@ -73,7 +75,7 @@ def faster_lines(plan: Plan, found: Iterable[Rival]) -> list[str]:
     return [f"{r.name} is predicted to be faster than the plan found: --scheme {r.scheme} plans it" for r in faster]
 
 
-def planned_json(planned: Planned, *, compare: bool, memory: float | None, saved: str | None) -> dict[str, Any]:
+def planned_json(planned: Planned, *, compare: bool | None, memory: float | None, saved: str | None) -> dict[str, Any]:
     """The same as one object: seconds and bytes."""
     account, analysis, named = _account(planned)
     plan = planned.plan

@@ -11,7 +11,7 @@ from autopar.costmodel import Cluster
 from ..errors import UsageError
 from ..ir import Graph
 from ..plan import Plan
-from ..planner import Progress
+from ..planning.ranking import Progress
 from ..planning.request import Request
 from ..sharding.analysis import Analysis
 from .outer_pins import Pinned, outer_alternatives

@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..api import choose_cluster, plan_loaded
+from ..api import plan_loaded
+from ..asked import choose_cluster
 from ..errors import NoPlanFits, UsageError, unknown
 from ..model import LoadedModel
-from ..planner import Progress
+from ..planning.ranking import Progress
 from ..schemes import scheme_of
 from ..sharding.analysis import analyse
 from .plot import Panel, Series, svg

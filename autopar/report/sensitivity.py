@@ -16,7 +16,8 @@ from autopar.costmodel import Cluster
 from ..errors import NoPlanFits, UsageError
 from ..ir import Graph
 from ..plan import Plan
-from ..planner import Progress, search_plan
+from ..planning.planner import search_plan
+from ..planning.ranking import Progress
 from ..planning.request import Request
 from ..schemes import scheme_of
 from ..sharding.analysis import analyse

@@ -135,7 +135,7 @@ class Rival:
     """The best plan of a known scheme (empty: the plan found): its predicted seconds and bytes, and what it is `named`.
 
     `fits`: whether it fits the memory, `host_memory`: with so many bytes of optimizer state in host memory. `why`: why there is no such
-    plan, where there is none.
+    plan, where there is none. `late`: it was not priced, for that takes long.
     """
 
     scheme: str
@@ -147,6 +147,7 @@ class Rival:
     fits: bool = False
     host_memory: float = 0.0
     why: str = ""
+    late: bool = False
 
     @property
     def name(self) -> str:
@@ -173,7 +174,7 @@ def comparison_table(plan: Plan, named: str, rivals: Sequence[Rival]) -> Table:
 
 def _rival_row(rival: Rival, best: float) -> tuple[str, ...]:
     if rival.step is None:
-        return (rival.name, "", "", "", "", "", f"impossible: {rival.why}")
+        return (rival.name, "", "", "", "", "", "takes long: autopar compare prices it" if rival.late else f"impossible: {rival.why}")
     remarks = [] if rival.fits else ["does not fit"]
     remarks += [f"is {rival.named}"] if rival.named != rival.scheme else []
     remarks += [f"and {bytes_text(rival.host_memory)} in host memory"] if rival.host_memory else []

@@ -20,19 +20,20 @@ from autopar.search import Infeasible, NoAssignment, Solution, solve
 from autopar.search.conditioning import condition
 
 from ..plan import Plan
-from ..planner import Progress
+from ..planning.building import build_tables
 from ..planning.expected import tables_alone, weight_share
 from ..planning.found import evaluate
 from ..planning.offload import offering_host
 from ..planning.once import hideable
+from ..planning.ranking import Progress
 from ..planning.request import default_limit
+from ..planning.tables import Tables
 from ..planning.work import Counts, Work
 from ..schemes import stages_of
 from ..schemes.meanings import read_meanings
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Layout, format_layout
 from ..sharding.micro_batches import split_batch
-from ..tables import Tables, build_tables
 from .words import option_words
 
 ALL = 64

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ir import Tensor
+from ..planning.limits import Limits
 from ..sharding.analysis import Analysis, Offer
 from ..sharding.candidates import Option, Strategies, strategies_of
 from ..sharding.layout import Kind, Layout, Placement
 from ..sharding.mesh import Mesh
-from ..tables import Limits
 from .splits import Part, Profile, Profiles, Split, profiles_of
 
 Bools = NDArray[np.bool_]

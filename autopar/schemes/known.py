@@ -21,9 +21,9 @@ from autopar.order.schedules import SCHEDULES
 
 from ..errors import UsageError, unknown
 from ..planning.folding import find_runs
+from ..planning.limits import Limits
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
-from ..tables import Limits
 from .axis import AxisScheme, axis_limits, lacking
 from .axis_schemes import AXIS_SCHEMES
 from .splits import Part, profiles_of

@@ -9,13 +9,13 @@ from autopar.costmodel import Cluster, bind_axes
 from autopar.search import NoAssignment
 
 from ..errors import UsageError
-from ..pins import together
 from ..planning.candidates import meshes, name_axes
+from ..planning.limits import Limits
+from ..planning.pins import together
 from ..planning.request import Request
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from ..sharding.micro_batches import split_batch
-from ..tables import Limits
 from .axis import axis_limits, offered
 from .known import Scheme
 from .splits import profiles_of

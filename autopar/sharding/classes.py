@@ -8,10 +8,10 @@ matrices, and is no dim of one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from ..ir import Graph
+from ..ir import Graph, Operator
 from .notation import Rule
 from .rules import RULES
 
@@ -27,73 +27,86 @@ class FactorClass(StrEnum):
     EXPERT = "expert"
 
 
-def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[FactorClass, ...]]:
-    """For every operator the classes of its factors."""
-    parent: dict[Node, Node] = {}
+class _Sets:
+    """Disjoint sets of dims and factors (union-find with path compression; Tarjan 1975)."""
 
-    def find(node: Node) -> Node:
+    def __init__(self) -> None:
+        self.parent: dict[Node, Node] = {}
+
+    def find(self, node: Node) -> Node:
+        """The node that stands for the set of `node`."""
         root = node
-        while parent.setdefault(root, root) != root:
-            root = parent[root]
-        while parent[node] != root:
-            parent[node], node = root, parent[node]
+        while self.parent.setdefault(root, root) != root:
+            root = self.parent[root]
+        while self.parent[node] != root:
+            self.parent[node], node = root, self.parent[node]
         return root
 
-    weights: list[Node] = []
-    numbering: list[Node] = []
+    def join(self, one: Node, other: Node) -> None:
+        """Make one set of two."""
+        self.parent[self.find(one)] = self.find(other)
+
+
+def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[FactorClass, ...]]:
+    """For every operator the classes of its factors."""
+    operators = [op for op in graph.operators if op.name in rules]
+    sets, weights, numbering = _Sets(), set[Node](), set[Node]()
     parameters = {tensor.name for tensor in graph.parameters}
     stored = {tensor.name for tensor in graph.parameters if len(tensor.shape) > 1}
-    for op in graph.operators:
-        if op.name not in rules:
-            continue
-        entry = RULES[op.kind]
-        if stored.issuperset(op.inputs):
-            stored.update(op.outputs)
-        if parameters.issuperset(op.inputs):
-            parameters.update(op.outputs)
-        pairs = list(zip(op.inputs, rules[op.name].inputs, strict=True))
-        for name, dims in [*pairs, *zip(op.outputs, rules[op.name].outputs, strict=True)]:
+    for op in operators:
+        for kept in (stored, parameters):
+            if kept.issuperset(op.inputs):
+                kept.update(op.outputs)
+        rule = rules[op.name]
+        for name, dims in [*zip(op.inputs, rule.inputs, strict=True), *zip(op.outputs, rule.outputs, strict=True)]:
             for index, dim in enumerate(dims):
                 for factor in dim:
-                    parent[find((op.name, -1, factor))] = find((name, index, dim.index(factor)))
-        if entry.products or any(f.special == "masked" for f in rules[op.name].factors):
-            held = {factor for name, dims in pairs if name in stored for dim in dims for factor in dim}
-            others = {
-                f
-                for i, (name, dims) in enumerate(pairs)
-                if name not in parameters and i not in rules[op.name].addends
-                for d in dims
-                for f in d
-            }
-            shared = held & others & {factor for dims in rules[op.name].outputs for dim in dims for factor in dim}
-            numbering += [(op.name, -1, factor) for factor in sorted(shared)]
-            weights += [(op.name, -1, factor) for factor in sorted(held - shared)]
-    owned = {find(node) for node in weights}
+                    sets.join((op.name, -1, factor), (name, index, dim.index(factor)))
+        held, counted = _of_weights(op, rule, stored, parameters)
+        weights |= {(op.name, -1, factor) for factor in held}
+        numbering |= {(op.name, -1, factor) for factor in counted}
+    owned = _with_parts_of_dims(set(map(sets.find, weights)), operators, rules, sets)
+    experts = set(map(sets.find, numbering))
+    normalised = {sets.find((op.name, -1, factor)) for op in operators for factor in _normalised(op, rules[op.name])}
+
+    def class_of(node: Node) -> FactorClass:
+        root = sets.find(node)
+        if root not in owned:
+            return FactorClass.EXPERT if root in experts else FactorClass.ROW
+        return FactorClass.HIDDEN if root in normalised else FactorClass.INNER
+
+    return {name: tuple(class_of((name, -1, i)) for i in range(len(rule.factors))) for name, rule in rules.items()}
+
+
+def _of_weights(op: Operator, rule: Rule, stored: set[str], parameters: set[str]) -> tuple[set[int], set[int]]:
+    """The factors of the weights that an operator multiplies by or looks up in: those of the matrices, and those that number them."""
+    if not RULES[op.kind].products and not any(factor.special == "masked" for factor in rule.factors):
+        return set(), set()
+    pairs = list(zip(op.inputs, rule.inputs, strict=True))
+    held = {factor for name, dims in pairs if name in stored for dim in dims for factor in dim}
+    rows = [dims for i, (name, dims) in enumerate(pairs) if name not in parameters and i not in rule.addends]
+    others = {factor for dims in rows for dim in dims for factor in dim}
+    counted = held & others & {factor for dims in rule.outputs for dim in dims for factor in dim}
+    return held - counted, counted
+
+
+def _with_parts_of_dims(owned: set[Node], operators: Sequence[Operator], rules: Mapping[str, Rule], sets: _Sets) -> set[Node]:
+    """With a part of a dim all of its parts are of the weights: with the heads the width of a head too."""
     compounds = {
-        frozenset(find((op.name, -1, factor)) for factor in dim)
-        for op in graph.operators
-        if op.name in rules
+        frozenset(sets.find((op.name, -1, factor)) for factor in dim)
+        for op in operators
         for dims in (*rules[op.name].inputs, *rules[op.name].outputs)
         for dim in dims
         if len(dim) > 1
     }
-    # All parts of a dim that holds heads are of the weights, the width of a head too.
     while more := {root for roots in compounds if roots & owned for root in roots - owned}:
-        owned |= more
-    normal = {
-        find((op.name, -1, i))
-        for op in graph.operators
-        if op.name in rules and not RULES[op.kind].products
-        for i, factor in enumerate(rules[op.name].factors)
-        if factor.reduction == "mean" or (factor.whole and "Norm" in op.kind.replace("_norm", "Norm"))
-    }
+        owned = owned | more
+    return owned
 
-    experts = {find(node) for node in numbering}
 
-    def class_of(node: Node) -> FactorClass:
-        root = find(node)
-        if root not in owned:
-            return FactorClass.EXPERT if root in experts else FactorClass.ROW
-        return FactorClass.HIDDEN if root in normal else FactorClass.INNER
-
-    return {name: tuple(class_of((name, -1, i)) for i in range(len(rule.factors))) for name, rule in rules.items()}
+def _normalised(op: Operator, rule: Rule) -> list[int]:
+    """The factors that a normalisation reduces."""
+    if RULES[op.kind].products:
+        return []
+    norm = "Norm" in op.kind or "_norm" in op.kind
+    return [i for i, factor in enumerate(rule.factors) if factor.reduction == "mean" or (factor.whole and norm)]

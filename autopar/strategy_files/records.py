@@ -118,13 +118,7 @@ def write_strategies(found: Strategies, path: str | Path) -> None:
     path = Path(path)
     if path.suffix not in ENDINGS:
         raise UsageError(f"{path}: a strategy checkpoint ends with .json, or with .ckpt for protobuf")
-    if path.suffix == ".json":
-        write_whole(path, to_json(found))
-        return
-    try:
-        path.write_bytes(to_protobuf(found))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+    write_whole(path, to_json(found) if path.suffix == ".json" else to_protobuf(found))
 
 
 # --- JSON ---

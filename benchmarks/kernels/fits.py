@@ -14,7 +14,7 @@ from autopar.costmodel.cluster.residual import Residual
 from autopar.costmodel.device.attention import AttentionForm
 from autopar.costmodel.device.grouped import GroupedForm
 from autopar.costmodel.device.kernels import ITEMSIZE, Fitted
-from autopar.costmodel.device.products import ProductForm, Speed
+from autopar.costmodel.device.products import Clock, ProductForm, Speed
 
 from .boxes import (
     ATTENTION,
@@ -134,6 +134,13 @@ def _sustained(constants: Mapping[str, float], libraries: Sequence[str], rows: R
         return log_error(priced_products(product_form(constants, libraries, clock), rows, speed), rows)
 
     return Box(sides=CLOCK).solve(residuals, scale=SCALE["gemm"], starts=(first,), prior=PRIOR)
+
+
+def lasting_as(form: ProductForm, other: ProductForm) -> ProductForm:
+    """The form of a device without sustained rows, whose clock falls by as much as that of another of the same chip and power limit."""
+    rate = form.burst.rate * other.sustained.rate / other.burst.rate
+    heat = (1 + form.burst.heat) * (1 + other.sustained.heat) / (1 + other.burst.heat) - 1
+    return replace(form, sustained=Clock(rate=rate, heat=heat, warm=other.sustained.warm))
 
 
 def priced_attention(form: AttentionForm, rows: Rows, speed: Speed) -> Floats:

@@ -22,12 +22,12 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import UsageError
 from autopar.ir import Graph
+from autopar.planning.building import build_tables
 from autopar.planning.subject import Subject
 from autopar.planning.work import Work
 from autopar.search import CostGraph
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Axis, Mesh
-from autopar.tables import build_tables
 
 CLUSTER = "dgx-h100"
 MODULE = "public_models.py"

@@ -21,12 +21,14 @@ KINDS = {"alltoall": "all_to_all", "all_reduce": "all_reduce", "all_gather": "al
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """`words` that a row's machine contains, the cluster that it is, and how many nodes "multi" stands for."""
+    """`words` that a row's machine contains, the cluster that it is, and how many nodes "multi" stands for; `pair`: B/s between two devices
+    of a node where it is wired otherwise."""
 
     name: str
     words: tuple[str, ...]
     cluster: str
     nodes: int = 4
+    pair: float | None = None
 
 
 MACHINES = (
@@ -39,7 +41,8 @@ MACHINES = (
     Machine(name="H100 node (p5)", words=("p5.48xlarge single node",), cluster="p5"),
     Machine(name="H200 node", words=("8x H200 node",), cluster="hgx-h200"),
     Machine(name="V100 node", words=("V100", "(1 node)"), cluster="p3.16xlarge"),
-    Machine(name="V100 node", words=("4x V100 node",), cluster="p3.16xlarge"),
+    # Six links of 25 GB/s to three others, two to each.
+    Machine(name="V100 node of 4", words=("4x V100 node",), cluster="p3.16xlarge", pair=50e9),
 )
 UNSTATED = ("profiler default",)
 
@@ -117,6 +120,8 @@ def _point(row: Mapping[str, str], machine: Machine) -> Point:
 
 def _cluster(row: Mapping[str, str], machine: Machine) -> Cluster:
     cluster = load_cluster(machine.cluster)
+    if machine.pair is not None:
+        cluster = replace(cluster, levels=(replace(cluster.levels[0], peer_bandwidth=machine.pair), *cluster.levels[1:]))
     if "NVLS off" not in row["notes"]:
         return cluster
     return replace(cluster, levels=tuple(replace(level, features=()) for level in cluster.levels))

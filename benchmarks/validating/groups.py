@@ -11,9 +11,10 @@ from pathlib import Path
 from .collectives import BIG, Point, scored
 from .layers import layer_groups
 from .megatron_files import experts_layer, golden, golden_group, simumax
-from .mist import aceso, mist
+from .mist import aceso, mist, stage_samples
 from .published_memory import memory_groups
 from .rows import Row, Table, read_tables, thinned, training_rows
+from .sailor import layer_sample, sailor
 from .scores import Group, Sample
 from .training import attempted, training_groups
 
@@ -26,14 +27,16 @@ def all_groups(folder: Path, *, most: int | None = None) -> tuple[list[Group], l
     layers = [group for table in tables if table.kind == "layers" for group in layer_groups(table)]
     files = [group for table in tables if table.kind in FILES for group in file_groups(table)]
     memory = [group for table in tables if table.kind == "memory" for group in memory_groups(table, rows)]
-    return [*groups, *files, *layers, *memory, *collective_groups(tables)], others
+    return [*groups, *files, *stage_groups(tables), *layers, *memory, *collective_groups(tables)], others
 
 
 FILES: Mapping[str, Callable[[Row], list[tuple[str, Sample]]]] = {
     "golden": lambda row: [(golden_group(row), golden(row).sample())],
     "simumax": lambda row: [("simumax_b200", simumax(row).sample())],
     "mist": lambda row: [("mist_l4", mist(row).sample())],
-    "aceso": lambda row: [("mist_aceso", aceso(row).sample())],
+    "aceso": lambda row: [(f"mist_aceso {row['gpu'].partition('-')[0]}", aceso(row).sample())],
+    "sailor": lambda row: [("sailor mixed" if row["heterogeneous"] == "1" else "sailor", sailor(row).sample())],
+    "sailor layers": lambda row: [layer_sample(row)],
     "experts": lambda row: [(f"megatron_moe_layer {name}", sample) for name, sample in experts_layer(row)],
 }
 """For each kind of file the samples of a row, by group."""
@@ -52,6 +55,15 @@ def file_groups(table: Table) -> list[Group]:
             samples.setdefault(name, []).append(sample)
     groups = [Group(name=name, samples=tuple(members)) for name, members in samples.items()]
     return [replace(groups[0], left_out=left_out), *groups[1:]] if groups else [Group(name=table.name, samples=(), left_out=left_out)]
+
+
+def stage_groups(tables: Sequence[Table]) -> list[Group]:
+    """The stages of plans that are in a file of their own, by device."""
+    rows = [row for table in tables if table.kind == "stages" for row in table.rows]
+    plans = [row for table in tables if table.kind == "aceso" for row in table.rows]
+    found, left_out = stage_samples(rows, plans)
+    groups = [Group(name=f"mist_aceso stages {name}", samples=tuple(members)) for name, members in found.items()]
+    return [replace(groups[0], left_out=left_out), *groups[1:]] if groups else []
 
 
 def collective_groups(tables: Sequence[Table]) -> list[Group]:

@@ -19,7 +19,10 @@ from autopar.costmodel.cluster.residual import INTERVAL, Residual
 from .scores import Group, Sample
 
 Floats = NDArray[np.float64]
-APART = ("collectives", "memory", "layer_times", "alephalpha 13B", "korth_t5 dp", "megatron_moe_layer")
+APART = (
+    "collectives", "memory", "layer_times", "alephalpha 13B", "korth_t5 dp", "megatron_moe_layer", "mbridge ", "mist_aceso stages",
+    "sailor_layers",
+)  # fmt: skip
 """How the names of groups begin that are no whole runs, or parts of another group."""
 _Pair = Callable[[Sample], tuple[float | None, float | None]]
 FEW = 3

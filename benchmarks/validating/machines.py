@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster, load_cluster
+from autopar.costmodel.cluster.measured import Curve, Measured
 
 from .missing import Missing
 
@@ -40,6 +41,14 @@ PRODUCTS_OF = {
     "simumax": 0.81,
 }
 """Machines whose products were measured one by one, and what they reach of the rates of their kind."""
+# The same file's lines of collectives, fitted there to tests of messages: seconds a step and once, B/s, steps by the group.
+COLLECTIVES_OF: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
+    "simumax": {
+        "all_reduce": (5.518e-6, 22.23e-6, 0.7424 * 900 * 2**30), "all_gather": (9.183e-6, 23.10e-6, 0.6735 * 900 * 2**30),
+        "reduce_scatter": (8.033e-6, 25.56e-6, 0.6731 * 900 * 2**30), "all_to_all": (7.304e-6, 0.0, 0.5968 * 900 * 2**30),
+    },
+}  # fmt: skip
+"""Machines whose collectives were measured, by kind."""
 
 
 @functools.cache
@@ -59,9 +68,20 @@ def cluster_of(gpu: str, network: str = "", source: str = "") -> Cluster:
         device = replace(device, memory_capacity=device.memory_capacity * 2)
     if source in PRODUCTS_OF:
         device = replace(device, clock=PRODUCTS_OF[source])
-    cluster = replace(cluster, device=device)
+    cluster = replace(cluster, device=device, measured=_measured(cluster, COLLECTIVES_OF.get(source, {})))
     for word, found in NETWORKS.items():
         if network.startswith(word):
             port = replace(cluster.levels[-1], bandwidth=found.bandwidth, shared_by=found.shared_by)
             cluster = replace(cluster, levels=(*cluster.levels[:-1], port))
     return cluster
+
+
+def _measured(cluster: Cluster, lines: Mapping[str, tuple[float, float, float]]) -> tuple[Measured, ...]:
+    """Collectives on a node's links: n - 1 steps and a share (n - 1) / n of the bytes, twice for an all-reduce."""
+    found = []
+    for kind, (step, once, rate) in lines.items():
+        passes = 2 if kind == "all_reduce" else 1
+        for group in (2, 4, 8):
+            curve = Curve(alpha=once + passes * (group - 1) * step, beta=passes * (group - 1) / group / rate)
+            found.append(Measured(kind=kind, level=cluster.levels[0].name, group=group, curve=curve))
+    return tuple(found)

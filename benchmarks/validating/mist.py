@@ -1,44 +1,58 @@
 """Runs on L4, A10G and A100 that Mist's authors measured: their own plans, and Aceso's with its predictions (Dazz993/Mist@d69e530a).
 
-Only plans whose stages have as many devices each are priced: what is recomputed is a share of the layers, or of their operators, the mean
-over the stages.
+Stages have devices, layers and recompute of their own (`known.uneven`). Of Aceso's plans, 13 operators are a layer; what is recomputed is
+said operator by operator. A layer that two stages share counts by its operators.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 
-from autopar.costmodel.known.configuration import Configuration
-from autopar.costmodel.known.frameworks import framework_named
-from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known import Configuration, Priced, Shape, Stage, framework_named
 
 from .machines import cluster_of
 from .missing import Missing
 from .prepared import Prepared
+from .scores import Sample
 from .sizes import Row, number
 
 STAGE = re.compile(r"gpus=(\d+) ops=(\d+) tp=(\d+)x(\d+) dp=(\d+)x(\d+) recompute=(.*)")
-ALIKE = 0.2
-"""How far the operators of a stage may be from the mean of all stages."""
+OPERATORS = (
+    ".norm1", ".attention.qkv", ".core.scores", ".core.softmax", ".core.dropout", ".core.context", ".attention.out", ".dropout1", ".norm2",
+    ".mlp.up", ".mlp.gelu", ".mlp.down", ".dropout2",
+)  # fmt: skip
+"""Aceso's operators of a layer in their order, by what ours are called."""
+SHARDED, HOSTED = 5, 8
+"""Where a strategy of Mist has whether the optimizer's states are sharded, and which share of them waits in host memory (micro-batch, data
+and tensor parallelism, three stages of ZeRO, shares of weights, gradients, states and activations: mist/analyzer/strategy.py)."""
 MIB = 2.0**20
 
 
 def mist(row: Row) -> Prepared:
-    """A plan of Mist: stages of one mesh each, some layers recomputed, the optimizer sharded where data parallel."""
-    meshes = {tuple(mesh) for mesh in json.loads(row["device_assignment_dp_tp"])}
-    if len(meshes) != 1:
-        raise Missing("stages of different meshes")
-    data, tensor = meshes.pop()
-    layers, stages = number(row, "layers"), len(json.loads(row["layer_partitions"]))
-    shape = _shape(row, gated=row["gated"] == "1", vocab=number(row, "vocab"))
+    """A plan of Mist: stages with layers of which some are recomputed, and states that are sharded and in part in host memory."""
     kind = "flash2" if row["flash_attn"] == "1" else "fused"
-    share = sum(json.loads(row["recomputed_layers_per_stage"])) / layers
-    batch, steps = number(row, "global_batch"), number(row, "grad_accum")
+    work = framework_named("mist")
+    work = replace(work, kernels=replace(work.kernels, attention=kind))
+    counts, again, strategies = (json.loads(row[name]) for name in ("layer_partitions", "recomputed_layers_per_stage", "stage_strategies"))
+    stages, start = list[Stage](), 0
+    for layers, repeated, strategy in zip(counts, again, strategies, strict=True):
+        micro, data, tensor = strategy[:3]
+        states = work.habits.state_bytes * (1 - strategy[HOSTED])
+        c = Configuration(
+            global_batch=number(row, "global_batch"), micro_batch=micro, tensor=tensor, pipeline=len(counts), data=data,
+            zero=1 if strategy[SHARDED] else 0, dtype="float16", habits=replace(work.habits, state_bytes=states), kernels=work.kernels,
+        )  # fmt: skip
+        groups = ((repeated, replace(c, recompute="full")), (layers - repeated, c))
+        stages.append(Stage(layers=tuple(group for group in groups if group[0]), start=start))
+        start += tensor * data
     return _prepared(
-        f"mist {row['family']} {row['model']} on {row['gpus']} {row['gpu']}, {kind}", row, shape, kind=kind, share=share, batch=batch,
-        micro=max(batch // (steps * data), 1), tensor=tensor, stages=stages, data=data, measured=row["step_s"],
+        f"mist {row['family']} {row['model']} on {row['gpus']} {row['gpu']}, {kind}", row,
+        work.shaped(_shape(row, gated=row["gated"] == "1", vocab=number(row, "vocab"))), stages, measured=row["step_s"],
         memory=max(json.loads(row["stage_peak_allocated_MB"])) * MIB,
     )  # fmt: skip
 
@@ -47,44 +61,106 @@ def aceso(row: Row) -> Prepared:
     """A plan of Aceso, whose own predicted step stands beside."""
     if not row["step_s"]:
         raise Missing("no step time given")
+    return aceso_plan(row)
+
+
+def aceso_plan(row: Row) -> Prepared:
+    """The same, timed as a whole or not."""
+    work = framework_named("megatron-2021")
+    shape = work.shaped(_shape(row, gated=False, vocab=50304))
     found = [STAGE.fullmatch(text.strip()) for text in row["stages"].split(";")]
-    stages = [match for match in found if match]
-    if len(stages) != len(found) or len({match[1] for match in stages}) != 1:
-        raise Missing("stages of different meshes")
-    counts = [int(match[2]) for match in stages]
-    if any(abs(count * len(counts) / sum(counts) - 1) > ALIKE for count in counts):
-        raise Missing("stages of different lengths")
-    if any(match[4] != match[2] or match[6] != match[2] for match in stages):
+    if any(match is None or match[4] != match[2] or match[6] != match[2] for match in found):
         raise Missing("operators of one stage on different meshes")
-    again = sum(int(n) for match in stages for one, n in re.findall(r"([01])x(\d+)", match[7]) if one == "1")
-    data = int(stages[0][5])
-    return _prepared(
-        f"aceso {row['model']} on {row['gpus']} {row['gpu']}, {len(stages)} stages", row, _shape(row, gated=False, vocab=50304),
-        kind="fused", share=again / sum(counts), batch=number(row, "global_batch"), micro=max(number(row, "micro_batch") // data, 1),
-        tensor=int(stages[0][3]), stages=len(stages), data=data, measured=row["step_s"], peer=row["pred_step_s"],
-    )  # fmt: skip
+    matches = [match for match in found if match]
+    flags = list(chain.from_iterable(_flags(match[7]) for match in matches))
+    stages, start, device = list[Stage](), 0, 0
+    for match in matches:
+        count, tensor, data = int(match[2]), int(match[3]), int(match[5])
+        c = work.run(Configuration(
+            global_batch=number(row, "global_batch"), micro_batch=max(number(row, "micro_batch") // data, 1), tensor=tensor,
+            pipeline=len(matches), data=data, dtype="float16",
+        ))  # fmt: skip
+        groups = _groups(flags, start, start + count, shape.layers)
+        start += count
+        layers = tuple((share, _repeating(c, words)) for words, share in groups.items()) or ((0.0, c),)
+        stages.append(Stage(layers=layers, start=device))
+        device += tensor * data
+    label = f"{row['system']} {row['model']} on {row['gpus']} {row['gpu']}, {len(stages)} stages"
+    return _prepared(label, row, shape, stages, measured=row["step_s"], peer=row["pred_step_s"])
+
+
+def stage_samples(rows: Sequence[Row], plans: Sequence[Row]) -> tuple[dict[str, list[Sample]], Counter[str]]:
+    """By device, every stage of a plan whose ranks were timed: both passes of a micro-batch, and the peak of what was allocated; and the
+    rows left out, by reason."""
+    ranks: dict[tuple[str, ...], list[Row]] = {}
+    left_out: Counter[str] = Counter()
+    known = {_run(row): row for row in plans}
+    for row in rows:
+        if _run(row) in known and row["stage"] and row["fwd_ms"]:
+            ranks.setdefault((*_run(row), row["stage"]), []).append(row)
+        else:
+            left_out["its plan is in no table" if row["stage"] else "its stage is not given"] += 1
+    found: dict[str, list[Sample]] = {}
+    priced: dict[tuple[str, ...], tuple[Prepared, Priced]] = {}
+    for (*run, stage), members in ranks.items():
+        key = tuple(run)
+        if key not in priced:
+            plan = aceso_plan(known[key])
+            priced[key] = plan, plan.priced()
+        plan, price = priced[key]
+        index, micro_batches = int(stage), plan.configuration.micro_batches
+        seconds = sum(float(row["fwd_ms"]) + float(row["bwd_ms"]) for row in members) / len(members) / micro_batches * 1e-3
+        found.setdefault(key[0].partition("-")[0], []).append(Sample(
+            label=f"{plan.label}: stage {stage}", measured=seconds, predicted=price.forward[index] + price.backward[index],
+            memory=max(float(row["max_allocated_MB"]) for row in members) * MIB, told_memory=price.allocated[index],
+        ))  # fmt: skip
+    return found, left_out
+
+
+def _run(row: Row) -> tuple[str, ...]:
+    return row["gpu"], row["system"], row["run"]
+
+
+def _flags(text: str) -> Iterator[bool]:
+    """Whether each operator is recomputed, from lengths of runs."""
+    for flag, count in re.findall(r"([01])x(\d+)", text):
+        yield from repeat(flag == "1", int(count))
+
+
+def _groups(flags: Sequence[bool], start: int, stop: int, layers: int) -> dict[tuple[str, ...], float]:
+    """By what is recomputed of a layer, how many layers a stage has from operator `start` to `stop`; the first is the embedding."""
+    found: dict[tuple[str, ...], float] = {}
+    for index in range(layers):
+        first = 1 + len(OPERATORS) * index
+        own = len(range(max(first, start), min(first + len(OPERATORS), stop)))
+        if own:
+            words = tuple(word for place, word in enumerate(OPERATORS) if flags[first + place])
+            found[words] = found.get(words, 0.0) + own / len(OPERATORS)
+    return found
+
+
+def _repeating(c: Configuration, words: tuple[str, ...]) -> Configuration:
+    """The configuration where those operators of a layer are recomputed."""
+    if len(words) == len(OPERATORS):
+        return replace(c, recompute="full")
+    return replace(c, recompute="selective", habits=replace(c.habits, selective=words)) if words else c
 
 
 def _shape(row: Row, *, gated: bool, vocab: int) -> Shape:
     heads, hidden = number(row, "heads"), number(row, "hidden")
+    # Aceso's profiled operators have a dropout, Mist's models none (mist/config.py).
     return Shape(
         layers=number(row, "layers"), hidden=hidden, heads=heads, kv_heads=number(row, "kv_heads", heads) or heads,
         ffn=number(row, "ffn", 4 * hidden), vocab=vocab, sequence=number(row, "seq"), gated=gated, tied=False, bias=not gated,
-        dropout=False, norm="rms_norm" if gated else "layer_norm", position="rotary" if gated else "learned",
+        dropout="system" in row, norm="rms_norm" if gated else "layer_norm", position="rotary" if gated else "learned",
     )  # fmt: skip
 
 
 def _prepared(
-    label: str, row: Row, shape: Shape, *, kind: str, share: float, batch: int, micro: int, tensor: int, stages: int, data: int,
-    measured: str, memory: float | None = None, peer: str = "",
-) -> Prepared:  # fmt: skip
-    work = framework_named("megatron-2022")
-    work = replace(work, habits=replace(work.habits, recomputed=share), kernels=replace(work.kernels, attention=kind))
-    c = Configuration(
-        global_batch=batch, micro_batch=micro, tensor=tensor, pipeline=stages, data=data, zero=1, dtype="float16",
-        recompute="full" if share else "none",
-    )  # fmt: skip
+    label: str, row: Row, shape: Shape, stages: Sequence[Stage], *, measured: str, memory: float | None = None, peer: str = ""
+) -> Prepared:
     return Prepared(
-        label=label, shape=shape, configuration=work.run(c), cluster=cluster_of(row["gpu"]), measured=float(measured), memory=memory,
+        label=label, shape=shape, configuration=stages[0].own, cluster=cluster_of(row["gpu"]).sized(number(row, "gpus")),
+        pipelines=(tuple(stages),),         measured=float(measured) if measured else None, memory=memory,
         peer=float(peer) if peer else None,
     )  # fmt: skip

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.known.configuration import Configuration
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.step import Priced, price
+from autopar.costmodel.known import Configuration, Priced, Shape, Stage, price, price_stages
 
 from .scores import Sample
 from .sizes import forward_flops
@@ -17,7 +15,8 @@ from .sizes import forward_flops
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A run: what is priced, and what was measured; `measured`: seconds, `memory`: bytes that torch allocated at the peak, on the stage of
-    that index (None: the fullest); `peer`: seconds that another model of the source's own predicts."""
+    that index (None: the fullest); `peer`: seconds that another model of the source's own predicts. `pipelines`:
+    where stages differ; the cluster then has all their devices and no more. `occupied`: memory is of the whole device, with the context."""
 
     label: str
     shape: Shape
@@ -28,16 +27,25 @@ class Prepared:
     stage: int | None = None
     peer: float | None = None
     sweep: Hashable = None
+    pipelines: Sequence[Sequence[Stage]] = ()
+    occupied: bool = False
+
+    def priced(self) -> Priced:
+        """Its price."""
+        if self.pipelines:
+            return price_stages(self.shape, self.pipelines, self.cluster)
+        return price(self.shape, self.configuration, self.cluster)
 
     def sample(self) -> Sample:
         """The run priced."""
-        found = price(self.shape, self.configuration, self.cluster)
-        allocated = max(found.allocated) if self.stage is None else found.allocated[self.stage]
-        c = self.configuration
-        work = 3.0 * forward_flops(self.shape) * c.global_batch * self.shape.sequence / c.devices
+        found = self.priced()
+        told = max(found.allocated) if self.stage is None else found.allocated[self.stage]
+        devices = self.cluster.devices if self.pipelines else self.configuration.devices
+        work = 3.0 * forward_flops(self.shape) * self.configuration.global_batch * self.shape.sequence / devices
         return Sample(
             label=self.label, sweep=self.sweep, measured=self.measured, predicted=found.step, work=work, was_oom=False,
-            told_oom=not found.fits, memory=self.memory, told_memory=allocated, peer=self.peer, arithmetic=found.arithmetic,
+            told_oom=not found.fits, memory=self.memory, told_memory=found.memory if self.occupied else told, peer=self.peer,
+            arithmetic=found.arithmetic,
         )  # fmt: skip
 
 

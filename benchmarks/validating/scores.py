@@ -30,7 +30,8 @@ class Sample:
     """One row: seconds and bytes measured and predicted, and whether it ran out of memory; None where not known.
 
     `work`: what the null model takes the measurement to be proportional to. `peer`: seconds that another model predicts;
-    `arithmetic`: seconds of products and attention alone at the rates measured on the device.
+    `arithmetic`: seconds of products and attention alone at the rates measured on the device. `pair`: what runs on different devices must
+    have in common to be compared, with the `device` and the `tokens` of a step on each of them.
     """
 
     label: str
@@ -44,6 +45,9 @@ class Sample:
     told_memory: float | None = None
     peer: float | None = None
     arithmetic: float | None = None
+    pair: tuple[str, str, str] | None = None
+    device: str = ""
+    tokens: float | None = None
 
     @property
     def timed(self) -> bool:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from autopar.costmodel.known.frameworks import Framework
-from autopar.costmodel.known.shape import Latent, Shape
+from autopar.costmodel.known.shape import PATTERN, Latent, Shape, StateSpace
+from autopar.costmodel.known.state_part import scan_flops
 
 from .missing import Missing
 
@@ -31,6 +32,8 @@ def public_models() -> Mapping[str, Shape]:
         given: dict[str, Any] = dict(entry["shape"])
         if "latent" in given:
             given["latent"] = Latent(**given["latent"])
+        if "state" in given:
+            given["state"] = StateSpace(**given["state"])
         shape = Shape(**given, sequence=1)
         found.update(dict.fromkeys((name, *entry["names"]), shape))
     return found
@@ -90,6 +93,8 @@ def layer_flops(shape: Shape, kind: str) -> float:
     """FLOPs of a token's forward pass through a layer of a kind."""
     s, h = shape, shape.hidden
     matrices = 3 if s.gated else 2
+    if kind == PATTERN["M"] and s.state:
+        return 2.0 * h * (3 * s.state.inner + 2 * s.state.groups * s.state.size + s.state.heads) + scan_flops(s.state)
     if s.latent:
         m = s.latent
         query = (h * m.q_rank + m.q_rank * s.heads * (m.nope + m.rope)) if m.q_rank else h * s.heads * (m.nope + m.rope)
@@ -97,9 +102,16 @@ def layer_flops(shape: Shape, kind: str) -> float:
         width = m.nope + m.rope + m.value
     else:
         projections, width = h * s.width * (2 * s.heads + 2 * s.kv_heads), 2 * s.width
-    inner = (s.top_k * (s.expert_ffn or s.ffn) + s.shared_ffn) if "experts" in kind else s.ffn
+    if "experts" in kind:
+        narrow = s.expert_hidden or h
+        feed = matrices * (s.top_k * (s.expert_ffn or s.ffn) * narrow + s.shared_ffn * h) + (2 * h * narrow if s.expert_hidden else 0)
+    else:
+        feed = matrices * h * s.ffn
     keys = min(s.window, s.sequence) if "windowed" in kind else s.sequence
-    return 2.0 * (projections + matrices * h * inner) + attention_flops(s, keys, width)
+    if kind in (PATTERN["E"], PATTERN["-"]):
+        return 2.0 * feed
+    attention = 2.0 * projections + attention_flops(s, keys, width)
+    return attention if kind == PATTERN["*"] else attention + 2.0 * feed
 
 
 def attention_flops(shape: Shape, keys: int, width: int) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from autopar.costmodel.known.configuration import RECOMPUTE, Configuration, Habits
 from autopar.costmodel.known.frameworks import Framework
+from autopar.costmodel.known.memory import ACTIVATION
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.step import Priced, price
 from autopar.errors import AutoparError
@@ -28,7 +29,7 @@ NARROW = (
 """To what products cast their operands, by how a row's precision begins."""
 REPEATED: Mapping[str, tuple[str, ...]] = {
     "core_attn": (".core",), "layernorm": (".norm1", ".norm2"), "mla_up_proj": (".attention.query", ".kv_up"), "mlp": (".mlp.",),
-    "moe": (".experts",), "moe_act": (),
+    "moe": (".experts",), "moe_act": (ACTIVATION,),
 }  # fmt: skip
 """Operators of a module of Megatron-Core that recompute names."""
 SEQUENCE = ("megatron-core", "NeMo", "Megatron-Bridge", "Megatron-Core")
@@ -51,8 +52,8 @@ def framework(row: Row) -> Framework:
     narrow = next((ours for word, ours in NARROW if row["precision"].lower().startswith(word)), "")
     habits = _chosen(_habits(row, work.habits), row)
     if narrow == "float8_e4m3fn" and "torchtitan" in row["framework"]:
-        # Selective recompute keeps no product in 8 bits; with it parameters are gathered in 8 bits, but not by rows.
-        habits = replace(habits, kept=(".core",), gathered_bytes=None if "rowwise" in row["precision"] else 1.0)
+        # Parameters are gathered in 8 bits, but not by rows. What is kept is the same: a product of narrow tensors is a torch.mm, too.
+        habits = replace(habits, gathered_bytes=None if "rowwise" in row["precision"] else 1.0)
     return replace(work, habits=habits, kernels=replace(kernels, products=narrow))
 
 

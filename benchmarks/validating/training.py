@@ -11,6 +11,7 @@ Source: D. Narayanan et al., "Efficient large-scale language model training on G
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -34,8 +35,22 @@ def _model_and_length(run: Run) -> str:
     return f"{run.model.split()[-1]} {run.seq_len}"
 
 
+FAMILY = re.compile(r"[^0-9+]*")
+"""The name of a framework without its version."""
+
+
+def _family(run: Run) -> str:
+    """What kind of model a run of Megatron-Bridge trains."""
+    if "emotron" in run.model:
+        return "state space"
+    if "GPT OSS" in run.model or "GPT-OSS" in run.model:
+        return "GPT-OSS"
+    return "dense" if run.model.upper().startswith("LLAMA") else "experts"
+
+
 DIVIDED: Mapping[str, Callable[[Run], str]] = {
     "alephalpha": _model_and_length,
+    "mbridge": _family,
     "korth_t5": lambda run: f"dp {run.dp}",  # its row of several replicas measures the reduction of gradients, not recompute
 }
 """Groups that are also scored in parts, and what names the part of a row."""
@@ -133,4 +148,6 @@ def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
         label=label(run), sweep=run.sweep, measured=None if oom else stated_seconds(run, shape), predicted=price.step,
         work=work(run, shape), was_oom=oom if run.outcome else None, told_oom=not price.fits,
         memory=None if run.peak_mem_gib is None or oom else run.peak_mem_gib * GIB, told_memory=price.memory, arithmetic=price.arithmetic,
+        pair=(FAMILY.match(run.framework)[0], run.model, f"{row['precision'] or 'any'}, {run.seq_len}"),  # type: ignore[index]
+        device=run.gpu.partition("-")[0], tokens=(run.global_batch or 0) * shape.sequence / (run.gpus or 1),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from autopar.ir import DTYPE_BYTES
 
 from .kernels import Kernels
 
+TF32 = "tfloat32"
 # Where a device has no figure of its own for a dtype, its arithmetic runs at the rate of this family.
 FAMILIES: Mapping[str, str] = {
     **{dtype: "int" for dtype in DTYPE_BYTES if "int" in dtype or dtype == "bool"},
@@ -21,8 +22,10 @@ FAMILIES: Mapping[str, str] = {
     # Operands with a scale for each block of elements.
     "float8_block": "float8_block",
     "float4": "float4",
+    # Operands of float32 of which products read 19 bits.
+    TF32: TF32,
 }
-ITEMSIZE: Mapping[str, float] = {**DTYPE_BYTES, "float8_block": 1.0, "float4": 0.5625}
+ITEMSIZE: Mapping[str, float] = {**DTYPE_BYTES, "float8_block": 1.0, "float4": 0.5625, TF32: 4.0}
 """Bytes of an operand's element, with its share of a block's scale."""
 
 
@@ -107,6 +110,9 @@ class Device:
         family = FAMILIES[dtype]
         if self.kernels is not None and family not in self.peak and family in self.kernels.peak:
             return self.kernels.peak[family]
+        if family == TF32 and family not in self.peak:
+            # Tensor units read half as many operands of four bytes as of two; devices without such units add up in float32.
+            return max(self.peak.get("float32", 0.0), self.peak.get("bfloat16", 0.0) / 2)
         if family not in self.peak:
             raise ClusterError(f"device {self.name!r} has no peak FLOP/s for {dtype}; it has {', '.join(sorted(self.peak))}")
         return self.peak[family]

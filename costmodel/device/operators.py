@@ -26,7 +26,7 @@ from . import Device
 from .attention import Scores
 from .elementwise import memory_seconds, with_launch
 from .experts import Layer
-from .model import ITEMSIZE
+from .model import ITEMSIZE, TF32
 from .prices import attention_seconds, product_seconds
 from .products import Product
 
@@ -35,6 +35,7 @@ Floats = NDArray[np.float64]
 CAST_TRAFFIC = 2.5
 """Bytes moved for each byte of a 16-bit operand that is cast to 8 bits: read for its largest element, read again, half written."""
 DEFAULT_KERNEL = "flash2"
+SOFTMAX = "aten.softmax.int"
 NORMS = frozenset(("aten.layer_norm.default", "aten.native_layer_norm.default", "aten.rms_norm.default", "aten._fused_rms_norm.default"))
 NORM_BACKWARD = 2.4
 """How much longer than its traffic the backward pass of a norm takes, which sums the gradients of its weights over all rows: median over 74
@@ -97,12 +98,14 @@ class _Operator:
         self.ins, self.outs = self.bytes[: len(call.inputs)], self.bytes[len(call.inputs) :]
         cast = call.get("compute")
         self.dtype = cast if isinstance(cast, str) else _computed_in(tensors)
-        self.is_cast = isinstance(cast, str)
+        self.is_cast = isinstance(cast, str) and cast != TF32
         # Measured products of narrow operands include what it takes to make them.
         self.casts = CAST_TRAFFIC if self.is_cast and device.kernels is None else 0.0
         summed = call.get("accumulates", default=0)
         self.summed = float(summed) if isinstance(summed, int) else 0.0
         self.is_attention = len(self.entry.products) > 1
+        # A causal softmax writes all of its result, and reads nothing that the mask hides.
+        self.seen = 0.5 if call.operator.kind == SOFTMAX and call.get("is_causal") is True else 1.0
         self.product = self._product() if self.entry.products and not self.is_attention else None
         self.trained = any(t.name in gradients for t in call.outputs)
         self.kept = keeps(call, tuple(t.name in gradients for t in call.inputs)) if self.trained else Keeps()
@@ -115,7 +118,7 @@ class _Operator:
         looked_up = {f for f, factor in enumerate(self.rule.factors) if factor.special == "masked"}
         # A look-up reads the rows that it gives, not the table.
         read = [size for size, dims in zip(self.ins, self.rule.inputs, strict=True) if self.product or looked_up.isdisjoint(_members(dims))]
-        moved = sum((*read, *self.outs, *self._made()), np.zeros(self.count))
+        moved = self.seen * sum(read, np.zeros(self.count)) + sum((*self.outs, *self._made()), np.zeros(self.count))
         return self._cast(self.ins) + (self._stream(moved) if self.product is None else self._seconds(self.product, moved))
 
     def backward(self) -> Floats:
@@ -126,9 +129,11 @@ class _Operator:
             return self._attention("backward")
         if self.product is None:
             kept = [*(self.ins[i] for i in self.kept.inputs), *(self.outs[i] for i in self.kept.outputs), *self._made()]
-            moved = [*self.outs, *kept, *(self.ins[i] for i in wanted)]
+            read = self.seen * sum((*self.outs, *kept), np.zeros(self.count))
             slower = NORM_BACKWARD if self.call.operator.kind in NORMS and self.device.kernels is not None else 1.0
-            return self._stream(slower * sum(moved, np.zeros(self.count)))
+            passes = self.call.get("backward_passes", default=1)
+            slower *= passes if isinstance(passes, int) else 1
+            return self._stream(slower * (read + sum((self.ins[i] for i in wanted), np.zeros(self.count))))
         left, right = self.product.turned()
         whole = sum(self.bytes, np.zeros(self.count))
         ways = ((self.left, left, whole), (self.right, right, whole + self._sums()))

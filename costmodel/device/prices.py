@@ -23,6 +23,10 @@ Floats = NDArray[np.float64]
 TENSOR = ("bfloat16", "float16")
 """Families of dtypes that tensor units run alike. The first that was measured stands for those that were not, at their own peak; another
 where neither was."""
+SCALAR = 0.92
+"""What products in float32 reach of the peak of units that are no tensor units, which operands do not keep waiting: layers of OPT-30B take
+7.94 TFLOP in 0.441 s on an A100 (eth-easl/sailor@cf2c8e3c, profiled);
+assumed of other devices, where a low power limit (an L4) or a locked clock may leave less."""
 ALIGNMENT_BYTES = 16
 """Rows of operands whose bytes are no multiple of it are loaded piece by piece, where tensor units wait for them..."""
 TENSOR_BYTES = 2
@@ -35,11 +39,13 @@ def product_seconds(
     """Seconds of a matrix product whose operands have elements of `itemsize` bytes, which moves `nbytes` (None: both operands and the
     result in their own dtype, each once)."""
     moved = product.traffic(itemsize, itemsize) if nbytes is None else nbytes
-    n, k = product.n * itemsize, product.k * itemsize
+    packed = itemsize if itemsize >= 1 else 0.5  # the scales of narrower elements lie apart
+    n, k = product.n * packed, product.k * packed
     ragged = (np.mod(n, ALIGNMENT_BYTES) + np.mod(k, ALIGNMENT_BYTES) > 0) & (itemsize <= TENSOR_BYTES)
     slower = np.where(ragged, 1 / device.ragged_fraction, 1.0)
-    if device.kernels is None:
-        arithmetic = plain_arithmetic(product, dtype, device) * slower
+    scalar = FAMILIES[dtype] == "float32"
+    if device.kernels is None or (scalar and "float32" not in device.kernels.products):
+        arithmetic = plain_arithmetic(product, dtype, device) * slower / (SCALAR if scalar and device.kernels else 1.0)
         return with_launch(arithmetic, memory_seconds(moved, device), device, launches=launches)
     form = device.kernels.products[stands_for(FAMILIES[dtype], device.kernels)]
     return form.seconds(product, speed_of(device, dtype), itemsize=itemsize, nbytes=moved, slower=slower)

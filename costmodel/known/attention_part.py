@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.ir import Value
 from autopar.sharding.layout import R
 
+from ..device.model import TF32
 from .graph_builder import LIBRARY, GraphBuilder
 from .shape import Latent
 from .wanted import GROUPS, HEADS, INNER, ROWS, SUM, Wanted
+
+FILLED, FILLED_VIEW = 2, 5
+"""Passes of the backward pass of filling masked scores in place: a copy is filled; on a view it takes three copies more (torch: masked_fill
+in derivatives.yaml, CopySlices in csrc/autograd/functions/tensor.cpp)."""
+SKIPPING = 2048
+"""Keys up to which the kernel of the softmax does not read the half of the scores that a causal mask hides; longer ones have another."""
 
 
 def attend(b: GraphBuilder, name: str, x: str, *, memory: str = "", windowed: bool = False, causal: bool = True) -> str:
@@ -119,20 +127,26 @@ def _core(b: GraphBuilder, name: str, q: str, k: str, v: str, *, window: int, ca
         q = b.view(f"{name}.group", "aten.reshape.default", q, grouped, HEADS, shape=grouped)
     across = (*keys[:2], keys[3], keys[2])
     turned = b.view(f"{name}.keys", "aten.transpose.int", k, across, replace(HEADS, context=R), dim0=-1, dim1=-2)
-    w = b.op(f"{name}.scores", "aten.matmul.default", {"self": q, "other": turned}, (*grouped[:3], keys[2]), HEADS)[0]
+    precision: dict[str, Value] = {"compute": TF32} if b.kernels.products == TF32 else {}
+    w = b.add(f"{name}.scores", "aten.matmul.default", {"self": q, "other": turned}, (*grouped[:3], keys[2]), HEADS, precision)[0]
     if b.shape.position == "alibi":  # the bias is laid out whole before the product adds to it
         w = b.pointwise(f"{name}.bias", "aten.clone.default", w, HEADS)
-    w = b.dropout(f"{name}.dropout", _softmax(b, name, w), HEADS)
-    w = b.op(f"{name}.context", "aten.matmul.default", {"self": w, "other": v}, (*grouped[:3], out[-1]), HEADS)[0]
+    w = b.dropout(f"{name}.dropout", _softmax(b, name, w, causal=causal), HEADS)
+    w = b.add(f"{name}.context", "aten.matmul.default", {"self": w, "other": v}, (*grouped[:3], out[-1]), HEADS, precision)[0]
     return w if grouped == shape else b.view(f"{name}.ungroup", "aten.reshape.default", w, out, HEADS, shape=out)
 
 
-def _softmax(b: GraphBuilder, name: str, w: str) -> str:
+def _softmax(b: GraphBuilder, name: str, w: str, *, causal: bool) -> str:
     """Scale, mask and softmax: one kernel, or a copy, a masked fill, a softmax in float32 and a cast."""
     shape = b.size(w)
     if b.kernels.attention == LIBRARY:
-        return b.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dim=-1)[0]
-    w = b.pointwise(f"{name}.copy", "aten.clone.default", w, HEADS)
-    w = b.op(f"{name}.mask", "aten.mul.Tensor", {"self": w}, shape, HEADS, other=1.0)[0]
+        half = causal and b.kernels.skips_masked and shape[-1] <= SKIPPING
+        return b.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dim=-1, is_causal=half)[0]
+    wide = "float32" if b.dtype == "float32" or b.kernels.skips_masked else None
+    if b.dtype != "float32":
+        w = b.pointwise(f"{name}.copy", "aten.to.dtype" if wide else "aten.clone.default", w, HEADS, dtype=wide)
+    # In place on a view of the product, whose gradient is copied, and its part copied, filled and copied back.
+    again = FILLED_VIEW if b.dtype == "float32" else FILLED
+    w = b.op(f"{name}.mask", "aten.mul.Tensor", {"self": w}, shape, HEADS, dtype=wide, other=1.0, backward_passes=again)[0]
     w = b.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dtype="float32", dim=-1)[0]
-    return b.pointwise(f"{name}.narrow", "aten.to.dtype", w, HEADS, dtype=b.dtype)
+    return w if b.dtype == "float32" else b.pointwise(f"{name}.narrow", "aten.to.dtype", w, HEADS, dtype=b.dtype)

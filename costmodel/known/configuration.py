@@ -36,6 +36,8 @@ LOSSES: Mapping[str, Loss] = {
     "megatron": Loss(forward=38.0, backward=14.0, at_most=6.0),
     # The same with the elementwise steps between reductions in one kernel each, and scaling and cast in one.
     "megatron-fused": Loss(forward=22.0, backward=6.0, at_most=6.0),
+    # The passes of "megatron" over 16-bit logits, the difference to their maximum in a tensor of its own.
+    "megatron-narrow": Loss(forward=16.0, backward=4.0, at_most=4.0, wide=False),
     # Two passes of one kernel over 16-bit logits, the second of which writes their gradient in their place; backward scales it.
     "in-place": Loss(forward=6.0, backward=4.0, at_most=2.0, wide=False),
     # One pass of a kernel over 16-bit logits; backward another writes their gradient beside them.
@@ -73,7 +75,8 @@ class Habits:
     outputs, instead, and all that is not named is recomputed. `recomputed`: share of the layers that full recompute takes.
     `gather_rate`: B/s at which ZeRO-3 gathers and scatters at most. `state_bytes`: of the optimizer for each parameter (master weight
     and moments); `update_traffic`: bytes moved for each in an update. `offloaded`: share of the layers whose activations wait in host
-    memory. `workspace`: bytes that libraries of the framework allocate for good. `weight_bytes`: of a stored parameter as the operators
+    memory. `workspace`: bytes that libraries of the framework allocate for good. `expandable`: the allocator's segments
+    grow (`memory.occupancy`). `weight_bytes`: of a stored parameter as the operators
     use it (None: of the dtype).
     """
 
@@ -110,6 +113,7 @@ class Habits:
     update_traffic: float = 34
     offloaded: float = 0.0
     workspace: float = 0.0
+    expandable: bool = False
     weight_bytes: float | None = None
 
     def __post_init__(self) -> None:

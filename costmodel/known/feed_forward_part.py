@@ -38,13 +38,14 @@ def _gate_and_up(b: GraphBuilder, name: str, x: str, width: int) -> tuple[str, s
 def experts(b: GraphBuilder, name: str, x: str) -> str:
     """A router, experts that compute the rows of their tokens, none dropped, and the weighted sum of each token's results."""
     s = b.shape
-    batch, length, hidden = b.size(x)
-    tokens, width = batch * length, s.expert_ffn or s.ffn
+    batch, length, whole = b.size(x)
+    tokens, width, hidden = batch * length, s.expert_ffn or s.ffn, s.expert_hidden or whole
     scores = b.linear(f"{name}.router", x, s.experts, ROWS, bias=False)
     scores = b.op(f"{name}.scores", "aten.softmax.int", {"self": scores}, b.size(scores), ROWS, dtype="float32", dim=-1)[0]
     one = (batch, length, 1)
     share = b.op(f"{name}.share", "aten.sum.dim_IntList", {"self": scores}, one, ROWS, dtype="float32", dim=(-1,), keepdim=True)[0]
-    flat = b.view(f"{name}.tokens", "aten.view.default", x, (tokens, hidden), TOKENS, size=(tokens, hidden))
+    small = b.linear(f"{name}.narrow_rows", x, hidden, ROWS, bias=False) if s.expert_hidden else x
+    flat = b.view(f"{name}.tokens", "aten.view.default", small, (tokens, hidden), TOKENS, size=(tokens, hidden))
     chosen = b.given(f"{name}.chosen", (tokens * s.top_k,))
     rows = _layer(b, name, flat, chosen, width)
     each = (batch, length, s.top_k, hidden)
@@ -53,6 +54,8 @@ def experts(b: GraphBuilder, name: str, x: str) -> str:
     # The weight of each row: what the router makes of it flows back to the router.
     narrow = b.pointwise(f"{name}.narrow", "aten.to.dtype", share, ROWS, dtype=b.dtype)
     total = b.op(f"{name}.weigh", "aten.mul.Tensor", {"self": total, "other": narrow}, (batch, length, hidden), ROUTED)[0]
+    if s.expert_hidden:
+        total = b.linear(f"{name}.widen_rows", total, whole, SUM, bias=False)
     if not s.shared_ffn:
         return total
     return b.pointwise(f"{name}.shared.add", "aten.add.Tensor", feed_forward(b, f"{name}.shared", x, s.shared_ffn), SUM, other=total)
@@ -62,7 +65,8 @@ def _layer(b: GraphBuilder, name: str, flat: str, chosen: str, width: int) -> st
     """All experts as one operator: what each computes on its rows is its network."""
     s = b.shape
     columns = 2 * width if s.gated else width
-    operands = (b.weight(f"{name}.up.weight", s.experts, s.hidden, columns), b.weight(f"{name}.down.weight", s.experts, width, s.hidden))
+    hidden = b.size(flat)[1]
+    operands = (b.weight(f"{name}.up.weight", s.experts, hidden, columns), b.weight(f"{name}.down.weight", s.experts, width, hidden))
     first = (GROUPED, (("self", "%rows"), ("mat2", "%w0"), ("offs", "%ends")), ((columns, b.dtype, "(!c=2 f)" if s.gated else "f"),))
     middle: tuple[Value, ...]
     if s.gated:
@@ -72,10 +76,10 @@ def _layer(b: GraphBuilder, name: str, flat: str, chosen: str, width: int) -> st
         middle, last = (halves, silu, product), "%4"
     else:
         middle, last = (("aten.gelu.default", (("self", "%0"),), ((width, b.dtype, "f"),)),), "%1"
-    final = (GROUPED, (("self", last), ("mat2", "%w1"), ("offs", "%ends")), ((s.hidden, b.dtype, "!o"),))
+    final = (GROUPED, (("self", last), ("mat2", "%w1"), ("offs", "%ends")), ((hidden, b.dtype, "!o"),))
     attributes: dict[str, Value] = {
         "rows": Ref(0), "chosen": Ref(1), "operands": (Ref(2), Ref(3)), "network": (first, *middle, final),
         **b.of_products(name),
     }  # fmt: skip
-    rows = (b.size(flat)[0] * s.top_k, s.hidden)
+    rows = (b.size(flat)[0] * s.top_k, hidden)
     return b.append(name, "autopar.experts", (flat, chosen, *operands), rows, EXPERT_ROWS, attributes)[0]

@@ -6,7 +6,8 @@ bf16_optimizer.py); bigscience-workshop/bigscience@9e64edec (train/tr11-176B-ml)
 arXiv:2311.05610); pytorch/torchtitan@9dec370a; foundation-model-stack/fms-fsdp@5a296afe; mosaicml/llm-foundry@b2a43a14 and
 composer@0.17; NVIDIA/NeMo@e400b6de with NeMo-Framework-Launcher@24.07; NVIDIA-NeMo/Megatron-Bridge@067f987d; alpa-projects/alpa;
 deepspeedai/DeepSpeed@edaa7221 (runtime/zero/config.py, ops/adam/fused_adam.py); huggingface/nanotron@2411b022 (models/llama.py,
-parallel/tensor_parallel/functional.py, optim/gradient_accumulator.py); Oneflow-Inc/libai@9dcbe3b2 (layers/, models/utils/graph_base.py).
+parallel/tensor_parallel/functional.py, optim/gradient_accumulator.py); Oneflow-Inc/libai@9dcbe3b2 (layers/, models/utils/graph_base.py);
+Dazz993/Mist@d69e530a (mist/model/gpt.py, mist/modules/losses.py, mist/analyzer/strategy.py).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Framework:
 
 
 # The fuser of 2021 leaves dropout, and so the chain of bias, dropout and residual, to kernels of their own.
-_MEGATRON_2021 = Framework(habits=Habits(loss="megatron"), kernels=Kernels(attention="fused"))
+_MEGATRON_2021 = Framework(habits=Habits(loss="megatron"), kernels=Kernels(attention="fused", skips_masked=True))
 _MEGATRON_2022 = replace(
     _MEGATRON_2021, habits=replace(_MEGATRON_2021.habits, overlap_tensor=True, regather=True, fused_accumulation=True)
 )  # fmt: skip
@@ -65,18 +66,19 @@ _NEMO = replace(
         reduced_bytes=2,
     ),
 )  # fmt: skip
-# Gradients are summed and reduced in 16 bits, the loss is one kernel on 16-bit logits.
-_BRIDGE = replace(_NEMO, habits=replace(_NEMO.habits, state_bytes=12, loss="in-place"))
+# Gradients are summed and reduced in 16 bits, the loss is one kernel on 16-bit logits, segments of memory grow.
+_BRIDGE = replace(_NEMO, habits=replace(_NEMO.habits, state_bytes=12, loss="in-place", expandable=True))
 # Messages in shares, gathered once forward and twice backward; gradients are summed and reduced in 16 bits.
 _DEEPSPEED = Framework(
-    habits=Habits(gradient_bytes=2, reduced_bytes=2, send_gathers=1.5, loss="megatron"), kernels=Kernels(attention="fused")
+    habits=Habits(gradient_bytes=2, reduced_bytes=2, send_gathers=1.5, loss="megatron"),
+    kernels=Kernels(attention="fused", skips_masked=True),
 )  # fmt: skip
 # Parameters and states in float32 shards, gathered in 16 bits, gradients scattered in float32.
 _FSDP = Habits(gradient_bytes=4, reduced_bytes=4, state_bytes=10)
 # Of the products every second is kept (wq, wv, w1, w2), and attention, whose keys and values are copied for every head. The optimizer of
 # 2024 is a chain of kernels over all parameters (foreach): reads and writes 22 tensors of four bytes.
 _TITAN = Framework(
-    habits=replace(_FSDP, kept=(".query", ".core", ".mlp.gate", ".mlp.down"), update_traffic=88.0),
+    habits=replace(_FSDP, kept=(".query", ".core", ".mlp.gate", ".mlp.down"), update_traffic=88.0, expandable=True),
     kernels=Kernels(norm="unfused", repeats_keys=True), one_rotation=False,
 )  # fmt: skip
 # A compiler fuses chains, norms and the loss, and runs ahead of the device; complex positions stay as they are.
@@ -136,6 +138,11 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "nanotron": _NANOTRON,
     "libai": _LIBAI,
     "autopar": _AUTOPAR,
+    # Stages of their own, states sharded and in part in host memory, layers with flash attention or one kernel for the softmax.
+    "mist": Framework(
+        habits=Habits(fused=True, gradient_bytes=2, reduced_bytes=2, loss="megatron-narrow", overlap_sends=True),
+        kernels=Kernels(attention="fused", skips_masked=True),
+    ),
     "alpa": Framework(
         habits=Habits(fused=True, compiled=True, gradient_bytes=2, reduced_bytes=2, loss="compiled"), kernels=Kernels(attention="fused")
     ),

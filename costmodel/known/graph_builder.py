@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from autopar.errors import UsageError, unknown
 from autopar.ir import Operator, Ref, Role, Tensor, Value
 
+from ..device.model import TF32
 from .shape import Shape
 from .wanted import ROWS, Wanted
 
@@ -15,9 +16,12 @@ ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3", "cudnn")
 """Attention: separate kernels for scale, mask and softmax; these three in one kernel; kernels that never write the scores."""
 LIBRARY = "fused"
 """Where scale, mask and softmax are one kernel; all that is neither this nor `unfused` is one kernel from queries to results."""
+SCORES = 4
+"""Matrices of scores that Megatron's kernel takes at once."""
 NORMS = ("fused", "unfused")
-PRODUCTS = ("", "float8_e4m3fn", "float8_block", "float4")
-"""To what linear operators of the layers cast their operands: nothing, 8 bits with a scale for each tensor or each block, or 4 bits."""
+PRODUCTS = ("", "float8_e4m3fn", "float8_block", "float4", TF32)
+"""To what linear operators of the layers cast their operands: nothing, 8 bits with a scale for each tensor or each block, or 4 bits. With
+the last, all products read float32 as tensor units do, and nothing is cast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,8 @@ class Kernels:
     elementwise kernels in float32; `products` of `PRODUCTS`; `joined`: gate and up are one product, as are queries, keys and values;
     `wide_loss`: the loss is computed on logits that a kernel of its own has cast to float32; `accumulates`: bytes of an element of the
     sums to which products of weight gradients add their results (0: they write them); `repeats_keys`: keys and values are copied for
-    every head."""
+    every head; `skips_masked`: the kernel of scale, mask and softmax reads no scores that a causal mask hides, and there is none for a
+    number of matrices of scores that is no multiple of four (Megatron-LM, fused_softmax.py and scaled_upper_triang_masked_softmax.h)."""
 
     attention: str = "flash2"
     norm: str = "fused"
@@ -35,6 +40,7 @@ class Kernels:
     wide_loss: bool = True
     accumulates: int = 0
     repeats_keys: bool = False
+    skips_masked: bool = False
 
     def __post_init__(self) -> None:
         for name, valid in (("attention", ATTENTIONS), ("norm", NORMS), ("products", PRODUCTS)):
@@ -108,7 +114,8 @@ class GraphBuilder:
     def of_products(self, name: str) -> dict[str, Value]:
         """Attributes of a product with weights: the embedding and the head keep the dtype of the model."""
         found: dict[str, Value] = {"accumulates": self.kernels.accumulates} if self.kernels.accumulates else {}
-        if self.kernels.products and "head." not in name and "router" not in name and not name.startswith("embed."):
+        everywhere = self.kernels.products == TF32
+        if everywhere or (self.kernels.products and "head." not in name and "router" not in name and not name.startswith("embed.")):
             found["compute"] = self.kernels.products
         return found
 

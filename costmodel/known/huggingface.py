@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +26,7 @@ class Config(BaseModel):
     model_type: str
     hidden_size: Size
     num_hidden_layers: Size
-    num_attention_heads: Size
+    num_attention_heads: Size = 1
     num_key_value_heads: Size | None = None
     intermediate_size: Size | None = None
     vocab_size: Size = 1
@@ -54,12 +54,27 @@ class Config(BaseModel):
     qk_rope_head_dim: Size = 64
     v_head_dim: Size = 128
     num_nextn_predict_layers: Count = 0
+    moe_latent_size: Count | None = None
+    moe_shared_expert_intermediate_size: Count = 0
+    hybrid_override_pattern: str = Field(default="", max_length=4096)
+    mtp_hybrid_override_pattern: str = Field(default="", max_length=64)
+    attn_layer_indices: list[int] | None = None
+    mamba_num_heads: Size | None = None
+    mamba_head_dim: Size = 64
+    ssm_state_size: Size = 128
+    n_groups: Size = 1
+    chunk_size: Size = 256
+    expand: Size = 2
     num_decoder_layers: Size | None = None
     image_size: Size = 224
     patch_size: Size = 16
     num_labels: Size = 1000
 
 
+_BAMBA = {
+    "mamba_n_heads": "mamba_num_heads", "mamba_d_head": "mamba_head_dim", "mamba_d_state": "ssm_state_size", "mamba_n_groups": "n_groups",
+    "mamba_chunk_size": "chunk_size", "mamba_expand": "expand",
+}  # fmt: skip
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "gpt2": {
         "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_inner": "intermediate_size",
@@ -73,6 +88,9 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "max_seq_len": "max_position_embeddings",
     },
     "opt": {"ffn_dim": "intermediate_size"},
+    "mamba2": {"num_heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "state_size": "ssm_state_size"},
+    "nemotron_h": {"attention_head_dim": "head_dim"},
+    "bamba": _BAMBA, "granitemoehybrid": {**_BAMBA, "shared_intermediate_size": "shared_expert_intermediate_size"},
     "t5": {
         "d_model": "hidden_size", "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "d_ff": "intermediate_size",
         "d_kv": "head_dim", "n_positions": "max_position_embeddings",
@@ -95,6 +113,25 @@ def _llama(**more: Any) -> Traits:
     return lambda c: {**_LLAMA, "qkv_bias": c.attention_bias, **more}
 
 
+def _state(c: Config, pattern: str, **more: Any) -> dict[str, Any]:
+    """A model of that pattern, whose layers are one mixer each."""
+    heads = c.mamba_num_heads or c.expand * c.hidden_size // c.mamba_head_dim
+    state = {"heads": heads, "width": c.mamba_head_dim, "size": c.ssm_state_size, "groups": c.n_groups, "chunk": c.chunk_size}
+    return {**_LLAMA, "position": "none", "pattern": pattern, "layers": len(pattern), "state": state, **more}
+
+
+def _nemotron(c: Config) -> dict[str, Any]:
+    pattern = c.hybrid_override_pattern.partition("/")[0].replace("|", "")
+    more = {"expert_hidden": c.moe_latent_size or 0, "shared_ffn": c.moe_shared_expert_intermediate_size} if "E" in pattern else {}
+    return _state(c, pattern, gated=False, mtp_pattern=c.mtp_hybrid_override_pattern if c.num_nextn_predict_layers else "", **more)
+
+
+def _alternating(c: Config, whole: Container[int]) -> dict[str, Any]:
+    """Each layer has attention or a state space, and behind it a feed-forward part, or experts."""
+    feed = "E" if c.num_local_experts else "-"
+    return _state(c, "".join(("*" if index in whole else "M") + feed for index in range(c.num_hidden_layers)))
+
+
 TYPES: Mapping[str, Traits] = {
     **dict.fromkeys(("llama", "mistral", "ministral", "granite", "smollm3", "stablelm", "olmo", "seed_oss", "mixtral"), _llama()),
     "qwen2": _llama(qkv_bias=True), "qwen2_moe": _llama(qkv_bias=True),
@@ -109,6 +146,10 @@ TYPES: Mapping[str, Traits] = {
         **_GPT, "bias": False, "norm": "rms_norm", "position": "none", "layers": c.num_decoder_layers or c.num_hidden_layers,
         "encoder_layers": c.num_hidden_layers,
     },
+    "mamba2": lambda c: _state(c, "M" * c.num_hidden_layers),
+    "nemotron_h": _nemotron,
+    "bamba": lambda c: _alternating(c, c.attn_layer_indices or ()),
+    "granitemoehybrid": lambda c: _alternating(c, [i for i, kind in enumerate(c.layer_types or ()) if kind == "attention"]),
     "vit": lambda c: {
         **_GPT, "causal": False, "patch": c.patch_size, "vocab": c.num_labels, "sequence": (c.image_size // c.patch_size) ** 2,
         "tied": False,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autopar.ir import DTYPE_BYTES
 from autopar.order.schedules import in_flight
@@ -17,13 +17,14 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules.experts import EXPERTS
 
 from ..cluster.model import Cluster
-from ..device.model import ITEMSIZE
+from ..device.model import ITEMSIZE, TF32
 from ..memory.liveness import Recompute
 from ..memory.occupancy import Load, loads, stage_memory
 from ..memory.peak import Memory, precision_named
 from .configuration import LOSSES, Configuration, Habits
 from .parts import Parts, PartSeconds, alone, of_kinds, places_of
 from .shape import Shape
+from .state_part import SCAN
 
 
 def working(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Load]:
@@ -67,7 +68,7 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
     """By kind of layer, what its kernels keep less than autograd does: operands of narrow products as they cast them (beside what attention
     keeps of its results), and nothing of what is inside the fused activation of experts."""
     c, tensors, mesh = parts.c, program.graph.tensors, program.assignment.mesh.shape
-    size = ITEMSIZE[c.kernels.products] / DTYPE_BYTES[c.dtype] if c.kernels.products else 1.0
+    size = ITEMSIZE[c.kernels.products] / DTYPE_BYTES[c.dtype] if c.kernels.products not in ("", TF32) else 1.0
     found: dict[str, float] = {}
     seen: set[str] = set()
     for step in program.steps:
@@ -78,9 +79,11 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
         if operator.kind == EXPERTS:
             inner = (parts.shape.expert_ffn or parts.shape.ffn) / (1 if c.whole_experts else c.tensor)
             rows = local_bytes(step.decision.outputs[0], tensors[operator.outputs[0]].bytes, mesh)
-            activation = rows * inner / parts.shape.hidden
-            less = (1 - size) * (rows + activation) + (activation if c.habits.fused and parts.shape.gated else 0.0)
-        elif "compute" in operator.attributes and name not in seen:
+            activation = rows * inner / (parts.shape.expert_hidden or parts.shape.hidden)
+            again = c.recompute == "selective" and ACTIVATION in c.habits.selective
+            less = (1 - size) * rows + (activation if again else (1 - size) * activation)
+            less += activation if c.habits.fused and parts.shape.gated else 0.0
+        elif "compute" in operator.attributes and c.kernels.products != TF32 and name not in seen:
             seen.add(name)
             whole = local_bytes(step.decision.inputs[0], tensors[name].bytes, mesh)
             less = -size * whole if operator.name.endswith(".attention.out") else (1 - size) * whole
@@ -89,6 +92,8 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
     return found
 
 
+ACTIVATION = ".experts.activation"
+"""The word of selective recompute that stands for what experts compute between their products."""
 LOSS = ("head.float", "head.view", "head.loss")
 """What a loss has alive while it is computed is its kernels' business, of `LOSSES`, not autograd's."""
 
@@ -106,6 +111,9 @@ def _repeated(parts: Parts, c: Configuration, kinds: int) -> tuple[tuple[str, ..
     again = [op.name for op in parts.analysis.warm if op.name.startswith("layers.") and (c.habits.kept or c.repeats(op.name))]
     segments = [tuple(name for name in again if name.startswith(layer)) for layer in layers] if c.recompute != "none" else []
     named = {name for segment in segments for name in segment}
+    scans = [tuple(op.name for op in parts.analysis.warm if op.name.startswith(layer) and SCAN in op.name) for layer in layers]
+    segments += [scan for scan in scans if scan and named.isdisjoint(scan)]
+    named |= {name for scan in scans for name in scan}
     return (*segments, *(chain for chain in _chains(parts) if named.isdisjoint(chain)))
 
 
@@ -152,21 +160,41 @@ def peak_bytes(
     shape: Shape, c: Configuration, cluster: Cluster, parts: Mapping[str, PartSeconds], stages: Sequence[Mapping[str, float]]
 ) -> list[Memory]:
     """By stage, the memory of a device at its peak; `stages`: how often each has every part."""
-    found = dict(working(shape, c, cluster))
-    if c.recompute == "full" and c.habits.recomputed < 1:
-        whole = working(shape, replace(c, recompute="none"), cluster)
-        for kind in shape.of_each_kind():
-            saved = c.habits.recomputed * found[kind].saved + (1 - c.habits.recomputed) * whole[kind].saved
-            found[kind] = replace(found[kind], saved=saved)
-    for kind in shape.of_each_kind():
-        found[kind] = replace(found[kind], saved=(1 - c.habits.offloaded) * found[kind].saved)
+    found = loads_of(shape, c, cluster)
+    flying = [in_flight(c.pipeline_schedule, stage, len(stages), c.micro_batches, c.interleave) for stage in range(len(stages))]
+    return [
+        stage_peak([Members(load=found, parts=parts, c=c, count=count)], flying=flying[stage], tied=shape.tied)
+        for stage, count in enumerate(stages)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """How often a stage has each part, with what the parts put on a device under one configuration."""
+
+    load: Mapping[str, Load]
+    parts: Mapping[str, PartSeconds]
+    c: Configuration
+    count: Mapping[str, float]
+
+
+def stage_peak(members: Sequence[Members], *, flying: float, tied: bool) -> Memory:
+    """The memory of a device of one stage at its peak, with `flying` micro-batches between forward and backward."""
+    memory = stage_memory([(one.load[part], count) for one in members for part, count in one.count.items()], in_flight=flying)
+    stored = sum(count * stored_bytes(one.parts[part], one.c) for one in members for part, count in one.count.items())
+    has = {part for one in members for part, count in one.count.items() if count}
+    parts, c = members[0].parts, members[0].c
+    if "head" in has and "embed" not in has and tied:
+        stored += stored_bytes(parts["embed"], c)  # the head's copy of the tied table
     gathered = 2 * max(part.gathered for name, part in parts.items() if name not in ("embed", "head")) if c.zero == 3 else 0.0
-    peaks = []
-    for stage, members in enumerate(stages):
-        flying = in_flight(c.pipeline_schedule, stage, len(stages), c.micro_batches, c.interleave)
-        memory = stage_memory([(found[part], count) for part, count in members.items()], in_flight=flying)
-        stored = sum(count * stored_bytes(parts[part], c) for part, count in members.items())
-        if members.get("head") and not members.get("embed") and shape.tied:
-            stored += stored_bytes(parts["embed"], c)  # the head's copy of the tied table
-        peaks.append(replace(memory, parameters=stored + gathered, gradients=0.0, master=0.0, optimizer=0.0))
-    return peaks
+    return replace(memory, parameters=stored + gathered, gradients=0.0, master=0.0, optimizer=0.0)
+
+
+def loads_of(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Load]:
+    """What the parts put on a device, where only a share of the layers is recomputed, or waits in host memory, too."""
+    found = dict(working(shape, c, cluster))
+    whole = working(shape, replace(c, recompute="none"), cluster) if c.recompute == "full" and c.habits.recomputed < 1 else found
+    for kind in shape.of_each_kind():
+        saved = c.habits.recomputed * found[kind].saved + (1 - c.habits.recomputed) * whole[kind].saved
+        found[kind] = replace(found[kind], saved=(1 - c.habits.offloaded) * saved)
+    return found

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.ir import DTYPE_BYTES, Role
-from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import Kind, S
 from autopar.sharding.mesh import Axis, Mesh
@@ -22,15 +21,14 @@ from autopar.sharding.rules.experts import EXPERTS
 
 from ..cluster.model import Cluster, bind_axes
 from ..device.elementwise import memory_seconds, with_launch
-from ..device.fusion import inside_chains
 from ..step.estimate import step_seconds
 from ..step.pass_player import Seconds
 from ..step.pricing import MeshPrices
+from .analysed import analysed, own_kernels
 from .configuration import LOSSES, Configuration
-from .graph_builder import Kernels
 from .hiding import Covers, exposed, in_pieces
 from .shape import Shape
-from .transformer import Transformer, transformer
+from .state_part import SCAN
 from .wanted import WHOLE_EXPERTS
 
 EXPERT_OPERATORS = 20
@@ -66,24 +64,6 @@ class PartSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Analysed:
-    """The graph of a transformer, what it offers, the values `inside` fused chains, and the seconds of operators priced so far."""
-
-    model: Transformer
-    analysis: Analysis
-    inside: frozenset[str]
-    seconds: dict[object, Seconds]
-
-
-@functools.lru_cache(maxsize=256)
-def analysed(shape: Shape, batch: int, dtype: str, kernels: Kernels, kinds: tuple[str, ...]) -> Analysed:
-    """Build and analyse a transformer once."""
-    model = transformer(shape, batch=batch, dtype=dtype, kernels=kernels, kinds=kinds)
-    analysis = analyse(model.graph, train=True)
-    return Analysed(model=model, analysis=analysis, inside=inside_chains(analysis), seconds={})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """Levels that the axes of a configuration span: `axes` are data, expert, context and tensor; `replicas`: the first three together."""
 
@@ -100,14 +80,15 @@ def places_of(c: Configuration, cluster: Cluster) -> Places:
     return Places(stages=levels[0], axes=levels[1:], replicas=together[1])
 
 
-def parts_of(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, PartSeconds]:
-    """The parts of a configuration on a cluster of as many devices; data-parallel ranks run the program of one."""
-    return _parts_of(of_kinds(shape), tuple(shape.of_each_kind()), alone(c), cluster, places_of(c, cluster))
+def parts_of(shape: Shape, c: Configuration, cluster: Cluster, places: Places | None = None) -> Mapping[str, PartSeconds]:
+    """The parts of a configuration on a cluster of as many devices; data-parallel ranks run the program of one. `places`: where its axes
+    lie, if not where they do by themselves."""
+    return _parts_of(of_kinds(shape), tuple(shape.of_each_kind()), alone(c), cluster, places or places_of(c, cluster))
 
 
 def of_kinds(shape: Shape) -> Shape:
     """The shape without what only tells how many layers of each kind there are."""
-    return replace(shape, layers=1, dense_layers=0, expert_every=1, full_every=0, encoder_layers=0)
+    return replace(shape, layers=1, dense_layers=0, expert_every=1, full_every=0, encoder_layers=0, pattern="")
 
 
 def alone(c: Configuration) -> Configuration:
@@ -132,7 +113,7 @@ class Parts:
         self.prices = MeshPrices(cluster=cluster, mesh=self.mesh)
         self.loss = LOSSES[c.habits.loss]
         summed = c.habits.gradient_bytes if c.habits.fused_accumulation and c.zero < 3 else 0
-        kernels = replace(c.kernels, wide_loss=self.loss.wide, accumulates=summed)
+        kernels = replace(own_kernels(shape, c), wide_loss=self.loss.wide, accumulates=summed)
         found = analysed(shape, c.micro_batch * c.data, c.dtype, kernels, tuple(kinds))
         self.model, self.analysis, self.seconds = found.model, found.analysis, found.seconds
         self.inside = found.inside if c.habits.fused else frozenset()
@@ -202,7 +183,7 @@ class Parts:
         if self.c.habits.filled:
             seconds = self._filled(step, seconds)
         part.forward += seconds.forward
-        part.backward += seconds.backward
+        part.backward += seconds.backward + (seconds.forward if SCAN in name else 0.0)
         part.weight += seconds.weight
         if RULES[step.operator.kind].products:
             part.arithmetic += seconds.forward + seconds.backward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from autopar.errors import ModelError, UsageError, unknown
 
+PATTERN = {"M": "state", "*": "attention alone", "E": "experts alone", "-": "dense alone"}
+"""Layers that are one mixer with its residual, by their letter: state space, attention, experts, feed-forward part."""
 POSITIONS = ("none", "learned", "rotary", "rotary-unfused", "alibi")
 NORMS = ("layer_norm", "rms_norm")
 
@@ -29,6 +32,27 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpace:
+    """State-space layers (Mamba-2, arXiv:2405.21060): `heads` of `width` elements, in `groups` that share keys and queries of `size`
+    elements, the dim of their states; scanned in chunks of `chunk` rows."""
+
+    heads: int
+    width: int
+    size: int
+    groups: int = 1
+    chunk: int = 128
+
+    def __post_init__(self) -> None:
+        if min(self.heads, self.width, self.size, self.groups, self.chunk) < 1 or self.heads % self.groups:
+            raise UsageError(f"state-space layers need positive sizes, and {self.heads} heads in equal groups, not {self.groups}")
+
+    @property
+    def inner(self) -> int:
+        """Elements of all heads."""
+        return self.heads * self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """A transformer: sizes in elements. `ffn` is the width of a feed-forward part.
 
@@ -37,7 +61,10 @@ class Shape:
     (0: `ffn`); `shared_ffn`: of the expert that every token goes to (0: none); `top_groups` of `groups` of experts (0: no groups) are open
     to a token. Layers of experts: every `expert_every`-th behind the
     first `dense_layers`. `window`: keys that a query sees, in all layers but every `full_every`-th (0: all of them see so few).
-    `mtp`: modules that predict further tokens (DeepSeek-V3, arXiv:2412.19437, section 2.2), each a layer and a head more.
+    `expert_hidden` (0: `hidden`): elements to which a token's row is brought for its experts (latent experts). `pattern`: of layers that
+    are one mixer each, by the letters of `PATTERN`, with the `state` of those that have one.
+    `mtp`: modules that predict further tokens (DeepSeek-V3, arXiv:2412.19437, section 2.2), each a layer (of a pattern: the layers
+    of `mtp_pattern`) and a head more.
     `encoder_layers`, of `encoder_sequence` tokens (0: `sequence`), which the decoder attends to. `causal`: false for an encoder alone.
     `patch`: tokens are patches of images with `patch` squared pixels of three colours, and the head sees their mean.
     `tied`: the head shares the table of the embedding. `dropout`: applied or not. `qk_norm`: queries and keys are normalised by head.
@@ -65,7 +92,11 @@ class Shape:
     dense_layers: int = 0
     window: int = 0
     full_every: int = 0
+    expert_hidden: int = 0
+    pattern: str = ""
+    state: StateSpace | None = None
     mtp: int = 0
+    mtp_pattern: str = ""
     encoder_layers: int = 0
     encoder_sequence: int = 0
     causal: bool = True
@@ -94,6 +125,15 @@ class Shape:
             )
         if self.experts and self.top_k > self.experts:
             raise UsageError(f"a token cannot go to {self.top_k} of {self.experts} experts")
+        for letter in self.pattern + self.mtp_pattern:
+            if letter not in PATTERN:
+                raise UsageError(unknown("layer", letter, PATTERN))
+        if self.pattern and len(self.pattern) != self.layers:
+            raise UsageError(f"the pattern has {len(self.pattern)} layers, not {self.layers}")
+        if "M" in self.pattern + self.mtp_pattern and self.state is None:
+            raise UsageError("a pattern with state-space layers needs their sizes (state)")
+        if "E" in self.pattern + self.mtp_pattern and not self.experts:
+            raise UsageError("a pattern with layers of experts needs their number (experts)")
         if self.position not in POSITIONS:
             raise UsageError(unknown("position", self.position, POSITIONS))
         if self.norm not in NORMS:
@@ -105,9 +145,9 @@ class Shape:
         from .huggingface import sizes_of
 
         given = sizes_of(path, sequence=sequence)
-        latent = given.pop("latent", None)
+        latent, state = given.pop("latent", None), given.pop("state", None)
         try:
-            return cls(**given, latent=Latent(**latent) if latent else None)
+            return cls(**given, latent=Latent(**latent) if latent else None, state=StateSpace(**state) if state else None)
         except UsageError as error:
             raise ModelError(f"{path}: {error}") from error
 
@@ -123,6 +163,8 @@ class Shape:
         >>> [shape.kind(i) for i in range(4)]
         ['dense', 'experts', 'experts', 'experts']
         """
+        if self.pattern:
+            return PATTERN[self.pattern[index]]
         behind = index - self.dense_layers
         with_experts = bool(self.experts) and behind >= 0 and (behind + 1) % self.expert_every == 0
         whole = not self.window or (self.full_every > 0 and (index + 1) % self.full_every == 0)
@@ -140,8 +182,13 @@ class Shape:
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds of all layers, those of the encoder first."""
-        return ("encoder",) * self.encoder_layers + tuple(self.kind(index) for index in range(self.layers))
+        return _kinds(self)
 
     def of_each_kind(self) -> Iterator[str]:
         """Each kind of layer once, in the order in which they come."""
         yield from dict.fromkeys(self.kinds())
+
+
+@functools.lru_cache(maxsize=1024)
+def _kinds(shape: Shape) -> tuple[str, ...]:
+    return ("encoder",) * shape.encoder_layers + tuple(shape.kind(index) for index in range(shape.layers))

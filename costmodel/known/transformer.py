@@ -15,7 +15,8 @@ from .attention_part import attend
 from .ends_part import embed, head
 from .feed_forward_part import experts, feed_forward
 from .graph_builder import GraphBuilder, Kernels
-from .shape import Shape
+from .shape import PATTERN, Shape
+from .state_part import state_space
 from .wanted import INNER, ROWS, SCALAR, SUM, Wanted
 
 DEFAULT_KERNELS = Kernels()
@@ -55,7 +56,8 @@ def transformer(
             memory = _layer(b, f"layers.{index}", memory, kind, "")
         else:
             x = _layer(b, f"layers.{index}", x, kind, memory)
-    extra = [_predicts_further(b, f"mtp.{index}", x, labels, found[-1]) for index in range(shape.mtp)]
+    further = tuple(PATTERN[letter] for letter in shape.mtp_pattern) or found[-1:]
+    extra = [_predicts_further(b, f"mtp.{index}", x, labels, further) for index in range(shape.mtp)]
     loss = head(b, "head", x, labels)
     for index, other in enumerate(extra):
         loss = b.op(f"mtp.{index}.add", "aten.add.Tensor", {"self": loss, "other": other}, (), SCALAR, dtype=b.tensors[loss].dtype)[0]
@@ -68,6 +70,8 @@ def transformer(
 def _layer(b: GraphBuilder, name: str, x: str, kind: str, memory: str) -> str:
     """A layer: attention, to an encoder's results too where there are any, and a feed-forward part, each beside a residual."""
     causal = b.shape.causal and kind != "encoder"
+    if kind in PATTERN.values():
+        return _residual(b, name, x, _mixer(b, name, b.normalised(f"{name}.norm1", x), kind), "1")
     h = attend(b, f"{name}.attention", b.normalised(f"{name}.norm1", x), windowed="windowed" in kind, causal=causal)
     x = _residual(b, name, x, h, "1")
     if memory and kind != "encoder":
@@ -78,13 +82,24 @@ def _layer(b: GraphBuilder, name: str, x: str, kind: str, memory: str) -> str:
     return _residual(b, name, x, h, "2")
 
 
+def _mixer(b: GraphBuilder, name: str, x: str, kind: str) -> str:
+    """What a layer of a pattern computes beside its residual."""
+    if kind == PATTERN["M"]:
+        return state_space(b, f"{name}.state", x)
+    if kind == PATTERN["*"]:
+        return attend(b, f"{name}.attention", x, causal=b.shape.causal)
+    return experts(b, f"{name}.experts", x) if kind == PATTERN["E"] else feed_forward(b, f"{name}.mlp", x, b.shape.ffn)
+
+
 def _residual(b: GraphBuilder, name: str, x: str, h: str, number: str) -> str:
     return b.pointwise(f"{name}.add{number}", "aten.add.Tensor", x, ROWS, other=b.dropout(f"{name}.dropout{number}", h, ROWS))
 
 
-def _predicts_further(b: GraphBuilder, name: str, x: str, labels: str, kind: str) -> str:
-    """A module that predicts a further token: both rows normalised, side by side, brought to the hidden dim, a layer and a head."""
+def _predicts_further(b: GraphBuilder, name: str, x: str, labels: str, kinds: Sequence[str]) -> str:
+    """A module that predicts a further token: both rows normalised, side by side, brought to the hidden dim, its layers and a head."""
     again = b.op(f"{name}.lookup", "aten.embedding.default", {"weight": "embed.weight", "indices": "tokens"}, b.size(x), SUM)[0]
     both = b.join(f"{name}.join", (b.normalised(f"{name}.norm1", x), b.normalised(f"{name}.norm2", again)), ROWS)
     x = b.linear(f"{name}.down", both, b.shape.hidden, replace(INNER, tensor=ROWS.tensor, sequence=ROWS.sequence), bias=False)
-    return head(b, f"{name}.head", _layer(b, f"{name}.layer", x, kind, ""), labels)
+    for index, kind in enumerate(kinds):
+        x = _layer(b, f"{name}.layer{index or ''}", x, kind, "")
+    return head(b, f"{name}.head", x, labels)

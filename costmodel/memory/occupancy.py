@@ -105,9 +105,11 @@ def stage_memory(members: Sequence[tuple[Load, float]], *, in_flight: float) -> 
     )  # fmt: skip
 
 
-def occupied(memory: Memory, device: Device) -> float:
+def occupied(memory: Memory, device: Device, *, expandable: bool = False) -> float:
     """Bytes that a job needs at its peak.
 
     What is stored is allocated once and wastes nothing; what comes and goes leaves gaps; context and libraries take `device.reserved`.
+    `expandable`: segments of the allocator grow by pages of 2 MiB, so that free ones serve any size (torch's expandable_segments).
     """
-    return memory.total + KEPT_SLACK * memory.activations + PASSING_SLACK * memory.transient + device.reserved
+    slack = 0.0 if expandable else KEPT_SLACK * memory.activations + PASSING_SLACK * memory.transient
+    return memory.total + slack + device.reserved

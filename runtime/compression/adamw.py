@@ -3,13 +3,16 @@
     m = b1 m + (1 - b1) g     v = b2 v + (1 - b2) g^2     w = w (1 - lr decay) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
 The moments are made in float32 and rounded when they are put away. A tensor's codes are those of its numbers divided by 2^k, the largest
-of which then lies below 2^31: so nothing overflows, and zero is what is 2^-70 of the largest. A variance that decays by less than half a
-unit in the last place (b2 above 0.9995) would stay where it is, so such a b2 is refused.
+of which is then above 2^30 and at most 2^31: so nothing overflows, and zero is what is 2^-70 of the largest. A variance that decays by less
+than half a unit in the last place (b2 above 0.9995) would stay where it is, so such a b2 is refused.
+
+In a checkpoint the moments are the numbers, not the codes, because k is that of a shard. Rounded numbers have codes without another
+rounding: the largest of them has the same k, or a smaller one. So a training that goes on under the same plan is that which was not ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,11 +22,12 @@ from torch.optim import Optimizer
 from autopar.errors import UsageError
 
 from ..closures import Closure, loss_of
+from ..optimizer_states import keep_integers, lying_as
 from ..parameters import local_of
 from .minifloat import MEAN, VARIANCE, MiniFloat
 
 TOP = 31
-"""The largest number of a tensor is brought below this power of two."""
+"""The largest number of a tensor is brought to this power of two, or as near below it as powers of two can."""
 SLOWEST = 1 - 2.0 ** -(VARIANCE.mantissa + 1)
 
 
@@ -52,14 +56,30 @@ class SmallAdamW(Optimizer):
                     self._update(value, group)
         return loss
 
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As torch's, but codes stay codes."""
+        super().load_state_dict(dict(state_dict))
+        keep_integers(self, state_dict)
+
+    def plain_state(self, value: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of a parameter as a checkpoint holds it: the moments as numbers, which lie as the parameter does."""
+        work = _working_type(value)
+        moments = {name: lying_as(value, _taken(form, state[name], state[f"{name}_power"], work)) for name, form in FORMS.items()}
+        return {"step": state["step"], **moments}
+
+    def own_state(self, value: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The reverse."""
+        found = {"step": state["step"], **_nothing(value)}
+        for name, form in FORMS.items():
+            _put(form, found[name], found[f"{name}_power"], local_of(state[name]))
+        return found
+
     def _update(self, value: Tensor, group: dict[str, Any]) -> None:
         (first, second), own, shard = group["betas"], self.state[value], local_of(value)
         if not own:
-            nothing = torch.zeros_like(value, dtype=torch.int16)
-            scales = {name: torch.zeros((), device=shard.device) for name in ("mean_power", "variance_power")}
-            own.update(step=torch.zeros(()), mean=nothing, variance=torch.zeros_like(nothing), **scales)
+            own.update(step=torch.zeros(()), **_nothing(value))
         own["step"] += 1
-        count, work = float(own["step"]), torch.float64 if shard.dtype == torch.float64 else torch.float32
+        count, work = float(own["step"]), _working_type(value)
         assert value.grad is not None
         gradient = local_of(value.grad).to(work)
         mean = _taken(MEAN, own["mean"], own["mean_power"], work).lerp_(gradient, 1 - first)
@@ -73,6 +93,21 @@ class SmallAdamW(Optimizer):
         _put(VARIANCE, own["variance"], own["variance_power"], variance)
 
 
+FORMS: Mapping[str, MiniFloat] = {"mean": MEAN, "variance": VARIANCE}
+"""The formats of the moments, by name."""
+
+
+def _working_type(value: Tensor) -> torch.dtype:
+    return torch.float64 if value.dtype == torch.float64 else torch.float32
+
+
+def _nothing(value: Tensor) -> dict[str, Tensor]:
+    """Moments of zero, with their powers of two."""
+    device = local_of(value).device
+    codes = {name: torch.zeros_like(value.detach(), dtype=torch.int16) for name in FORMS}
+    return codes | {f"{name}_power": torch.zeros((), device=device) for name in FORMS}
+
+
 def _taken(form: MiniFloat, codes: Tensor, power: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.ldexp(form.decode(local_of(codes), dtype), power.to(torch.int32))
 
@@ -80,7 +115,8 @@ def _taken(form: MiniFloat, codes: Tensor, power: Tensor, dtype: torch.dtype) ->
 def _put(form: MiniFloat, codes: Tensor, power: Tensor, value: Tensor) -> None:
     """Round a moment into its codes, with the power of two that its largest number asks for; one that is no number stays none."""
     largest = value.abs().max() if value.numel() else value.new_zeros(())
-    _, exponent = torch.frexp(largest)
+    fraction, exponent = torch.frexp(largest)
+    exponent = exponent - (fraction == 0.5).to(exponent.dtype)
     power.copy_(torch.where(largest > 0, exponent - TOP, torch.zeros_like(exponent)))
     local_of(codes).copy_(form.encode(torch.ldexp(value, -power.to(torch.int32))))
     if not torch.isfinite(largest):

@@ -30,11 +30,16 @@ def finished(making: Summing, sums: list[Tensor]) -> list[Tensor]:
 
 
 class LowRank:
-    """The factors and leftovers of a chunk's parameters on this rank, by name; a module that is copied or loaded begins anew."""
+    """The factors and leftovers of a chunk's parameters on this rank, by name; a module that is copied begins anew."""
 
     def __init__(self) -> None:
         self.factors: dict[str, Tensor] = {}
         self.left: dict[str, Tensor] = {}
+
+    def forget(self, name: str) -> None:
+        """Begin anew with a parameter."""
+        self.factors.pop(name, None)
+        self.left.pop(name, None)
 
     def summed(self, names: Sequence[str], gradients: Sequence[Tensor], ranks: Sequence[int]) -> Summing:
         """Gives factors that are to be summed over the ranks, twice; takes the sums; returns the sums of the gradients."""

@@ -2,10 +2,11 @@
 
 from autopar.forking import keep_forkable
 
-from .environment import init_from_environment, require_cuda
+from .environment import init_alone, init_from_environment, require_cuda
+from .lives import Lives
 from .rank import begin_step, end_steps, in_steps, let_wait
 from .ranks import run_ranks
 
-__all__ = ["begin_step", "end_steps", "in_steps", "init_from_environment", "let_wait", "require_cuda", "run_ranks"]
+__all__ = ["Lives", "begin_step", "end_steps", "in_steps", "init_alone", "init_from_environment", "let_wait", "require_cuda", "run_ranks"]
 
 keep_forkable()

@@ -29,6 +29,7 @@ import torch
 
 from autopar.errors import RunError
 
+from .ending import ASKED, Ending, end_by_sigterm, on_sigterm
 from .forked import fork_ranks
 from .rank import die_with
 
@@ -67,7 +68,7 @@ class _Scene:
 _servers: list[_Server] = []
 
 
-def run_clean(function: Callable[..., Any], nproc: int, args: tuple[Any, ...], timeout: float) -> list[Any]:
+def run_clean(function: Callable[..., Any], nproc: int, args: tuple[Any, ...], timeout: float, *, endless: bool = False) -> list[Any]:
     """The results of `function(*args)` on `nproc` ranks that fork from a process which has run nothing."""
     payload = _pickled(function, args)
     caller, launcher = socket.socketpair()
@@ -77,16 +78,29 @@ def run_clean(function: Callable[..., Any], nproc: int, args: tuple[Any, ...], t
         launcher.close()
     with Connection(caller.detach()) as connection:
         try:
-            connection.send_bytes(pickle.dumps((_scene(), nproc, timeout)))
+            connection.send_bytes(pickle.dumps((_scene(), nproc, timeout, endless)))
             connection.send_bytes(payload)
-            if not connection.poll(timeout + START_UP):
-                raise RunError(f"the ranks did not finish within {timeout:g} s")
+            ending = Ending(list)
+            with on_sigterm(lambda: _ask(ending, connection)):
+                if not connection.poll(None if endless else timeout + START_UP):
+                    raise RunError(f"the ranks did not finish within {timeout:g} s")
             done, answer = pickle.loads(connection.recv_bytes())
         except (EOFError, OSError):
             raise RunError("the process that starts the ranks was killed") from None
+    if not done and ending.asked:
+        end_by_sigterm(answer)
     if not done:
         raise RunError(answer)
+    if ending.asked:
+        raise SystemExit(0)
     return [pickle.loads(result) for result in answer]
+
+
+def _ask(ending: Ending, launcher: Connection) -> None:
+    """Have the launcher hand SIGTERM on, once."""
+    if not ending.asked:
+        launcher.send_bytes(ASKED)
+    ending.ask()
 
 
 def _pickler() -> ModuleType:
@@ -190,7 +204,7 @@ def _launch(server: int, connection: int, output: int, errors: int) -> NoReturn:
 
 
 def _call(caller: Connection) -> list[bytes]:
-    scene, nproc, timeout = pickle.loads(caller.recv_bytes())
+    scene, nproc, timeout, endless = pickle.loads(caller.recv_bytes())
     assert isinstance(scene, _Scene)
     os.chdir(scene.directory)
     os.environ.clear()
@@ -206,4 +220,4 @@ def _call(caller: Connection) -> list[bytes]:
         found: bytes = _pickler().dumps(function(*args))
         return found
 
-    return fork_ranks(pickled, nproc, (), timeout, caller)
+    return fork_ranks(pickled, nproc, (), timeout, caller, endless=endless)

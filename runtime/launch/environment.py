@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from autopar.errors import RunError
 
+from .lives import WITH_OTHERS, Lives
 from .rank import die_with
 from .watch import watch_in_steps
 
 
-def init_from_environment(backend: str, *, timeout: float = 600.0) -> torch.device:
+def init_from_environment(backend: str, *, timeout: float = 600.0, lives: Lives | None = None) -> torch.device:
     """Join the process group that `torchrun` (or a like launcher) describes in the environment; this rank's device.
 
-    Restarted ranks meet under a fresh prefix of the store, so that they do not read the addresses of the dead.
+    Restarted ranks meet under a fresh prefix of the store, so that they do not read the addresses of the dead. With `lives`, ranks that
+    keep failing are left out, and RANK and WORLD_SIZE are those of the rest.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
@@ -31,16 +34,28 @@ def init_from_environment(backend: str, *, timeout: float = 600.0) -> torch.devi
     limit = timedelta(seconds=timeout)
     hosts_store = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     server = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, hosts_store, limit, multi_tenant=True)
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # A store of the launcher outlives its ranks. One of rank 0 does not, and launchers of several machines count restarts each for itself.
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if kept else "0"
     store = PrefixStore(f"run_{restart}", server)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with(os.getppid())  # torchrun killed outright cannot end its ranks
+    if lives is not None:
+        rank, world = lives.leave_out(PrefixStore(f"lives_{restart}", server), limit)
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
     if world > 1:
         own = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, limit, multi_tenant=True)
-        watch_in_steps(PrefixStore(f"beats_{restart}", own), rank, world)
+        give_up = None if lives is None else partial(lives.ended, WITH_OTHERS)
+        watch_in_steps(PrefixStore(f"beats_{restart}", own), rank, world, give_up)
     bound = device if backend == "nccl" else None
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit, device_id=bound)
     return device
+
+
+def init_alone(backend: str) -> None:
+    """Be the one rank of a process group of one."""
+    device = _cuda_device() if backend == "nccl" else None
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, device_id=device)
 
 
 def require_cuda() -> None:
@@ -52,7 +67,7 @@ def require_cuda() -> None:
 def _cuda_device() -> torch.device:
     """The GPU of this rank, made current."""
     require_cuda()
-    local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    local = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
     count = torch.cuda.device_count()
     if local >= count:
         raise RunError(f"local rank {local} has no GPU: this machine has {count}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import os
 import pickle
@@ -23,6 +24,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from autopar.errors import RunError
 
+from .ending import ASKED, TERM_GRACE, Ending, end_by_sigterm, on_sigterm
 from .rank import BEAT, LOOPBACK, Start, rank_main
 
 GRACE = 0.5
@@ -66,45 +68,81 @@ class _Rank:
 
 
 def fork_ranks(
-    function: Callable[..., Any], nproc: int, args: tuple[Any, ...], timeout: float, caller: Connection | None = None
+    function: Callable[..., Any],
+    nproc: int,
+    args: tuple[Any, ...],
+    timeout: float,
+    caller: Connection | None = None,
+    *,
+    endless: bool = False,
 ) -> list[Any]:
-    """The results of `function(*args)` on `nproc` ranks; ended when `caller`, who never writes, goes away."""
-    context = multiprocessing.get_context("fork")
-    threads = max(1, (os.cpu_count() or 1) // nproc) if _release_threads() else 1
+    """The results of `function(*args)` on `nproc` ranks; ended when `caller` goes away, who writes `ASKED` when it is sent SIGTERM.
+
+    SIGTERM is handed on to the ranks, which have `TERM_GRACE` seconds to end; where all do so in good order, so does this process, else
+    it ends by the signal.
+    `endless`: the call may take any time, and `timeout` is for the collectives alone.
+    """
     ranks: list[_Rank] = []
-    store: TCPStore | None = None
+    ending = Ending(lambda: [rank.process.pid for rank in ranks if not rank.done and rank.process.pid is not None])
+    context = multiprocessing.get_context("fork")
     lifeline, alive = context.Pipe(duplex=False)
     listener = socket.create_server((LOOPBACK, 0), backlog=max(128, nproc))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    store: TCPStore | None = None
     try:
-        for number in range(nproc):
-            reader, writer = context.Pipe(duplex=False)
-            start = Start(
-                number=number,
-                world=nproc,
-                threads=threads,
-                timeout=timeout,
-                parent=os.getpid(),
-                pipe=writer,
-                lifeline=lifeline,
-                foreign=[*(rank.pipe for rank in ranks), reader, alive, listener],
-                port=listener.getsockname()[1],
-            )
-            process = context.Process(target=rank_main, args=(start, function, args), daemon=True, name=f"rank {number}")
-            with quiet_fork():
-                process.start()
-            writer.close()
-            ranks.append(_Rank(number=number, process=process, pipe=reader))
+        _start(ranks, function, nproc, args, timeout, _Ends(lifeline=lifeline, alive=alive, listener=listener))
         # Served from here, the store outlives every rank; only now, since its thread would not survive a fork.
         store = TCPStore(LOOPBACK, listener.getsockname()[1], None, True, wait_for_workers=False, master_listen_fd=listener.detach())
-        return _collect(ranks, timeout, caller)
+        with on_sigterm(ending.ask):
+            results = _collect(ranks, math.inf if endless else timeout, caller, ending)
+        if ending.asked and caller is None:
+            raise SystemExit(0)
+        return results
+    except RunError as error:
+        if caller is not None or not ending.asked:
+            raise
+        failure = str(error)
     finally:
         _end(ranks)
         del store
         listener.close()
         alive.close()
         lifeline.close()
+    end_by_sigterm(failure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ends:
+    """What the ranks inherit of their parent: both ends of the lifeline, and where the store will be served."""
+
+    lifeline: Connection
+    alive: Connection
+    listener: socket.socket
+
+
+def _start(ranks: list[_Rank], function: Callable[..., Any], nproc: int, args: tuple[Any, ...], timeout: float, ends: _Ends) -> None:
+    """Fork the ranks, one after the other."""
+    context = multiprocessing.get_context("fork")
+    threads = max(1, (os.cpu_count() or 1) // nproc) if _release_threads() else 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number in range(nproc):
+        reader, writer = context.Pipe(duplex=False)
+        start = Start(
+            number=number,
+            world=nproc,
+            threads=threads,
+            timeout=timeout,
+            parent=os.getpid(),
+            pipe=writer,
+            lifeline=ends.lifeline,
+            foreign=[*(rank.pipe for rank in ranks), reader, ends.alive, ends.listener],
+            port=ends.listener.getsockname()[1],
+        )
+        process = context.Process(target=rank_main, args=(start, function, args), daemon=True, name=f"rank {number}")
+        with quiet_fork():
+            process.start()
+        writer.close()
+        ranks.append(_Rank(number=number, process=process, pipe=reader))
 
 
 @contextlib.contextmanager
@@ -115,18 +153,19 @@ def quiet_fork() -> Iterator[None]:
         yield
 
 
-def _collect(ranks: list[_Rank], timeout: float, caller: Connection | None) -> list[Any]:
+def _collect(ranks: list[_Rank], timeout: float, caller: Connection | None, ending: Ending) -> list[Any]:
     """Wait for all ranks, or for the first failure and what explains it."""
     deadline = time.monotonic() + timeout
     pending = {rank.pipe: rank for rank in ranks}
     failed: list[_Rank] = []
-    while pending and time.monotonic() < deadline:
+    while pending and time.monotonic() < min(deadline, ending.deadline):
         asleep = time.monotonic()
         ready = wait([*pending, *([caller] if caller else [])], timeout=max(0.0, min(BEAT, deadline - asleep)))
-        if caller in ready:
-            raise RunError("the process that started the ranks has ended")
         for pipe in ready:
             assert isinstance(pipe, Connection)
+            if pipe is caller:
+                _listen(pipe, ending)
+                continue
             rank = pending[pipe]
             if rank.read():
                 del pending[pipe]
@@ -140,8 +179,19 @@ def _collect(ranks: list[_Rank], timeout: float, caller: Connection | None) -> l
         raise RunError(_cause(failed, list(pending.values())))
     if pending:
         late = ", ".join(str(rank.number) for rank in pending.values())
-        raise RunError(f"rank {late} did not finish within {timeout:g} s")
+        limit = f"{TERM_GRACE:g} s of SIGTERM" if ending.asked else f"{timeout:g} s"
+        raise RunError(f"rank {late} did not finish within {limit}")
     return [rank.result for rank in ranks]
+
+
+def _listen(caller: Connection, ending: Ending) -> None:
+    try:
+        word = caller.recv_bytes()
+    except (EOFError, OSError):
+        word = b""
+    if word != ASKED:
+        raise RunError("the process that started the ranks has ended")
+    ending.ask()
 
 
 def _miss(pending: Iterable[_Rank], seconds: float, failed: list[_Rank]) -> None:

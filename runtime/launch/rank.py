@@ -56,10 +56,11 @@ class Start:
 
 
 class _Steps:
-    """The steps of this process: the one that runs, when it began, and the timeouts as they were before."""
+    """The steps of this process: the one that runs, the last one that began and when, and the timeouts as they were before."""
 
     def __init__(self) -> None:
         self.current: int | None = None
+        self.last: int | None = None
         self.began = 0.0
         self.before: dict[dist.ProcessGroup, timedelta] = {}
         self.patient: set[dist.ProcessGroup] = set()
@@ -89,7 +90,7 @@ def begin_step(number: int) -> None:
         for group in set(distributed_c10d._world.pg_map) - _steps.patient:
             _steps.before.setdefault(group, _timeout_of(group))
             distributed_c10d._set_pg_timeout(min(limit, _steps.before[group]), group)
-    _steps.current, _steps.began = number, now
+    _steps.current, _steps.last, _steps.began = number, number, now
     if _steps.watch is not None:
         begin, _steps.watch = _steps.watch, None
         begin()
@@ -104,6 +105,11 @@ def at_first_step(begin: Callable[[], None]) -> None:
 def current_step() -> int | None:
     """The step that runs, if one does."""
     return _steps.current
+
+
+def last_step() -> int | None:
+    """The step that ran last, also where it has failed."""
+    return _steps.last
 
 
 def let_wait(group: dist.ProcessGroup) -> dist.ProcessGroup:

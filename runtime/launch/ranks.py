@@ -14,11 +14,14 @@ from .clean import run_clean
 from .forked import fork_ranks, quiet_fork
 
 
-def run_ranks(function: Callable[..., Any], nproc: int, *args: Any, timeout: float = 300.0) -> list[Any]:
+def run_ranks(function: Callable[..., Any], nproc: int, *args: Any, timeout: float = 300.0, endless: bool = False) -> list[Any]:
     """Call `function(*args)` on `nproc` ranks of this machine joined by Gloo; the results in the order of the ranks.
 
     A rank that raises, dies or falls silent ends the others; its traceback is in the `RunError`. `timeout` in seconds
-    bounds the whole call and every collective in it; a rank that calls `begin_step` bounds the collectives closer.
+    bounds the whole call (unless it is `endless`) and every collective in it; a rank that calls `begin_step` bounds the collectives closer.
+
+    SIGTERM to this process goes to the ranks, which `autopar.steps` has save and end; then this process ends, too, with exit code 0. Where
+    they do not end in good order within 30 seconds it ends by the signal.
 
     Ranks are forked from this process, so that nothing is copied, unless autograd has started threads for devices here,
     which no fork survives: then function and arguments are pickled for a process that has run nothing (`clean`).
@@ -26,8 +29,8 @@ def run_ranks(function: Callable[..., Any], nproc: int, *args: Any, timeout: flo
     if nproc < 1:
         raise RunError(f"cannot run {nproc} ranks")
     if not can_fork():
-        return run_clean(function, nproc, args, timeout)
-    return fork_ranks(function, nproc, args, timeout)
+        return run_clean(function, nproc, args, timeout, endless=endless)
+    return fork_ranks(function, nproc, args, timeout, endless=endless)
 
 
 def can_fork() -> bool:

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from torch._C._distributed_c10d import Store
 
@@ -25,17 +26,20 @@ LATE = 71
 _DONE = "done"
 
 
-def watch_in_steps(store: Store, rank: int, world: int) -> None:
-    """Look after the next rank from the first step on. The store is this thread's own: nobody else waits on its connection."""
-    watch = _Watch(store, rank, (rank + 1) % world)
+def watch_in_steps(store: Store, rank: int, world: int, give_up: Callable[[], None] | None = None) -> None:
+    """Look after the next rank from the first step on. The store is this thread's own: nobody else waits on its connection.
+
+    `give_up` is called before this process ends because of another.
+    """
+    watch = _Watch(store, rank, (rank + 1) % world, give_up)
     at_first_step(watch.begin)
 
 
 class _Watch:
     """Signs of life, given and looked for."""
 
-    def __init__(self, store: Store, rank: int, other: int) -> None:
-        self.store, self.rank, self.other = store, rank, other
+    def __init__(self, store: Store, rank: int, other: int, give_up: Callable[[], None] | None) -> None:
+        self.store, self.rank, self.other, self.give_up = store, rank, other, give_up
         self.count, self.silent = 0, 0.0
         self.seen = ""
         self.ended = threading.Event()
@@ -69,6 +73,8 @@ class _Watch:
             where = "" if current_step() is None else f" in step {current_step()}"
             text = f"autopar: rank {self.other} has not been heard of for {SILENCE:g} s, and rank {self.rank} waits for it{where}"
             print(text, file=sys.stderr, flush=True)
+            if self.give_up is not None:
+                self.give_up()
             os._exit(LATE)
 
     def _end(self) -> None:

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import RunError
 
-from ..checkpoint import in_pieces
 from ..closures import Closure, loss_of
+from ..optimizer_states import keep_integers, lying_as
 from ..parameters import local_of
 
 Groups = Iterable[Tensor] | Iterable[dict[str, Any]]
@@ -129,6 +129,7 @@ class LocalOptimizer(Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As torch's; the states are DTensors that lie as their parameters do."""
         super().load_state_dict(dict(state_dict))
+        keep_integers(self, state_dict)
         for value, shard in self._pairs():
             if value in self.state:
                 self.inner.state[shard] = {name: _shard_of_state(held) for name, held in self.state[value].items()}
@@ -154,10 +155,7 @@ def _as_the_parameter(value: Tensor, shard: Tensor, held: Any) -> Any:
     """A state of a shard's shape as a DTensor that lies as the parameter does; counters and such as they are."""
     if not isinstance(value, DTensor) or not isinstance(held, Tensor) or held.shape != shard.shape or not held.dim():
         return held
-    shape, stride = value.shape, value.stride()
-    found = DTensor.from_local(held, value.device_mesh, value.placements, run_check=False, shape=shape, stride=stride)
-    found._local_tensor = held
-    return in_pieces(found)
+    return lying_as(value, held)
 
 
 class _Summing(TorchFunctionMode):

@@ -29,18 +29,28 @@ LIMIT = 5 * 10**9
 SINGLE = f"model{ENDING}"
 
 
-def export_checkpoint(checkpoint: str | Path, folder: str | Path, *, dtype: str | None = None, strip: str = "", limit: int = LIMIT) -> Path:
+def export_checkpoint(
+    checkpoint: str | Path,
+    folder: str | Path,
+    *,
+    dtype: str | None = None,
+    strip: str = "",
+    add: str = "",
+    limit: int = LIMIT,
+    name: str | None = None,
+) -> Path:
     """Write the parameters and buffers of a checkpoint (or of the latest in a folder of such) as safetensors files into a new folder.
 
     `dtype`: the type of floating-point numbers in the files, by default that in which they are stored. `strip`: what their names begin
-    with, and are to be without, where the model was within another. A folder is there whole or not at all.
+    with, and are to be without, where the model was within another; `add`: what they are to begin with instead. `name`: of another
+    checkpoint than the latest. A folder is there whole or not at all.
     """
     target = Path(folder).absolute()
     if dtype is not None and dtype not in FLOATS:
         raise UsageError(unknown("floating-point type", dtype, FLOATS))
     if target.exists():
         raise UsageError(f"{target}: is there already; name a new folder")
-    path = find_checkpoint(checkpoint)
+    path = find_checkpoint(checkpoint, name)
     if path is None:
         raise PlanError(f"{checkpoint}: holds no checkpoint")
     reader = SafeReader(path, read_manifest(path)[0])
@@ -51,7 +61,9 @@ def export_checkpoint(checkpoint: str | Path, folder: str | Path, *, dtype: str 
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
     try:
-        _write(reader, entries, making, dtype, strip, limit)
+        reader.require_whole()
+        renamed = {name: add + name.removeprefix(strip) for name in entries}
+        _write(reader, entries, making, dtype, renamed, limit)
         making.rename(target)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
@@ -84,14 +96,16 @@ def export_weights(module: nn.Module, folder: str | Path, *, dtype: str | None =
     return target
 
 
-def _write(reader: SafeReader, entries: Mapping[str, Entry], folder: Path, dtype: str | None, strip: str, limit: int) -> None:
+def _write(
+    reader: SafeReader, entries: Mapping[str, Entry], folder: Path, dtype: str | None, renamed: Mapping[str, str], limit: int
+) -> None:
     from safetensors.torch import save_file
 
-    files = _files({name: math.prod(entry.shape) * _width(entry, dtype) for name, entry in entries.items()}, limit)
+    files = parts_within({name: math.prod(entry.shape) * _width(entry, dtype) for name, entry in entries.items()}, limit)
     where, total = {}, 0
     for number, names in enumerate(files):
         file = SINGLE if len(files) == 1 else f"model-{number + 1:05d}-of-{len(files):05d}{ENDING}"
-        values = {name.removeprefix(strip): _whole(reader, entries[name], dtype) for name in names}
+        values = {renamed[name]: _whole(reader, entries[name], dtype) for name in names}
         save_file(values, folder / file, metadata={"format": "pt"})
         synchronise(folder / file)
         where.update(dict.fromkeys(values, file))
@@ -102,10 +116,10 @@ def _write(reader: SafeReader, entries: Mapping[str, Entry], folder: Path, dtype
     synchronise(folder)
 
 
-def _files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+def parts_within(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     """Names file by file, in their order, each file within the limit where that can be.
 
-    >>> _files({"a": 4, "b": 4, "c": 9, "d": 1}, 8)
+    >>> parts_within({"a": 4, "b": 4, "c": 9, "d": 1}, 8)
     [['a', 'b'], ['c'], ['d']]
     """
     found: list[list[str]] = [[]]

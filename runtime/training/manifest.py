@@ -22,7 +22,7 @@ from autopar.errors import PlanError, unknown
 SCHEMA = "autopar-checkpoint"
 MANIFEST, PLAN, LATEST = "checkpoint.json", "plan.json", "latest"
 UNFINISHED = ".saving-"
-MODEL, OPTIMIZER, RANDOM = "model.", "optimizer.", "random."
+MODEL, OPTIMIZER, RANDOM, COMPRESSION = "model.", "optimizer.", "random.", "compression."
 """How the names of tensors begin, by what they belong to."""
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _FILE = re.compile(r"rank-\d{5,}\.safetensors")

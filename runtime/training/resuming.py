@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from autopar.errors import PlanError
 
 from ..agreement import agree, digest
 from ..module import ParallelModule
+from .leftovers import dropped, empty_leftovers
 from .manifest import RANDOM, Manifest, find_checkpoint, read_manifest
 from .saving import Positioned, cause_of, device_of, finish_saving, saving_group
 from .states import (
@@ -56,25 +58,32 @@ def resume(
     """Load the latest checkpoint of a folder (or that of this `name`) into a module and its optimizer; None where nothing was saved.
 
     Every rank calls this. The plan, the number of ranks, the stages and ZeRO may be others than those that saved; the plain module on one
-    device is as good. A checkpoint of another model or optimizer, or a damaged one, is refused on every rank with the difference.
+    device is as good. A checkpoint of another model or optimizer, or a damaged one, is refused on every rank with the difference, and the
+    module is what it was.
     """
     finish_saving()
     failure: Exception | None = None
     path, manifest, text = None, None, ""
     targets: Tensors = {}
     states: dict[str, dict[str, Any]] = {}
+    take_leftovers: Callable[[], None] = lambda: None  # noqa: E731
     try:
         path = find_checkpoint(Path(folder).absolute(), name)
         if path is not None:
             manifest, text = read_manifest(path)
             _require_fit(module, optimizer, sampler, manifest, path)
             targets, states = _targets(module, optimizer, manifest)
+            more, take_leftovers = empty_leftovers(module, manifest)
+            targets |= more
     except Exception as error:
         failure = error
     agree({"the checkpoint": digest(text)}, failure=failure, device=device_of(module))
     if path is None or manifest is None:
         return None
-    _read(targets, SafeReader(path, manifest))
+    reader = SafeReader(path, manifest)
+    _require_whole(reader, device_of(module))
+    _read(targets, reader)
+    take_leftovers()
     if optimizer is not None:
         load_optimizer(optimizer, module, manifest, states)
     set_random_states(targets)
@@ -110,6 +119,17 @@ def _targets(module: nn.Module, optimizer: Optimizer | None, manifest: Manifest)
     return found, states
 
 
+def _require_whole(reader: SafeReader, device: torch.device) -> None:
+    """Every rank learns of a damaged piece while the module is still what it was."""
+    failure: Exception | None = None
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    try:
+        reader.require_whole(rank, ranks)
+    except Exception as error:
+        failure = error
+    agree({}, failure=failure, device=device)
+
+
 def _read(targets: Tensors, reader: SafeReader) -> None:
     group = saving_group()
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -122,8 +142,11 @@ def _read(targets: Tensors, reader: SafeReader) -> None:
 
 
 def _notes(module: nn.Module, manifest: Manifest) -> tuple[str, ...]:
-    if not isinstance(module, ParallelModule) or manifest.model_fingerprint is None:
-        return ()
-    if manifest.model_fingerprint == module.engine.graph.fingerprint():
-        return ()
-    return (f"the checkpoint of step {manifest.step} is of a model with these parameters, but another graph (another batch or loss, say)",)
+    found = []
+    if isinstance(module, ParallelModule) and manifest.model_fingerprint not in (None, module.engine.graph.fingerprint()):
+        text = "is of a model with these parameters, but another graph (another batch or loss, say)"
+        found.append(f"the checkpoint of step {manifest.step} {text}")
+    if names := dropped(module, manifest):
+        listed = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        found.append(f"what compressed gradients had left over is dropped, because these are summed whole here: {listed}")
+    return tuple(found)

@@ -70,14 +70,15 @@ class ResumableSampler(Sampler[list[int]]):
     def counted(self, loader: Iterable[Batch], *, endless: bool = False) -> Iterator[Batch]:
         """The batches of a loader over this sampler, of which only those count as done that the caller came back from.
 
-        A loader with workers asks for batches long before they are trained on; without this they would count when they are asked for.
+        A loader with workers asks for batches long before they are trained on; without this they would count when they are asked for. Nor
+        does a loader draw from torch's generator here, as it does at the beginning of every epoch and of every life.
         `endless`: one epoch after the other, beside `autopar.steps`: `zip(autopar.steps(...), sampler.counted(loader, endless=True))`.
         """
         self._counted = True
         try:
             going = True
             while going:
-                for batch in loader:
+                for batch in _undrawn(loader):
                     yield batch
                     self.done = min(self.done + self.batch, self.length)
                 self._next()
@@ -104,6 +105,14 @@ class ResumableSampler(Sampler[list[int]]):
         self.epoch, self.done = epoch, done
         if len(self) == 0:
             self._next()
+
+
+def _undrawn(loader: Iterable[Batch]) -> Iterator[Batch]:
+    """A loader's iterator, which seeds its workers by a number of torch's generator: that is left as it was."""
+    state = torch.get_rng_state()
+    found = iter(loader)
+    torch.set_rng_state(state)
+    return found
 
 
 def sampler(

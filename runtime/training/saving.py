@@ -26,6 +26,7 @@ from autopar.errors import AutoparError, RunError, UsageError
 from ..agreement import agree, digest
 from ..launch import let_wait
 from ..module import ParallelModule
+from .leftovers import leftover_tensors
 from .manifest import Group, Manifest, Scalar
 from .states import Tensors, groups_of, kind_of, model_tensors, optimizer_tensors, random_states
 from .storage import SafeWriter
@@ -167,7 +168,8 @@ def _gathered(
         files={},
     )
     groups = groups_of(optimizer, module) if optimizer is not None else []
-    return state | states[0] | random_states(module), _Facts(numbers=states[1], groups=groups, manifest=manifest), text
+    state |= states[0] | random_states(module) | leftover_tensors(module)
+    return state, _Facts(numbers=states[1], groups=groups, manifest=manifest), text
 
 
 def _plain_data(what: str, value: Any) -> Any:

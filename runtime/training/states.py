@@ -6,7 +6,7 @@ Names are those of the model's graph, which are those of the original module: so
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -83,6 +83,23 @@ def kind_of(optimizer: Optimizer) -> str:
     return kind_of(inner) if isinstance(inner, Optimizer) else type(optimizer).__name__
 
 
+class Packing(Protocol):
+    """An optimizer whose state is another in a checkpoint, because a shard's says nothing of the whole."""
+
+    def plain_state(self, value: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of a parameter as a checkpoint holds it."""
+
+    def own_state(self, value: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The reverse."""
+
+
+def _packing(optimizer: Optimizer) -> Packing | None:
+    inner = getattr(optimizer, "inner", None)
+    if isinstance(inner, Optimizer):
+        return _packing(inner)
+    return cast("Packing", optimizer) if hasattr(optimizer, "plain_state") else None
+
+
 def _named(optimizer: Optimizer, module: nn.Module) -> Iterator[tuple[list[tuple[str, Tensor]], dict[str, Any]]]:
     """Every group: its parameters with their names, and its options. What stands for other stages has no name."""
     names = {id(parameter): name for name, parameter in parameters_of(module).items()}
@@ -99,9 +116,11 @@ def optimizer_tensors(optimizer: Optimizer, module: nn.Module) -> tuple[Tensors,
     """The state: tensors, which lie as their parameters do, and numbers."""
     tensors: Tensors = {}
     numbers: dict[str, Scalar] = {}
+    packing = _packing(optimizer)
     for pairs, _ in _named(optimizer, module):
         for name, parameter in pairs:
-            for key, value in optimizer.state.get(parameter, {}).items():
+            state = optimizer.state.get(parameter, {})
+            for key, value in (packing.plain_state(parameter, state) if packing and state else state).items():
                 path = f"{OPTIMIZER}{name}.{key}"
                 if isinstance(value, Tensor) and (value.dim() or isinstance(value, DTensor)):
                     _require_told(path, value, parameter)
@@ -200,11 +219,15 @@ def _empty(entry: Entry, parameter: Tensor) -> Tensor:
 
 def load_optimizer(optimizer: Optimizer, module: nn.Module, manifest: Manifest, states: Mapping[str, dict[str, Any]]) -> None:
     """Give an optimizer its state and the options of its groups."""
+    if (packing := _packing(optimizer)) is not None:
+        own = {name: value for pairs, _ in _named(optimizer, module) for name, value in pairs}
+        states = {name: packing.own_state(own[name], state) for name, state in states.items()}
     packed = optimizer.state_dict()["param_groups"]
     numbered: dict[int, dict[str, Any]] = {}
-    for own, (pairs, options), group, saved in zip(optimizer.param_groups, _named(optimizer, module), packed, manifest.groups, strict=True):
+    every = zip(optimizer.param_groups, _named(optimizer, module), packed, manifest.groups, strict=True)
+    for mine, (pairs, options), group, saved in every:
         names = {id(value): name for name, value in pairs}
-        for number, parameter in zip(group["params"], own["params"], strict=True):
+        for number, parameter in zip(group["params"], mine["params"], strict=True):
             if (name := names.get(id(parameter), "")) in states:
                 numbered[number] = dict(states[name])
         group.update({name: _as_before(options.get(name), value) for name, value in saved.options.items()})

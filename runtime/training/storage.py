@@ -82,7 +82,7 @@ class SafeWriter(StorageWriter):
             key = _key(item.index)
             # A view of a part would drag the whole of its memory along.
             values[key] = held if held.untyped_storage().nbytes() == held.nbytes else held.clone()
-            piece = Piece(file=file, key=key, offsets=tuple(item.index.offset or ()), shape=tuple(held.shape), crc=_crc(held))
+            piece = Piece(file=file, key=key, offsets=tuple(item.index.offset or ()), shape=tuple(held.shape), crc=checksum_of(held))
             found.append(WriteResult(index=item.index, size_in_bytes=held.nbytes, storage_data=piece))
         if values:
             save_file(values, path)
@@ -130,7 +130,7 @@ class SafeWriter(StorageWriter):
 
 
 class SafeReader(StorageReader):
-    """Reads a checkpoint: of each file the pieces that this rank needs, each checked against its sum."""
+    """Reads a checkpoint: of each file the pieces that this rank needs. `require_whole` comes first: what it reads are all sums."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
@@ -176,18 +176,32 @@ class SafeReader(StorageReader):
         future.set_result(None)
         return future
 
+    def require_whole(self, rank: int = 0, ranks: int = 1) -> None:
+        """Refuse pieces that are not what was saved, before any of them is used; each of several ranks looks at its share."""
+        pieces = sorted(self.pieces_of_all(), key=lambda piece: (piece.file, piece.key))
+        for piece in pieces[len(pieces) * rank // ranks : len(pieces) * (rank + 1) // ranks]:
+            if checksum_of(self.read(piece)) != piece.crc:
+                raise self._damaged(f"{piece.key} of {piece.file} is not what was saved")
+
+    def pieces_of_all(self) -> list[Piece]:
+        """The pieces of all tensors."""
+        return [piece for entry in self.manifest.tensors.values() for piece in entry.pieces]
+
     def read(self, piece: Piece) -> Tensor:
-        """A piece, as it was saved."""
+        """A piece, of the shape in which it was saved."""
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(self.path / piece.file, framework="pt") as file:
                 value: Tensor = file.get_tensor(piece.key)
         except (OSError, SafetensorError) as error:
-            raise PlanError(f"the checkpoint {self.path} is damaged: {piece.file}: {error}{others(self.path)}") from error
-        if tuple(value.shape) != piece.shape or _crc(value) != piece.crc:
-            raise PlanError(f"the checkpoint {self.path} is damaged: {piece.key} of {piece.file} is not what was saved{others(self.path)}")
+            raise self._damaged(f"{piece.file}: {error}") from error
+        if tuple(value.shape) != piece.shape:
+            raise self._damaged(f"{piece.key} of {piece.file} is not what was saved")
         return value
+
+    def _damaged(self, what: str) -> PlanError:
+        return PlanError(f"the checkpoint {self.path} is damaged: {what}{others(self.path)}")
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -200,7 +214,8 @@ def _key(index: MetadataIndex) -> str:
     return f"{index.fqn}@{','.join(map(str, offsets))}" if any(offsets) else index.fqn
 
 
-def _crc(value: Tensor) -> int:
+def checksum_of(value: Tensor) -> int:
+    """The CRC-32 of the bytes of a tensor on the host."""
     return zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data) if value.numel() else 0
 
 
@@ -253,6 +268,11 @@ def sweep(folder: Path) -> None:
     """Remove what saves have left that were killed."""
     for path in folder.glob(UNFINISHED + "*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder that was begun, whatever is in it."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -102,4 +102,4 @@ def test_profiled_devices_are_priced_by_their_products(preset: str, name: str, r
     sides = [np.array([float(side)]) for side in (1, 8192, 16384, 4096)]
     seconds = float(product_seconds(Product(batch=sides[0], m=sides[1], n=sides[2], k=sides[3]), "float16", device, itemsize=2)[0])
     assert reached[0] < 2 * 8192 * 16384 * 4096 / seconds / device.flops("float16") < reached[1]
-    assert product_seconds(Product(batch=sides[0], m=sides[1], n=sides[2], k=sides[3]), "float32", device, itemsize=4)[0] > 2 * seconds
+    assert product_seconds(Product(batch=sides[0], m=sides[1], n=sides[2], k=sides[3]), "float32", device, itemsize=4)[0] > 1.5 * seconds

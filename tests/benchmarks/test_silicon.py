@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from autopar.costmodel.device.kernels import kernels_of
 from autopar.costmodel.device.products import Clock, Product, ProductForm, Speed
 from autopar.errors import UsageError
+from benchmarks.kernels.bounds import bounds
 from benchmarks.kernels.boxes import PRODUCT, product_form
-from benchmarks.kernels.fits import bare, crossed, fit_products, judged, priced_products
+from benchmarks.kernels.fits import bare, crossed, fit_products, judged, lasting_as, priced_products
 from benchmarks.kernels.rows import Rows, devices_in, layer_of, product_of, read
 from benchmarks.kernels.scores import held_in, scored
 
@@ -132,3 +133,24 @@ def test_a_score_counts_what_lies_inside_and_what_has_no_price() -> None:
     assert (one.n, one.not_priced, one.within_10) == (3, 1, pytest.approx(1 / 3))
     assert one.inside == pytest.approx(1 / 3), "1 / 1.05 lies between 0.9 and 1.2, 1 / 0.8 and 1 / 1.3 do not"
     assert held_in([one, replace(one, inside=1.0, n=9)]) == pytest.approx(10 / 12)
+
+
+def test_the_best_fractions_are_those_of_plausible_rows(tmp_path: Path) -> None:
+    made = [dict(row) for row in rows_of(TRUTH, 12).rows]
+    for row, fraction in zip(made, (0.5, 0.93, 1.4, 0.9), strict=False):
+        row["frac_of_peak"] = str(fraction)
+    made[3]["trap"] = "slow_outlier"
+    write(tmp_path, "gemm_a100_sxm", [{**row, "frac_of_peak": row.get("frac_of_peak", "")} for row in made])
+    assert [(one.kind, one.mode, one.fraction, one.rows) for one in bounds(tmp_path, "a100_sxm")] == [("gemm", "burst", 0.93, 2)]
+
+
+def test_a_device_without_rows_that_last_slows_down_as_another_of_its_chip() -> None:
+    h100, h200 = (kernels_of(name).products["bfloat16"] for name in ("h100_sxm", "h200_sxm"))
+    found = lasting_as(h100, h200)
+
+    def large(clock: Clock) -> float:
+        return clock.rate / (1 + clock.heat)
+
+    assert large(found.sustained) / large(found.burst) == pytest.approx(large(h200.sustained) / large(h200.burst))
+    assert large(found.sustained) == pytest.approx(large(h100.sustained), rel=1e-3), "as the committed constants are"
+    assert found.burst == h100.burst

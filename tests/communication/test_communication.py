@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,6 +89,34 @@ def _numbers() -> None:
     assert comm.all_gather(value).tolist() == [1.0, 2.0, 3.0]
 
 
+def _several() -> None:
+    """Several tensors travel as one message for each type, and come back in their order and shapes."""
+    me = comm.get_rank()
+    every = [[_held(rank, torch.float32), torch.tensor(float(rank)), _held(rank, torch.int64), torch.ones(0, 2)] for rank in range(RANKS)]
+    counted: Counter[str] = Counter()
+
+    def counting(name: str) -> Callable[..., Any]:
+        plain = getattr(dist, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            counted[name] += 1
+            return plain(*args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("all_reduce", "all_gather_single"):
+            patched.setattr(dist, name, counting(name))
+        for op, reduced in OPERATIONS.items():
+            for place, found in enumerate(comm.all_reduce(every[me], op)):
+                stacked = torch.stack([held[place] for held in every])
+                _exact(f"all_reduce {op} of several", found, reduced(stacked).to(stacked.dtype))
+        for place, found in enumerate(comm.all_gather(every[me])):
+            _exact("all_gather of several", found, torch.cat([torch.atleast_1d(held[place]) for held in every]))
+        assert comm.all_reduce([]) == []
+    assert counted == {"all_reduce": 2 * len(OPERATIONS), "all_gather_single": 2}
+
+
 def _groups() -> list[Any]:
     me = comm.get_rank()
     comm.create_group("ends", [2, 0])
@@ -129,7 +158,7 @@ def _refused() -> None:
     comm.init("gloo")
 
 
-@pytest.mark.parametrize("work", [_reductions, _moves, _numbers, _groups, _refused], ids=lambda f: f.__name__.strip("_"))
+@pytest.mark.parametrize("work", [_reductions, _moves, _numbers, _several, _groups, _refused], ids=lambda f: f.__name__.strip("_"))
 def test_on_ranks(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     run_ranks(work, RANKS, timeout=60)
@@ -162,6 +191,28 @@ def test_backends_that_are_not_there_are_refused(backend: str, why: str, monkeyp
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(AutoparError, match=why):
         comm.init(backend)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "npu", "asked", "chosen"),
+    [
+        (False, False, None, "gloo"), (False, True, None, "hccl"), (True, True, None, "nccl"), (True, False, "gloo", "gloo"),
+        (False, True, "hccl", "hccl"), (False, False, "mpi", "mpi"),
+    ],
+)  # fmt: skip
+def test_the_backend_is_that_of_the_device_or_the_one_that_is_asked_for(
+    cuda: bool, npu: bool, asked: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPI's launcher numbers the ranks itself; all others are told by the environment."""
+    begun: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: cuda)
+    monkeypatch.setattr(dist, "is_mpi_available", lambda: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if npu and name == "torch_npu" else None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend: begun.append(f"{backend} by itself"))
+    monkeypatch.setattr("autopar.runtime.launch.environment.init_from_environment", lambda backend, timeout: begun.append(backend))
+    comm.init(asked)
+    assert begun == [f"{chosen} by itself" if chosen == "mpi" else chosen]
 
 
 def test_without_ranks_there_are_no_numbers() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import autopar
+from autopar.plan import Plan
 
-BATCH, WIDTH = 8, 12
+BATCH, WIDTH, RANKS = 8, 12, 2
 
 
 def inputs(seed: int = 1) -> Tensor:
@@ -104,3 +106,14 @@ def gradients_of(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
     module.zero_grad()
     module(x).backward()
     return {name: value.grad.clone() for name, value in module.named_parameters() if value.grad is not None}
+
+
+def few() -> nn.Module:
+    """Three layers of them."""
+    return Many(3)
+
+
+def small_plan(module: nn.Module, **keys: Any) -> Plan:
+    """The plan of a module for two ranks under these keys of the context, which stay set."""
+    autopar.set_auto_parallel_context(device_num=RANKS, **keys)
+    return autopar.plan(module, (inputs(),), cluster="local-cpu", optimizer="sgd")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,14 +10,6 @@ import autopar
 from autopar.context import current
 from autopar.context.keys import KEYS, MODES, RENAMED
 from autopar.errors import UsageError
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    autopar.reset_auto_parallel_context()
-    yield
-    autopar.reset_auto_parallel_context()
-
 
 DEFAULTS: dict[str, Any] = {
     "device_num": 1, "global_rank": 0, "gradients_mean": False, "parallel_mode": "stand_alone", "all_reduce_fusion_config": [],

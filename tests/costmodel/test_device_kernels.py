@@ -193,6 +193,7 @@ def test_every_price_is_finite_and_below_the_peak(name: str) -> None:
         ({"products": {"bfloat16": {"blend": 1}}}, "products.bfloat16: burst, sustained, square"),
         ({"products": 3}, "products is 3; it must be a table"),
         ({"generations": {"flash2": {"kernel": "fa9"}}}, "unknown attention kernel 'fa9'"),
+        ({"experts": {"bfloat16": "fa9"}}, "unknown grouped kernel 'fa9'"),
     ],
 )
 def test_bad_constants_are_named(change: dict[str, object], message: str) -> None:

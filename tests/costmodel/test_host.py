@@ -19,7 +19,8 @@ from autopar.costmodel.step.estimate import estimate
 from autopar.costmodel.step.host import COPIES, SHARE, host_rate, state_bytes, stream_seconds, streamed_bytes, streamed_update
 from autopar.costmodel.step.pricing import MeshPrices, update_seconds
 from autopar.ir import Role, Tensor
-from autopar.planner import Request, best_on_mesh
+from autopar.planning.planner import best_on_mesh
+from autopar.planning.request import Request
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Program, build_program

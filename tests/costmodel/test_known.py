@@ -11,7 +11,7 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.known.configuration import Configuration, Habits
 from autopar.costmodel.known.graph_builder import Kernels
 from autopar.costmodel.known.hiding import exposed
-from autopar.costmodel.known.memory import working
+from autopar.costmodel.known.memory import ACTIVATION, working
 from autopar.costmodel.known.parts import Parts, places_of
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.step import price
@@ -180,3 +180,26 @@ def test_experts_cost_as_many_rows_as_they_are_given() -> None:
     shape = replace(SHAPE, experts=8, expert_ffn=2048, bias=False)
     found = [parts_of(replace(shape, sequence=s), Configuration(global_batch=8, micro_batch=8)).model.graph for s in (512, 1024)]
     assert len(found[0].operators) == len(found[1].operators)
+
+
+@pytest.mark.parametrize(("products", "each"), [("", 2), ("float8_block", 4)])
+def test_experts_are_issued_one_by_one(products: str, each: int) -> None:
+    """Two products of each expert of a rank, each with the cast of its rows where they are narrow."""
+    c = Configuration(global_batch=4, data=4, expert=4, kernels=Kernels(products=products))
+    cluster = load_cluster("dgx-h100").sized(4)
+
+    def issued(experts: int) -> float:
+        shape = replace(LLAMA, experts=experts, top_k=4, expert_ffn=512)
+        return Parts(shape, c, cluster, places_of(c, cluster), kinds=("experts",)).parts()["experts"].issued_forward
+
+    assert issued(32) - issued(16) == each * (32 - 16) / 4
+    assert issued(16) > 20 + each * 4, "sorting and exchanges besides"
+
+
+def test_experts_may_recompute_what_is_between_their_products() -> None:
+    """The input of the second product, rows of 512 elements of 2 bytes; in the fused activation, all of what is between is inside."""
+    shape = replace(LLAMA, experts=16, top_k=4, expert_ffn=512)
+    c = Configuration(global_batch=2, micro_batch=2, recompute="selective", habits=Habits(selective=("nothing",), fused=True))
+    again = replace(c, habits=replace(c.habits, selective=("nothing", ACTIVATION)))
+    kept, less = (working(shape, one, CLUSTER)["experts"].saved for one in (c, again))
+    assert kept - less == pytest.approx(2 * 512 * 4 * 512 * 2, rel=0.01)

@@ -27,7 +27,9 @@ from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import UsageError
 from autopar.ir import DTYPE_BYTES, Graph
 from autopar.order.execution import execution
-from autopar.planner import Request, best_on_mesh
+from autopar.planning.building import build_tables
+from autopar.planning.planner import best_on_mesh
+from autopar.planning.request import Request
 from autopar.runtime.functions import function_of
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.measuring.memory import Tracked, fake_world, track_module, track_program
@@ -38,7 +40,6 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules.registry import Call
 from autopar.sharding.rules.saved import keeps
 from autopar.sharding.schedule import Schedule
-from autopar.tables import build_tables
 from benchmarks.memory import Model, bert, gpt2, graph_of, llama, planned, resnet50, segments
 from tests.runtime.helpers import GraphBuilder
 
@@ -362,6 +363,7 @@ def test_occupied_adds_gaps_and_the_context() -> None:
     device = load_cluster("dgx-a100").device
     memory = Memory(parameters=10.0, gradients=0.0, master=0.0, optimizer=0.0, activations=60.0, buffers=0.0, transient=30.0, saved=60.0)
     assert occupied(memory, device) == pytest.approx(100 + 60 * KEPT_SLACK + 30 * PASSING_SLACK + device.reserved)
+    assert occupied(memory, device, expandable=True) == 100 + device.reserved, "segments that grow leave no gaps"
     still = replace(memory, activations=0.0, transient=0.0)
     assert occupied(still, device) == 10 + device.reserved, "what is stored once wastes nothing"
 

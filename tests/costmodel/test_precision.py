@@ -18,8 +18,10 @@ from autopar.costmodel.step.host import state_bytes
 from autopar.costmodel.step.pricing import MeshPrices, storage_bytes, update_seconds
 from autopar.ir import Role, Tensor
 from autopar.order.scheduled import scheduled
-from autopar.planner import Request, best_on_mesh, name_axes
+from autopar.planning.candidates import name_axes
 from autopar.planning.found import Found
+from autopar.planning.planner import best_on_mesh
+from autopar.planning.request import Request
 from autopar.schemes import AXIS_SCHEMES
 from autopar.sharding.analysis import analyse
 from autopar.sharding.schedule import PLAIN, Schedule, Types

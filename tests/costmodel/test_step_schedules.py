@@ -17,7 +17,7 @@ from autopar.costmodel.step.pricing import MeshPrices
 from autopar.costmodel.step.streams import COMPUTE
 from autopar.costmodel.step.timeline import Overlap, Timeline
 from autopar.order.execution import Execution, execution
-from autopar.planner import name_axes
+from autopar.planning.candidates import name_axes
 from autopar.runtime.measuring.memory import Tracked, fake_world, track_program
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.micro_batches import split_batch

@@ -25,8 +25,9 @@ from autopar.costmodel.step.trace import chrome_trace, pipeline_events
 from autopar.order.pipeline import neighbours, pipeline_order
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.order.times import Times
-from autopar.pins import Pins, parse_pin
-from autopar.planner import Request, best_on_mesh
+from autopar.planning.pins import Pins, parse_pin
+from autopar.planning.planner import best_on_mesh
+from autopar.planning.request import Request
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.mesh import Axis, Mesh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,11 +42,15 @@ LINE = (Link(latency=A, rate=1 / B),)
         ("gather", "binomial_tree", lambda p, log: A * log + (p - 1) * B * LENGTH),
         ("scatter", "binomial_tree", lambda p, log: A * log + (p - 1) * B * LENGTH),
         ("all_gather", "recursive_doubling", lambda p, log: A * log + (p - 1) * B * LENGTH),
+        ("all_gather", "binomial_tree", lambda p, log: A * log + (p - 1) * B * LENGTH + (A + B * p * LENGTH) * log),
     ],
 )
 @pytest.mark.parametrize("log", [1, 2, 4])
 def test_formulas_of_the_textbook(kind: str, algorithm: str, wanted: Callable[[int, int], float], log: int) -> None:
-    """Its l is what each device has of a gather or a scatter: p times as much in all. Reduce-then-broadcast is twice what it says."""
+    """Its l is what each device has of a gather or a scatter: p times as much in all. Reduce-then-broadcast is twice what it says.
+
+    The last all-gather is a gather and a broadcast of all that has been gathered.
+    """
     p = 2**log
     nbytes = LENGTH * p if kind in ("gather", "scatter", "all_gather") else LENGTH
     assert seconds(kind, algorithm, nbytes, (p,), LINE) == pytest.approx(wanted(p, log), rel=1e-9)
@@ -56,6 +61,7 @@ def test_factors_from_algorithm_to_bus_bandwidth() -> None:
         assert bus_factor("all_reduce", p) == pytest.approx(2 * (p - 1) / p)
         assert bus_factor("reduce_scatter", p) == bus_factor("all_gather", p) == pytest.approx((p - 1) / p)
         assert bus_factor("broadcast", p) == bus_factor("reduce", p) == 1
+        assert bus_factor("gather", p) == bus_factor("scatter", p) == pytest.approx((p - 1) / p)  # as NCCL's tests have them
 
 
 def test_a_ring_is_a_reduce_scatter_and_an_all_gather() -> None:
@@ -65,6 +71,27 @@ def test_a_ring_is_a_reduce_scatter_and_an_all_gather() -> None:
         assert len(build("all_reduce", "ring", p).rounds) == 2 * (p - 1)  # N - 1 times each
         slowest = (Link(latency=0, rate=0.5e9),)
         assert seconds("all_reduce", "ring", LENGTH, (p,), slowest) == pytest.approx(2 * (p - 1) / p * LENGTH / 0.5e9)
+
+
+@pytest.mark.parametrize("p", [3, 8])
+def test_every_device_has_the_same_share_of_a_ring(p: int) -> None:
+    """M - 1 reductions and M - 1 broadcasts of N / M: in each all send and receive at once, and all add up as much."""
+    rounds = build("all_reduce", "ring", p).rounds
+    assert len(rounds) == 2 * (p - 1)
+    for number, messages in enumerate(rounds):
+        assert sorted(m.source for m in messages) == sorted(m.destination for m in messages) == list(range(p))
+        assert all(len(m.chunks) == 1 and m.reduce == (number < p - 1) for m in messages)
+        assert {(m.destination - m.source) % p for m in messages} in ({1}, {p - 1})  # to one neighbour, from the other
+
+
+def test_a_large_ring_is_slow_to_go_round_and_best_for_large_messages() -> None:
+    """Its steps grow with the number of devices, those of a tree with its logarithm; its bytes do not, those of a tree do."""
+    for p, nbytes, best in ((64, 1e3, "binomial_tree"), (64, 1e9, "ring"), (8, 1e9, "ring")):
+        other = {"ring": "binomial_tree", "binomial_tree": "ring"}[best]
+        assert seconds("all_reduce", best, nbytes, (p,), LINE) < seconds("all_reduce", other, nbytes, (p,), LINE)
+    assert seconds("all_reduce", "ring", 1e9, (8,), LINE) < sum(
+        seconds(kind, "binomial_tree", 1e9, (8,), LINE) for kind in ("reduce", "broadcast")
+    )
 
 
 def _examples() -> list[Any]:
@@ -110,6 +137,43 @@ def test_primitives_are_made_of_one_another() -> None:
     assert all(run_ranks(_compositions, 2, timeout=60))
 
 
+def _others() -> bool:
+    """What has no primitive of its own: prefix sums, a logical or, signal and wait, a parallel sort."""
+    me, size = comm.get_rank(), comm.get_group_size()
+    numbers = [torch.randn(5, generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
+    prefix = comm.all_gather(numbers[me].view(1, -1)).cumsum(0)[me]
+    either = comm.all_reduce((numbers[me] > 1).int(), "max").bool()
+    if me == 0:
+        comm.send(torch.empty(0), 1)  # a signal
+    elif me == 1:
+        comm.recv(torch.empty(0), 0)  # and the wait for it
+    runs = comm.gather(numbers[me].sort().values)
+    held = torch.stack(numbers)
+    sorted_ = runs is None or torch.equal(runs.sort().values, held.flatten().sort().values)
+    return torch.allclose(prefix, held[: me + 1].sum(0)) and torch.equal(either, (held > 1).any(0)) and sorted_
+
+
+def test_what_else_the_primitives_make() -> None:
+    assert all(run_ranks(_others, 3, timeout=60))
+
+
+def _slowest() -> float:
+    waits: list[Callable[[], object]] = [comm.barrier, lambda: comm.all_reduce(torch.ones(4))]
+    shortest = 9.0
+    for wait in waits:
+        comm.all_reduce(torch.ones(1))
+        start = time.monotonic()
+        if comm.get_rank() == 1:
+            time.sleep(0.6)
+        wait()
+        shortest = min(shortest, time.monotonic() - start)
+    return shortest
+
+
+def test_all_wait_for_the_slowest() -> None:
+    assert min(run_ranks(_slowest, 3, timeout=60)) > 0.1
+
+
 class ToyModel(nn.Module):
     """The model of the textbook's example."""
 
@@ -147,6 +211,20 @@ def test_data_parallelism_is_torchs_distributed_data_parallel() -> None:
         return max(float((a - b).abs().max()) for a, b in zip(theirs.parameters(), ours.parameters(), strict=True))
 
     assert max(run_ranks(work, 2, timeout=60)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("width", "batch", "factors", "storage"), [(1024, 2**18, ({"d0"}, {"d0"}), {"R"}), (32768, 64, ({"n"}, {"k"}), {"S0", "S1"})]
+)
+def test_small_models_split_their_data_and_large_ones_themselves(
+    width: int, batch: int, factors: tuple[set[str], ...], storage: set[str]
+) -> None:
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU(), nn.Linear(width, width, bias=False))
+        x = torch.empty(batch, width)
+    plan = autopar.plan(net, (x,), devices=8, cluster="dgx-a100-80g", optimizer="sgd", mesh=(8,), micro_batches=1, stages=1)
+    assert tuple(set(plan.operators[f"{n}/linear"].strategy) for n in (0, 2)) == factors
+    assert {p.storage for p in plan.parameters.values()} == storage
 
 
 def test_the_mul_of_mindspore_is_cut_in_two() -> None:

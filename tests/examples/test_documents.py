@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import functools
+import inspect
 import re
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 import autopar
 from autopar.context.keys import KEYS, RENAMED
 from autopar.notations import NOTATIONS
+from autopar.report.arguments import build_parser
 from autopar.schemes import scheme_named
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,21 +30,36 @@ def rows(text: str) -> list[list[str]]:
 
 
 @functools.cache
-def names_in(path: str) -> set[str]:
-    """The tests of a file."""
+def marks_of_tests(path: str) -> dict[str, set[str]]:
+    """The tests of a file, each with the marks that it has as a whole."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    return {test.name: {ast.unparse(mark).removeprefix("pytest.mark.") for mark in test.decorator_list} for test in tests}
 
 
 @pytest.mark.parametrize("row", rows(CLAIMS), ids=lambda row: row[0][:40])
 def test_every_claim_is_shown_by_a_test(row: list[str]) -> None:
     claim, here, shown = row
-    cited = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", shown)
-    assert claim and here and cited, row
+    cited = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", shown)
+    assert claim and here and cited and len(cited) == shown.count("`") // 2, row
     for path, name in cited:
         assert (ROOT / path).exists(), path
-        assert not name or name in names_in(path), f"{path} has no {name}"
+        assert name in marks_of_tests(path), f"{path} has no {name}"
+        marks = marks_of_tests(path)[name]
+        assert "slow" not in marks or "ci" in marks, f"{path}::{name} is slow, and not run for every change"
     assert "planned" not in "".join(row).lower()
+
+
+def test_files_and_options_of_the_page_are_there() -> None:
+    for path in re.findall(r"`((?:autopar|costmodel|runtime|examples|docs|tests)/[\w./-]*)`", CLAIMS):
+        assert (ROOT / path).exists(), path
+    parser = build_parser()
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    flags = set(commands.choices["plan"]._option_string_actions)
+    found = set(re.findall(r"`(--[\w-]+)", CLAIMS + COMING.split("## Megatron")[0]))
+    assert found and found <= flags, found - flags
+    named = set(re.findall(r"`(\w+)=", CLAIMS))
+    assert named and named <= {*KEYS, *inspect.signature(autopar.plan).parameters}, named
 
 
 def test_every_document_and_every_system_has_its_table() -> None:

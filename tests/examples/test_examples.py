@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -39,10 +43,12 @@ def _fresh() -> Iterator[None]:
     autopar.reset_auto_parallel_context()
 
 
-def test_the_network_of_mindspore_trains_as_on_one_device() -> None:
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=(pytest.mark.slow, pytest.mark.ci))])
+def test_the_network_of_mindspore_trains_as_on_one_device(ranks: int) -> None:
+    """On eight ranks those that no cut needs hold copies."""
     module = example("from_mindspore")
     wanted = module.alone()
-    for losses in run_ranks(module.train, module.RANKS, module.planned(module.RANKS), timeout=120):
+    for losses in run_ranks(module.train, ranks, module.planned(ranks), timeout=120):
         assert losses == pytest.approx(wanted, rel=1e-5)
 
 
@@ -68,30 +74,48 @@ def test_the_products_of_oneflow_in_three_forms() -> None:
         assert set(found) == {"data", "model", "pipeline"} and max(found.values()) < 1e-5
 
 
-def test_what_a_worker_of_ray_runs_is_the_training_of_one_device() -> None:
-    module = example("ray_train")
+def _alone(module: ModuleType, steps: int) -> list[float]:
+    """The losses of Ray's example on one device."""
     torch.manual_seed(0)
     net = module.Net()
-    optimizer, wanted = torch.optim.AdamW(net.parameters(), lr=1e-2), []
-    for step in range(3):
+    optimizer, found = torch.optim.AdamW(net.parameters(), lr=1e-2), []
+    for step in range(steps):
         optimizer.zero_grad()
         loss = net(*module.batch(step))
         loss.backward()
         optimizer.step()
-        wanted.append(float(loss.detach()))
+        found.append(float(loss.detach()))
+    return found
+
+
+def test_what_a_worker_of_ray_runs_is_the_training_of_one_device() -> None:
+    module = example("ray_train")
 
     def work() -> tuple[list[float], list[dict[str, float]]]:
         told: list[dict[str, float]] = []
         return module.train_loop({"steps": 3, "cluster": "local-cpu"}, told.append), told
 
+    wanted = _alone(module, 3)
     for losses, told in run_ranks(work, 2, timeout=60):
         assert losses == pytest.approx(wanted, rel=1e-5) and [one["loss"] for one in told] == losses
 
 
-def test_ray_runs_the_example() -> None:
+def test_a_program_that_is_pickled_by_value_takes_autopar_along() -> None:
+    """Ray sends functions of `__main__` so, with the modules that they name."""
+    found = cloudpickle.loads(cloudpickle.dumps({"autopar": autopar}))["autopar"]
+    assert found is autopar and found.plan is autopar.plan
+
+
+def test_ray_runs_the_example(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
-    done = subprocess.run([sys.executable, str(ROOT / "examples" / "ray_train.py")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "loss" in done.stdout, done.stderr
+    program = [sys.executable, str(ROOT / "examples" / "ray_train.py"), "--workers", "2"]
+    environment = os.environ | {"HOME": str(tmp_path)}  # where Ray puts its results
+    done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout + done.stderr
+    told = re.search(r"^losses: (\[.*\])$", done.stdout, re.MULTILINE)
+    assert told is not None and "world_size=2" in said and "idle" not in said, said
+    assert ast.literal_eval(told[1]) == pytest.approx(_alone(example("ray_train"), 5), rel=1e-5)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.plan import Plan
-from autopar.planner import Request
+from autopar.planning.request import Request
 from autopar.runtime.check import CollectiveLog, Observation, differences, observe, one_device
 from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.example_inputs import example_values
@@ -28,7 +28,7 @@ from autopar.runtime.world import World
 from autopar.sharding.analysis import Analysis, analyse
 
 from .models import FLOAT32_INSIDE, load
-from .plans import plans, request
+from .plans import NamedPlans, request
 
 STEPS = 3
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
@@ -73,7 +73,7 @@ def subject(name: str, folder: Path, *, train: bool, dtype: str = "float64", ste
 
 
 def _any_plan(model: LoadedModel, train: bool) -> Plan:
-    return next(iter(plans(model, request((1,), train=train), randoms=0)))[1]
+    return NamedPlans(model, request((1,), train=train))["found"]
 
 
 def failures(subject: Subject, wanted: Request, named: Sequence[tuple[str, Plan]]) -> list[str]:

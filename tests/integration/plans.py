@@ -14,14 +14,18 @@ from autopar.costmodel.step.pricing import MeshPrices
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.plan_parts import SchedulePlan, StagePlan
-from autopar.planner import Request, as_plan, evaluate, name_axes, search_plan
+from autopar.planning.building import build_tables
+from autopar.planning.candidates import name_axes
+from autopar.planning.found import evaluate
+from autopar.planning.planner import search_plan
+from autopar.planning.request import Request
+from autopar.planning.writing import as_plan
 from autopar.schemes import AXIS_SCHEMES
 from autopar.search import CostGraph
 from autopar.search.costgraph import solution
 from autopar.sharding.analysis import analyse
 from autopar.sharding.micro_batches import split_batch
 from autopar.sharding.schedule import Schedule
-from autopar.tables import build_tables
 
 SCHEMES = ("data", "zero3", "tensor", "megatron", "megatron-sp", "ulysses")
 ZEROS = {"zero1": ("kept", "whole"), "zero2": ("kept", "shards"), "zero3": ("again", "shards")}
@@ -40,10 +44,34 @@ def request(sizes: Sequence[int], *, train: bool) -> Request:
 
 def plans(model: LoadedModel, wanted: Request, *, randoms: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:
     """Named plans, each read back from the text of its file."""
-    yield "found", _read_back(search_plan(model.graph, wanted))
-    for name in SCHEMES:
-        yield name, _read_back(search_plan(model.graph, replace(wanted, limits=AXIS_SCHEMES[name])))
+    yield from NamedPlans(model, wanted).items()
     yield from random_plans(model, wanted, count=randoms, seed=seed)
+
+
+class NamedPlans(Mapping[str, Plan]):
+    """The plan found and those of the schemes; each is made when it is asked for, as is `random3`, the plan by chance of that number."""
+
+    def __init__(self, model: LoadedModel, wanted: Request) -> None:
+        self.model, self.wanted = model, wanted
+        self._made: dict[str, Plan] = {}
+
+    def __getitem__(self, name: str) -> Plan:
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _make(self, name: str) -> Plan:
+        if name.startswith("random"):
+            ((_, plan),) = random_plans(self.model, self.wanted, count=1, seed=int(name.removeprefix("random")))
+            return plan
+        wanted = self.wanted if name == "found" else replace(self.wanted, limits=AXIS_SCHEMES[name])
+        return _read_back(search_plan(self.model.graph, wanted))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("found", *SCHEMES))
+
+    def __len__(self) -> int:
+        return 1 + len(SCHEMES)
 
 
 def random_plans(model: LoadedModel, wanted: Request, *, count: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autopar.pins import Pins
 from autopar.plan import Plan
-from autopar.planner import search_plan
+from autopar.planning.pins import Pins
+from autopar.planning.planner import search_plan
 
 from .parity import Subject, failures, subject
 from .plans import request

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from autopar.ir import DTYPE_BYTES
-from autopar.pins import Pins
 from autopar.plan import Plan
-from autopar.planner import search_plan
+from autopar.planning.pins import Pins
+from autopar.planning.planner import search_plan
 
 from .models import BATCH, SEQUENCE, WIDTH
 from .parity import Subject, failures, subject

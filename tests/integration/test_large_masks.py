@@ -13,7 +13,7 @@ import torch
 from autopar.costmodel.memory.peak import predicted_memory
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.ir import Graph
-from autopar.planner import search_plan
+from autopar.planning.planner import search_plan
 from autopar.runtime.measuring.memory import fake_world, track_program
 from autopar.schemes import AXIS_SCHEMES
 from autopar.sharding.analysis import analyse
@@ -23,7 +23,7 @@ from autopar.sharding.rules import preamble, registry
 
 from .models import Called, tokens
 from .parity import Subject, failures, subject
-from .plans import by_chance, plans, random_plans, request
+from .plans import NamedPlans, by_chance, random_plans, request
 from .test_schedules import _segments, _under
 
 
@@ -57,7 +57,7 @@ def test_a_large_mask_is_split_like_what_reads_it(name: str, folder: Path) -> No
     model = _subject(name, folder)
     cold = preamble(model.model.graph)
     assert _masks(model) and not cold.intersection(_masks(model))
-    named = dict(plans(model.model, request((2,), train=True), randoms=0))
+    named = NamedPlans(model.model, request((2,), train=True))
     decisions = named["data"].assignment(analyse(model.model.graph, train=True)).decisions
     assert all(decisions[mask].outputs[0] == (S(0),) for mask in _masks(model))
     tried = {scheme: named[scheme] for scheme in ("found", "ulysses")}

@@ -23,7 +23,7 @@ from autopar.runtime.parallelize import parallelize
 
 from .models import FLOAT32_INSIDE
 from .parity import TOLERANCE, failures, subject
-from .plans import plans, request
+from .plans import NamedPlans, plans, request
 from .train_script import batch, build
 
 Gradients = dict[str, Tensor]
@@ -96,7 +96,7 @@ def test_losses_made_outside() -> None:
     """Gradients of one device, whichever way the plan leaves the outputs."""
     model = load_model(build(), ModelOptions(), (batch(0),))
     wanted = request((2, 2), train=True)
-    named = [pair for pair in plans(model, wanted, randoms=2) if pair[0] not in ("tensor", "megatron", "data")]
+    named = list({plan.outputs[_logits_of(model)]: (name, plan) for name, plan in plans(model, wanted, randoms=2)}.values())
     assert {plan.outputs[_logits_of(model)] for _, plan in named} >= {"S0 S0"}
     expected = {}
     for loss, make in MADE.items():
@@ -110,7 +110,7 @@ def test_the_model_computes_its_own_loss(tmp_path: Path) -> None:
     model = subject("gpt2_labels", tmp_path, train=True)
     assert model.tolerance == TOLERANCE["float32"] and "gpt2_labels" in FLOAT32_INSIDE
     wanted = request((2,), train=True)
-    named = dict(plans(model.model, wanted, randoms=1))
+    named = NamedPlans(model.model, wanted)
     assert not failures(model, wanted, [(name, named[name]) for name in ("found", "megatron", "data", "random0")])
 
 
@@ -205,5 +205,5 @@ def test_the_original_state_dict_loads() -> None:
     assert set(state) >= {"head.weight", "embed.weight", "scale"}
     wanted = request((2,), train=True)
     for name in ("megatron", "zero3"):
-        plan = dict(plans(model, wanted, randoms=0))[name]
+        plan = NamedPlans(model, wanted)[name]
         assert run_ranks(_whole_state, 2, model, plan, state) == [True, True]

@@ -16,7 +16,7 @@ import autopar
 from autopar.cli import run as command
 from autopar.costmodel import Cluster, dump, load_cluster
 from autopar.plan import Plan
-from autopar.planner import search_plan
+from autopar.planning.planner import search_plan
 from autopar.runtime.host_states import HostStates
 from autopar.runtime.launch import run_ranks
 

@@ -9,7 +9,7 @@ import pytest
 
 from .models import MODELS
 from .parity import Subject, failures, subject
-from .plans import plans, random_plans, request
+from .plans import NamedPlans, plans, random_plans, request
 
 FAST = tuple(name for name in MODELS if name != "llama")
 """Without the model whose precision is looser than that of its twin."""
@@ -42,10 +42,12 @@ def test_training(name: str, folder: Path) -> None:
 def test_inference(name: str, folder: Path) -> None:
     model = _subject(name, folder, False)
     wanted = request((2,), train=False)
-    named = [*list(plans(model.model, wanted, randoms=0))[:1], *random_plans(model.model, wanted, count=2)]
+    named = [("found", NamedPlans(model.model, wanted)["found"]), *random_plans(model.model, wanted, count=2)]
     assert not failures(model, wanted, named)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_three_axes(folder: Path) -> None:
     model = _subject("gpt2", folder, True)
     wanted = request((2, 2, 2), train=True)
@@ -55,7 +57,7 @@ def test_three_axes(folder: Path) -> None:
 def test_four_ranks_on_one_axis(folder: Path) -> None:
     model = _subject("gpt2", folder, True)
     wanted = request((4,), train=True)
-    named = dict(plans(model.model, wanted, randoms=1))
+    named = NamedPlans(model.model, wanted)
     assert not failures(model, wanted, [(name, named[name]) for name in ("found", "megatron-sp", "random0")])
 
 
@@ -95,5 +97,5 @@ def test_resnet50_on_two_ranks(folder: Path) -> None:
     """ResNet-50 as the onnx package ships it, without weights: drawn from a seed."""
     model = subject("resnet50_onnx", folder, train=True, dtype="float64")
     wanted = request((2,), train=True)
-    named = dict(plans(model.model, wanted, randoms=1))
+    named = NamedPlans(model.model, wanted)
     assert not failures(model, wanted, [(name, named[name]) for name in ("found", "data", "random0")])

@@ -11,7 +11,8 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.plan import Plan
-from autopar.planner import Request, search_plan
+from autopar.planning.planner import search_plan
+from autopar.planning.request import Request
 from autopar.runtime.collective_log import priced_on
 from autopar.runtime.engine import Engine
 from autopar.runtime.launch import run_ranks

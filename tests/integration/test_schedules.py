@@ -16,16 +16,16 @@ from autopar.api import plan as plan_model
 from autopar.errors import PlanError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
-from autopar.pins import Pins
 from autopar.plan import Plan
 from autopar.plan_parts import SchedulePlan, StagePlan
-from autopar.planner import search_plan
+from autopar.planning.pins import Pins
+from autopar.planning.planner import search_plan
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.run import run_plan
 from autopar.sharding.analysis import analyse
 
 from .parity import Subject, failures, subject
-from .plans import ZEROS, by_chance, plans, request
+from .plans import ZEROS, NamedPlans, by_chance, request
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def _under(plan: Plan, **schedule: object) -> Plan:
 
 def _scheduled(model: Subject, sizes: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[tuple[str, Plan]]:
     """Plain data parallelism and stored shards in all modes, with and without recompute."""
-    base = dict(plans(model.model, request(sizes, train=True), randoms=0))
+    base = NamedPlans(model.model, request(sizes, train=True))
     segments = _segments(model.model)
     for count in counts:
         for recompute in ((), segments):
@@ -125,7 +125,7 @@ def test_splits_of_the_sequence_and_of_experts(name: str, scheme: str, folder: P
         )
         base = _pinned(model, "autopar.experts", option)
     else:
-        base = dict(plans(model.model, request((2,), train=True), randoms=0))[scheme]
+        base = NamedPlans(model.model, request((2,), train=True))[scheme]
     plan = _under(base, micro_batches=2, recompute=_segments(model.model))
     assert not failures(model, request((2,), train=True), [(scheme, plan)])
 
@@ -133,7 +133,7 @@ def test_splits_of_the_sequence_and_of_experts(name: str, scheme: str, folder: P
 def test_inference(folder: Path) -> None:
     """Outputs are joined."""
     model = _subject("gpt2", folder, False)
-    base = dict(plans(model.model, request((2,), train=False), randoms=1))
+    base = NamedPlans(model.model, request((2,), train=False))
     named = [(name, _under(base[name], micro_batches=4)) for name in ("data", "tensor")]
     assert not failures(model, request((2,), train=False), named)
 
@@ -169,7 +169,7 @@ def _dropping_plan(zero: str = "zero1", again: bool = True) -> Plan:
     model = _dropping()
     names = [op.name for op in analyse(model.graph, train=True).warm]
     gathered, accumulated = ZEROS[zero]
-    base = dict(plans(model, request((2,), train=True), randoms=0))["zero3"]
+    base = NamedPlans(model, request((2,), train=True))["zero3"]
     return _under(base, micro_batches=4, recompute=(tuple(names[1:6]),) if again else (), gathered=gathered, accumulated=accumulated)
 
 
@@ -235,7 +235,7 @@ def test_accumulation_outside_of_the_step() -> None:
     module(_batch()).backward()
     module(2 * _batch()).backward()
     wanted = [p.grad for p in module.parameters()]
-    data = dict(plans(_dropping(), request((2,), train=True), randoms=0))["data"]
+    data = NamedPlans(_dropping(), request((2,), train=True))["data"]
     for plan in (_under(data, micro_batches=2), _dropping_plan("zero1")):
         for found in run_ranks(_accumulated, 2, plan, timeout=120.0):
             assert len(found) == len(wanted)

@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from autopar.frontends.torch import import_torch
 from autopar.ir import with_loss
 from autopar.model import LoadedModel
-from autopar.pins import Restriction
 from autopar.plan import Plan
-from autopar.planner import search_plan
+from autopar.planning.limits import Limits
+from autopar.planning.pins import Restriction
+from autopar.planning.planner import search_plan
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.parallelize import parallelize
 from autopar.sharding.analysis import Analysis, Offer, analyse
 from autopar.sharding.candidates import Strategies
 from autopar.sharding.layout import Kind, S
 from autopar.sharding.mesh import Mesh
-from autopar.tables import Limits
 
 from .models import net
 from .parity import Subject, failures, subject
-from .plans import plans, random_plans, request
+from .plans import NamedPlans, random_plans, request
 
 
 @functools.cache
@@ -79,7 +79,7 @@ def test_resnet_in_training(sizes: tuple[int, ...]) -> None:
     """The plan found, data parallel, and plans by chance."""
     model = _subject("resnet")
     wanted = request(sizes, train=True)
-    named = dict(plans(model.model, wanted, randoms=2))
+    named = NamedPlans(model.model, wanted)
     assert not failures(model, wanted, [(name, named[name]) for name in ("found", "data", "random0", "random1")])
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import random
 
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-from autopar.errors import RuleError, UsageError
+from autopar.errors import AutoparError, RuleError, UsageError
 from autopar.notations import NOTATIONS, read_layout, write_layout
 from autopar.notations.mindspore import tensor_layout
 from autopar.notations.place import Place
@@ -113,6 +115,11 @@ def test_what_cannot_be_said_is_refused_with_the_nearest(notation: str, layout: 
         ("gspmd", "{devices=[3,1,1]<=[3]}", "does not assign"),
         ("gspmd", "{devices=[8,1,1]<=[4,2]T(1,0)}", "no layout on the mesh"),
         ("gspmd", "{maximal device=0}", "not of the form"),
+        ("gspmd", "{devices=[2,,4]<=[8]}", "a number is missing"),
+        ("gspmd", "{devices=[" + "9" * 5000 + "]<=[8]}", "too long"),
+        ("oneflow", "[S(" + "9" * 5000 + "), B]", "too long"),
+        ("dtensor", "Shard(" + "9" * 5000 + "), Replicate()", "too long"),
+        ("autopar", "S" + "9" * 5000 + " R", "too long"),
         ("dtensor", "(Shard(0), Ragged())", "none of DTensor's"),
         ("oneflow", "[S(0), X]", "none of OneFlow's"),
         ("oneflow", "[S(0)]", "1 placements"),
@@ -122,6 +129,33 @@ def test_what_cannot_be_said_is_refused_with_the_nearest(notation: str, layout: 
 def test_bad_texts_are_refused(notation: str, text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         read_layout(notation, text, Mesh.of(x=2, y=4), RANK)
+
+
+def test_an_axis_of_one_device_holds_copies_in_gspmd() -> None:
+    mesh = Mesh.of(one=1, four=4)
+    for layout, read in (("S2 S0", "R S0"), ("S1 R", "R R"), ("R S2", "R S2")):
+        text = write_layout("gspmd", parse_layout(layout), mesh, RANK)
+        assert format_layout(read_layout("gspmd", text, mesh, RANK)) == read
+
+
+ODD = (Mesh.of(a=6), Mesh.of(dp=3, tp=5), Mesh.of(x=2, y=3, z=2, w=2))
+
+
+def test_random_layouts_come_back_and_damaged_texts_are_refused_or_read() -> None:
+    rng = random.Random(20)
+    for _ in range(600):
+        name, mesh, rank = rng.choice(sorted(NOTATIONS)), rng.choice(ODD), rng.randint(1, 5)
+        says = NOTATIONS[name].says
+        kinds = [R, B, *map(S, range(rank)), *([P] if "P" in says else []), *([S(rank - 1, 3)] if "parts" in says else [])]
+        layout = tuple(rng.choice(kinds) for _ in mesh.axes)
+        text = write_layout(name, layout, mesh, rank)
+        assert read_layout(name, text, mesh, rank) == (layout if "B" in says else without_gradient(layout)), (name, text)
+        letters = list(text)
+        for _ in range(rng.randint(1, 3)):
+            place = rng.randrange(len(letters))
+            letters[place : place + rng.randint(0, 1)] = rng.choice("0123456789,()[]{}<>=-T\"'xSRPB \n\x1b")
+        with contextlib.suppress(AutoparError):
+            read_layout(name, "".join(letters), mesh, rank)
 
 
 def test_unknown_notation_names_the_valid_ones() -> None:

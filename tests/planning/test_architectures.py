@@ -12,9 +12,9 @@ from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
-from autopar.planner import name_axes
+from autopar.planning.building import build_tables
+from autopar.planning.candidates import name_axes
 from autopar.sharding.analysis import analyse
-from autopar.tables import build_tables
 
 from .architectures import ARCHITECTURES, TEXT, Built, language_model
 

@@ -13,7 +13,7 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.errors import AutoparError
 from autopar.ir import Graph
 from autopar.plan import Plan
-from autopar.planner import search_plan
+from autopar.planning.planner import search_plan
 from autopar.planning.request import Request
 from autopar.schemes import scheme_named, scheme_of
 from autopar.schemes.known import SCHEMES

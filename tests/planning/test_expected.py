@@ -11,15 +11,15 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.ir import Graph
-from autopar.planner import search_plan
+from autopar.planning.building import build_tables
 from autopar.planning.candidates import Candidate, meshes
 from autopar.planning.expected import Pipe, _pass_seconds, _saved
 from autopar.planning.outer import Outer
+from autopar.planning.planner import search_plan
 from autopar.planning.request import Request
 from autopar.planning.solved import Mode
 from autopar.planning.subject import Subject
 from autopar.planning.trials import Trials
-from autopar.tables import build_tables
 
 CLUSTER = load_cluster("dgx-h100").sized(8)
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autopar.api import choose_cluster
+from autopar.asked import choose_cluster
 from autopar.costmodel import bind_axes
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer as known_transformer
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.ir import Graph, Role
-from autopar.planner import name_axes
+from autopar.planning.building import build_tables
+from autopar.planning.candidates import name_axes
 from autopar.planning.folding import find_runs, fold
+from autopar.planning.tables import Tables
 from autopar.planning.work import Work
 from autopar.search import solve
 from autopar.sharding.analysis import analyse
-from autopar.tables import Tables, build_tables
 
 from .modules import loaded, perceptron, transformer
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from autopar.api import choose_cluster
+from autopar.asked import choose_cluster
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import NoPlanFits, UsageError
 from autopar.frontends.load import LoadedModel
@@ -118,8 +118,8 @@ def _gathered(plan: Scheduled) -> set[str]:
 def test_the_smallest_memory_that_is_named_is_enough_on_any_mesh() -> None:
     model = loaded(transformer(2, 512, 8), 8, 256, 512)
     with pytest.raises(NoPlanFits) as caught:
-        plan_of(model, devices=8, memory=2**20)
-    assert plan_of(model, devices=8, memory=caught.value.minimum * 1.01).predicted.memory <= caught.value.minimum * 1.01
+        plan_of(model, devices=4, memory=2**20)
+    assert plan_of(model, devices=4, memory=caught.value.minimum * 1.01).predicted.memory <= caught.value.minimum * 1.01
 
 
 def test_rows_into_columns_is_one_gather() -> None:
@@ -133,7 +133,7 @@ def test_rows_into_columns_is_one_gather() -> None:
     assert found.outputs == {"2/linear:0": "S1"}
 
 
-@pytest.mark.parametrize("devices", [1, 6, 7, 12])
+@pytest.mark.parametrize("devices", [1, 6, 7, pytest.param(12, marks=(pytest.mark.slow, pytest.mark.ci))])
 def test_any_number_of_devices(devices: int) -> None:
     model = loaded(perceptron(1024, 4096, 1024), 84 * 64, 1024)
     found = plan_of(model, devices=devices)

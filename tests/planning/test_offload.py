@@ -16,18 +16,20 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.estimate import estimate
 from autopar.costmodel.step.host import COPIES, host_rate
 from autopar.costmodel.step.pricing import MeshPrices
-from autopar.decoding import decode
 from autopar.errors import NoPlanFits, PlanError, UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
-from autopar.planner import Request, search_plan
+from autopar.planning.building import build_tables
 from autopar.planning.candidates import name_axes
+from autopar.planning.decoding import decode
 from autopar.planning.host_room import solve_within_hosts
 from autopar.planning.offload import offering_host
+from autopar.planning.planner import search_plan
+from autopar.planning.request import Request
+from autopar.planning.tables import Tables
 from autopar.search import CostGraph, Infeasible, Solution, solve
 from autopar.sharding.analysis import analyse
 from autopar.sharding.program import build_program
-from autopar.tables import Tables, build_tables
 
 from .modules import loaded, perceptron
 
@@ -78,13 +80,13 @@ def test_a_model_that_does_not_fit_without_it() -> None:
 
 
 def test_it_is_taken_in_place_of_recomputing() -> None:
-    """Llama-2-7B on four RTX 4090: without it every layer is recomputed; with it none is, and the step is a tenth shorter or more."""
+    """Llama-2-7B on four RTX 4090: with it nothing is recomputed, and the step is a tenth shorter or more."""
     request = Request(cluster=load_cluster("rtx4090").sized(4))
     graph = transformer(LLAMA_7B, batch=16).graph
     plan, without = search_plan(graph, request), search_plan(graph, replace(request, offload="none"))
-    assert in_host(plan) and not plan.schedule.recompute and without.schedule.recompute
+    assert in_host(plan) and not plan.schedule.recompute
     assert not in_host(without)
-    assert plan.predicted.step < 0.95 * without.predicted.step
+    assert plan.predicted.step < 0.9 * without.predicted.step
     assert plan.predicted.streamed < plan.predicted.update < without.predicted.step - plan.predicted.step
 
 
@@ -95,7 +97,8 @@ def test_it_is_left_where_something_else_is_cheaper(preset: str, devices: int, b
     graph = transformer(LLAMA_7B, batch=batch).graph
     plan = search_plan(graph, request)
     assert not in_host(plan) and plan.predicted.host_memory == plan.predicted.streamed == 0
-    assert plan.to_json() == search_plan(graph, replace(request, offload="none")).to_json()
+    other = search_plan(graph, replace(request, offload="none"))
+    assert plan.model_copy(update={"provenance": other.provenance}).to_json() == other.to_json()
 
 
 @pytest.mark.parametrize("method", ["dynamic_programming", pytest.param("recursive_programming", marks=pytest.mark.slow)])
@@ -297,3 +300,9 @@ def test_state_of_what_is_not_trained_is_refused() -> None:
     frozen = replace(graph, tensors={**graph.tensors, name: replace(graph.tensors[name], trainable=False)})
     with pytest.raises(PlanError, match=f"what is not trained: '{name}'"):
         plan.assignment(analyse(frozen, train=True))
+
+
+def test_a_host_that_is_too_small_is_what_the_refusal_names() -> None:
+    small = with_host(load_cluster("dgx-h100").sized(2), host_memory=1e6)
+    with pytest.raises(NoPlanFits, match=r"no plan fits the hosts on 2 devices: .* of host memory for each device"):
+        search_plan(graph_of(layers=2), Request(cluster=small, offload="optimizer"))

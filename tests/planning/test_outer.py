@@ -18,9 +18,9 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.errors import AutoparError, NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.order.schedules import in_flight
-from autopar.planner import search_plan
 from autopar.planning.candidates import device_counts, meshes, micro_batch_counts, stage_counts
 from autopar.planning.outer import Outer
+from autopar.planning.planner import search_plan
 from autopar.planning.request import HEADROOM, Request
 from autopar.planning.subject import Subject
 
@@ -114,7 +114,9 @@ def test_activations_in_flight_count() -> None:
     assert kept == sorted(kept, reverse=True) and one.stages[1].memory > one.stages[2].memory
 
 
-@pytest.mark.parametrize(("devices", "uses"), [(7, {4, 5, 6, 7}), (12, {8, 12}), (24, {8, 16, 24})])
+@pytest.mark.parametrize(
+    ("devices", "uses"), [(7, {4, 5, 6, 7}), (12, {8, 12}), pytest.param(24, {8, 16, 24}, marks=(pytest.mark.slow, pytest.mark.ci))]
+)
 def test_odd_numbers_of_devices(devices: int, uses: set[int]) -> None:
     plan = search_plan(graph_of(), Request(cluster=cluster_of(devices)))
     assert plan.devices in uses and plan.devices + plan.unused == devices
@@ -171,7 +173,7 @@ def test_impossible_pins_say_why(pins: dict[str, Any], words: str) -> None:
         search_plan(graph_of(), Request(cluster=cluster_of(4), **pins))
 
 
-@pytest.mark.parametrize("memory", [None, 60e6])
+@pytest.mark.parametrize("memory", [None, pytest.param(60e6, marks=(pytest.mark.slow, pytest.mark.ci))])
 def test_the_bound_holds_for_every_candidate(memory: float | None) -> None:
     """No candidate that is solved costs less than the bound that put it in its place."""
     outer = Outer(Subject(graph_of(), train=True), Request(cluster=cluster_of(8), memory=memory))
@@ -275,7 +277,7 @@ PROGRAM = """
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.planner import search_plan
+from autopar.planning.planner import search_plan
 from autopar.planning.request import HEADROOM, Request
 shape = Shape(layers=6, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=1024, sequence=256, dropout=False)
 import sys
@@ -285,8 +287,8 @@ sys.stdout.write(search_plan(transformer(shape, batch=16).graph, Request(cluster
 
 def test_the_same_plan_byte_for_byte() -> None:
     request = Request(cluster=cluster_of(4))
-    texts = {search_plan(graph_of(), request).to_json() for _ in range(10)}
-    for seed in ("1", "77"):
+    texts = {search_plan(graph_of(), request).to_json() for _ in range(3)}
+    for seed in ("1", "3"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": seed}
         texts.add(subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment).stdout)
     assert len(texts) == 1

@@ -13,10 +13,11 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import autopar
-from autopar.api import model_of_plan, plan_loaded
+from autopar.api import plan_loaded
 from autopar.cli import run as command
 from autopar.errors import NoPlanFits, PlanError, UsageError
 from autopar.frontends.load import ModelOptions, load_model
+from autopar.of_plan import model_of_plan
 from autopar.plan import Plan
 from autopar.sharding.schedule import Types
 

@@ -8,19 +8,20 @@ import random
 import numpy as np
 import pytest
 
-from autopar.api import choose_cluster
+from autopar.asked import choose_cluster
 from autopar.costmodel import bind_axes
 from autopar.costmodel.step.estimate import estimate, timeline
 from autopar.costmodel.step.pricing import MeshPrices
-from autopar.decoding import decode
 from autopar.frontends.load import LoadedModel
 from autopar.order.scheduled import scheduled
-from autopar.pins import Pins
-from autopar.planner import name_axes
+from autopar.planning.building import build_tables
+from autopar.planning.candidates import name_axes
+from autopar.planning.decoding import decode
+from autopar.planning.pins import Pins
+from autopar.planning.tables import Tables
 from autopar.search import solve
 from autopar.sharding.analysis import analyse
 from autopar.sharding.program import build_program
-from autopar.tables import Tables, build_tables
 
 from .modules import loaded, perceptron, transformer
 

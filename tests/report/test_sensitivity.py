@@ -13,9 +13,9 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
-from autopar.planner import search_plan
+from autopar.planning.planner import search_plan
 from autopar.planning.request import Request
-from autopar.report.sensitivity import CLOSE, STRIDE, Sensitivity, scaled_links
+from autopar.report.sensitivity import CLOSE, STRIDE, Flip, Sensitivity, scaled_links
 from autopar.schemes import scheme_of
 from autopar.sharding.analysis import analyse
 
@@ -36,15 +36,25 @@ def plan() -> Plan:
     return search_plan(graph_of(32), request())
 
 
-def named(graph: Graph, asked: Request) -> str:
-    return scheme_of(search_plan(graph, asked), analyse(graph, train=True)).name
+Searched = tuple[Sensitivity, list[Flip], list[tuple[int, int]]]
+"""What searches for flips, the flips, and what it told of its progress."""
 
 
-def test_a_flip_is_where_the_name_changes(plan: Plan) -> None:
+@pytest.fixture(scope="module")
+def searched(plan: Plan) -> Searched:
     sensitivity = Sensitivity(plan, graph_of(32), request(), batch=32, batches=graph_of)
-    flips = sensitivity.flips()
+    seen: list[tuple[int, int]] = []
+    return sensitivity, sensitivity.flips(lambda done, of, what: seen.append((done, of))), seen
+
+
+def named(graph: Graph, asked: Request) -> str:
+    return scheme_of(search_plan(graph, asked), analyse(graph, train=True)).called
+
+
+def test_a_flip_is_where_the_name_changes(plan: Plan, searched: Searched) -> None:
+    sensitivity, flips, _ = searched
     assert [(f.quantity, f.direction) for f in flips] == [(q, d) for q in ("nvlink bandwidth", "memory", "batch") for d in ("down", "up")]
-    assert sensitivity.base == scheme_of(plan, analyse(graph_of(32), train=True)).name
+    assert sensitivity.base == scheme_of(plan, analyse(graph_of(32), train=True)).called
     links = [flip for flip in flips if flip.quantity == "nvlink bandwidth" and flip.factor is not None]
     assert links
     # The last end that was tried: the strides halved until they are within CLOSE.
@@ -61,8 +71,8 @@ def test_a_flip_is_where_the_name_changes(plan: Plan) -> None:
         assert flip.value == pytest.approx(flip.factor * cluster.levels[0].bandwidth)
 
 
-def test_more_memory_than_needed_changes_nothing(plan: Plan) -> None:
-    flips = {(f.quantity, f.direction): f for f in Sensitivity(plan, graph_of(32), request()).flips()}
+def test_more_memory_than_needed_changes_nothing(searched: Searched) -> None:
+    flips = {(f.quantity, f.direction): f for f in searched[1]}
     up, down = flips["memory", "up"], flips["memory", "down"]
     assert up.factor is None and up.limit == 64.0 and up.becomes
     assert down.factor is None or down.factor < 1
@@ -83,8 +93,6 @@ def test_links_are_scaled_level_by_level() -> None:
     assert scaled_links(slow, "nic", 2.0) == cluster
 
 
-def test_plans_are_counted_and_bounded(plan: Plan) -> None:
-    seen: list[tuple[int, int]] = []
-    sensitivity = Sensitivity(plan, graph_of(32), request())
-    sensitivity.flips(lambda done, of, what: seen.append((done, of)))
+def test_plans_are_counted_and_bounded(searched: Searched) -> None:
+    seen = searched[2]
     assert [done for done, _ in seen] == list(range(1, len(seen) + 1)) and all(done <= of for done, of in seen)

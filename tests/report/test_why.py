@@ -9,9 +9,10 @@ from report_models import MEGATRON, planned
 
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import UsageError
-from autopar.pins import Pins
-from autopar.planner import Progress
+from autopar.planning.building import build_tables
 from autopar.planning.once import hideable
+from autopar.planning.pins import Pins
+from autopar.planning.ranking import Progress
 from autopar.planning.work import Work
 from autopar.report import why
 from autopar.report.explained import Explained
@@ -20,7 +21,6 @@ from autopar.report.questions import alternatives_table, answered, pinned_table
 from autopar.report.why import Why
 from autopar.search import solve
 from autopar.sharding.analysis import analyse
-from autopar.tables import build_tables
 
 UP = "/layers.0/up/MatMul"
 
@@ -112,6 +112,8 @@ def test_explained_holds_the_answers() -> None:
         answered(several, found.cluster, _quiet(), alternatives=True, memory=None)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_outer_variables_are_pinned_one_by_one() -> None:
     """Of a model in which computing counts: pipelines that are not filled, which only pins reach, are no faster then."""
     found = planned(4, 1024, mesh=None)

@@ -202,7 +202,7 @@ def test_ctrl_c_ends_the_command_line(tmp_path: Path, ranks_run: bool) -> None:
     graph = helper.make_graph([node], "product", [x], [y], [onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w")])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
     command = [sys.executable, "-m", "autopar"]
-    plan = [*command, "plan", "model.onnx", "--cluster", "local-cpu", "--devices", "2", "-o", "plan.json"]
+    plan = [*command, "plan", "model.onnx", "--cluster", "local-cpu", "--devices", "2", "--mesh", "2", "-o", "plan.json"]
     subprocess.run(plan, cwd=tmp_path, check=True, capture_output=True)
     before = sorted(path.name for path in tmp_path.iterdir())
     run = [*command, "run", "plan.json", "--model", "model.onnx", "--nproc", "2", "--steps", "100000000"]

@@ -298,6 +298,22 @@ def test_lamb_is_its_formula() -> None:
         assert torch.allclose(value, other, rtol=1e-12)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_is_its_formula(nesterov: bool) -> None:
+    torch.manual_seed(0)
+    value = nn.Parameter(torch.randn(5, dtype=torch.float64))
+    other, speed = value.detach().clone(), torch.zeros(5, dtype=torch.float64)
+    optimizer = autopar.Momentum([value], 0.1, 0.8, nesterov=nesterov, weight_decay=0.2)
+    for _ in range(4):
+        gradient = torch.randn(5, dtype=torch.float64)
+        value.grad = gradient.clone()
+        optimizer.step()
+        decayed = gradient + 0.2 * other
+        speed = 0.8 * speed + decayed
+        other -= 0.1 * (decayed + 0.8 * speed if nesterov else speed)
+        assert torch.allclose(value, other, rtol=1e-12)
+
+
 def _documents(plans: dict[str, Plan]) -> dict[tuple[str, str], float]:
     found = {}
     for scheme, plan in plans.items():

@@ -10,9 +10,9 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.pins import Pins
 from autopar.plan import Plan
-from autopar.planner import search_plan
+from autopar.planning.pins import Pins
+from autopar.planning.planner import search_plan
 from autopar.planning.request import Request
 from autopar.schemes import Named, scheme_of
 from autopar.schemes.pinning import stage_mesh

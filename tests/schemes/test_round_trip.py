@@ -11,7 +11,7 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.plan import Plan
-from autopar.planner import search_plan
+from autopar.planning.planner import search_plan
 from autopar.planning.request import Request
 from autopar.schemes import Named, scheme_named, scheme_of
 from autopar.schemes.pinning import pinned

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from certificate import Certificate, check
+from certifying import certify
 from search_graphs import clique, layered_graph, random_graph
 
 from autopar.search import CostGraph, Infeasible, NoAssignment, Solution, conditioning, solve
-from autopar.search.certificate import Certificate, check
-from autopar.search.certifying import certify
 from autopar.search.dynamic_programming import eliminate_variables
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from certificate import check
+from certifying import certify
 from search_graphs import clique, layered_graph
 
 from autopar.search import CostGraph, Interrupted, dynamic_programming, solve
-from autopar.search.certificate import check
-from autopar.search.certifying import certify
 from autopar.search.dynamic_programming import eliminate_variables
 from autopar.search.elimination import Schedule
 

@@ -1,11 +1,11 @@
 """Graphs too wide for exact tables: filters and tightened bounds find the optimum all the same, with narrow tables."""
 
 import pytest
+from certificate import check
+from certifying import certify
 from search_graphs import clique, layered_graph
 
 from autopar.search import CostGraph, Infeasible, dynamic_programming, solve
-from autopar.search.certificate import check
-from autopar.search.certifying import certify
 from autopar.search.conditioning import Minimiser, prepare
 from autopar.search.dynamic_programming import eliminate_variables
 from autopar.search.filtering import marginals

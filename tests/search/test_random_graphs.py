@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from certificate import check as check_certificate
+from certifying import certify
 from search_graphs import random_family, random_graph
 
 from autopar.search import CostGraph, Infeasible, NoAssignment, Solution, solve
-from autopar.search.certificate import check as check_certificate
-from autopar.search.certifying import certify
 
 SLACK = 1e-9
 BLOCK = 100

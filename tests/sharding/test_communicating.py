@@ -9,7 +9,7 @@ import torch
 from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.device.operators import operator_seconds
 from autopar.costmodel.step.pricing import MeshPrices, communication_seconds
-from autopar.planner import name_axes
+from autopar.planning.candidates import name_axes
 from autopar.runtime.proof import Disproved, Sample, prove, sample, strategies
 from autopar.runtime.proof.execution import with_gradient
 from autopar.runtime.split_operators import blocks, ring

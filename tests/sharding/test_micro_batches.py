@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.pricing import MeshPrices
-from autopar.decoding import decode
 from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.ir import Graph, Role
 from autopar.order.execution import execution
+from autopar.planning.building import build_tables
+from autopar.planning.decoding import decode
 from autopar.runtime.collectives import cuts_of, shard_of
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import S, is_valid
@@ -25,7 +26,6 @@ from autopar.sharding.micro_batches import inner, micro_batch_options, of_micro_
 from autopar.sharding.program import build_program
 from autopar.sharding.rules import registry
 from autopar.sharding.schedule import Schedule
-from autopar.tables import build_tables
 
 from ..integration.models import MODELS, TORCH_MODELS, load
 from ..integration.plans import random_choices, request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,7 @@ def test_a_damaged_file_is_read_or_refused(place: int, value: int) -> None:
         (b'{"parallel_layout_item": {"a": {"dev_matrix": [0], "tensor_map": [0]}}}', "size below 1"),
         (b"\x0b", "unknown type 3"),
         (b"\x12\xff\xff\xff\xff\x0f", "in the middle of a field"),
+        (b"\x08\x00\x12\x03\x0a", "in the middle of a field"),
         (b"\x12\x02\x0a\x00", "without its name"),
         (b"\x80" * 11, "more than ten bytes"),
         (b"\x7a\x01x", "none of the fields"),
@@ -198,6 +200,14 @@ def test_a_file_pins_the_operators_of_its_parameters(tmp_path: Path, ending: str
     assert _plan().operators["fc2/linear"].strategy != ("n",)
 
 
+@pytest.mark.parametrize("ending", ["json", "ckpt"])
+def test_a_layout_alone_says_how_a_parameter_is_stored(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"strategy.{ending}"
+    write_strategies(Strategies(parameters={"fc2.weight": ParameterLayout(device_matrix=(4,), tensor_map=(-1, 0))}), path)
+    plan = _plan(strategy_ckpt_load_file=str(path))
+    assert {n: set(p.storage.split()) for n, p in plan.parameters.items()} == {"fc1.weight": {"R"}, "fc2.weight": {"S1"}}
+
+
 @pytest.mark.parametrize("ending", ["json", "ckpt", "plan.json"])
 def test_what_a_plan_saves_makes_the_same_plan(tmp_path: Path, ending: str) -> None:
     net = Net()
@@ -230,3 +240,42 @@ def test_what_does_not_match_the_model_is_refused(tmp_path: Path, found: Strateg
     write_strategies(found, path)
     with pytest.raises(AutoparError, match=why):
         _plan(strategy_ckpt_load_file=str(path))
+
+
+MATMUL = OperatorStrategy(cuts=((1, 1), (1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (Strategies(operators={"MatMul_\x1b[31mfc9\u202e": MATMUL}), r"no parameters like\n  MatMul_\\x1b\[31mfc9\\u202e$"),
+        (Strategies(operators={f"MatMul_fc{n}.kernel": MATMUL for n in range(30_000)}), r"and 29980 more$"),
+        (Strategies(parameters={"fc1.weight" * 10_000: ParameterLayout(device_matrix=(4,), tensor_map=(0, -1))}), r"like\n  .{1000}$"),
+        (Strategies(operators={"MatMul_fc1.weight": OperatorStrategy(cuts=((2**62, 1), (1, 1)))}), f"which {2**62} does not divide"),
+        (Strategies(operators={"MatMul_fc1.weight": OperatorStrategy(cuts=((1, 1),) * 9)}), "takes the inputs"),
+        (Strategies(operators={"MatMul_fc1.weight": OperatorStrategy(cuts=((1,) * 40_000, (1, 1)))}), r"\(\(1, 1, .*\.\.\.$"),
+        (Strategies(parameters={"fc1.weight": ParameterLayout(device_matrix=(2**62,), tensor_map=(0, -1))}), "do not divide"),
+    ],
+    ids=["terminal", "many", "long", "large", "inputs", "dims", "matrix"],
+)
+@pytest.mark.parametrize("ending", ["json", "ckpt"])
+def test_hostile_files_are_refused_in_a_few_words(tmp_path: Path, found: Strategies, why: str, ending: str) -> None:
+    path = tmp_path / f"strategy.{ending}"
+    write_strategies(found, path)
+    with pytest.raises(AutoparError, match=why) as error:
+        _plan(strategy_ckpt_load_file=str(path))
+    assert len(str(error.value)) < 25_000 and "\x1b" not in str(error.value)
+
+
+@pytest.mark.parametrize("ending", ["json", "ckpt"])
+def test_files_are_written_whole_and_never_over_a_device(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "real").mkdir()
+    real, link, pipe = tmp_path / "real" / f"a.{ending}", tmp_path / f"link.{ending}", tmp_path / f"pipe.{ending}"
+    real.write_text("before")
+    link.symlink_to(real)
+    write_strategies(EXAMPLE, link)
+    assert link.is_symlink() and set(read_strategies(real).operators) == set(EXAMPLE.operators)
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="no regular file"):
+        write_strategies(EXAMPLE, pipe)
+    assert pipe.is_fifo() and sorted(p.name for p in tmp_path.iterdir()) == sorted(["real", link.name, pipe.name])

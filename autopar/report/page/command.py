@@ -10,13 +10,14 @@ from pathlib import Path
 
 from autopar.costmodel import Cluster
 
-from ...api import Planned, cluster_of_plan, model_of_batch, model_of_plan
+from ...api import Planned
 from ...errors import UsageError
 from ...ir import Graph
 from ...model import LoadedModel
+from ...of_plan import cluster_of_plan, model_of_batch, model_of_plan
 from ...outputs import write_whole
 from ...plan import Plan
-from ...planner import Progress
+from ...planning.ranking import Progress
 from ...schemes import SCHEMES
 from ...sharding.analysis import analyse
 from ..compare import rivals

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...plan import Plan
-from ...planner import Progress
+from ...planning.ranking import Progress
 from ...sharding.rules import RULES
 from ..questions import signed
 from ..tables import Table

@@ -159,6 +159,13 @@ def test_formats_are_chosen_within_the_budget() -> None:
     assert cost[0] > cost[1] >= cost[2]
 
 
+def test_the_error_is_spent_where_it_saves_most_time() -> None:
+    """Of two gradients only one may lose bits: that on the slower way."""
+    ways = {"near": 1e-12, "far": 1e-9, "nearer": 1e-13}
+    gradients = {n: Gradient(shape=(64,), dtype="float32", seconds=lambda nbytes, rate=rate: rate * nbytes) for n, rate in ways.items()}  # type: ignore[misc]
+    assert chosen_formats(gradients, 2.0**-9 * (1.1 / 3) ** 0.5) == {"far": "bfloat16"}
+
+
 def test_the_search_takes_formats_only_within_a_budget() -> None:
     assert _plan(None).schedule.reductions.formats == ()
     assert _plan(0.0).schedule.reductions.formats == ()

@@ -75,7 +75,7 @@ def _train(kind: type[torch.optim.Optimizer], steps: int = 150) -> tuple[float, 
         loss.backward()
         optimizer.step()
     state = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
-    return float((module(x) - y).square().mean()), sum(t.numel() * t.element_size() for t in state)
+    return float((module(x) - y).square().mean().detach()), sum(t.numel() * t.element_size() for t in state)
 
 
 def test_training_is_that_of_float32_with_half_the_state() -> None:
@@ -92,6 +92,7 @@ def test_state_survives_a_file_and_a_gradient_that_is_none() -> None:
     other = nn.Parameter(value.detach().clone())
     again = SmallAdamW([other, nn.Parameter(torch.ones(2))], lr=0.1)
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert {name: t.dtype for name, t in again.state[other].items() if t.dim()} == {"mean": torch.int16, "variance": torch.int16}
     other.grad = value.grad.clone()
     optimizer.step()
     again.step()
@@ -100,6 +101,56 @@ def test_state_survives_a_file_and_a_gradient_that_is_none() -> None:
     optimizer.step()
     optimizer.step()
     assert not bool(torch.isfinite(value.detach()).all())  # as with any AdamW, what is no number does not go away
+
+
+POWERS = torch.randint(-50, 15, (257,), generator=torch.Generator().manual_seed(9)).double()
+
+
+def _gradients(step: int, dtype: torch.dtype) -> Tensor:
+    """Each element has a size of its own, from 2^-50 to 2^15; some are powers of two, some zero."""
+    generator = torch.Generator().manual_seed(step)
+    drawn = torch.exp2(POWERS) * torch.randn(257, generator=generator, dtype=torch.float64)
+    return torch.where(torch.rand(257, generator=generator) < 0.2, torch.exp2(POWERS), drawn).masked_fill(POWERS % 7 == 0, 0.0).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_numbers_in_a_checkpoint_have_codes_without_another_rounding(dtype: torch.dtype) -> None:
+    """The largest is above 2^30 and at most 2^31, so what was rounded up to a power of two keeps its power."""
+    value = nn.Parameter(torch.zeros(257, dtype=dtype))
+    optimizer = SmallAdamW([value], lr=0.1)
+    for step in range(20):
+        value.grad = _gradients(step, dtype)
+        optimizer.step()
+        state = optimizer.state[value]
+        plain = optimizer.plain_state(value, state)
+        again = optimizer.plain_state(value, optimizer.own_state(value, plain))
+        for name, form in (("mean", MEAN), ("variance", VARIANCE)):
+            assert torch.equal(again[name], plain[name]) and not torch.equal(plain[name], torch.zeros(257))
+            largest = form.decode(state[name]).abs().max()
+            assert 2.0**30 <= float(largest) <= 2.0**31
+    whole = plain["mean"].float()
+    assert float(whole.abs().max() / whole[whole != 0].abs().min()) > 2.0**40
+
+
+def test_a_largest_number_that_was_rounded_up_keeps_its_power_of_two() -> None:
+    """Else what is 2^-70 of it would be rounded once more."""
+    value = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    optimizer = SmallAdamW([value])
+    moment = torch.tensor([1 - 2.0**-14, 3 * 2.0**-70, -(2.0**-30)], dtype=torch.float64)
+    plain = optimizer.plain_state(value, optimizer.own_state(value, {"step": torch.ones(()), "mean": moment, "variance": moment.abs()}))
+    assert plain["mean"].tolist() == [1.0, 3 * 2.0**-70, -(2.0**-30)]
+    again = optimizer.plain_state(value, optimizer.own_state(value, plain))
+    assert torch.equal(again["mean"], plain["mean"]) and torch.equal(again["variance"], plain["variance"])
+
+
+def test_weights_decay_as_in_adamw() -> None:
+    ours, theirs = (nn.Parameter(torch.linspace(-2, 2, 9)) for _ in range(2))
+    optimizers = SmallAdamW([ours], lr=0.1, weight_decay=0.5), torch.optim.AdamW([theirs], lr=0.1, weight_decay=0.5)
+    for step in range(8):
+        for value, optimizer in zip((ours, theirs), optimizers, strict=True):
+            value.grad = torch.sin(torch.arange(9.0) + step)
+            optimizer.step()
+    assert torch.allclose(ours, theirs, atol=2e-3)
 
 
 def test_what_would_stand_still_is_refused() -> None:

@@ -22,7 +22,7 @@ from autopar.runtime.launch import run_ranks
 
 from .programs import RANKS, mismatch, random_program
 
-QUICK, ALL = 8, 500
+QUICK, ALL = 5, 500
 
 
 @pytest.fixture(scope="module", autouse=True)

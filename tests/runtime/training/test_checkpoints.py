@@ -224,10 +224,31 @@ def test_damage_is_refused(tmp_path: Path, damage: str) -> None:
     _plain(tmp_path, step=1)
     _plain(tmp_path, step=2)
     DAMAGES[damage][0](tmp_path / "step-00000002" / "rank-00000.safetensors")
+    module = language()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
     with pytest.raises(AutoparError, match=DAMAGES[damage][1].replace("(", "\\(")):
-        resume(language(), None, tmp_path)
+        resume(module, None, tmp_path)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     found = resume(language(), None, tmp_path, name="step-00000001")
     assert found is not None and found.step == 1
+
+
+def _refused(folder: str) -> tuple[str, bool]:
+    """What a rank is told of a damaged checkpoint, and whether its module and its optimizer are what they were."""
+    module, optimizer = built("zero3", 2)
+    before = [value.clone() for value in module.full_values(module.graph_parameters()).values()]
+    with pytest.raises(PlanError) as raised:
+        resume(module, optimizer, folder)
+    after = module.full_values(module.graph_parameters()).values()
+    return str(raised.value), not optimizer.state and all(map(torch.equal, before, after))
+
+
+def test_damage_that_one_rank_finds_stops_all(tmp_path: Path) -> None:
+    plan_of("zero3", 2)
+    _plain(tmp_path)
+    _flip(tmp_path / f"step-{STEP:08d}" / "rank-00000.safetensors")
+    for said, untouched in run_ranks(_refused, 2, str(tmp_path)):
+        assert "is not what was saved" in said and untouched
 
 
 def _killed(folder: Path, calls: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from autopar.errors import RunError
 from autopar.plan_parts import SchedulePlan, StagePlan
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module import ParallelModule
+from autopar.runtime.parameters import local_of
 from autopar.runtime.training.manifest import find_checkpoint, read_manifest
 from autopar.runtime.training.resuming import resume
 from autopar.runtime.training.saving import save
@@ -32,8 +34,12 @@ MAKE: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adagrad": lambda m: torch.optim.Adagrad(m.parameters(), lr=0.1),
     "asgd": lambda m: torch.optim.ASGD(m.parameters(), lr=0.1),
     "radam": lambda m: torch.optim.RAdam(m.parameters(), lr=0.1),
+    "small adamw": lambda m: autopar.SmallAdamW(m.parameters(), lr=0.1),
+    "local small adamw": lambda m: autopar.local_optimizer(autopar.SmallAdamW, m, lr=0.1),
     "amsgrad": lambda m: torch.optim.AdamW(m.parameters(), lr=0.1, amsgrad=True),
 }
+
+FAST = ["adafactor", "local small adamw"]
 
 
 def _made(scheme: str, devices: int, name: str, seed: int) -> tuple[ParallelModule, torch.optim.Optimizer]:
@@ -69,7 +75,7 @@ def _under_stages(folder: str, names: list[str]) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize(
     "names",
-    [["adafactor"], pytest.param(sorted({*MAKE} - {"adafactor"}), marks=(pytest.mark.slow, pytest.mark.ci))],
+    [FAST, pytest.param(sorted({*MAKE} - {*FAST}), marks=(pytest.mark.slow, pytest.mark.ci))],
 )
 def test_states_come_back(tmp_path: Path, names: list[str]) -> None:
     plan_of("zero3", 2)
@@ -81,9 +87,19 @@ def test_states_come_back(tmp_path: Path, names: list[str]) -> None:
         assert there[name] == pytest.approx(here[name][0], rel=1e-5), name
 
 
-def _small(folder: str) -> str:
+class Counting(torch.optim.SGD):
+    """Keeps a number of each shard."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Remember how long each shard's gradient is."""
+        for value in self.param_groups[0]["params"]:
+            self.state[value]["length"] = float(local_of(value.grad).norm())
+
+
+def _counting(folder: str) -> str:
     module = autopar.parallelize(language(), plan_of("zero3", 2), (tokens(0),))
-    optimizer = autopar.SmallAdamW(module.parameters())
+    optimizer = Counting(module.parameters(), lr=0.1)
     _steps(module, optimizer, range(1))
     try:
         save(module, optimizer, folder, step=1)
@@ -93,11 +109,43 @@ def _small(folder: str) -> str:
 
 
 def test_numbers_of_shards_are_refused(tmp_path: Path) -> None:
-    """A power of two for each shard has no place in a checkpoint for any plan; the refusal is the same everywhere, and leaves nothing."""
+    """A number of each shard has no place in a checkpoint for any plan; the refusal is the same everywhere, and leaves nothing."""
     plan_of("zero3", 2)
-    found = run_ranks(_small, 2, str(tmp_path / "saved"))
+    found = run_ranks(_counting, 2, str(tmp_path / "saved"))
     assert found[0] == found[1] and "a checkpoint holds one number for all ranks" in found[0]
     assert not (tmp_path / "saved").exists()
+
+
+def _small_on(scheme: str, devices: int, folder: str, seed: int) -> list[float]:
+    """Resume where there is something, train and save: the losses."""
+    module, optimizer = _made(scheme, devices, "local small adamw", seed)
+    before = resume(module, optimizer, folder)
+    torch.manual_seed(3)
+    start = 0 if before is None else before.step
+    losses = _steps(module, optimizer, range(start, start + 3))
+    assert {t.dtype for s in optimizer.state.values() for t in s.values() if t.dim()} == {torch.int16}
+    save(module, optimizer, folder, step=start + 3)
+    return losses
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_moments_of_sixteen_bits_go_from_plan_to_plan(tmp_path: Path) -> None:
+    """Shards have powers of two of their own, the checkpoint has numbers: any plan goes on with them."""
+    plans = (("zero3", 2), ("data", 2), ("alone", 1), ("zero1", 2), ("megatron x data", 4))
+    for scheme, devices in plans:
+        plan_of(scheme, devices)
+    run_ranks(_small_on, 2, "zero3", 2, str(tmp_path / "first"), 0)
+    found = []
+    for scheme, devices in plans:
+        shutil.copytree(tmp_path / "first", tmp_path / scheme)
+        found.append(run_ranks(_small_on, devices, scheme, devices, str(tmp_path / scheme), 1)[0])
+    for (scheme, _), losses in zip(plans, found, strict=True):
+        assert losses == pytest.approx(found[0], rel=2e-5), scheme
+    path = find_checkpoint(tmp_path / "first")
+    assert path is not None
+    held = read_manifest(path)[0].named("optimizer.")
+    assert {name.rpartition(".")[2] for name in held} == {"mean", "variance"} and {entry.dtype for entry in held.values()} == {"float32"}
 
 
 class Normed(nn.Module):

@@ -119,3 +119,11 @@ def test_another_position_is_refused(change: dict[str, Any], said: str) -> None:
 def test_what_cannot_be_sampled_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         sampler(6, **options)
+
+
+def test_counting_draws_no_numbers() -> None:
+    """Dropout after a resume, or in a second epoch, draws what it would have drawn."""
+    found = ResumableSampler(6, 2)
+    loader = DataLoader(TensorDataset(torch.arange(6)), batch_sampler=found)
+    state = torch.get_rng_state()
+    assert len(list(zip(range(7), found.counted(loader, endless=True), strict=False))) == 7 and torch.equal(state, torch.get_rng_state())

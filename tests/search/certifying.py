@@ -1,9 +1,10 @@
 """Writes down the certificate of a solution: its elimination once more, all messages kept."""
 
-from .certificate import Certificate
-from .conditioning import Minimiser
-from .costgraph import CostGraph, Solution
-from .pruning import reduce
+from certificate import Certificate
+
+from autopar.search.conditioning import Minimiser
+from autopar.search.costgraph import CostGraph, Solution
+from autopar.search.pruning import reduce
 
 
 def certify(graph: CostGraph, found: Solution) -> Certificate:

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from .costgraph import CostGraph, Edge, Indices, Table
+from autopar.search.costgraph import CostGraph, Edge, Indices, Table
 
 Scope = tuple[int, ...]
 Around = tuple[tuple[int, int, int], ...]

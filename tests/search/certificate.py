@@ -19,8 +19,9 @@ Source: R. Dechter, Bucket elimination, Artificial Intelligence 113 (1999); M. S
 import math
 from dataclasses import dataclass
 
-from .costgraph import CostGraph, Indices, Table
-from .verification import Factors, Malformed
+from verification import Factors, Malformed
+
+from autopar.search.costgraph import CostGraph, Indices, Table
 
 KINDS = ("messages", "messages+price", "minima", "enumeration")
 ROUNDING = 1e-9

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from .ir import DTYPE_BYTES, Operator, Role, Tensor
-from .sharding.layout import Layout, Placement, R
-from .sharding.program import Assignment, Decision
-from .sharding.redistribution import chain_price, cheapest_chain, parameter_chain
+from ..ir import DTYPE_BYTES, Operator, Role, Tensor
+from ..sharding.layout import Layout, Placement, R
+from ..sharding.program import Assignment, Decision
+from ..sharding.redistribution import chain_price, cheapest_chain, parameter_chain
 from .tables import Tables
 
 

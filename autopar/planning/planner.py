@@ -12,48 +12,40 @@ from typing import Literal
 from autopar.costmodel.memory.peak import certain_bytes
 from autopar.costmodel.step.pricing import MeshPrices
 
-from .errors import NoPlanFits, UsageError
-from .ir import Graph
-from .plan import Plan
-from .planning.candidates import MAX_AXES, meshes, name_axes
-from .planning.finishing import Finisher
-from .planning.found import Found, best_within, evaluate
-from .planning.mixed import Mixed
-from .planning.outer import Outer
-from .planning.ranking import Progress, first_of
-from .planning.request import Request
-from .planning.staged import Staged, interleaved
-from .planning.subject import Subject
-from .planning.work import Work
-from .planning.writing import as_plan
-from .sharding.analysis import Analysis
-from .sharding.mesh import Mesh
-from .sharding.schedule import Schedule
-from .tables import build_tables
-
-__all__ = [
-    "MAX_AXES",
-    "Found",
-    "Progress",
-    "Request",
-    "Staged",
-    "as_plan",
-    "best_on_mesh",
-    "evaluate",
-    "meshes",
-    "name_axes",
-    "search_plan",
-]
+from ..errors import NoPlanFits, UsageError
+from ..ir import Graph
+from ..plan import Plan
+from ..sharding.analysis import Analysis
+from ..sharding.mesh import Mesh
+from ..sharding.schedule import Schedule
+from .building import build_tables
+from .finishing import Finisher
+from .found import Found, best_within
+from .mixed import Mixed
+from .outer import Outer
+from .ranking import Progress, first_of
+from .request import Request
+from .staged import Staged, interleaved
+from .subject import Subject
+from .work import Work
+from .writing import as_plan
 
 
-def search_plan(graph: Graph, request: Request, *, progress: Progress | None = None) -> Plan:
+def search_plan(graph: Graph, request: Request, *, progress: Progress | None = None, subject: Subject | None = None) -> Plan:
     """The cheapest plan of `graph` on the cluster; `NoPlanFits` names the smallest memory that would do.
+
+    `subject`: what searches of the same graph have in common (see `subject_of`), where several are made.
 
     The outer search ranks the candidates by their tables; the programs of the cheapest are priced to the last collective.
     A cluster of several kinds of devices is searched pool by pool, and as a pipeline over all of them.
     """
     with _no_collections():
-        return _search_plan(graph, request, progress)
+        return _search_plan(subject or subject_of(graph, request), request, progress)
+
+
+def subject_of(graph: Graph, request: Request) -> Subject:
+    """The graph as a request searches it: with its equal layers folded, where all limits treat them alike."""
+    return Subject(graph, train=request.train, folded=request.limits is None or request.uniform)
 
 
 @contextlib.contextmanager
@@ -68,8 +60,7 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _search_plan(graph: Graph, request: Request, progress: Progress | None) -> Plan:
-    subject = Subject(graph, train=request.train, folded=request.limits is None or request.uniform)
+def _search_plan(subject: Subject, request: Request, progress: Progress | None) -> Plan:
     search = _Search(subject, request)
     try:
         search.run(progress)
@@ -110,7 +101,7 @@ class _Search:
         for finisher in self.finishers:
             try:
                 finisher.outer.run(progress)
-                self.found.append(finisher.best())
+                self.found.append(finisher.best(progress))
             except (NoPlanFits, UsageError) as error:
                 self.failures.append(error)
             if not finisher.outer.ranking.complete:

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from autopar.search import NoAssignment
 
-from .errors import UsageError, unknown
-from .ir import Tensor
-from .plan import Plan
-from .sharding.analysis import Analysis, Offer
-from .sharding.candidates import Option, Strategies
-from .sharding.layout import Layout, parse_layout
-from .sharding.mesh import Mesh
-from .tables import Limits
+from ..errors import UsageError, unknown
+from ..ir import Tensor
+from ..plan import Plan
+from ..sharding.analysis import Analysis, Offer
+from ..sharding.candidates import Option, Strategies
+from ..sharding.layout import Layout, parse_layout
+from ..sharding.mesh import Mesh
+from .limits import Limits
 
 Bools = NDArray[np.bool_]
 Restriction = Callable[[Analysis, Mesh], Limits]

@@ -1,0 +1,146 @@
+"""What is asked of a plan, in the words of the Python interface, as a request to the search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autopar.costmodel import Cluster, default_cluster, load_cluster
+from autopar.search import NoAssignment
+
+from .errors import PlanError, UsageError, unknown
+from .model import LoadedModel
+from .plan import Plan
+from .plan_checks import require_consistent
+from .planning.candidates import meshes
+from .planning.limits import Limits
+from .planning.pins import Pins, Restriction, parse_pin, replicated, reuse, together
+from .planning.request import Request
+from .schemes import scheme_named
+from .schemes.pinning import pinned, stage_mesh
+from .sharding.analysis import Analysis, analyse
+from .sharding.mesh import Mesh
+from .sharding.schedule import PLAINLY, Reductions, Types
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The arguments of `autopar.plan` beside the model and its progress. `pins` may be any restriction; `fewer`: whether devices may be
+    left idle; `reductions`: how gradients are brought home."""
+
+    devices: int | None = None
+    cluster: str | Path | Cluster | None = None
+    mode: str = "train"
+    master: str | None = None
+    reduce: str | None = None
+    optimizer: str = "adamw"
+    search: str = "dynamic_programming"
+    memory: float | None = None
+    pins: Sequence[str] | Pins | Restriction = ()
+    scheme: str | None = None
+    mesh: Mesh | Sequence[int] | None = None
+    stages: int | None = None
+    micro_batches: int | None = None
+    recompute: str | None = None
+    zero: int | None = None
+    offload: str | None = None
+    schedule: str | None = None
+    interleave: int | None = None
+    load: str | Path | Plan | None = None
+    reuse_from: str | Path | Plan | None = None
+    discover: bool = False
+    replicate_unknown: bool = False
+    reductions: Reductions = PLAINLY
+    fewer: bool = True
+
+    @property
+    def train(self) -> bool:
+        """Whether a training step is planned."""
+        return is_training(self.mode)
+
+    def request(self, model: LoadedModel, cluster: Cluster) -> tuple[Request, list[str]]:
+        """What the search is asked for a model on a cluster, and sentences worth telling the user."""
+        train, limits, mesh, notes = self.train, self._restrictions(model, cluster), self._mesh(cluster), list[str]()
+        if self.reuse_from is not None:
+            found, mesh, said = self._reused(model, cluster)
+            limits.append(found)
+            notes.append(said)
+        request = Request(
+            cluster=cluster, train=train, optimizer=self.optimizer if train else "none", method=self.search, memory=self.memory, mesh=mesh,
+            limits=together(*limits) if limits else None, stages=self.stages, micro_batches=self.micro_batches, recompute=self.recompute,
+            zero=self.zero, offload=self.offload, pipeline=self.schedule, interleave=self.interleave, fewer=self.fewer,
+            uniform=not self.pins and self.reuse_from is None, types=types_of(model, self.master, self.reduce, train=train),
+            reductions=self.reductions if train else PLAINLY,
+        )  # fmt: skip
+        if self.scheme is not None:
+            request = pinned(request, scheme_named(self.scheme), analyse(model.graph, train=train))
+        return request, notes
+
+    def _mesh(self, cluster: Cluster) -> Mesh | None:
+        """The mesh of a stage that is asked for."""
+        if self.mesh is None or isinstance(self.mesh, Mesh):
+            return self.mesh
+        return stage_mesh(cluster, [int(size) for size in self.mesh], self.stages or 1)
+
+    def _restrictions(self, model: LoadedModel, cluster: Cluster) -> list[Restriction]:
+        """What pins, and operators without a rule, leave of the strategies."""
+        found: list[Restriction] = [replicated] if model.graph.replicated else []
+        if callable(self.pins) and not isinstance(self.pins, Pins):
+            found.append(self.pins)
+        elif self.pins:
+            wanted = self.pins if isinstance(self.pins, Pins) else Pins(operators=dict(map(parse_pin, self.pins)))
+            mesh = self._mesh(cluster)
+            found.append(_where_axes_exist(wanted, [mesh] if mesh else meshes(cluster)))
+        return found
+
+    def _reused(self, model: LoadedModel, cluster: Cluster) -> tuple[Restriction, Mesh, str]:
+        """The part of a loaded plan that the model still has, as pins on the plan's mesh."""
+        assert self.reuse_from is not None
+        old = self.reuse_from if isinstance(self.reuse_from, Plan) else Plan.load(self.reuse_from)
+        require_consistent(old)
+        if old.devices != cluster.devices:
+            raise PlanError(f"the plan to reuse is for {old.devices} devices, not {cluster.devices}")
+        found, kept = reuse(old, analyse(model.graph, train=self.train))
+        return found, old.mesh_, f"kept {kept} of the {len(old.operators)} strategies of the loaded plan"
+
+
+def is_training(mode: str) -> bool:
+    """Whether a mode is that of a training step."""
+    if mode not in ("train", "infer"):
+        raise UsageError(f"mode {mode!r} is none of train, infer")
+    return mode == "train"
+
+
+def choose_cluster(cluster: str | Path | Cluster | None, devices: int | None) -> tuple[Cluster, str]:
+    """The cluster to plan for, sized to `devices`, and a sentence that says which one is assumed."""
+    if devices is not None and devices < 1:
+        raise UsageError(f"--devices is {devices}; it must be at least 1")
+    if cluster is None:
+        found, sentence = default_cluster()
+    else:
+        found = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+        sentence = f"cluster {found.name}"
+    return (found.sized(devices) if devices is not None else found), sentence
+
+
+def types_of(model: LoadedModel, master: str | None, reduce: str | None, *, train: bool) -> Types:
+    """The types of stored parameters and of gradients that are asked for, or usual beside the `dtype` that was."""
+    found = Types.of(master, reduce, dtype=model.dtype if train else None)
+    found.require(model.graph)
+    return found.within(model.graph)
+
+
+def _where_axes_exist(pins: Pins, candidates: Sequence[Mesh]) -> Restriction:
+    """The pins on the meshes that have all axes they name; an axis that no candidate has is an error."""
+    named = {axis for wanted in pins.operators.values() for axis in wanted}
+    offered = dict.fromkeys(axis.name for mesh in candidates for axis in mesh.axes)
+    for axis in sorted(named - set(offered)):
+        raise UsageError(unknown("mesh axis", axis, offered))
+
+    def restriction(analysis: Analysis, mesh: Mesh) -> Limits:
+        if not named <= {axis.name for axis in mesh.axes}:
+            raise NoAssignment
+        return pins(analysis, mesh)
+
+    return restriction

@@ -1,0 +1,100 @@
+"""The cluster and the model that a plan was made for, found again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autopar.costmodel import Cluster, load_cluster, parse_span, presets
+
+from .configured import load_any, sizes_of_plan
+from .errors import UsageError
+from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
+from .ir.dtype import FLOATS
+from .model import LoadedModel
+from .operators import bring_rules
+from .plan import Plan
+
+
+def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> Cluster:
+    """The cluster that a plan was made for, or `cluster` in its place, sized to the plan's devices; it must have the mesh's levels."""
+    if cluster is None and plan.cluster not in presets():
+        raise UsageError(f"the plan's cluster {plan.cluster!r} is no preset: give its file with --cluster")
+    found = cluster if isinstance(cluster, Cluster) else load_cluster(cluster or plan.cluster)
+    sized = found.sized(plan.devices)
+    for axis in plan.mesh:
+        if axis.level != "device":
+            parse_span(sized, axis.level, axis.size)
+    return sized
+
+
+def model_of_plan(
+    model: Any, plan: Plan, example_inputs: Any = None, *, loss: str | Callable[..., Any] | None = None, trust: bool = False
+) -> LoadedModel:
+    """Load the model that a plan is for, with the plan's input sizes and dtype, and require that it matches."""
+    options = ModelOptions(train=plan.model.mode == "train", loss=loss, trust=trust)
+    if isinstance(model, LoadedModel):
+        loaded = model
+    elif hasattr(model, "named_parameters"):
+        given = example_inputs if example_inputs is not None else _example_inputs(plan, model)
+        batch = None if example_inputs is None else _batch_of(plan)
+        loaded = load_model(model, replace(options, batch=batch, dtype=_cast_of(plan, model)), given)
+    elif _is_onnx(model):
+        loaded = _onnx_of_plan(model, plan, options)
+    else:
+        fixed = str(model).endswith(".pt2")
+        sized = options if fixed else replace(options, batch=_batch_of(plan), dtype=plan.model.dtype)
+        loaded = load_any(model, sizes_of_plan(model, plan, sized), example_inputs)
+    plan.require_match(loaded.graph)
+    return bring_rules(loaded, plan)
+
+
+def _onnx_of_plan(model: Any, plan: Plan, options: ModelOptions, batch: int | None = None) -> LoadedModel:
+    """The ONNX model with the plan's input shapes (of another `batch`); a file of another fixed batch is given it."""
+    options = replace(options, dtype=plan.model.dtype, parameters=set(plan.parameters))
+    old = _batch_of(plan)
+    shapes = {name: spec.shape for name, spec in plan.model.inputs.items()}
+    if batch is not None:
+        shapes = {name: (batch, *shape[1:]) if shape and shape[0] == old else shape for name, shape in shapes.items()}
+    try:
+        return load_model(model, replace(options, shapes=shapes))
+    except UsageError:
+        if old is None:
+            raise
+        return load_model(model, replace(options, batch=batch or old))
+
+
+def model_of_batch(model: str | Path, plan: Plan, batch: int, *, loss: str | None = None, trust: bool = False) -> LoadedModel:
+    """The model of a plan with another global batch; a `UsageError` where it cannot have it."""
+    options = ModelOptions(train=plan.model.mode == "train", loss=loss, dtype=plan.model.dtype, trust=trust)
+    loaded = _onnx_of_plan(model, plan, options, batch) if _is_onnx(model) else load_model(model, replace(options, batch=batch))
+    return bring_rules(loaded, plan)
+
+
+def _is_onnx(model: Any) -> bool:
+    return type(model).__name__ == "ModelProto" or (isinstance(model, (str, Path)) and str(model).endswith(ONNX_ENDINGS))
+
+
+def _example_inputs(plan: Plan, module: Any) -> Any:
+    """Zeros of the planned shapes, by name where all names are arguments of the module, else as positional arguments."""
+    import torch
+
+    zeros = {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in plan.model.inputs.items()}
+    return zeros if set(zeros) <= set(inspect.signature(module.forward).parameters) else tuple(zeros.values())
+
+
+def _batch_of(plan: Plan) -> int | None:
+    sizes = [spec.shape[0] for spec in plan.model.inputs.values() if spec.shape]
+    return sizes[0] if sizes else None
+
+
+def _cast_of(plan: Plan, module: Any) -> str | None:
+    """The floating-point type that a module was planned in, where it has another: it is run in a copy of that type."""
+    own = {str(value.dtype).removeprefix("torch.") for value in module.parameters() if value.is_floating_point()}
+    if plan.model.dtype is not None:
+        return plan.model.dtype if own != {plan.model.dtype} else None
+    planned = {p.dtype for p in plan.parameters.values() if p.dtype in FLOATS}
+    return planned.pop() if len(own) == len(planned) == 1 and planned != own else None

@@ -1,0 +1,108 @@
+"""Bounds of the candidates of the outer search, from few solutions without a limit of memory; the tables and schedules they rest on."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from functools import cached_property
+
+from autopar.search import solve
+
+from ..sharding.analysis import Analysis
+from ..sharding.mesh import Mesh
+from .candidates import Candidate
+from .expected import Pipe, tables_alone, weight_share
+from .once import most_hideable
+from .pipeline_parts import schedules_for, thrifty
+from .request import Request
+from .subject import Subject
+from .tables import Known, Tables
+from .tuning import TUNING
+from .work import Work
+
+
+class Bounds:
+    """What no plan of a candidate undercuts.
+
+    `free`: what the tables of a candidate add up to at the least, without a limit of memory, in the mode that costs least, as far as this
+    is known.
+    """
+
+    def __init__(self, subject: Subject, request: Request) -> None:
+        self.subject, self.request = subject, request
+        self.fewest: dict[tuple[int, int, Mesh], int] = {}
+        self.sums: dict[tuple[int, int, Mesh, int, float], float] = {}
+        self.free: dict[Candidate, float] = {}
+        self.known: OrderedDict[tuple[int, int, int, Mesh], Known] = OrderedDict()
+
+    def bound(self, candidate: Candidate, fewer: int) -> float:
+        """Seconds that no step of a candidate undercuts, from a solution of its mesh with as many micro-batches or `fewer`."""
+        stages, count = candidate.stages, candidate.micro_batches
+        solved = self.free.get(replace(candidate, micro_batches=fewer))
+        if solved is None:
+            base = self.base_seconds(candidate.cluster.devices, stages, candidate.mesh, fewer)
+        else:
+            base = solved * fewer / (fewer + self.pipe(stages, fewer).bubble(self.thrifty(stages, fewer)))
+        waits = self.least_bubble(stages, count) / count
+        return (base + waits * TUNING.slack * self._alone[0] / candidate.mesh.devices) / stages
+
+    def least_seconds(self, devices: int) -> float:
+        """Seconds that no step on so many devices undercuts, by the arithmetic alone."""
+        return TUNING.slack * self._alone[0] / devices
+
+    @cached_property
+    def _alone(self) -> tuple[float, float]:
+        """Seconds of the whole batch on one device, without any limit, and the share of them that makes gradients of weights."""
+        tables, work = tables_alone(self.subject.analysis(short=True), self.request.cluster, self.subject.counts)
+        return solve(tables.graph).cost, weight_share(tables, work)
+
+    def base_seconds(self, devices: int, stages: int, mesh: Mesh, micro_batches: int) -> float:
+        """The least that the tables of a mesh add up to for so many micro-batches, without bubble, memory limit, or parameters' way."""
+        fewest = self.fewest.get((devices, stages, mesh), micro_batches)
+        found = self._least_sum(devices, stages, mesh, fewest, fewest)
+        self.fewest[devices, stages, mesh] = fewest
+        return found
+
+    def _least_sum(self, devices: int, stages: int, mesh: Mesh, micro_batches: int, passes: float) -> float:
+        """The least that the tables of a mesh add up to for so many passes of one of so many micro-batches."""
+        key = (devices, stages, mesh, micro_batches, passes)
+        if key not in self.sums:
+            # Of stages all of what parameters send may be hidden under what the others compute.
+            hidden = most_hideable(self.subject.prices(self.request.cluster.sized(devices), mesh, 1)) if stages == 1 else 1.0
+            work = Work(counts=self.subject.counts, passes=passes, hidden=hidden)
+            tables = self.tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
+            self.sums[key] = solve(tables.graph).lower_bound
+        return self.sums[key]
+
+    def proven(self, candidate: Candidate) -> float:
+        """Seconds that no step of a candidate undercuts: all passes and the least bubble, nothing of the parameters' way being seen."""
+        stages, count = candidate.stages, candidate.micro_batches
+        return self._least_sum(candidate.cluster.devices, stages, candidate.mesh, count, count + self.least_bubble(stages, count)) / stages
+
+    def tables(self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Work) -> Tables:
+        """The tables of the whole model on the mesh of one of so many stages; parts are kept for the next ones there."""
+        request = self.request
+        prices = self.subject.prices(request.cluster.sized(devices), mesh, stages)
+        key = (id(analysis), devices, stages, mesh)
+        known = self.known.setdefault(key, Known())
+        self.known.move_to_end(key)
+        if len(self.known) > TUNING.remembered:
+            self.known.popitem(last=False)
+        return request.tables(analysis, prices, work, whole=analysis is self.subject.analysis(short=True), known=known)
+
+    def thrifty(self, stages: int, micro_batches: int) -> str:
+        """The pipeline schedule that keeps least in flight."""
+        return thrifty(self.request.pipeline, stages, micro_batches)
+
+    def pipe(self, stages: int, micro_batches: int) -> Pipe:
+        """The pipeline of so many stages and micro-batches."""
+        return Pipe(stages=stages, micro_batches=micro_batches, weight=self._alone[1] if stages > 1 else 0.0)
+
+    def schedules(self, stages: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
+        """The pipeline schedules that there are for so many stages and micro-batches."""
+        request, pieces = self.request, len(self.subject.cuts)
+        return tuple(schedules_for(stages, micro_batches, pieces=pieces, pipeline=request.pipeline, interleave=request.interleave))
+
+    def least_bubble(self, stages: int, micro_batches: int) -> float:
+        """The passes that stages wait under the schedule that waits least."""
+        return self.pipe(stages, micro_batches).least_bubble(self.schedules(stages, micro_batches)) if stages > 1 else 0.0

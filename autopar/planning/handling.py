@@ -1,0 +1,143 @@
+"""What a device does with a parameter and its gradient beside communication and the optimizer's step, none of which is ever hidden.
+
+    gather        reads and writes the shard on its way into a message, and what has come on its way out: but for what fills a message
+                  alone and is split along its first dim, whose pieces come where they belong
+    reduction     reads and writes the gradient on its way into a message, twice where it is split along another dim
+    cast          of a micro-batch's gradient to the type in which it travels, and of the sum to that in which it is stored
+    addition      three passes over the gradient, for every micro-batch but the first
+
+A gather over several axes takes one after the other, the innermost first. The timeline plays the same (`costmodel/step/unit_player.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.costmodel.device.elementwise import memory_seconds, with_launch
+from autopar.costmodel.device.model import Device
+from autopar.costmodel.step.pricing import MeshPrices
+
+from ..ir import Tensor
+from ..sharding.layout import Kind, Layout
+from ..sharding.schedule import Schedule, Types
+from .work import Work
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """From the storage of a parameter to its use, on every mesh axis (the last one of the arrays): whether it is gathered over the axis,
+    whether that is along its `first` dim, whether its gradient is reduced there as it was gathered, or summed as it is stored; `shards`: in
+    how many it is stored."""
+
+    gathered: Bools
+    first: Bools
+    reduced: Bools
+    summed: Bools
+    shards: Floats
+
+
+def way_of(stored: Layout, used: Layout, mesh: Sequence[int]) -> Way:
+    """The one way between two layouts."""
+    split = [before.kind is Kind.SPLIT for before in stored]
+    gathered = [is_split and after.kind is not Kind.SPLIT for is_split, after in zip(split, used, strict=True)]
+    shares = [after.kind is Kind.BROADCAST for after in used]
+    first = [before.kind is Kind.SPLIT and before.dim == 0 and before.parts == 1 for before in stored]
+    whole = [before.kind is Kind.REPLICATED and share for before, share in zip(stored, shares, strict=True)]
+    count = math.prod(size for size, is_split in zip(mesh, split, strict=True) if is_split)
+    return Way(
+        gathered=np.array(gathered), first=np.array(first), reduced=np.array(gathered) & np.array(shares), summed=np.array(whole),
+        shards=np.array(float(count)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handling:
+    """Seconds of copies for a gather, for a reduction of what was gathered, and for a sum as it is stored, which is a message `apart` where
+    others are gathered for every pass; of a cast, and an addition, of a micro-batch's gradient: as it is used, and as it is stored."""
+
+    gather: Floats
+    reduce: Floats
+    sum: Floats
+    apart: Floats
+    cast: Floats
+    add_used: Floats
+    add_stored: Floats
+
+    def seconds(self, work: Work) -> Floats:
+        """Seconds of a step."""
+        ahead, back = work.gathers
+        apart = self.apart if work.zero >= 2 else 0.0
+        first = self.cast - self.each(work)  # the first micro-batch's gradients are added to none
+        return ahead * self.gather + back * self.reduce + self.sum + apart + work.passes * self.each(work) + first
+
+    def each(self, work: Work) -> Floats:
+        """Seconds of every further pass for a gradient that has come."""
+        added = np.where(self.gather > 0, self.add_used, self.add_stored) if work.zero == 1 else self.add_stored
+        return self.cast + added if work.accumulating else self.cast
+
+    def under(self, schedule: Schedule) -> Handled:
+        """Of one way, under a schedule: what is done in each pass of a micro-batch, and once a step."""
+        every, shards = schedule.gathered == "again", schedule.gathered == "again" or schedule.accumulated == "shards"
+        gather, reduce, cast = float(self.gather), float(self.reduce), float(self.cast)
+        added = float(self.add_stored if shards or not gather else self.add_used)
+        more = (schedule.micro_batches - 1) / schedule.micro_batches * added
+        return Handled(
+            forward=gather if every else 0.0, backward=cast + more + (gather if every else 0.0) + (reduce if shards else 0.0),
+            once=float(self.sum) + (0.0 if every else gather) + (0.0 if shards else reduce),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handled:
+    """Seconds of the forward and the backward pass of a micro-batch, and `once` a step."""
+
+    forward: float
+    backward: float
+    once: float
+
+
+def handling(tensor: Tensor, way: Way, prices: MeshPrices, types: Types, *, trained: bool) -> Handling:
+    """What the ways of a parameter take, on a mesh where units of parameters travel together."""
+    mesh, device = prices.mesh.shape, prices.cluster.device
+    value, gradient = tensor.bytes / way.shards, types.reduced_bytes(tensor) / way.shards
+    grown = np.ones(np.broadcast_shapes(way.shards.shape, way.gathered.shape[:-1]))
+    # Units hold up to so many bytes: what is larger than half of that is likely to be a unit of its own.
+    alone = 2 * value * np.where(way.gathered, np.array(mesh, dtype=np.float64), 1.0).prod(axis=-1) > prices.unit_bytes
+    gather, reduce, total, apart = (np.zeros(grown.shape) for _ in range(4))
+    for axis in reversed(range(len(mesh))):
+        over, first, size = way.gathered[..., axis], way.first[..., axis], mesh[axis]
+        gather += np.where(over, memory_seconds(2 * value * grown, device), 0.0)
+        gather += np.where(over & ~(alone & first), memory_seconds(2 * value * grown * size, device) + device.launch, 0.0)
+        dealt = np.where(first, 2.0, 4.0) * gradient * grown * size
+        reduce += np.where(over & way.reduced[..., axis], memory_seconds(dealt, device), 0.0)
+        total += np.where(way.summed[..., axis], memory_seconds(2 * gradient, device), 0.0)
+        apart += np.where(way.summed[..., axis], prices.lines("all_reduce", axis)[0][0] + device.launch if size > 1 else 0.0, 0.0)
+        grown = np.where(over, grown * size, grown)
+    none = np.zeros(grown.shape)
+    if not trained:
+        return Handling(gather=gather, reduce=none, sum=none, apart=none, cast=none, add_used=none, add_stored=none)
+    casts = types.reduced(tensor) != tensor.dtype
+    both = (tensor.bytes + types.reduced_bytes(tensor)) / way.shards * grown
+    return Handling(
+        gather=gather, reduce=reduce, sum=total, apart=apart, cast=_streamed(both, device) if casts else none,
+        add_used=_streamed(3 * gradient * grown, device), add_stored=_streamed(3 * gradient * np.ones(grown.shape), device),
+    )  # fmt: skip
+
+
+def home_seconds(tensor: Tensor, shards: Floats | NDArray[np.int64], types: Types, device: Device) -> Floats:
+    """Seconds of casting the sum of a parameter's gradients to the type in which it is stored, once a step."""
+    if types.reduced(tensor) == types.stored(tensor):
+        return np.zeros(len(shards))
+    return _streamed((types.reduced_bytes(tensor) + types.stored_bytes(tensor)) / shards, device)
+
+
+def _streamed(nbytes: Floats, device: Device) -> Floats:
+    return with_launch(0.0, memory_seconds(nbytes, device), device)

@@ -1,0 +1,140 @@
+"""The edges of the tables: what it takes to redistribute a tensor from each choice of its maker to each choice of its reader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autopar.costmodel.step.distances import Distances, LayoutSpace
+
+from ..ir import Role, Tensor
+from ..sharding.layout import Kind
+from .handling import Handling, Way, handling
+from .tables import Basis, Floats, Ints, Variable
+
+KINDS = (Kind.SPLIT, Kind.BROADCAST, Kind.REPLICATED)
+
+
+class Joining:
+    """Edges between `variables`, to which others are still added; equal tables are one array."""
+
+    def __init__(self, basis: Basis, variables: Sequence[Variable]) -> None:
+        self.basis, self.variables, self.known = basis, variables, basis.known
+        self.edges: dict[tuple[int, int], Floats] = {}
+        self.aside: dict[tuple[int, int], Floats] = {}
+        self.each: dict[tuple[int, int], Floats] = {}
+        self.codes: dict[tuple[int, str], Ints] = {}
+        self.made: dict[str, tuple[int, Ints]] = {}
+        self.handed: list[tuple[str, int, Ints, int]] = []
+
+    def make(self, name: str, source: int, codes: Ints) -> None:
+        """The choices of variable `source` leave the tensor in the layouts of `codes`."""
+        self.codes[source, name] = codes
+        self.made[name] = source, codes
+
+    def bring(self, name: str, fan: int) -> None:
+        """Readers take the tensor from a fan-out."""
+        self.codes[fan, name] = self.variables[fan].rows
+
+    def edge(self, name: str, source: int, target: int, target_codes: Ints) -> None:
+        """Variable `target` needs the tensor in the layouts of `target_codes`."""
+        variable, counts = self.variables[target], self.basis.work.counts
+        of = counts.operators if variable.what == "operator" else counts.tensors
+        count = of.get(variable.name, 1)
+        if name in counts.handed and self.made[name][0] == source and count > 1:
+            self.handed.append((name, target, target_codes, count - 1))
+            count = 1
+        self._join(name, source, self.codes[source, name], target, target_codes, count)
+
+    def hand_on(self) -> None:
+        """What reads a value of the first layer reads that of the layer that stands for the others, as often as it stands for one."""
+        for name, target, target_codes, count in self.handed:
+            other = self.basis.work.counts.handed[name]
+            source, codes = self.made[other]
+            mine, theirs = self.basis.spaces[name], self.basis.spaces[other]
+            same = np.array([mine.kinds.index(kind) if kind in mine.kinds else -1 for kind in theirs.kinds])
+            digits = same[theirs.digits()[codes]]
+            assert (digits >= 0).all(), "equal operators give their outputs in equal ways"
+            self._join(name, source, self._in_space(codes, digits, mine), target, target_codes, count)
+
+    def _in_space(self, codes: Ints, digits: Ints, space: LayoutSpace) -> Ints:
+        """Layouts of these digits in another space, of which `codes` are the numbers in their own."""
+        return self.known.once(("handed", id(codes), id(space)), lambda: space.codes(digits))
+
+    def _join(self, name: str, source: int, source_codes: Ints, target: int, target_codes: Ints, count: int) -> None:
+        """The edge of a redistribution that is done `count` times."""
+        known = self.known
+        self.known.keep += [source_codes, target_codes]
+        value = self._table(name, source, source_codes, target, target_codes, count)
+        if self.variables[source].what == "parameter":
+            aside, self.each[source, target] = self._handled(name, source_codes, target_codes, count)
+            bare, self.aside[source, target] = value, aside
+            known.keep += [bare, aside]
+            value = known.once(("sum", id(bare), id(aside)), lambda: bare + aside)
+        pair = (source, target)
+        if source > target:
+            pair, before = (target, source), value
+            value = known.once(("transposed", id(before)), lambda: np.ascontiguousarray(before.T))
+        if pair in self.edges:
+            first, added = self.edges[pair], value
+            known.keep.append(first)
+            value = known.once(("sum", id(first), id(added)), lambda: first + added)
+        self.edges[pair] = value
+
+    def _table(self, name: str, source: int, source_codes: Ints, target: int, target_codes: Ints, count: int) -> Floats:
+        basis, work = self.basis, self.basis.work
+        tensor, space, variable = basis.graph.tensors[name], basis.spaces[name], self.variables[target]
+        trained = name in basis.analysis.gradients
+        from_storage = self.variables[source].what == "parameter" and trained
+        again = variable.what == "operator" and variable.name in basis.again
+        often = work.of_parameters if tensor.role is Role.PARAMETER else work.of_values(again)
+        key = (
+            "distances", id(space), tensor.shape, tensor.bytes, basis.wider(tensor), trained, from_storage, often, count, work.hidden
+        )  # fmt: skip
+
+        def table() -> Floats:
+            prices = self.known.once(key, lambda: self._distances(tensor, space, often))
+            if from_storage:
+                summed = basis.types.reduced_bytes(tensor)
+                rows = prices.rows_from_storage(source_codes, basis.prices.unit_lines, summed, 1 - work.hidden)
+            else:
+                rows = prices.rows(source_codes)
+            return count * np.ascontiguousarray(rows[:, target_codes])
+
+        return self.known.once((key, id(source_codes), id(target_codes)), table)
+
+    def _handled(self, name: str, source_codes: Ints, target_codes: Ints, count: int) -> tuple[Floats, Floats]:
+        """What a device does with a parameter beside communication in a step, and in each further pass, `count` times."""
+        basis, work = self.basis, self.basis.work
+        tensor, space, trained = basis.graph.tensors[name], basis.spaces[name], name in basis.analysis.gradients
+        key = ("handled", id(space), tensor.bytes, trained, basis.types.reduced(tensor), id(source_codes), id(target_codes))
+
+        def table() -> Handling:
+            split, broadcast, whole = (np.array([kind.kind is of for kind in space.kinds]) for of in KINDS)
+            first = np.array([kind.kind is Kind.SPLIT and kind.dim == 0 and kind.parts == 1 for kind in space.kinds])
+            stored, used = space.digits()[source_codes][:, None, :], space.digits()[target_codes][None, :, :]
+            gathered = split[stored] & ~split[used]
+            way = Way(
+                gathered=gathered, first=first[stored], reduced=gathered & broadcast[used], summed=whole[stored] & broadcast[used],
+                shards=space.divisors()[source_codes][:, None].astype(np.float64),
+            )  # fmt: skip
+            return handling(tensor, way, basis.prices, basis.types, trained=trained)
+
+        def seconds() -> tuple[Floats, Floats]:
+            found = self.known.once(key, table)
+            return count * found.seconds(work), count * found.each(work)
+
+        return self.known.once((key, work.passes, work.accumulating, work.zero, count), seconds)
+
+    def _distances(self, tensor: Tensor, space: LayoutSpace, often: tuple[float, float]) -> Distances:
+        """Tensors of equal bytes for which the same layouts are valid share them."""
+        basis = self.basis
+        gradient, wider, stored = tensor.name in basis.analysis.gradients, basis.wider(tensor), tensor.role is Role.PARAMETER
+        lines = basis.prices.unit_lines if stored else basis.prices.lines
+
+        def make() -> Distances:
+            return Distances(space, tensor.shape, tensor.bytes, lines, gradient=gradient, often=often, wider=wider)
+
+        valid = space.valid(tensor.shape).tobytes()
+        return self.known.once(("reach", id(space), tensor.bytes, wider, gradient, stored, often, valid), make)

@@ -1,0 +1,61 @@
+"""Where a model can be laid: the meshes of so many devices, each with its numbers of micro-batches, and which of these to look at first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ..sharding.mesh import Mesh
+from .bounds import Bounds
+from .candidates import LARGE, Candidate, meshes, stage_counts
+from .request import Request
+from .subject import Subject
+from .tuning import TUNING
+
+
+class Places:
+    """The candidates of a request, mesh by mesh."""
+
+    def __init__(self, subject: Subject, request: Request, bounds: Bounds) -> None:
+        self.subject, self.request, self.bounds = subject, request, bounds
+
+    def groups(self, devices: int) -> Iterator[tuple[list[Candidate], list[Candidate]]]:
+        """Of every mesh of so many devices the candidates worth trying, and all of them, should the pins forbid these."""
+        cluster = self.request.cluster.sized(devices)
+        for stages in self._stage_counts(devices):
+            counts, every = (self._micro_batches(stages, every=every) for every in (False, True))
+            for mesh in self._meshes(devices, stages) if counts else ():
+                place = Candidate(cluster=cluster, stages=stages, mesh=mesh, micro_batches=1)
+                few, all_of_them = ([replace(place, micro_batches=count) for count in some] for some in (counts, every))
+                yield few, all_of_them
+
+    def representatives(self, group: Sequence[Candidate]) -> list[list[Candidate]]:
+        """The candidates of a mesh to look at first: with one micro-batch, or enough of them to fill the pipeline, or as nearly as can be.
+
+        Where, on a large cluster, the first axis has more devices than such a micro-batch has samples, one that can be split over it is
+        looked at too.
+        """
+        stages, mesh = group[0].stages, group[0].mesh
+        filled = 1 if stages == 1 else TUNING.filled * stages
+        split = max(self.subject.batch // (mesh.shape[0] if mesh.shape else 1), 1)
+        counts = (filled, split) if split < filled / 2 and group[0].cluster.devices > LARGE else (filled,)
+        return [sorted(group, key=lambda c: (abs(math.log(c.micro_batches / count)), c.micro_batches)) for count in counts]
+
+    def _stage_counts(self, devices: int) -> Iterator[int]:
+        """The numbers of stages of so many devices."""
+        request, cuts = self.request, len(self.subject.cuts) - 1
+        if not request.train or self.subject.batch == 1:
+            cuts = 0
+        yield from (stages for stages in stage_counts(devices, cuts) if request.stages in (None, stages))
+
+    def _meshes(self, devices: int, stages: int) -> tuple[Mesh, ...]:
+        request = self.request
+        if request.mesh is not None:
+            return (request.mesh,) if request.mesh.devices * stages == devices else ()
+        return meshes(request.cluster.sized(devices), stages, TUNING.plain_axes)
+
+    def _micro_batches(self, stages: int, *, every: bool) -> list[int]:
+        """The numbers of micro-batches that so many stages can run: those worth trying, or `every` one, should the pins forbid these."""
+        counts = self.subject.micro_batches(stages, self.request.micro_batches, every=every)
+        return [count for count in counts if stages == 1 or self.bounds.schedules(stages, count)]

@@ -1,0 +1,76 @@
+"""How far a stage may reach before it fills its device or its host: for every piece that it may begin with.
+
+    memory_s[i, j] = stored + max( (in_flight_s - 1) saved + max over its operators k of (saved up to k + excess_k),
+                                   max over k of (saved up to k + excess_k + flat behind k) )
+
+grows with every piece more, so that the furthest end is found by halving: of steps of 2^k pieces, the largest first, each is taken that
+fits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .figures import Figures
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class StageMemory:
+    """The bytes of stages that hold pieces of operators with the same figures; piece i begins with operator `pieces[i]`."""
+
+    def __init__(self, figures: Figures, pieces: Ints) -> None:
+        begins = pieces[:-1]
+        saved, flat = np.cumsum(figures.saved), np.cumsum(figures.flat)
+        alive = saved + figures.excess
+        # What is saved, flat, stored and on the host before each cut; the most that is alive within each piece, and that less flat copies.
+        self.saved, self.flat = (np.concatenate(([0.0], total))[pieces] for total in (saved, flat))
+        self.stored, self.host = (_before(getattr(figures, name), begins) for name in ("stored", "host"))
+        self.highest = np.maximum.reduceat(alive, begins)
+        self.highest_last = np.maximum.reduceat(alive - flat, begins)
+        self._doubled: list[tuple[Floats, Floats]] = []
+
+    def of(self, flying: float, i: int, j: int) -> float:
+        """Bytes of a stage that holds the pieces i to j - 1, with so many micro-batches in flight."""
+        kept = float(self.saved[j] - self.saved[i])
+        during, last = float(self.highest[i:j].max()), float(self.highest_last[i:j].max() + self.flat[j])
+        return float(self.stored[j] - self.stored[i]) + max((flying - 1) * kept + during, last) - float(self.saved[i])
+
+    def host_of(self, i: int, j: int) -> float:
+        """Bytes in host memory of these pieces."""
+        return float(self.host[j] - self.host[i])
+
+    def furthest(self, flying: Floats, limits: Floats, hosts: Floats) -> Ints:
+        """The last piece boundary that stages reach from each: array [stages, pieces + 1]; their figures are arrays [stages]."""
+        count = len(self.highest)
+        starts = np.arange(count + 1)
+        more, most, room = flying[:, None] - 1, limits[:, None], hosts[:, None]
+        at = np.tile(starts, (len(flying), 1))
+        high, last = np.full(at.shape, -np.inf), np.full(at.shape, -np.inf)
+        for power in reversed(range(count.bit_length())):
+            doubled, doubled_last = self._largest(power)
+            end = np.minimum(at + (1 << power), count)
+            step = np.minimum(at, len(doubled) - 1)
+            higher, later = np.maximum(high, doubled[step]), np.maximum(last, doubled_last[step])
+            kept = self.saved[end] - self.saved
+            peak = np.maximum(more * kept + higher, later + self.flat[end]) - self.saved
+            fits = (self.stored[end] - self.stored + peak <= most) & (self.host[end] - self.host <= room) & (at + (1 << power) <= count)
+            at, high, last = np.where(fits, end, at), np.where(fits, higher, high), np.where(fits, later, last)
+        return at
+
+    def _largest(self, power: int) -> tuple[Floats, Floats]:
+        """The maxima over 2^power pieces from each on."""
+        if not self._doubled:
+            self._doubled.append((self.highest, self.highest_last))
+        while len(self._doubled) <= power:
+            half = 1 << (len(self._doubled) - 1)
+            first, second = self._doubled[-1]
+            self._doubled.append((np.maximum(first[:-half], first[half:]), np.maximum(second[:-half], second[half:])))
+        return self._doubled[power]
+
+
+def _before(values: Floats, begins: Ints) -> Floats:
+    """The sums of the pieces before each cut."""
+    return np.concatenate(([0.0], np.cumsum(np.add.reduceat(values, begins))))

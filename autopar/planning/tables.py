@@ -1,0 +1,130 @@
+"""The priced tables of a cost graph: what its variables stand for, and what they were made from.
+
+Variables: a strategy for every operator that the search decides on, a storage layout for every parameter, the one layout
+to which a tensor with several readers is brought (a fan-out), and the layout of every output. Edges: redistributions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.costmodel.step.distances import LayoutSpace
+from autopar.costmodel.step.pricing import MeshPrices
+from autopar.search import CostGraph
+
+from ..ir import Graph, Tensor
+from ..sharding.analysis import Analysis
+from ..sharding.candidates import Strategies
+from ..sharding.layout import Layout
+from ..sharding.schedule import PLAIN, Types
+from .work import Work
+
+T = TypeVar("T")
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True, kw_only=True)
+class Known:
+    """Parts of tables by what they depend on; `keep` holds the arrays whose identity stands in a key."""
+
+    parts: dict[object, Any] = field(default_factory=dict)
+    keep: list[object] = field(default_factory=list)
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What `make` gives, made once for each key."""
+        if key not in self.parts:
+            self.parts[key] = make()
+        return cast(T, self.parts[key])
+
+    def content(self, codes: Ints) -> int:
+        """A number for the content of an array that stays alive; each array is looked at once."""
+        return self.once(("content of", id(codes)), lambda: self.once(("content", codes.tobytes()), lambda: len(self.parts)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What tables are made from; `again`: the operators that are recomputed."""
+
+    analysis: Analysis
+    prices: MeshPrices
+    optimizer: str
+    work: Work
+    types: Types
+    known: Known
+    spaces: Mapping[str, LayoutSpace]
+    again: frozenset[str]
+
+    @property
+    def graph(self) -> Graph:
+        """The model, or one micro-batch of it."""
+        return self.analysis.graph
+
+    @property
+    def mesh(self) -> tuple[int, ...]:
+        """Sizes of the mesh's axes."""
+        return self.prices.mesh.shape
+
+    def wider(self, tensor: Tensor) -> float:
+        """Bytes of a gradient for each byte of the value."""
+        return self.types.reduced_bytes(tensor) / tensor.bytes if tensor.bytes else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A variable of the cost graph: `what` is operator, parameter, fan-out or output; `name` of the operator or tensor.
+
+    `rows`: for an operator the strategy indices; for the others the codes of the layouts to choose from. `host`: of a parameter, the
+    bytes of the optimizer's state that each choice leaves in host memory (None: no choice does).
+    """
+
+    what: str
+    name: str
+    rows: Ints
+    host: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """A cost graph with what its variables stand for, and for how many tensors one stands (where for more than itself).
+
+    `aside`: of edges that bring a parameter from its storage, the seconds that are no communication (see `handling`), and of these those
+    of `each` further pass. `host_room`: bytes that a solution may leave in host memory. `chains`: redistributions that were found for
+    solutions of such tables.
+    """
+
+    analysis: Analysis
+    prices: MeshPrices
+    optimizer: str
+    graph: CostGraph
+    variables: tuple[Variable, ...]
+    strategies: Mapping[str, Strategies]
+    spaces: Mapping[str, LayoutSpace]
+    counts: Mapping[str, int]
+    aside: Mapping[tuple[int, int], Floats] = field(default_factory=dict)
+    each: Mapping[tuple[int, int], Floats] = field(default_factory=dict)
+    host_room: float = math.inf
+    types: Types = PLAIN.types
+    chains: dict[object, tuple[Layout, ...]] = field(default_factory=dict)
+
+    def least_kept(self) -> float:
+        """Bytes that operators keep whatever is chosen."""
+        return self._least("operator")
+
+    def least_stored(self) -> float:
+        """Bytes of parameters, their gradients and the optimizer's state on the device whatever is chosen: no program needs less."""
+        return self._least("parameter")
+
+    def _least(self, what: str) -> float:
+        memory = zip(self.variables, self.graph.memory or (), strict=False)
+        return math.fsum(float(taken.min()) for variable, taken in memory if variable.what == what)
+
+    def host_of(self, choices: Sequence[int]) -> float:
+        """Bytes that an assignment leaves in host memory."""
+        return math.fsum(float(v.host[choice]) for v, choice in zip(self.variables, choices, strict=True) if v.host is not None)

@@ -1,0 +1,166 @@
+"""`autopar doctor`: what this machine is, whether plans run on it as on one device, how fast its ranks talk, and what to send back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import AutoparError, NoisyMeasurement, UsageError
+from . import machine
+from .tables import Table
+from .units import bytes_text, rate_text, seconds_text
+
+SIZES = (4 * 2**10, 2**20, 16 * 2**20)
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+PLANS: tuple[tuple[str, dict[str, Any], int], ...] = (
+    ("one device", {"mesh": (1,)}, 1),
+    ("data", {"scheme": "data"}, 2),
+    ("zero3", {"scheme": "zero3"}, 2),
+    ("megatron", {"scheme": "megatron"}, 2),
+    ("1f1b", {"stages": 2, "micro_batches": 2, "schedule": "1f1b"}, 2),
+)
+"""Name, options of planning, and the fewest ranks of each plan that is run."""
+BATCH, WIDTH = 8, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """A plan that was run beside one device: `said` tells the differences, or why it did not run."""
+
+    plan: str
+    ok: bool
+    said: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """All that was found; `bandwidth`: rows of collective, bytes, seconds and bytes a second, or why there are none."""
+
+    backend: str
+    ranks: int
+    parity: tuple[Parity, ...]
+    bandwidth: tuple[tuple[str, int, float, float], ...]
+    silent: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether every plan ran as on one device."""
+        return all(one.ok for one in self.parity)
+
+    def json(self) -> dict[str, Any]:
+        """Everything, for programs and for reports of what went wrong."""
+        return {
+            "ok": self.ok, "versions": machine.versions(), "backends": machine.backends(), "devices": machine.devices(),
+            "links": machine.links(), "environment": machine.environment(), "backend": self.backend, "ranks": self.ranks,
+            "parity": [{name: getattr(one, name) for name in Parity.__slots__} for one in self.parity],
+            "bandwidth": [{"collective": k, "bytes": n, "seconds": s, "bus_bandwidth": r} for k, n, s, r in self.bandwidth],
+            "bandwidth_missing": self.silent,
+        }  # fmt: skip
+
+    def parts(self) -> list[str | Table]:
+        """The same in lines and tables."""
+        found: list[str | Table] = []
+        for title, held in (("versions", machine.versions()), ("backends", machine.backends()), ("environment", machine.environment())):
+            if held:
+                found.append(f"{title} " + ", ".join(f"{name} {value}" for name, value in held.items()))
+        for number, device in enumerate(machine.devices()):
+            rest = ", ".join(f"{name} {value}" for name, value in device.items() if name not in ("name", "memory", "free"))
+            found.append(f"device {number} {device['name']}, {bytes_text(device['memory'])}, {rest}")
+        found += [f"{name}\n{text}" if "\n" in text else f"{name} {text}" for name, text in machine.links().items()]
+        rows = tuple((one.plan, "yes" if one.ok else "NO", seconds_text(one.seconds), one.said) for one in self.parity)
+        heads = ("plan", "equal", ">time", "beside one device")
+        found.append(Table(title=f"As one device, {self.ranks} ranks, {self.backend}", columns=heads, rows=rows))
+        if self.bandwidth:
+            speeds = tuple((kind, bytes_text(n), seconds_text(took), rate_text(rate, "B/s")) for kind, n, took, rate in self.bandwidth)
+            found.append(Table(title="Collectives", columns=("collective", ">bytes", ">time", ">bus bandwidth"), rows=speeds))
+        if self.silent:
+            found.append(self.silent)
+        wrong = "plans do not run here as on one device: send back the output of autopar doctor --json"
+        end = "plans run here as on one device" if self.ok else wrong
+        return [*found, end]
+
+
+def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | int | None:
+    """Look, run and measure. On a machine with GPUs the ranks are those of torchrun, whose exit code is returned; None on all but one."""
+    import torch
+
+    if nproc is not None and nproc < 1:
+        raise UsageError(f"--nproc is {nproc}; it must be at least 1")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus and "RANK" not in os.environ:
+        launched = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(min(nproc or gpus, gpus)), "-m", "autopar"]
+        return subprocess.run([sys.executable, *launched, *sys.argv[1:]], check=False).returncode
+    ranks = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else nproc or 2
+    backend = "nccl" if gpus else "gloo"
+    bandwidth, silent = ((), "one rank has nobody to talk to") if ranks < 2 else _bandwidth(ranks, backend, quick)
+    # After the measurement, which makes the process group under torchrun.
+    parity = tuple(_run(name, options, ranks, backend, quick) for name, options, least in PLANS if ranks >= least)
+    if os.environ.get("RANK", "0") != "0":
+        return None
+    return Diagnosis(backend=backend, ranks=ranks, parity=parity, bandwidth=bandwidth, silent=silent)
+
+
+def _model() -> tuple[Any, Any]:
+    """A small model with attention, a norm, tied weights and a loss, and a batch."""
+    import torch
+    from torch import Tensor, nn
+    from torch.nn import functional
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm = nn.Embedding(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+            self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.embed(tokens)
+            h = self.norm(x)
+            q, k, v = (part(h).view(*h.shape[:2], WIDTH // 8, 8).transpose(1, 2) for part in (self.query, self.key, self.value))
+            x = x + self.out(functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+            x = x + self.down(functional.gelu(self.up(x)))
+            return functional.cross_entropy((x @ self.embed.weight.T).flatten(0, 1), tokens.roll(-1, 1).flatten())
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Model(), (torch.randint(0, WIDTH, (BATCH, 16)),)
+
+
+def _run(name: str, options: dict[str, Any], ranks: int, backend: str, quick: bool) -> Parity:
+    """Plan, and run beside one device."""
+    from autopar.runtime.run import run_plan
+
+    from ..api import plan_loaded
+    from ..configured import load_any
+    from ..frontends.load import ModelOptions
+
+    began = time.perf_counter()
+    module, inputs = _model()
+    try:
+        loaded = load_any(module, ModelOptions(train=True), inputs)
+        devices = 1 if options.get("mesh") == (1,) else ranks
+        plan = plan_loaded(loaded, devices=devices, cluster="local-cpu" if backend == "gloo" else None, **options).plan
+        report = run_plan(loaded, plan, steps=1 if quick else 2, check=True, backend=backend)
+        ok, said = report.ok, report.check
+    except (AutoparError, RuntimeError, OSError) as error:
+        ok, said = False, (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return Parity(plan=name, ok=ok, said=said, seconds=time.perf_counter() - began)
+
+
+def _bandwidth(ranks: int, backend: str, quick: bool) -> tuple[tuple[tuple[str, int, float, float], ...], str]:
+    """Collectives by size, and their bus bandwidth."""
+    from .bench import bench_collectives
+
+    try:
+        found = bench_collectives(
+            nproc=ranks, backend=backend, sizes=SIZES[:2] if quick else SIZES, kinds=KINDS[:1] if quick else KINDS, cluster=None
+        )
+    except NoisyMeasurement as error:
+        return (), f"no bandwidths: {error}"
+    rows = found.rows if found is not None else ()
+    return tuple((row.kind, row.nbytes, row.seconds, row.bus_bandwidth) for row in rows), ""

@@ -1,0 +1,156 @@
+"""The file of `autopar train`: TOML, each key checked, an unknown one answered with those that there are."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..errors import UsageError, unknown
+from .elastic import PLANNING
+
+OPTIMIZERS = ("adamw", "sgd", "momentum", "lamb")
+_CALLABLE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+Callable_ = Annotated[str, Field(pattern=_CALLABLE)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class _Table(BaseModel):
+    """Nothing beside the named keys, and no text for a number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelTable(_Table):
+    """What is trained: a Hugging Face configuration, or a callable of the user's own that returns (module, example inputs).
+
+    `weights`: safetensors files that a new training begins with. `dtype`: in which the model computes.
+    """
+
+    config: str | None = None
+    callable: Callable_ | None = None
+    weights: str | None = None
+    dtype: Literal["float32", "float16", "bfloat16", "float64"] | None = None
+    frozen: tuple[str, ...] = Field(default=(), strict=False)
+
+    @model_validator(mode="after")
+    def _one(self) -> ModelTable:
+        if (self.config is None) == (self.callable is None):
+            raise ValueError("give either config or callable")
+        return self
+
+
+class DataTable(_Table):
+    """What it is trained on: a file of tokens in windows of `sequence`, or a callable of the user's own that returns a dataset.
+
+    `type`: of the numbers of a file that is no .npy; a text of bytes is one of uint8.
+    """
+
+    tokens: str | None = None
+    callable: Callable_ | None = None
+    type: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = None
+    sequence: Positive | None = None
+    batch: Positive
+    shuffle: bool = True
+    workers: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _one(self) -> DataTable:
+        if (self.tokens is None) == (self.callable is None):
+            raise ValueError("give either tokens or callable")
+        if self.tokens is not None and self.sequence is None:
+            raise ValueError("tokens need a sequence: how many make a sample")
+        return self
+
+
+class OptimizerTable(_Table):
+    """How weights are updated. Weight decay is for matrices alone; `clip`: the largest norm of all gradients."""
+
+    name: Literal["adamw", "sgd", "momentum", "lamb"] = "adamw"
+    lr: Annotated[float, Field(gt=0, strict=False)]
+    weight_decay: Annotated[float, Field(ge=0, strict=False)] = 0.0
+    betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.95)
+    momentum: Annotated[float, Field(ge=0, lt=1, strict=False)] = 0.9
+    clip: Annotated[float, Field(gt=0, strict=False)] | None = None
+
+
+class ScheduleTable(_Table):
+    """The learning rate over the steps: it rises for `warmup` steps, then falls to `final` of the whole, unless it is constant."""
+
+    name: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: Annotated[int, Field(ge=0)] = 0
+    final: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
+
+
+class TrainingTable(_Table):
+    """How long, and where what is saved and written goes."""
+
+    folder: str
+    steps: Positive
+    save_every: Positive = 500
+    keep: Positive = 2
+    log_every: Positive = 10
+    seed: int = 0
+    ranks: Positive | None = None
+    backend: Literal["gloo", "nccl"] | None = None
+    compile: bool = False
+
+
+class Config(_Table):
+    """All of the file; `plan` has options of `autopar.plan`."""
+
+    model: ModelTable
+    data: DataTable
+    optimizer: OptimizerTable
+    schedule: ScheduleTable = ScheduleTable()
+    training: TrainingTable
+    plan: dict[str, Any] = {}
+
+
+def load_config(path: str | Path) -> Config:
+    """Read the file; paths in it are relative to its folder. Whatever is wrong is a `UsageError` that names the key."""
+    path = Path(path)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: no TOML: {error}") from error
+    try:
+        found = Config.model_validate(data)
+    except ValidationError as error:
+        raise UsageError("\n  ".join([f"{path}:", *(_words(dict(one)) for one in error.errors()[:10])])) from error
+    for name in found.plan:
+        if name not in PLANNING:
+            raise UsageError(f"{path}: plan: " + unknown("key", name, PLANNING))
+    return _absolute(found, path.absolute().parent)
+
+
+def _words(error: dict[str, Any]) -> str:
+    where = [str(part) for part in error["loc"]]
+    if error["type"] == "extra_forbidden":
+        table: Any = Config
+        for part in where[:-1]:
+            table = table.model_fields[part].annotation
+        return f"{'.'.join(where[:-1]) or 'the file'}: " + unknown("key", where[-1], table.model_fields)
+    if error["type"] == "missing":
+        return f"{'.'.join(where)}: is missing"
+    text = re.sub(r"^Value error, ", "", error["msg"])
+    if error["type"] == "string_pattern_mismatch":
+        text = f"{error['input']!r} is not of the form package.module:function"
+    return f"{'.'.join(where)}: {text}"
+
+
+def _absolute(config: Config, folder: Path) -> Config:
+    """The same with paths that hold in any working directory."""
+
+    def at(text: str | None) -> str | None:
+        return None if text is None else str(folder / Path(text).expanduser())
+
+    model = config.model.model_copy(update={"config": at(config.model.config), "weights": at(config.model.weights)})
+    data = config.data.model_copy(update={"tokens": at(config.data.tokens)})
+    training = config.training.model_copy(update={"folder": at(config.training.folder)})
+    return config.model_copy(update={"model": model, "data": data, "training": training})

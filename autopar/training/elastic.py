@@ -1,0 +1,244 @@
+"""`elastic`: a training that is planned, built and resumed for the ranks that are there, and saved while it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sized
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import PlanError, RunError, UsageError, unknown
+from .replanning import Replanned, plan_for
+
+if TYPE_CHECKING:
+    import torch
+
+    from autopar.runtime.module import ParallelModule
+    from autopar.runtime.training.resuming import Resumed
+    from autopar.runtime.training.sampling import ResumableSampler
+
+    from ..model import LoadedModel
+    from ..plan import Plan
+
+Kept = TypeVar("Kept")
+LOCAL = "local-cpu"
+PLANNING = (
+    "cluster", "master", "reduce", "search", "memory", "pins", "scheme", "mesh", "stages", "micro_batches", "recompute",
+    "zero", "offload", "schedule", "interleave", "discover", "replicate_unknown",
+)  # fmt: skip
+"""Options of `autopar.plan` that `planning` may hold. Of the model they are arguments of `elastic`."""
+
+
+class Training:
+    """A training under way. `module`, `optimizer`, `sampler` and `plan` are those of this life; `step` steps are done."""
+
+    def __init__(
+        self, folder: Path, module: ParallelModule, optimizer: torch.optim.Optimizer, sampler: ResumableSampler | None, found: Replanned
+    ) -> None:
+        self.folder, self.module, self.optimizer, self.sampler = folder, module, optimizer, sampler
+        self.plan: Plan = found.plan
+        self.replanned = found
+        self.step = 0
+        self.resumed: Resumed | None = None
+        self._tracked: dict[str, Any] = {}
+        self._groups: list[dict[str, Any]] = []
+        self._saved: int | None = None
+        self._keep = 2
+        self._wait: float | None = None
+
+    def track(self, name: str, kept: Kept) -> Kept:
+        """Save the state of a scheduler, a gradient scaler or whatever else has a `state_dict` of plain data; here it gets what was saved.
+
+        A scheduler sets the learning rate when it is made; what the optimizer was resumed with stays.
+        """
+        if name in self._tracked:
+            raise UsageError(f"{name!r} is tracked already")
+        self._tracked[name] = kept
+        extra = self.resumed.extra if self.resumed is not None else {}
+        if name in extra:
+            kept.load_state_dict(extra[name])  # type: ignore[attr-defined]
+            for group, saved in zip(self.optimizer.param_groups, self._groups, strict=True):
+                group.update(saved)
+        elif extra:
+            raise PlanError(f"the checkpoint {self.resumed and self.resumed.path}: " + unknown("tracked state", name, extra))
+        return kept
+
+    def steps(
+        self,
+        count: int,
+        loader: Iterable[Any] | None = None,
+        *,
+        save_every: int | None = None,
+        keep: int = 2,
+        wait: float | None = 60.0,
+        grace: float = 25.0,
+    ) -> Iterator[Any]:
+        """The steps that are left of `count`: their numbers, with a `loader` over `sampler` pairs of number and batch.
+
+        After every `save_every` steps, after the last one and at SIGTERM all is saved; `keep` and `wait` as `autopar.save` takes them.
+        """
+        from autopar.runtime.training.stopping import steps
+
+        if save_every is not None and save_every < 1:
+            raise UsageError(f"save_every is {save_every}; it is at least 1")
+        if loader is not None and self.sampler is None:
+            raise UsageError("a loader needs the sampler of this training: give elastic(..., data=dataset)")
+        self._keep, self._wait = keep, wait
+        batches = None
+        if loader is not None and self.sampler is not None:
+            batches = self.sampler.counted(loader, endless=True)
+        for step in steps(self.step, count, self._stopped, grace=grace):
+            yield step if batches is None else (step, next(batches))
+            self.step = step + 1
+            if self.step == count or (save_every is not None and self.step % save_every == 0):
+                self.save()
+
+    def save(self) -> None:
+        """Save now, after `step` steps."""
+        from autopar.runtime.training.saving import save
+
+        extra = {name: kept.state_dict() for name, kept in self._tracked.items()}
+        save(
+            self.module, self.optimizer, self.folder, step=self.step, sampler=self.sampler, extra=extra, keep=self._keep, wait=self._wait
+        )  # fmt: skip
+        self._saved = self.step
+
+    def _stopped(self, done: int) -> None:
+        self.step = done
+        if self._saved != done:
+            self.save()
+
+    def _resume(self) -> None:
+        from autopar.runtime.training.resuming import resume
+
+        self.resumed = resume(self.module, self.optimizer, self.folder, sampler=self.sampler)
+        if self.resumed is not None:
+            self.step = self.resumed.step
+            self._groups = [{name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups]
+
+
+def elastic(
+    model: Any,
+    example_inputs: Any = None,
+    folder: str | Path = "",
+    *,
+    optimizer: Callable[[ParallelModule], torch.optim.Optimizer],
+    data: Sized | int | None = None,
+    seed: int = 0,
+    shuffle: bool = True,
+    batch: int | None = None,
+    dtype: str | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    optimizer_name: str = "adamw",
+    backend: str | None = None,
+    weights: str | Path | None = None,
+    trust: bool = False,
+    **planning: Any,
+) -> Training:
+    """A training of `model` on the ranks that are there, resumed from the latest checkpoint in `folder`, if there is one.
+
+    Every rank calls this, as it is started by `torchrun` (with `--max-restarts`, and with any number of machines), or alone. The plan for
+    as many ranks is that of `folder`, where it was made before; else rank 0 searches it, keeping strategies of one for another number.
+    Ranks that keep failing by themselves are left out (`autopar.runtime.launch.lives`).
+
+    `model`, `example_inputs`, `batch`, `dtype`, `loss`, `trust`: as for `autopar.plan`. `folder`: all ranks see it. `optimizer`: makes the
+    optimizer of the module; `optimizer_name`: as which it is planned. `data`: the dataset, or its length, for `Training.sampler`, which
+    draws by `seed`, or takes them in order without `shuffle`. `weights`: what a new training begins with (`autopar.parallelize`).
+    `planning`: other options of `autopar.plan`.
+    """
+    place = _folder(folder, planning)
+    import torch
+
+    from autopar.runtime.training.sampling import sampler
+
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    if backend == "gloo":
+        planning.setdefault("cluster", LOCAL)
+    planning["optimizer"] = optimizer_name
+    _join(place, backend)
+    loaded = _load(model, example_inputs, batch=batch, dtype=dtype, loss=loss, trust=trust)
+    found = _planned_together(loaded, place, planning)
+    from ..api import parallelize
+
+    module = parallelize(loaded, found.plan, loss=loss, backend=backend, weights=weights)
+    own = sampler(data, module, batch=batch, seed=seed, shuffle=shuffle) if data is not None else None
+    torch.manual_seed(seed)
+    training = Training(place, module, optimizer(module), own, found)
+    training._resume()
+    _say(training)
+    return training
+
+
+def _folder(folder: str | Path, planning: dict[str, Any]) -> Path:
+    """Where everything goes; what is missing or misspelt is refused before ranks wait for one another."""
+    if not str(folder):
+        raise UsageError("elastic needs a folder for checkpoints and plans, which all ranks see")
+    for name in planning:
+        if name not in PLANNING:
+            raise UsageError(unknown("option of planning", name, PLANNING))
+    return Path(folder).absolute()
+
+
+def _join(folder: Path, backend: str) -> None:
+    """Be one of the ranks that a launcher has started, unless this process is one already, or alone."""
+    import torch.distributed as dist
+
+    from autopar.runtime.launch import Lives, init_alone, init_from_environment
+
+    if dist.is_initialized():
+        return
+    if "RANK" not in os.environ:
+        init_alone(backend)
+        return
+    from autopar.runtime.training.manifest import LATEST
+
+    latest = folder / LATEST
+    progress = latest.read_text(encoding="utf-8").strip() if latest.is_file() else ""
+    lives = Lives(folder, progress) if "TORCHELASTIC_RUN_ID" in os.environ else None
+    init_from_environment(backend, lives=lives)
+
+
+def _load(model: Any, example_inputs: Any, **options: Any) -> LoadedModel:
+    from ..configured import load_any
+    from ..frontends.load import ModelOptions
+
+    return load_any(model, ModelOptions(train=True, **options), example_inputs)
+
+
+def _planned_together(loaded: LoadedModel, folder: Path, planning: dict[str, Any]) -> Replanned:
+    """The plan that rank 0 finds, on every rank; where it finds none, every rank says why."""
+    import torch.distributed as dist
+
+    from ..plan import Plan
+
+    devices = dist.get_world_size()
+    if devices == 1:
+        return plan_for(loaded, devices, folder, planning)
+    told: list[Any] = ["", None]
+    failure: Exception | None = None
+    if dist.get_rank() == 0:
+        try:
+            found = plan_for(loaded, devices, folder, planning)
+            told = ["", (found.plan.to_json(), found.origin, found.seconds)]
+        except Exception as error:
+            told, failure = [str(error) or type(error).__name__, None], error
+    dist.broadcast_object_list(told, src=0)
+    if failure is not None:
+        raise failure
+    if told[0]:
+        raise RunError(f"rank 0 cannot take part: {told[0]}")
+    text, origin, seconds = told[1]
+    return Replanned(plan=Plan.model_validate_json(text), origin=origin, seconds=seconds)
+
+
+def _say(training: Training) -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() != 0:
+        return
+    found = training.replanned
+    began = f"goes on after {training.step} steps" if training.resumed is not None else "begins"
+    ranks = "1 rank" if dist.get_world_size() == 1 else f"{dist.get_world_size()} ranks"
+    plan = f"the plan for {found.plan.mesh_} was {found.origin} ({found.seconds:.2f} s)"
+    print(f"autopar: the training {began} on {ranks}; {plan}", file=sys.stderr, flush=True)

@@ -1,0 +1,251 @@
+"""What each rank of `autopar train` does: model, data, optimizer and schedule out of the file, and the steps."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import resource
+import sys
+from collections.abc import Callable, Mapping, Sized
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ..errors import ModelError, UsageError
+from .config import Config, ModelTable, OptimizerTable, ScheduleTable
+from .elastic import Training, elastic
+from .metrics import Metrics, Predicted, memory_warning
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from autopar.runtime.module import ParallelModule
+
+
+def train(config: Config) -> int:
+    """Train up to the last step; the number of steps that this life has made. Every rank calls this."""
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
+
+    table = config.training
+    torch.manual_seed(table.seed)
+    module, example = _model(config)
+    data = _dataset(config, module)
+    before = _resident()
+    run = elastic(
+        module, example, table.folder, optimizer=partial(_optimizer, config.optimizer), data=data, seed=table.seed,
+        shuffle=config.data.shuffle, batch=config.data.batch, dtype=config.model.dtype, backend=table.backend,
+        weights=config.model.weights, **{**config.plan, "optimizer_name": config.optimizer.name},
+    )  # fmt: skip
+    if table.compile:
+        run.module.compile()
+    schedule = run.track("schedule", torch.optim.lr_scheduler.LambdaLR(run.optimizer, partial(rate, config.schedule, table.steps)))
+    loader: Any = DataLoader(cast(Any, data), batch_sampler=run.sampler, num_workers=config.data.workers)
+    metrics = _metrics(config, run, speaks=not dist.is_initialized() or dist.get_rank() == 0)
+    first = run.step
+    for step, batch in run.steps(table.steps, loader, save_every=table.save_every, keep=table.keep):
+        metrics.begin()
+        loss, norm = _step(run, batch, config.optimizer.clip)
+        learning_rate = schedule.get_last_lr()[0]
+        schedule.step()
+        metrics.took()
+        if metrics.wanted(step + 1):
+            figures = {"loss": float(loss), "lr": float(learning_rate)}
+            if norm is not None:
+                figures["gradient_norm"] = float(norm)
+            metrics.end(step + 1, figures, _memory(run.module, before))
+        if step == first:
+            _warn_of_memory(run)
+    return run.step - first
+
+
+def _step(run: Training, batch: Any, clip: float | None) -> tuple[Tensor, Tensor | None]:
+    """One step on a batch: the loss, and the norm of the gradients where they are clipped."""
+    if clip is None:
+        return run.module.train_step(_arguments(run.module, batch), run.optimizer), None
+    run.optimizer.zero_grad()
+    given = _arguments(run.module, batch)
+    loss = run.module.loss(**given) if isinstance(given, Mapping) else run.module.loss(*given)
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = run.module.clip_grad_norm_(clip)
+    run.optimizer.step()
+    return loss.detach(), norm
+
+
+def _arguments(module: ParallelModule, batch: Any) -> Any:
+    """The arguments that a batch is: tokens are a causal language model's inputs and its labels."""
+    import torch
+
+    device = module.engine.device
+    if isinstance(batch, torch.Tensor):
+        own = batch.to(device)
+        return {"input_ids": own, "labels": own}
+    if isinstance(batch, Mapping):
+        return {name: value.to(device) for name, value in batch.items()}
+    return tuple(value.to(device) for value in batch)
+
+
+# --- out of the file ---
+
+
+def named_callable(text: str, key: str) -> Callable[[], Any]:
+    """What `package.module:function` names."""
+    module, _, name = text.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise UsageError(f"{key}: {text!r}: {module} cannot be imported: {error}") from error
+    if not callable(found):
+        raise UsageError(f"{key}: {module} has no function {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def _model(config: Config) -> tuple[torch.nn.Module, Any]:
+    """The module, with its weights drawn by the seed or on the meta device where files hold them, and example inputs."""
+    import torch
+
+    from ..api import parameters_on_meta
+
+    table = config.model
+    if table.callable is not None:
+        module, example = named_callable(table.callable, "model.callable")()
+        return _frozen(module, table), example
+    if config.data.sequence is None:
+        raise UsageError("data.sequence: is missing: how many tokens a sample of the configured model has")
+    make = partial(_from_configuration, str(table.config))
+    if table.weights is None:
+        module = make()
+    else:
+        with parameters_on_meta():
+            module = make()
+    tokens = torch.zeros((config.data.batch, config.data.sequence), dtype=torch.long)
+    return _frozen(module, table), {"input_ids": tokens, "labels": tokens}
+
+
+def _from_configuration(path: str) -> torch.nn.Module:
+    """A causal language model of transformers; none of its code comes from the file's folder."""
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError as error:
+        raise UsageError("model.config needs transformers, which is not installed: pip install transformers") from error
+    if not Path(path).exists():
+        raise UsageError(f"model.config: {path} does not exist")
+    try:
+        found = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        found.use_cache = False
+        causal: Any = AutoModelForCausalLM
+        module: torch.nn.Module = causal.from_config(found, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"model.config: {path}: no causal language model: {error}") from error
+    return module.train()
+
+
+def _frozen(module: torch.nn.Module, table: ModelTable) -> torch.nn.Module:
+    """The module, with parameters frozen that a pattern of the table names."""
+    import fnmatch
+
+    for pattern in table.frozen:
+        named = [value for name, value in module.named_parameters() if fnmatch.fnmatchcase(name, pattern)]
+        if not named:
+            raise UsageError(f"model.frozen: no parameter is named {pattern!r}")
+        for value in named:
+            value.requires_grad_(False)
+    return module
+
+
+def _dataset(config: Config, module: torch.nn.Module) -> Sized:
+    from autopar.runtime.training.tokens import tokens
+
+    table = config.data
+    if table.callable is not None:
+        found = named_callable(table.callable, "data.callable")()
+        if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+            raise UsageError(f"data.callable: {table.callable} returned a {type(found).__name__}, which is no dataset with a length")
+        return found  # type: ignore[no-any-return]
+    assert table.tokens is not None and table.sequence is not None
+    limit = getattr(getattr(module, "config", None), "vocab_size", None)
+    return tokens(table.tokens, table.sequence, type=table.type, limit=limit)
+
+
+def _optimizer(table: OptimizerTable, module: ParallelModule) -> torch.optim.Optimizer:
+    """The optimizer of a planned module; norms and biases do not decay."""
+    import torch
+
+    import autopar
+
+    own = [value for value in module.parameters() if value.requires_grad]
+    # Every rank has both groups, also one whose stage has nothing for one of them: a checkpoint compares their number.
+    groups = [
+        {"params": [value for value in own if value.dim() > 1], "weight_decay": table.weight_decay},
+        {"params": [value for value in own if value.dim() <= 1], "weight_decay": 0.0},
+    ]
+    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+        "adamw": (torch.optim.AdamW, {"betas": table.betas}),
+        "sgd": (torch.optim.SGD, {"momentum": 0.0}),
+        "momentum": (autopar.Momentum, {"momentum": table.momentum}),
+        "lamb": (autopar.Lamb, {"betas": table.betas}),
+    }
+    kind, options = kinds[table.name]
+    made = autopar.local_optimizer(kind, groups, lr=table.lr, **options)
+    placed: torch.optim.Optimizer = autopar.host_states(made, module)
+    return placed
+
+
+def rate(table: ScheduleTable, steps: int, step: int) -> float:
+    """The share of the learning rate in a step.
+
+    >>> table = ScheduleTable(name="linear", warmup=2, final=0.5)
+    >>> [rate(table, 6, step) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.875, 0.75, 0.625]
+    """
+    if step < table.warmup:
+        return (step + 1) / table.warmup
+    if table.name == "constant":
+        return 1.0
+    done = min(1.0, (step - table.warmup) / max(1, steps - table.warmup))
+    left = 1 - done if table.name == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return table.final + (1 - table.final) * left
+
+
+# --- figures ---
+
+
+def _metrics(config: Config, run: Training, *, speaks: bool) -> Metrics:
+    figures = run.plan.predicted
+    predicted = Predicted(seconds=figures.step, memory=figures.memory, parts=figures.memory_parts)
+    tokens = config.data.batch * config.data.sequence if config.data.sequence is not None else None
+    return Metrics(
+        Path(config.training.folder), run.step, config.training.steps, every=config.training.log_every, tokens=tokens,
+        predicted=predicted, speaks=speaks,
+    )  # fmt: skip
+
+
+def _resident() -> int:
+    """The most bytes of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _memory(module: ParallelModule, before: int) -> float:
+    """The peak of the device: what was allocated on a GPU, on a CPU by what the process has grown since the model was read."""
+    import torch
+
+    if module.engine.device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(module.engine.device))
+    return float(_resident() - before)
+
+
+def _warn_of_memory(run: Training) -> None:
+    """After the first step every rank says where it fills more than was predicted of its stage; a CPU's figure is too rough for that."""
+    import torch
+
+    if run.module.engine.device.type != "cuda":
+        return
+    stage = run.module.engine.world.stage
+    figures = run.plan.predicted
+    memory = run.plan.stages[stage].memory if run.plan.stages and stage is not None else figures.memory
+    predicted = Predicted(seconds=figures.step, memory=memory, parts=figures.memory_parts)
+    where = f"rank {run.module.engine.world.rank}" + (f" (stage {stage})" if run.plan.stages else "")
+    if said := memory_warning(float(torch.cuda.max_memory_allocated()), predicted, where):
+        print(f"autopar: {said}", file=sys.stderr, flush=True)

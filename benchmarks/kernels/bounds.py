@@ -1,0 +1,67 @@
+"""The best that a device's kernels were measured to reach, as fractions of its peak: what no plan on it gets beyond.
+
+Products by dtype, burst and sustained (a second of the same product, at the power limit), and the forward pass of causal attention, of
+which a mask hides half. Fractions are those of the tables, whose peaks are dense and of data sheets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from .rows import Row, devices_in, read
+
+PLAUSIBLE = 1.05
+"""A fraction beyond it tells of another peak, or of less work than was counted."""
+WHAT = (
+    ("gemm", "bfloat16", "burst"), ("gemm", "bfloat16", "sustained"), ("gemm", "fp8_static", "burst"), ("attention", "bfloat16", "burst"),
+)  # fmt: skip
+"""Kind of table, dtype and mode of what is shown. In the rows of fp8_static nothing is quantised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The largest fraction of the peak in the rows of a device, and how many these are."""
+
+    device: str
+    kind: str
+    dtype: str
+    mode: str
+    fraction: float
+    rows: int
+
+
+def bounds(folder: Path, device: str) -> list[Bound]:
+    """The bounds of a device, as far as there are rows."""
+    found = []
+    for kind, dtype, mode in WHAT:
+        if device not in devices_in(folder, kind):
+            continue
+        fractions = [fraction for row in read(folder, kind, device).rows if (fraction := _fraction(row, kind, dtype, mode))]
+        if fractions:
+            found.append(Bound(device=device, kind=kind, dtype=dtype, mode=mode, fraction=max(fractions), rows=len(fractions)))
+    return found
+
+
+def _fraction(row: Row, kind: str, dtype: str, mode: str) -> float:
+    """The fraction of a row that is of this sort; 0 of others."""
+    if row["dtype"] != dtype or row["mode"] != mode or (kind == "attention" and (row["causal"] != "1" or row["window"] not in ("", "0"))):
+        return 0.0
+    found = float(row.get("frac_of_peak") or 0)
+    return found if found <= PLAUSIBLE else 0.0
+
+
+def shown_bounds(found: Sequence[Bound]) -> None:
+    """Print a line for each device."""
+    table = Table(title="The best fractions of the peak that were measured")
+    table.add_column("device", no_wrap=True)
+    for kind, dtype, mode in WHAT:
+        table.add_column(f"{'products' if kind == 'gemm' else 'attention'} {dtype} {mode}", justify="right")
+    for device in dict.fromkeys(one.device for one in found):
+        own = {(one.kind, one.dtype, one.mode): one.fraction for one in found if one.device == device}
+        table.add_row(device, *(f"{own[what]:.1%}" if what in own else "-" for what in WHAT))
+    Console(width=max(Console().width, 130), highlight=False).print(table)

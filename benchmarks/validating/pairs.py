@@ -1,0 +1,73 @@
+"""Devices beside one another: public runs of the same model, framework, precision and sequence length on two kinds of them.
+
+    ratio = tokens a second and device on the one over those on the other, geometric means where a device has several runs
+
+What a framework does, and what a model is, is the same on both sides, so a ratio shows the devices alone: measured, and as predicted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .scores import Group, Sample
+
+Key = tuple[str, str, str]
+LARGE = "70B"
+"""In the names of the models that are shown one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two devices on the runs of one model: by what factor the second is faster than the first, measured and predicted, and from how
+    many runs."""
+
+    what: str
+    model: str
+    devices: tuple[str, str]
+    measured: float
+    predicted: float
+    runs: int
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured - 1
+
+
+def pairs(groups: Sequence[Group]) -> list[Pair]:
+    """Every pair of devices that some public model ran on."""
+    found: dict[Key, dict[str, list[Sample]]] = {}
+    for group in groups:
+        for sample in group.samples:
+            if sample.timed and sample.tokens and sample.device and sample.pair is not None:
+                runs = found.setdefault(sample.pair, {}).setdefault(sample.device, [])
+                if sample not in runs:
+                    runs.append(sample)
+    return [pair for key, by_device in found.items() for pair in _of_one(key, by_device)]
+
+
+def _of_one(key: Key, by_device: dict[str, list[Sample]]) -> Iterator[Pair]:
+    framework, model, rest = key
+    for one, other in itertools.combinations(sorted(by_device), 2):
+        first, second = by_device[one], by_device[other]
+        measured, predicted = (
+            _rate(second, name) / _rate(first, name) for name in ("measured", "predicted")
+        )
+        yield Pair(
+            what=f"{framework} {model}, {rest}", model=model, devices=(one, other), measured=measured, predicted=predicted,
+            runs=len(first) + len(second),
+        )  # fmt: skip
+
+
+def _rate(runs: Sequence[Sample], name: str) -> float:
+    """Tokens a second and device."""
+    logs = [math.log((run.tokens or 1.0) / getattr(run, name)) for run in runs]
+    return math.exp(sum(logs) / len(logs))
+
+
+def within(found: Sequence[Pair], share: float = 0.15) -> float:
+    """How many ratios are told within that share."""
+    return sum(abs(pair.error) <= share for pair in found) / max(len(found), 1)

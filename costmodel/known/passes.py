@@ -1,0 +1,157 @@
+"""What the parts of a known configuration take in its passes, and what comes once a step: sends, reductions, gathers and the update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.ir import DTYPE_BYTES
+
+from ..cluster.model import Cluster
+from ..collectives import collective_time
+from ..device.elementwise import memory_seconds
+from .configuration import Configuration
+from .hiding import exposed
+from .parts import PartSeconds, Places, parts_of, places_of
+from .shape import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a stage has its devices: the cluster of these alone and the levels of its axes, and the clusters that have the levels over
+    which it `sends` to the next one, in groups of `senders`, and `reduces` with its replicas."""
+
+    cluster: Cluster
+    places: Places
+    sends: Cluster
+    reduces: Cluster
+    senders: int
+
+    @classmethod
+    def of(cls, c: Configuration, cluster: Cluster) -> Site:
+        """Every stage of a configuration on a cluster of as many devices."""
+        return cls(cluster=cluster, places=places_of(c, cluster), sends=cluster, reduces=cluster, senders=c.pipeline)
+
+
+class Passes:
+    """A stage of one configuration; `members`: how often a device has each part."""
+
+    def __init__(self, shape: Shape, c: Configuration, site: Site) -> None:
+        self.shape, self.c, self.site = shape, c, site
+        self.cluster, self.places = site.cluster, site.places
+        self.parts = parts_of(shape, c, site.cluster, site.places)
+
+    def seconds(self, members: Mapping[str, float]) -> tuple[float, float, float]:
+        """Forward, backward, and what of the latter makes the gradients of weights."""
+        parts = self.parts
+        return (
+            sum(n * self.ahead(parts[name]) for name, n in members.items()),
+            sum(n * (self.back(parts[name]) + self.again(name)) for name, n in members.items()),
+            sum(n * parts[name].weight for name, n in members.items()),
+        )
+
+    def arithmetic(self, members: Mapping[str, float]) -> float:
+        """Seconds of products and attention of a micro-batch, without recompute."""
+        return sum(n * self.parts[name].arithmetic for name, n in members.items())
+
+    def stored(self, members: Mapping[str, float]) -> tuple[float, float]:
+        """Elements of parameters that a device uses, and those of experts among them."""
+        parts = self.parts
+        return sum(n * parts[name].parameters for name, n in members.items()), sum(n * parts[name].experts for name, n in members.items())
+
+    def gather(self, part: PartSeconds) -> float:
+        """Seconds of gathering a part's parameters at once (ZeRO-3)."""
+        if not part.gathered:
+            return 0.0
+        nbytes = part.gathered * (self.c.habits.gathered_bytes or DTYPE_BYTES[self.c.dtype]) / DTYPE_BYTES[self.c.dtype]
+        seconds = self.collective("all_gather", nbytes, self.c.replicas, self.places.replicas, self.site.reduces)
+        return max(seconds, nbytes / self.c.habits.gather_rate)
+
+    def collective(self, kind: str, nbytes: float, group: int, level: str, cluster: Cluster | None = None) -> float:
+        return float(collective_time(kind, nbytes, group, level=level, cluster=cluster or self.cluster))
+
+    def ahead(self, part: PartSeconds) -> float:
+        busy = self.run(part.forward + part.moved_forward, part.issued_forward)
+        return busy + (exposed(self.gather(part), busy) if self.c.habits.prefetch else self.gather(part))
+
+    def back(self, part: PartSeconds) -> float:
+        """Backward; under ZeRO-3 the parameters are gathered again and their gradients scattered, under the compute."""
+        busy = self.run(part.backward + part.moved_backward + self.accumulate(part), part.issued_backward)
+        if not part.gathered:
+            return busy
+        size = part.gathered * self.c.habits.reduced_bytes / DTYPE_BYTES[self.c.dtype]
+        scattered = self.collective("reduce_scatter", size, self.c.replicas, self.places.replicas, self.site.reduces)
+        moved = self.gather(part) + max(scattered, size / self.c.habits.gather_rate)
+        return busy + (exposed(moved, busy) if self.c.habits.prefetch else moved)
+
+    def run(self, seconds: float, issued: float) -> float:
+        """Seconds of kernels that a host issues: it runs ahead of the device, or else the device waits for it."""
+        host = issued * self.cluster.device.dispatch
+        if self.c.habits.blocking:
+            return seconds + host
+        return seconds if self.c.habits.compiled else max(seconds, host)
+
+    def accumulate(self, part: PartSeconds) -> float:
+        """Seconds of adding the gradients of a micro-batch to those of the ones before it, in the precision of the reduction."""
+        if self.c.zero == 3 or self.c.habits.fused_accumulation:
+            return 0.0
+        habits = self.c.habits
+        traffic = DTYPE_BYTES[self.c.dtype] + 2 * habits.gradient_bytes if habits.accumulation_bytes is None else habits.accumulation_bytes
+        return float(memory_seconds(part.parameters * traffic, self.cluster.device))
+
+    def again(self, name: str) -> float:
+        """Seconds of a part's forward pass that the backward pass repeats."""
+        c, part = self.c, self.parts[name]
+        if c.recompute == "none" or (name in ("embed", "head") and not (c.recompute == "full" and c.habits.recompute_ends)):
+            return 0.0
+        if c.recompute == "selective":
+            return part.again
+        return c.habits.recomputed * self.run(part.forward + part.moved_forward, part.issued_forward)
+
+    def send(self) -> float:
+        """Seconds of one message between stages, and the gather on arrival where the ranks send shares."""
+        c = self.c
+        if c.pipeline == 1:
+            return 0.0
+        nbytes = c.micro_batch * self.shape.sequence // c.context * self.shape.hidden * DTYPE_BYTES[c.dtype]
+        share = c.tensor if c.habits.scatter_sends or c.sequence_parallel else 1
+        seconds = self.collective("send", nbytes / share, self.site.senders, self.places.stages, self.site.sends)
+        if share > 1 and not c.sequence_parallel:
+            seconds += c.habits.send_gathers * self.collective("all_gather", nbytes, c.tensor, self.places.axes[-1])
+        return seconds
+
+    def reduction(self, parameters: float, experts: float, forward: float, backward: float) -> float:
+        """Exposed seconds of reducing the gradients of a device once a step, and of gathering the updated shards; `forward` and `backward`:
+        of the micro-batch under which they run."""
+        c = self.c
+        if c.replicas == 1 or c.zero == 3:
+            return 0.0
+        groups = [(parameters - experts, c.replicas, self.places.replicas)]
+        if experts:
+            apart, _, context, _ = self.places.axes
+            groups += [(experts, c.data // c.expert_data, apart), (experts, c.context, context)]
+        reduce = sum(self.reduced(*group) for group in groups)
+        gather = sum(self.regathered(*group) for group in groups)
+        return (exposed(reduce, backward) if c.habits.overlap_gradients else reduce) + (
+            exposed(gather, forward) if c.habits.overlap_gather else gather
+        )
+
+    def reduced(self, parameters: float, group: int, level: str) -> float:
+        """Seconds of reducing the gradients of as many parameters in a group."""
+        c = self.c
+        whole = c.zero == 0 or c.habits.reduce_whole
+        kind = "all_reduce" if whole else "reduce_scatter"
+        return self.collective(kind, parameters * c.habits.reduced_bytes, group, level, self.site.reduces)
+
+    def regathered(self, parameters: float, group: int, level: str) -> float:
+        """Seconds of gathering as many parameters after the update of their shards."""
+        if self.c.zero == 0:
+            return 0.0
+        nbytes = parameters * (self.c.habits.gathered_bytes or DTYPE_BYTES[self.c.dtype])
+        return self.collective("all_gather", nbytes, group, level, self.site.reduces)
+
+    def update(self, parameters: float, experts: float) -> float:
+        """Seconds of the optimizer on a device's shards; experts are sharded over the ranks that have the same ones."""
+        c = self.c
+        owned = parameters if not c.zero else (parameters - experts) / c.replicas + experts / max(c.replicas // c.expert_data, 1)
+        return float(memory_seconds(owned * c.habits.update_traffic, self.cluster.device))

@@ -1,0 +1,55 @@
+"""SIGTERM to a process that has started ranks: it goes on to these, and the process ends as they do."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+TERM_GRACE = 30.0
+"""Seconds that ranks may take to end after SIGTERM: longer than `autopar.steps` takes to save."""
+ASKED = b"SIGTERM"
+"""What a caller writes to the process that has forked its ranks."""
+
+
+class Ending:
+    """Whether the ranks were asked to end, and until when they may take. `running`: gives the process ids of those that are to hear it."""
+
+    def __init__(self, running: Callable[[], list[int]]) -> None:
+        self._running, self.deadline, self.asked = running, math.inf, False
+
+    def ask(self) -> None:
+        """Hand SIGTERM on, once."""
+        if not self.asked:
+            self.asked, self.deadline = True, time.monotonic() + TERM_GRACE
+            for pid in self._running():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def on_sigterm(ask: Callable[[], None]) -> Iterator[None]:
+    """Inside, SIGTERM asks instead of killing, unless this program has a handler of its own, or another thread hears signals."""
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: ask())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def end_by_sigterm(failure: str) -> NoReturn:
+    """Say that the ranks did not end in good order, and end as the signal would have ended this process."""
+    print(f"autopar: SIGTERM: {failure}", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise SystemExit(128 + signal.SIGTERM)

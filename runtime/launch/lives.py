@@ -1,0 +1,204 @@
+"""The lives of torchrun's ranks: which of them failed by itself, life after life, and is to be left out of the next.
+
+torchrun ends all ranks where one fails, and starts all of them again, the one with the broken memory among them, until no restart is left.
+So every process writes into a file of its own how its lives ended. A life that is over ended by itself ("alone": killed, or an exception
+of its own), or with the others ("with others": SIGTERM from the launcher, a connection that broke, a wait for a rank that was stopped). A
+process whose last `IN_A_ROW` lives ended alone, or the last two of them without a checkpoint between, is left out: it does not join the
+process group, waits for the end of the others, and exits with 0. The others are numbered anew.
+
+Rank 0 of the launcher reads the files and tells everyone through the store, so that all decide alike.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from .rank import BEAT, last_step
+
+IN_A_ROW = 3
+"""Lives that ended alone, one after the other, after which a rank is left out."""
+ALONE, WITH_OTHERS = "alone", "with others"
+FOLDER = "lives"
+_DONE, _LEFT_OUT = "done", "left out"
+_CONNECTION = ("gloo", "Connection closed by peer", "Connection reset", "Broken pipe", "timed out", "Timed out", "NCCL", "cannot take part")
+"""What exceptions say that are caused by another rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A process among those that the launcher started: `member` stays the same over its lives."""
+
+    member: str
+    rank: int
+    world: int
+
+    @classmethod
+    def of_environment(cls) -> Seat:
+        """The seat of this process."""
+        member = f"{socket.gethostname()}.{os.getppid()}.{os.environ.get('LOCAL_RANK', os.environ['RANK'])}"
+        return cls(member=member, rank=int(os.environ["RANK"]), world=int(os.environ["WORLD_SIZE"]))
+
+
+class Lives:
+    """The lives of this process, and of those beside it. `folder`: one that all ranks see; `progress`: what a new checkpoint changes."""
+
+    def __init__(self, folder: Path, progress: str) -> None:
+        self.folder, self.progress = folder / FOLDER, progress
+        self.path: Path | None = None
+        self._past: list[dict[str, str]] = []
+
+    def leave_out(self, store: Store, limit: timedelta) -> tuple[int, int]:
+        """This process's rank, and the number of ranks, without those that keep failing; one of these does not return."""
+        seat = Seat.of_environment()
+        self._begin(seat)
+        store.set(f"member {seat.rank}", seat.member)
+        if seat.rank == 0:
+            members = [store.get(f"member {rank}").decode() for rank in range(seat.world)]
+            sweep(self.folder, members)
+            store.set(_LEFT_OUT, json.dumps(failing(self.folder, members, self.progress)))
+        store.wait([_LEFT_OUT], limit)
+        out: dict[str, int] = json.loads(store.get(_LEFT_OUT))
+        if str(seat.rank) in out:
+            self._sit_out(store, seat, out[str(seat.rank)])
+        self._watch_end(store)
+        staying = [rank for rank in range(seat.world) if str(rank) not in out]
+        return staying.index(seat.rank), len(staying)
+
+    def ended(self, word: str) -> None:
+        """Write down how this life ends, the first word counting."""
+        if self.path is not None and self._past and self._past[-1]["word"] == ALONE:
+            self._past[-1]["word"] = word
+            self._write()
+
+    def _begin(self, seat: Seat) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path = self.folder / f"{seat.member}.json"
+        self._past = _read(self.path)[-IN_A_ROW:]
+        self._past.append({"word": ALONE, "progress": self.progress})  # whoever is killed writes no word
+        self._write()
+
+    def _write(self) -> None:
+        assert self.path is not None
+        beside = self.path.with_suffix(".new")
+        beside.write_text(json.dumps(self._past), encoding="utf-8")
+        beside.replace(self.path)
+
+    def _remove(self) -> None:
+        """The training is over, and nobody asks for this file; the last one closes the door."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def _watch_end(self, store: Store) -> None:
+        """Learn how this process ends, as far as it can tell."""
+        before = sys.excepthook
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            failed.append(kind)
+            if not is_of_others(error):
+                before(kind, error, trace)
+                return
+            self.ended(WITH_OTHERS)
+            step = "" if last_step() is None else f" in step {last_step()}"
+            first = (str(error).splitlines() or [kind.__name__])[0]
+            print(f"autopar: rank {os.environ['RANK']} ends{step} because of another: {first}", file=sys.stderr, flush=True)
+
+        def end() -> None:
+            if not failed:  # nor was it asked to end before it was done
+                with contextlib.suppress(RuntimeError):
+                    store.set(_DONE, "")
+                self._remove()
+
+        def asked(number: int, frame: FrameType | None) -> None:
+            if failed:  # it is on its way out
+                os._exit(128 + number)
+            failed.append(number)
+            sys.exit(128 + number)
+
+        failed: list[Any] = []
+        sys.excepthook = excepthook
+        atexit.register(end)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, asked)
+        _hear_at_once(signal.SIGTERM, lambda: self.ended(WITH_OTHERS))
+
+    def _sit_out(self, store: Store, seat: Seat, lives: int) -> NoReturn:
+        """Stay, since a launcher whose processes have all ended cannot be joined again, and end with the others."""
+        who = f"local rank {os.environ.get('LOCAL_RANK', seat.rank)} of {socket.gethostname()} (rank {seat.rank})"
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        print(f"autopar: {who} has failed by itself in {lives} lives in a row, and is left out", file=sys.stderr, flush=True)
+        with contextlib.suppress(RuntimeError):  # the store has ended: so have the others
+            while not store.check([_DONE]):
+                time.sleep(BEAT)
+        self._remove()
+        os._exit(0)
+
+
+def failing(folder: Path, members: list[str], progress: str) -> dict[str, int]:
+    """The ranks that are left out, by their numbers as texts, and how many lives of each have ended alone.
+
+    Where that is everyone, what fails is no rank: nobody is left out.
+    """
+    found = {}
+    for rank, member in enumerate(members):
+        past = _read(folder / f"{member}.json")[:-1]  # the last life is the one that has just begun
+        alone = next((at for at, life in enumerate(reversed(past)) if life["word"] != ALONE), len(past))
+        stuck = next((at for at, life in enumerate(reversed(past[len(past) - alone :])) if life["progress"] != progress), alone)
+        if alone >= IN_A_ROW or stuck >= IN_A_ROW - 1:
+            found[str(rank)] = alone
+    return found if len(found) < len(members) else {}
+
+
+def is_of_others(error: BaseException) -> bool:
+    """Whether an exception says no more than that another rank is gone."""
+    if isinstance(error, KeyboardInterrupt | dist.DistError):
+        return True
+    text = str(error)
+    return error.__cause__ is None and any(word in text for word in _CONNECTION)
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return [{"word": str(life["word"]), "progress": str(life["progress"])} for life in found]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def sweep(folder: Path, members: list[str]) -> None:
+    """Remove the files of processes whose launcher is gone."""
+    for path in folder.glob("*.json"):
+        if path.stem not in members:
+            path.unlink(missing_ok=True)
+
+
+def _hear_at_once(number: signal.Signals, tell: Callable[[], None]) -> None:
+    """Call `tell` in a thread when a signal comes, also while the main thread waits in a collective, where Python hears nothing."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def listen() -> None:
+        while word := os.read(reader, 1):
+            if word[0] == number:
+                tell()
+
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=listen, name="autopar-signals", daemon=True).start()

@@ -1,0 +1,72 @@
+"""Weights from others: safetensors files as Hugging Face has them become a checkpoint, which any plan resumes from.
+
+What is read is one tensor at a time, and what is held is one file. The checkpoint has no optimizer and no position in the data.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import autopar
+from autopar.errors import UsageError, unknown
+from autopar.ir.dtype import FLOATS
+
+from ..weight_files import FileTensor, read_headers
+from .export import LIMIT, parts_within
+from .manifest import MANIFEST, MODEL, UNFINISHED, Entry, Manifest, Piece, checkpoint_name
+from .storage import checksum_of, discard, dtype_name, point_to, synchronise, torch_dtype, write_synchronised
+
+
+def import_weights(
+    weights: str | Path, folder: str | Path, *, dtype: str | None = None, strip: str = "", add: str = "", limit: int = LIMIT
+) -> Path:
+    """Make a checkpoint of step 0 out of a `.safetensors` file, or a folder of such; `folder` is new. The path of the checkpoint.
+
+    `dtype`: the type of floating-point numbers in it, by default that of the files: a plan loads what has the type in which it stores a
+    parameter. `strip`: what the names begin with, and are to be without; `add`: what they are to begin with instead.
+    """
+    target = Path(folder).absolute()
+    if dtype is not None and dtype not in FLOATS:
+        raise UsageError(unknown("floating-point type", dtype, FLOATS))
+    if target.exists():
+        raise UsageError(f"{target}: is there already; name a new folder")
+    source = Path(weights)
+    found = read_headers(source)
+    if other := [name for name in found if not name.startswith(strip) or name == strip]:
+        raise UsageError(f"{other[0]!r} does not begin with {strip!r}")
+    named = {add + name.removeprefix(strip): tensor for name, tensor in found.items()}
+    name = checkpoint_name(0, [])
+    making = target / (UNFINISHED + name)
+    making.mkdir(parents=True)
+    try:
+        model = source.stem if source.is_file() else source.absolute().name
+        _write(named, making, model, dtype, limit)
+        making.rename(target / name)
+        synchronise(target)
+        point_to(target, name)
+    except BaseException:
+        discard(target)
+        raise
+    return target / name
+
+
+def _write(named: dict[str, FileTensor], making: Path, model: str, dtype: str | None, limit: int) -> None:
+    from safetensors.torch import save_file
+
+    entries, files = {}, {}
+    wanted = {name: torch_dtype(dtype) if dtype and tensor.is_float else tensor.dtype for name, tensor in named.items()}
+    sizes = {name: math.prod(tensor.shape) * wanted[name].itemsize for name, tensor in named.items()}
+    for number, names in enumerate(parts_within(sizes, limit)):
+        file = f"rank-{number:05d}.safetensors"
+        values = {MODEL + name: named[name]().to(wanted[name]) for name in names}
+        save_file(values, making / file)
+        synchronise(making / file)
+        files[file] = (making / file).stat().st_size
+        for name in names:
+            shape, key = named[name].shape, MODEL + name
+            piece = Piece(file=file, key=key, offsets=(0,) * len(shape), shape=shape, crc=checksum_of(values[key]))
+            entries[key] = Entry(shape=shape, dtype=dtype_name(wanted[name]), pieces=(piece,))
+    manifest = Manifest(made_by=autopar.__version__, step=0, ranks=1, model=model, tensors=entries, files=files)
+    write_synchronised(making / MANIFEST, manifest.model_dump_json(by_alias=True))
+    synchronise(making)

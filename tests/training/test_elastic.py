@@ -1,0 +1,178 @@
+"""A training that goes on with other ranks: the same samples, the same losses, a plan that is searched once for each number."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import autopar
+from autopar.errors import AutoparError, UsageError
+from autopar.runtime.launch import run_ranks
+from autopar.training.replanning import PLANS
+
+SCRIPT = Path(__file__).with_name("elastic_script.py")
+
+
+def _script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("elastic_script", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+NETS = _script()
+INPUTS = (torch.zeros(NETS.BATCH, dtype=torch.long),) * 2
+
+
+def _elastic(folder: str, **options: Any) -> Any:
+    """The training of the script."""
+    torch.manual_seed(0)
+
+    def optimizer(module: Any) -> torch.optim.Optimizer:
+        return autopar.local_optimizer(torch.optim.AdamW, module, lr=1.0)
+
+    return autopar.elastic(NETS.Net(), INPUTS, folder, data=NETS.Numbers(), seed=4, optimizer=optimizer, **{"scheme": "zero3", **options})
+
+
+def _trained(folder: str, count: int, options: dict[str, Any]) -> tuple[list[Any], str, int]:
+    """Steps up to a number: number, loss, samples and learning rate of each; where the plan was from; devices."""
+    run = _elastic(folder, **options)
+    schedule = run.track("schedule", torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda step: 0.02 / (1 + step)))
+    loader = DataLoader(NETS.Numbers(), batch_sampler=run.sampler)
+    found = []
+    for step, batch in run.steps(count, loader, save_every=2, wait=None):
+        rate = run.optimizer.param_groups[0]["lr"]
+        found.append((step, float(run.module.train_step(batch, run.optimizer)), batch[0].tolist(), rate))
+        schedule.step()
+    return found, run.replanned.origin, run.plan.devices
+
+
+def _require_equal(found: list[Any], wanted: list[Any]) -> None:
+    assert [(step, samples) for step, _, samples, _ in found] == [(step, samples) for step, _, samples, _ in wanted]
+    assert [loss for _, loss, _, _ in found] == pytest.approx([loss for _, loss, _, _ in wanted], rel=1e-5)
+    assert [rate for *_, rate in found] == pytest.approx([rate for *_, rate in wanted])
+
+
+FEW, MANY = ((2, 2), (1, 6)), ((3, 2), (2, 4), (1, 6), (3, 8))
+PLANNED = ["planned anew", "planned with the strategies for 3 devices", "planned anew", "planned before"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted_origins"), [(FEW, ["planned anew"] * 2), pytest.param(MANY, PLANNED, marks=[pytest.mark.slow, pytest.mark.ci])]
+)
+def test_on_other_ranks_it_is_the_same_training(tmp_path: Path, parts: tuple[tuple[int, int], ...], wanted_origins: list[str]) -> None:
+    """On other numbers of ranks the losses, samples and learning rates of one rank throughout, over the end of an epoch."""
+    last = parts[-1][1]
+    wanted = run_ranks(_trained, 1, str(tmp_path / "whole"), last, {})[0][0]
+    found, origins = [], []
+    for ranks, until in parts:
+        part, origin, devices = run_ranks(_trained, ranks, str(tmp_path / "parts"), until, {})[-1]
+        assert devices == ranks
+        found += part
+        origins.append(origin)
+    _require_equal(found, wanted)
+    assert origins == wanted_origins
+    kept = [f"step-{step:08d}" for step in (last - 2, last)]
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["latest", PLANS, *kept]
+
+
+def _refused(folder: str, options: dict[str, Any]) -> str:
+    with pytest.raises(AutoparError) as raised:
+        _trained(folder, 1, options)
+    return str(raised.value)
+
+
+def test_every_rank_says_why_there_is_no_plan(tmp_path: Path) -> None:
+    for rank, said in enumerate(run_ranks(_refused, 2, str(tmp_path), {"scheme": "zeri3"})):
+        assert "unknown scheme 'zeri3'" in said and said.startswith("rank 0 cannot take part") == (rank > 0)
+
+
+def _misused(folder: str) -> list[str]:
+    run = _elastic(folder)
+    schedule = run.track("schedule", torch.optim.lr_scheduler.StepLR(run.optimizer, 1))
+    said = []
+    for call in (
+        lambda: run.track("schedule", schedule),
+        lambda: next(run.steps(3, save_every=0)),
+        lambda: autopar.elastic(NETS.Net(), INPUTS, optimizer=lambda module: run.optimizer),
+        lambda: autopar.elastic(NETS.Net(), INPUTS, folder, optimizer=lambda module: run.optimizer, schem="data"),
+    ):
+        with pytest.raises(UsageError) as raised:
+            call()
+        said.append(str(raised.value))
+    list(run.steps(1))
+    again = _elastic(folder)
+    with pytest.raises(AutoparError) as refused:
+        again.track("scheduler", schedule)
+    bare = autopar.elastic(NETS.Net(), INPUTS, folder + "/bare", optimizer=lambda module: torch.optim.SGD(module.parameters()))
+    with pytest.raises(UsageError) as without:
+        next(bare.steps(3, []))
+    return [*said, str(refused.value), str(without.value)]
+
+
+def test_what_is_called_wrongly_is_refused(tmp_path: Path) -> None:
+    (found,) = run_ranks(_misused, 1, str(tmp_path))
+    wanted = ("is tracked already", "save_every is 0", "needs a folder", "Perhaps you meant 'scheme'", "'schedule'", "elastic(..., data=")
+    assert len(found) == len(wanted) and all(word in said for word, said in zip(wanted, found, strict=True)), found
+
+
+def _torchrun(folder: Path, ranks: int, steps: int, *disturbances: str, restarts: int = 0) -> str:
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += ["--max-restarts", str(restarts), str(SCRIPT), str(folder), str(steps), "0.2", *disturbances]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=400)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def _log(folder: Path) -> dict[int, list[Any]]:
+    """Of every step the last word on it."""
+    return {step: rest for step, *rest in map(json.loads, (folder / "log").read_text(encoding="utf-8").splitlines())}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
+    """Of one rank, undisturbed."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    _torchrun(folder, 1, 8)
+    return _log(folder)
+
+
+def _require_log(found: dict[int, list[Any]], wanted: dict[int, list[Any]], devices: list[int]) -> None:
+    assert sorted(found) == sorted(wanted)
+    assert [found[step][1] for step in sorted(found)] == [wanted[step][1] for step in sorted(wanted)]
+    assert [found[step][0] for step in sorted(found)] == pytest.approx([wanted[step][0] for step in sorted(wanted)], rel=1e-5)
+    assert [found[step][2] for step in sorted(found)] == devices
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("disturbance", ["always SIGKILL 1 5", "always raise 0 5"])
+def test_a_rank_that_keeps_failing_is_left_out(tmp_path: Path, alone: dict[int, list[Any]], disturbance: str) -> None:
+    """Also the first one, which the others otherwise listen to."""
+    said = _torchrun(tmp_path / "run", 3, 8, disturbance, restarts=3)
+    found = _log(tmp_path / "run")
+    _require_log(found, alone, [found[step][2] for step in range(8)])
+    assert found[0][2] == 3 and found[7][2] == 2 and "is left out" in said
+    assert not (tmp_path / "run" / "saved" / "lives").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_two_faults_in_a_row(tmp_path: Path, alone: dict[int, list[Any]]) -> None:
+    """Each rank fails once: nobody is left out."""
+    said = _torchrun(tmp_path / "run", 2, 8, "once SIGKILL 1 5", restarts=2)
+    assert "is left out" not in said
+    _require_log(_log(tmp_path / "run"), alone, [2] * 8)

@@ -1,0 +1,208 @@
+"""`autopar train`: a training out of a file, which goes on where it was, with figures that tell each step once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.cli import run
+from autopar.errors import AutoparError, UsageError
+from autopar.runtime.launch import run_ranks
+from autopar.runtime.training.manifest import latest_in, read_manifest
+from autopar.training.config import load_config
+from autopar.training.loop import train
+from autopar.training.metrics import METRICS, forget_from
+
+FILE = """
+[model]
+config = "config.json"
+[data]
+tokens = "text.txt"
+type = "uint8"
+sequence = 8
+batch = 4
+[optimizer]
+lr = 0.01
+weight_decay = 0.1
+clip = 1.0
+[schedule]
+name = "cosine"
+warmup = 2
+[training]
+folder = "run"
+steps = 6
+save_every = 2
+log_every = 1
+[plan]
+scheme = "zero1"
+"""
+OWN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+
+    def forward(self, x, y):
+        return (self.up(x) - y).square().mean()
+
+def net():
+    return Net(), (torch.zeros(4, 4), torch.zeros(4, 4))
+
+def data():
+    return [(torch.full((4,), float(n)), torch.ones(4)) for n in range(20)]
+
+def no_data():
+    return 5
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file of a small GPT-2 and a text of bytes."""
+    transformers = import_module("transformers")
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 128, "n_positions": 8, "bos_token_id": 0, "eos_token_id": 0}
+    transformers.GPT2Config(**sizes, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0).save_pretrained(tmp_path)
+    (tmp_path / "text.txt").write_text("Each training goes on where it was. " * 40, encoding="ascii")
+    (tmp_path / "train.toml").write_text(FILE, encoding="utf-8")
+    return tmp_path / "train.toml"
+
+
+def _figures(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+
+
+def _on_ranks(file: Path, ranks: int, steps: int, folder: str) -> None:
+    config = load_config(file)
+    table = config.training.model_copy(update={"steps": steps, "folder": str(file.parent / folder)})
+    # The schedule is that of the whole training, however far this part goes.
+    run_ranks(train, ranks, config.model_copy(update={"training": table}))
+
+
+def test_it_goes_on_on_other_ranks(file: Path) -> None:
+    """The figures of each step are told once, and are those of an undisturbed training."""
+    file.write_text(FILE.replace('name = "cosine"', 'name = "constant"'), encoding="utf-8")
+    _on_ranks(file, 1, 4, "whole")
+    _on_ranks(file, 2, 2, "parts")
+    with (file.parent / "parts" / METRICS).open("a", encoding="utf-8") as stream:
+        stream.write('{"step": 3, "loss": 1e9}\n{"step": ')  # of a life that was killed
+    _on_ranks(file, 1, 4, "parts")
+    wanted, found = _figures(file.parent / "whole"), _figures(file.parent / "parts")
+    assert [one["step"] for one in found] == [1, 2, 3, 4]
+    for name in ("loss", "lr", "gradient_norm"):
+        assert [one[name] for one in found] == pytest.approx([one[name] for one in wanted], rel=1e-4), name
+    assert all(one["tokens_per_second"] == pytest.approx(32 / one["seconds"]) and one["predicted_seconds"] > 0 for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("plan", ["", 'scheme = "data"\nstages = 2\nmicro_batches = 2'])
+def test_ranks_that_are_idle_and_stages(file: Path, plan: str) -> None:
+    """A rank without parameters, or without some kind of them, saves and goes on with the others."""
+    file.write_text(FILE.replace('scheme = "zero1"', plan).replace('name = "cosine"', 'name = "constant"'), encoding="utf-8")
+    _on_ranks(file, 2, 2, "run")
+    _on_ranks(file, 2, 4, "run")
+    assert [one["step"] for one in _figures(file.parent / "run")] == [1, 2, 3, 4]
+    assert latest_in(file.parent / "run") == "step-00000004"
+
+
+def _program(*arguments: str, folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "autopar", "train", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_command_and_sigterm(file: Path) -> None:
+    """Sent SIGTERM the launcher has its ranks save, and exits with 0; then the training goes on."""
+    folder = file.parent / "run"
+    with _program(str(file), "--ranks", "2", "--steps", "4000", folder=file.parent) as program:
+        end = time.monotonic() + 120
+        while latest_in(folder) is None and program.poll() is None and time.monotonic() < end:
+            time.sleep(0.1)
+        program.send_signal(signal.SIGTERM)
+        _, said = program.communicate(timeout=60)
+    assert program.returncode == 0 and "autopar: SIGTERM: saved after" in said, said
+    latest = latest_in(folder)
+    assert latest is not None
+    done = read_manifest(folder / latest)[0].step
+    with _program(str(file), "--steps", str(done + 2), folder=file.parent) as program:
+        out, said = program.communicate(timeout=120)
+    assert (
+        program.returncode == 0
+        and "2 steps made" in out
+        and f"goes on after {done} steps" in said
+        and f"step {done + 2}/{done + 2}" in said
+    )
+    with _program(str(file), "--steps", str(done + 2), folder=file.parent) as program:
+        out, said = program.communicate(timeout=120)
+    assert program.returncode == 0 and "nothing is left to do" in out
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_model_and_a_dataset_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    text = FILE.replace('config = "config.json"', 'callable = "own:net"')
+    text = text.replace('tokens = "text.txt"\ntype = "uint8"\nsequence = 8', 'callable = "own:data"')
+    (tmp_path / "train.toml").write_text(text, encoding="utf-8")
+    with _program("train.toml", "--steps", "8", folder=tmp_path) as program:
+        out, said = program.communicate(timeout=120)
+    assert program.returncode == 0 and "8 steps made" in out and "tokens/s" not in said, said
+    assert _figures(tmp_path / "run")[-1]["loss"] < _figures(tmp_path / "run")[0]["loss"]
+    (tmp_path / "train.toml").write_text(text.replace("own:data", "own:no_data"), encoding="utf-8")
+    with _program("train.toml", folder=tmp_path) as program:
+        _, said = program.communicate(timeout=120)
+    assert program.returncode == 2 and "returned a int, which is no dataset" in said
+
+
+def _refused(file: Path, old: str, new: str) -> str:
+    text = FILE.replace(old, new)
+    assert text != FILE
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(AutoparError) as raised:
+        train(load_config(file))
+    return str(raised.value)
+
+
+REFUSED: dict[str, tuple[str, str, str]] = {
+    "no file of tokens": ("text.txt", "none.txt", "no file of tokens"),
+    "no type": ('type = "uint8"\n', "", "say of which type its numbers are"),
+    "no configuration": ("config.json", "none.json", "does not exist"),
+    "no causal model": ("config.json", "train.toml", "no causal language model"),
+    "frozen by no name": ('config = "config.json"', 'config = "config.json"\nfrozen = ["none.*"]', "no parameter is named 'none.*'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_is_refused(file: Path, case: str) -> None:
+    old, new, said = REFUSED[case]
+    assert said in _refused(file, old, new)
+
+
+@pytest.mark.parametrize("option", ["--ranks", "--steps"])
+def test_options_are_checked(file: Path, option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} is 0; it must be at least 1"):
+        run(["train", str(file), option, "0"])
+
+
+def test_lines_of_steps_that_are_made_again_go(tmp_path: Path) -> None:
+    path = tmp_path / METRICS
+    forget_from(path, 3)
+    assert not path.exists()
+    lines: list[Any] = [json.dumps({"step": step}) for step in (1, 2, 3, 4)]
+    path.write_text("\n".join([*lines, "[]", '{"st']), encoding="utf-8")
+    forget_from(path, 2)
+    assert path.read_text(encoding="utf-8").splitlines() == lines[:2]
