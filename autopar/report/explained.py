@@ -16,6 +16,7 @@ from ..schemes import Named, scheme_of
 from ..sharding.analysis import Analysis, analyse
 from .account import Account, OperatorAccount, account_of, has_account
 from .certainty import certainty_json, certainty_lines
+from .collectives import collectives_json, collectives_parts
 from .explain import bare_lines, bare_table, find_operators, operator_json, operator_lines, storage_table
 from .grouping import groups_of
 from .outer_pins import Pinned
@@ -35,7 +36,8 @@ class Explained:
 
     `parameter`: the one that was asked for instead, and the `storages` that it could have. `others`: other strategies of the one
     operator, `step` being the seconds of the plan; `pinned`: other pipelines, recompute and so on; `flips`: where the plan becomes another
-    than `base`, which is found without pins. `beside`: another plan to compare with.
+    than `base`, which is found without pins. `beside`: another plan to compare with. `talk`: whether
+    the collectives are asked for.
     """
 
     plan: Plan
@@ -52,6 +54,7 @@ class Explained:
     parameter: str = ""
     storages: tuple[Alternative, ...] = ()
     beside: Plan | None = None
+    talk: bool = False
 
     @classmethod
     def of_file(cls, plan: Plan, wanted: str | None) -> Explained:
@@ -87,6 +90,12 @@ class Explained:
         require_consistent(other)
         return dataclasses.replace(self, beside=other)
 
+    def with_collectives(self) -> Explained:
+        """The same with the collectives of a step."""
+        if self.names is not None:
+            raise UsageError("--collectives counts those of the whole plan: leave out OP, which tells its own with --model")
+        return dataclasses.replace(self, talk=True)
+
     def _told(self) -> list[str | Table]:
         plan, account = self.plan, self.account
         if self.parameter:
@@ -96,7 +105,8 @@ class Explained:
             lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", self.named)]
             lines += certainty_lines(plan, self.cluster) if self.cluster is not None else []
             lines += difference_lines(plan, self.beside) if self.beside is not None else []
-            if self.pinned or self.flips or self.beside is not None:
+            lines += collectives_parts(plan, account) if self.talk else []
+            if self.pinned or self.flips or self.talk or self.beside is not None:
                 return lines
             lines += [stages_table(plan)] if plan.stages else []
             lines.append(operators_table(groups_of(account), account) if account else bare_table(plan, plan.operators))
@@ -137,6 +147,8 @@ class Explained:
             out["pinned"] = [dataclasses.asdict(other) for other in self.pinned]
         if self.flips:
             out |= {"base": self.base, "flips": [dataclasses.asdict(flip) for flip in self.flips]}
+        if self.talk:
+            out["collectives"] = collectives_json(plan, account)
         if self.beside is not None:
             out["difference"] = difference_json(plan, self.beside)
         return out

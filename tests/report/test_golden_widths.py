@@ -34,6 +34,7 @@ COMMANDS = {
     "plan": ["plan", "MODEL", *PLANNED, "--scheme", "megatron", "--no-compare"],
     "explain": ["explain", "PLAN"],
     "explain_operator": ["explain", "PLAN", "layers.0/up/MatMul", "--model", "MODEL"],
+    "explain_collectives": ["explain", "PLAN", "--collectives", "--model", "MODEL"],
     "explain_diff": ["explain", "PLAN", "--diff", "OTHER"],
     "compare": ["compare", "MODEL", "--cluster", "dgx-h100", "--devices", "1", "--scheme", "data", "--scheme", "expert"],
     "scaling": ["compare", "MODEL", "--devices", "1", "--cluster", "dgx-h100", "--cluster", "dgx-a100-80g", "--price", "dgx-h100=2"],
