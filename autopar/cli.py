@@ -194,6 +194,8 @@ def _explain(args: argparse.Namespace) -> None:
     check_outputs(args, args.trace)
     with contextlib.redirect_stdout(sys.stderr), ProgressBar() as bar:
         found = _explained(plan, args, bar)
+    found = found.with_collectives() if args.collectives else found
+    found = found.beside_plan(Plan.load(args.diff)) if args.diff else found
     if args.json:
         print_json(found.json())
     else:

@@ -231,6 +231,9 @@ BAD: dict[str, tuple[int, tuple[str, ...], str]] = {
     "alternatives of nothing": (2, ("explain", "@two.json", "--alternatives"), "--model"),
     "alternatives of several": (2, ("explain", "@two.json", "h.0/attn", "--model", "@two.onnx", "--alternatives"), "one operator"),
     "sensitivity of nothing": (2, ("explain", "@two.json", "--sensitivity"), "--sensitivity needs --model"),
+    "collectives of one operator": (2, ("explain", "@two.json", "h.0/attn", "--collectives"), "leave out OP"),
+    "a difference of one operator": (2, ("explain", "@two.json", "h.0/attn", "--diff", "@two.json"), "leave out OP"),
+    "a difference from no plan": (5, ("explain", "@two.json", "--diff", "@missing.json"), "missing.json"),
     "unknown scheme": (2, ("plan", "@two.onnx", *SMALL, "--scheme", "megatrn"), "Perhaps you meant .megatron"),
     "unknown scheme to compare": (2, ("compare", "@two.onnx", *SIZES, "--scheme", "megatrn"), "Perhaps you meant .megatron"),
     "a scheme without its mesh": (2, ("plan", "@two.onnx", *SIZES, "--devices", "8", "--cluster", "p5", "--scheme", "2d"), "4 .2x2. or 9"),
@@ -397,6 +400,38 @@ def test_explain_all(folder: Path, model: bool, capsys: pytest.CaptureFixture[st
     run(words)
     out = capsys.readouterr().out
     assert "h.{0,1}.attn.c_attn.weight" in out and len(out.splitlines()) < 100
+
+
+def test_explain_tells_what_differs_in_another_plan(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = str(tmp_path / "other.json")
+    run(["plan", str(folder / "two.onnx"), *SMALL, "--scheme", "megatron", "--no-compare", "--quiet", "-o", other])
+    words = ["explain", str(folder / "two.json"), "--diff"]
+    for beside, differs in ((other, True), (str(folder / "two.json"), False)):
+        run([*words, beside, "--json"])
+        found = json.loads(capsys.readouterr().out)["difference"]
+        assert found["same_model"] and bool(found["operators"]) == differs
+        mine, theirs = (Plan.load(path).operators for path in (folder / "two.json", beside))
+        assert set(found["operators"]) == {name for name in mine if mine[name].strategy != theirs[name].strategy}
+        assert [p["step"] for p in found["predicted"]] == [Plan.load(path).predicted.step for path in (folder / "two.json", beside)]
+        run([*words, beside])
+        out = capsys.readouterr().out
+        assert "times as long" in out and "Operators with another strategy" in out and ("h.{0,1}/mlp" in out) == differs
+
+
+@pytest.mark.parametrize("model", [True, False])
+def test_explain_counts_collectives(folder: Path, model: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    split = str(tmp_path / "split.json")
+    run(["plan", str(folder / "two.onnx"), *SMALL, "--scheme", "megatron", "--no-compare", "--quiet", "-o", split])
+    for path, talks in ((split, True), (str(folder / "two.json"), False)):
+        words = ["explain", path, "--collectives", *(["--model", str(folder / "two.onnx")] if model else [])]
+        run([*words, "--json"])
+        found = json.loads(capsys.readouterr().out)["collectives"]
+        assert found["of"] == "step" and sum(row["times"] for row in found["totals"]) == len(Plan.load(path).collectives)
+        assert bool(found["totals"]) == talks and ("operators" in found) == model
+        run(words)
+        out = capsys.readouterr().out
+        assert ("Nothing is communicated." in out) != talks
+        assert "Collectives by axis and level" in out and ("Collectives by operator" in out) == model
 
 
 def test_clusters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

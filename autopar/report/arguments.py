@@ -146,6 +146,8 @@ def _explain_options(parser: Parser) -> None:
     add("--alternatives", action="store_true", help=alternatives)
     sensitivity = "with --model: at which link speed, memory and batch the plan becomes another"
     add("--sensitivity", action="store_true", help=sensitivity)
+    add("--collectives", action="store_true", help="the collectives of a step by axis, phase and kind; with --model: by operator as well")
+    add("--diff", metavar="PLAN2", help="what differs in another plan file: figures, outer choices, strategies, storage")
     add("--memory", metavar="80GiB", help="memory limit per device for these (default: the cluster's)")
     trace_option(parser, "with --model: ")
     rules_option(parser)

@@ -20,6 +20,8 @@ EXAMPLES = {
         "explain plan.json",
         "explain plan.json h.3/mlp/c_fc/MatMul --model model.onnx --alternatives",
         "explain plan.json --model model.onnx --sensitivity",
+        "explain plan.json --collectives",
+        "explain plan.json --diff other.json",
     ),
     "report": ("report plan.json -o report.html", "report plan.json other.json -o report.html --model model.onnx"),
     "convert": ("convert plan.json --to torchtitan -o parallel.toml", "convert plan.json --to dtensor"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from autopar.costmodel import Cluster
 
+from ..errors import UsageError
 from ..ir import Graph
 from ..plan import Plan
 from ..plan_checks import require_consistent
@@ -15,9 +16,11 @@ from ..schemes import Named, scheme_of
 from ..sharding.analysis import Analysis, analyse
 from .account import Account, OperatorAccount, account_of, has_account
 from .certainty import certainty_json, certainty_lines
+from .collectives import collectives_json, collectives_parts
 from .explain import bare_lines, bare_table, find_operators, operator_json, operator_lines, storage_table
 from .grouping import groups_of
 from .outer_pins import Pinned
+from .page.difference import difference_json, difference_lines, difference_tables
 from .parameters import parameter_lines, storages_of
 from .planned import group_json
 from .questions import alternatives_table, flips_table, pinned_table
@@ -33,7 +36,8 @@ class Explained:
 
     `parameter`: the one that was asked for instead, and the `storages` that it could have. `others`: other strategies of the one
     operator, `step` being the seconds of the plan; `pinned`: other pipelines, recompute and so on; `flips`: where the plan becomes another
-    than `base`, which is found without pins.
+    than `base`, which is found without pins. `beside`: another plan to compare with. `talk`: whether
+    the collectives are asked for.
     """
 
     plan: Plan
@@ -49,6 +53,8 @@ class Explained:
     base: str = ""
     parameter: str = ""
     storages: tuple[Alternative, ...] = ()
+    beside: Plan | None = None
+    talk: bool = False
 
     @classmethod
     def of_file(cls, plan: Plan, wanted: str | None) -> Explained:
@@ -77,6 +83,19 @@ class Explained:
         """Sentences and tables, in the order of printing."""
         return [*self._told(), *self._answers()]
 
+    def beside_plan(self, other: Plan) -> Explained:
+        """The same with what differs in another plan."""
+        if self.names is not None:
+            raise UsageError("--diff compares whole plans: leave out OP")
+        require_consistent(other)
+        return dataclasses.replace(self, beside=other)
+
+    def with_collectives(self) -> Explained:
+        """The same with the collectives of a step."""
+        if self.names is not None:
+            raise UsageError("--collectives counts those of the whole plan: leave out OP, which tells its own with --model")
+        return dataclasses.replace(self, talk=True)
+
     def _told(self) -> list[str | Table]:
         plan, account = self.plan, self.account
         if self.parameter:
@@ -85,7 +104,9 @@ class Explained:
         if self.names is None:
             lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", self.named)]
             lines += certainty_lines(plan, self.cluster) if self.cluster is not None else []
-            if self.pinned or self.flips:
+            lines += difference_lines(plan, self.beside) if self.beside is not None else []
+            lines += collectives_parts(plan, account) if self.talk else []
+            if self.pinned or self.flips or self.talk or self.beside is not None:
                 return lines
             lines += [stages_table(plan)] if plan.stages else []
             lines.append(operators_table(groups_of(account), account) if account else bare_table(plan, plan.operators))
@@ -102,6 +123,7 @@ class Explained:
             *([alternatives_table(self.others, axes, self.step)] if self.others else []),
             *([pinned_table(self.pinned, self.plan)] if self.pinned else []),
             *([flips_table(self.flips, self.base)] if self.flips else []),
+            *(difference_tables(self.plan, self.beside) if self.beside is not None else ()),
         ]
 
     def json(self) -> dict[str, Any]:
@@ -125,6 +147,10 @@ class Explained:
             out["pinned"] = [dataclasses.asdict(other) for other in self.pinned]
         if self.flips:
             out |= {"base": self.base, "flips": [dataclasses.asdict(flip) for flip in self.flips]}
+        if self.talk:
+            out["collectives"] = collectives_json(plan, account)
+        if self.beside is not None:
+            out["difference"] = difference_json(plan, self.beside)
         return out
 
     def _bare(self, name: str) -> dict[str, Any]:

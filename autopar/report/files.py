@@ -9,7 +9,7 @@ from ..errors import UsageError
 from ..outputs import check_output
 
 HUGGING_FACE = "hf:"
-_READ = ("model", "plan", "plan2", "cluster", "strategy_load", "reuse", "inside", "weights", "config", "measured", "tp_plan")
+_READ = ("model", "plan", "plan2", "diff", "cluster", "strategy_load", "reuse", "inside", "weights", "config", "measured", "tp_plan")
 
 
 def check_outputs(args: argparse.Namespace, *outputs: str | None) -> None:

@@ -34,6 +34,8 @@ COMMANDS = {
     "plan": ["plan", "MODEL", *PLANNED, "--scheme", "megatron", "--no-compare"],
     "explain": ["explain", "PLAN"],
     "explain_operator": ["explain", "PLAN", "layers.0/up/MatMul", "--model", "MODEL"],
+    "explain_collectives": ["explain", "PLAN", "--collectives", "--model", "MODEL"],
+    "explain_diff": ["explain", "PLAN", "--diff", "OTHER"],
     "compare": ["compare", "MODEL", "--cluster", "dgx-h100", "--devices", "1", "--scheme", "data", "--scheme", "expert"],
     "scaling": ["compare", "MODEL", "--devices", "1", "--cluster", "dgx-h100", "--cluster", "dgx-a100-80g", "--price", "dgx-h100=2"],
 }
@@ -42,12 +44,13 @@ _FIGURES = (
     (re.compile(r"this machine can[^\n]*(?:\n  [^\n]*)*"), "this machine ..."),
     (re.compile(r"\d[\d,.]*(?= ?(?:s|ms|us|ns|KiB|MiB|GiB|B|%|x)\b)"), "#"),
     (re.compile(r"(?<= )\d+\.\d+(?:e[-+]\d+)?"), "#"),
+    (re.compile(r"(?<= )[-+]\d[\d,.]*%"), "#"),
 )
 
 
 def printed(command: list[str], width: int, folder: Path) -> str:
     """What a command prints, its figures left out."""
-    paths = {"MODEL": str(folder / "model.onnx"), "PLAN": str(folder / "plan.json")}
+    paths = {"MODEL": str(folder / "model.onnx"), "PLAN": str(folder / "plan.json"), "OTHER": str(folder / "other.json")}
     out = io.StringIO()
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(width)
@@ -68,10 +71,11 @@ def _shown(name: str, text: str) -> str:
 
 
 def made(folder: Path) -> None:
-    """The model and its plan."""
+    """The model and two plans of it."""
     onnx.save(perceptrons(), str(folder / "model.onnx"))
-    scheme = ["--scheme", "megatron", "--no-compare", "--quiet"]
-    run(["plan", str(folder / "model.onnx"), *PLANNED, *scheme, "-o", str(folder / "plan.json")])
+    for name, scheme in (("plan", "megatron"), ("other", "data")):
+        words = ["--scheme", scheme, "--no-compare", "--quiet", "-o", str(folder / f"{name}.json")]
+        run(["plan", str(folder / "model.onnx"), *PLANNED, *words])
 
 
 @pytest.fixture(scope="module")

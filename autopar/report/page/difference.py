@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ...plan import Plan
 from ...schemes import stages_of
@@ -19,6 +20,12 @@ _SECONDS = ("step", "forward", "backward", "update", "communication", "overlappe
 
 def difference(plan: Plan, other: Plan) -> Section:
     """The section."""
+    told, tables = tuple(difference_lines(plan, other)), tuple(map(shortened, difference_tables(plan, other)))
+    return Section(anchor="difference", title="Beside the other plan", told=told, pictures=tuple(_bars(plan, other)), tables=tables)
+
+
+def difference_lines(plan: Plan, other: Plan) -> list[str]:
+    """What the other plan comes to beside this one, and whether they can be compared at all."""
     here, there = plan.predicted, other.predicted
     told = []
     if here.step > 0 and here.memory > 0:
@@ -28,8 +35,7 @@ def difference(plan: Plan, other: Plan) -> Section:
         ]  # fmt: skip
     if plan.model.fingerprint != other.model.fingerprint:
         told.append("They are of different models (or of one with other sizes), so that most operators differ.")
-    tables = tuple(map(shortened, difference_tables(plan, other)))
-    return Section(anchor="difference", title="Beside the other plan", told=tuple(told), pictures=tuple(_bars(plan, other)), tables=tables)
+    return told
 
 
 def _bars(plan: Plan, other: Plan) -> Iterator[Picture]:
@@ -50,15 +56,38 @@ def _bars(plan: Plan, other: Plan) -> Iterator[Picture]:
 
 def difference_tables(plan: Plan, other: Plan) -> tuple[Table, ...]:
     """Figures side by side, then strategies and storage where they are not the same; equal layers stand once."""
-    strategies, others = _strategies(plan), _strategies(other)
-    storage = {name: f"{p.storage}, {p.state}" for name, p in plan.parameters.items()}
-    stored = {name: f"{p.storage}, {p.state}" for name, p in other.parameters.items()}
     axes = " and ".join(" ".join(axis.name for axis in p.mesh) or "one device" for p in (plan, other))
     return (
         _figures(plan, other),
-        _differing("Operators with another strategy", strategies, others),
-        _differing(f"Parameters stored otherwise: layouts on {axes}", storage, stored),
+        _differing("Operators with another strategy", _strategies(plan), _strategies(other)),
+        _differing(f"Parameters stored otherwise: layouts on {axes}", _stored(plan), _stored(other)),
     )
+
+
+def difference_json(plan: Plan, other: Plan) -> dict[str, Any]:
+    """The same as one object: seconds, bytes and names, every operator and parameter by itself."""
+
+    def pairs(mine: dict[str, str], theirs: dict[str, str]) -> dict[str, list[str | None]]:
+        return {name: [mine.get(name), theirs.get(name)] for name in _unlike(mine, theirs)}
+
+    chosen, chosen_there = (dict(zip(_WORDS, _words(p), strict=True)) for p in (plan, other))
+    return {
+        "same_model": plan.model.fingerprint == other.model.fingerprint,
+        "predicted": [p.predicted.model_dump(mode="json") for p in (plan, other)],
+        "choices": {name: [chosen[name], chosen_there[name]] for name in _WORDS},
+        "operators": pairs(_strategies(plan), _strategies(other)),
+        "parameters": pairs(_stored(plan), _stored(other)),
+    }
+
+
+def _stored(plan: Plan) -> dict[str, str]:
+    """Where each parameter and its optimizer state are."""
+    return {name: f"{p.storage}, {p.state}" for name, p in plan.parameters.items()}
+
+
+def _unlike(mine: dict[str, str], theirs: dict[str, str]) -> list[str]:
+    """The names that are not the same in both."""
+    return [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
 
 
 def _strategies(plan: Plan) -> dict[str, str]:
@@ -103,7 +132,6 @@ def _change(here: float, there: float) -> str:
 
 
 def _differing(title: str, mine: dict[str, str], theirs: dict[str, str]) -> Table:
-    names = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
-    rows = folded((name.strip("/"), mine.get(name, "absent"), theirs.get(name, "absent")) for name in names)
+    rows = folded((name.strip("/"), mine.get(name, "absent"), theirs.get(name, "absent")) for name in _unlike(mine, theirs))
     shown = tuple((row[0], str(count), *row[1:]) for count, row in rows)
     return Table(title=title, columns=("name", ">each", "this plan", "other plan"), rows=shown or (("none", "", "", ""),))

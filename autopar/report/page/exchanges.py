@@ -11,7 +11,7 @@ other member alike. Backends choose trees and switches as well: sums by device s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,18 @@ class Issued:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """All collectives of one kind on one axis in one phase."""
+
+    axis: str
+    phase: str
+    kind: str
+    times: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanges:
     """Bytes sent from block to block of `size` devices each, and by level of the cluster: of all devices together, in one step."""
 
@@ -71,6 +83,27 @@ def issued_by(plan: Plan, account: Account | None) -> list[Issued]:
         Issued(stage=at, axis=account.axes[c.axis], phase=c.phase, kind=c.kind, nbytes=c.nbytes, seconds=seconds)
         for at, (c, seconds) in pairs
     ]  # fmt: skip
+
+
+def totals(issued: Iterable[tuple[str, str, str, int, float]]) -> list[Total]:
+    """Collectives, as (axis, phase, kind, bytes, seconds), summed by the first three and in their order.
+
+    >>> [one.nbytes for one in totals([("gpu", "forward", "all_reduce", 4, 0.5), ("gpu", "forward", "all_reduce", 8, 0.5)])]
+    [12]
+    """
+    sums: dict[tuple[str, str, str], tuple[int, int, float]] = {}
+    for axis, phase, kind, nbytes, seconds in issued:
+        times, held, spent = sums.get((axis, phase, kind), (0, 0, 0.0))
+        sums[axis, phase, kind] = (times + 1, held + nbytes, spent + seconds)
+    return [
+        Total(axis=axis, phase=phase, kind=kind, times=times, nbytes=nbytes, seconds=seconds)
+        for (axis, phase, kind), (times, nbytes, seconds) in sorted(sums.items())
+    ]
+
+
+def levels_of(plan: Plan) -> dict[str, str]:
+    """The level of the cluster that each mesh axis is on, over all stages."""
+    return {axis.name: axis.level for mesh in (plan.mesh, *(stage.mesh for stage in plan.stages)) for axis in mesh}
 
 
 class _Stages:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ..tables import Table
 from ..units import bytes_text, seconds_text
 from ..words import COLLECTIVES
 from .drawing import Bar, bars
-from .exchanges import Exchanges, exchanges, issued_by
+from .exchanges import Exchanges, Issued, Total, exchanges, issued_by, levels_of, totals
 from .section import Section, share
 from .shapes import WIDTH, Picture, line, nothing, picture, rectangle, text
 
@@ -25,29 +25,48 @@ ROOM = 640.0
 
 def communication(plan: Plan, account: Account | None, cluster: Cluster | None) -> Section:
     """By axis and level, phase and kind, and by pairs; from the plan file, of one micro-batch where there are stages."""
-    levels = {axis.name: axis.level for stage in ((plan.mesh), *(s.mesh for s in plan.stages)) for axis in stage}
     issued = issued_by(plan, account)
-    sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    for one in issued:
-        found = sums[one.axis, one.phase, COLLECTIVES.get(one.kind, one.kind)]
-        found[0], found[1], found[2] = found[0] + 1, found[1] + one.nbytes, found[2] + one.seconds
-    rows = tuple(
-        (axis, levels.get(axis, ""), phase, kind, str(int(n)), bytes_text(nbytes), seconds_text(seconds))
-        for (axis, phase, kind), (n, nbytes, seconds) in sorted(sums.items())
-    )
+    summed = totals_of(issued)
     drawn = []
-    for axis, level in levels.items():
-        parts = tuple((f"{kind}, {phase}", s[2], seconds_text(s[2])) for (a, phase, kind), s in sums.items() if a == axis)
+    for axis, level in levels_of(plan).items():
+        held = [one for one in summed if one.axis == axis]
+        parts = tuple((f"{COLLECTIVES.get(s.kind, s.kind)}, {s.phase}", s.seconds, seconds_text(s.seconds)) for s in held)
         drawn.append(Bar(name=f"{axis} ({level})", parts=parts, text=seconds_text(sum(value for _, value, _ in parts))))
-    columns = ("axis", "level", "phase", "collective", ">times", ">bytes", ">seconds")
-    whole = account is not None or not plan.stages
-    told = ["Collectives of a step." if whole else "Collectives of one micro-batch; --model counts those of a step."]
+    told = [counted(plan, account)]
     pairs = exchanges(plan, issued, cluster)
     told += _told(pairs, plan) if pairs.matrix.any() else ["Nothing is communicated."]
     pictures = (bars(drawn, "Seconds of communication by mesh axis"), _level_bars(pairs), matrix(pairs, plan.devices))
-    by_axis = Table(title="Collectives by axis and level", columns=columns, rows=rows)
-    tables = (by_axis, _level_table(pairs), pair_table(pairs, plan.devices))
+    tables = (axes_table(plan, summed), _level_table(pairs), pair_table(pairs, plan.devices))
     return Section(anchor="communication", title="Communication", told=tuple(told), pictures=pictures, tables=tables)
+
+
+def totals_of(issued: Sequence[Issued]) -> list[Total]:
+    """The sums by axis, phase and kind."""
+    return totals((one.axis, one.phase, one.kind, one.nbytes, one.seconds) for one in issued)
+
+
+def is_whole(plan: Plan, account: Account | None) -> bool:
+    """Whether the collectives that are known are those of a step, not of one micro-batch."""
+    return account is not None or not plan.stages
+
+
+def counted(plan: Plan, account: Account | None) -> str:
+    """What the collectives are those of, in words."""
+    return "Collectives of a step." if is_whole(plan, account) else "Collectives of one micro-batch; --model counts those of a step."
+
+
+def axes_table(plan: Plan, summed: Sequence[Total]) -> Table:
+    """The sums as rows."""
+    levels = levels_of(plan)
+    rows = tuple(
+        (s.axis, levels.get(s.axis, ""), s.phase, COLLECTIVES.get(s.kind, s.kind), str(s.times), *_amounts(s)) for s in summed
+    )  # fmt: skip
+    columns = ("axis", "level", "phase", "collective", ">times", ">bytes", ">seconds")
+    return Table(title="Collectives by axis and level", columns=columns, rows=rows)
+
+
+def _amounts(summed: Total) -> tuple[str, str]:
+    return bytes_text(summed.nbytes), seconds_text(summed.seconds)
 
 
 def _told(found: Exchanges, plan: Plan) -> list[str]:
