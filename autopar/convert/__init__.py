@@ -9,6 +9,7 @@ from .dtensor import dtensor
 from .fsdp2 import fsdp2
 from .huggingface import tensor_plan
 from .megatron import megatron
+from .pipelining import pipelining
 from .setup import Converted, Setup, setup_of
 from .torchtitan import torchtitan
 
@@ -16,6 +17,7 @@ __all__ = ["TARGETS", "Converted", "Setup", "convert", "setup_of"]
 
 TARGETS = {
     "dtensor": dtensor, "hf-tp-plan": tensor_plan, "torchtitan": torchtitan, "megatron": megatron, "deepspeed": deepspeed, "fsdp2": fsdp2,
+    "pipelining": pipelining,
 }  # fmt: skip
 """By name: the functions that write a plan's setup for a target, or raise a `UsageError` that names what the target lacks."""
 

@@ -174,7 +174,7 @@ def _report_options(parser: Parser) -> None:
 def _convert_options(parser: Parser) -> None:
     add = parser.add_argument
     add("plan", metavar="PLAN", help="a plan file")
-    target = "dtensor and fsdp2: Python for PyTorch; hf-tp-plan and deepspeed: JSON; torchtitan: TOML; megatron: arguments"
+    target = "dtensor, fsdp2 and pipelining: Python for PyTorch; hf-tp-plan and deepspeed: JSON; torchtitan: TOML; megatron: arguments"
     add("--to", required=True, choices=TARGETS, help=target)
     add("-o", "--output", metavar="FILE", help="write it to FILE (default: print it); what is left out is told on stderr")
 

@@ -17,7 +17,7 @@ SCHEMES = (
 RECOMPUTES = ("none", "selective", "full")
 OFFLOADS = ("none", "optimizer")
 FORMATS = ("torchtitan", "megatron", "deepspeed", "hf-tp-plan")
-TARGETS = ("dtensor", "hf-tp-plan", "torchtitan", "megatron", "deepspeed", "fsdp2")
+TARGETS = ("dtensor", "hf-tp-plan", "torchtitan", "megatron", "deepspeed", "fsdp2", "pipelining")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 MODELS = "file.onnx, file.pt2, package.module:function returning (module, example_inputs), or hf:config.json of Hugging Face"
 

@@ -37,6 +37,8 @@ REFUSED: dict[tuple[str, str], str] = {
     ("pipeline", "dtensor"): "2 pipeline stages", ("pipeline", "hf-tp-plan"): "2 pipeline stages",
     ("pipeline", "deepspeed"): "PipelineModule",
     ("data", "hf-tp-plan"): "splits no weights", ("zero1", "hf-tp-plan"): "splits no weights", ("zero3", "hf-tp-plan"): "splits no weights",
+    **{(name, "pipelining"): "a plan without pipeline stages" for name in PLANS if name != "pipeline"},
+    ("pipeline", "pipelining"): "may not be contiguous",
     ("megatron-sp", "hf-tp-plan"): "sequence parallelism", ("megatron-sp", "deepspeed"): "sequence parallelism",
 }  # fmt: skip
 
@@ -61,7 +63,8 @@ def _lines(text: str) -> list[str]:
 
 
 READ: dict[str, Callable[[str], Any]] = {
-    "dtensor": _python, "fsdp2": _python, "hf-tp-plan": json.loads, "deepspeed": json.loads, "torchtitan": tomllib.loads,
+    "dtensor": _python, "fsdp2": _python, "pipelining": _python,
+    "hf-tp-plan": json.loads, "deepspeed": json.loads, "torchtitan": tomllib.loads,
     "megatron": lambda text: [shlex.split(line) for line in _lines(text)],
 }  # fmt: skip
 

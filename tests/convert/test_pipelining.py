@@ -1,0 +1,239 @@
+"""Plans with pipeline stages as Python for `torch.distributed.pipelining`: executed on ranks, in the plan's order, or refused by name."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from convert_models import Net
+from torch.distributed.pipelining import schedules
+
+import autopar
+from autopar.convert import convert
+from autopar.convert.pipelining import SCHEDULES
+from autopar.errors import UsageError
+from autopar.order.schedules import SCHEDULES as ORDERS
+from autopar.plan import Plan
+from autopar.runtime.launch import run_ranks
+
+TOKENS = torch.randint(0, 128, (16, 32), generator=torch.Generator().manual_seed(1))
+LAYERS = 4
+
+
+def _net() -> Net:
+    torch.manual_seed(0)
+    return Net(layers=LAYERS)
+
+
+def _planned(devices: int, **asked: Any) -> Plan:
+    """Stages of equal blocks, which split the batch where they have several devices."""
+    given = {"stages": 2, "micro_batches": 4, "recompute": "none", "zero": 0, "mesh": (devices // 2,), "offload": "none", **asked}
+    if devices > 2:
+        given.setdefault("pins", ["*/linear=gpu:d0"])
+    found = autopar.plan(_net(), (TOKENS,), devices=devices, cluster="dgx-h100", memory="70GiB", **given)
+    data = json.loads(found.to_json())
+    for number, stage in enumerate(data["stages"][1:], 1):
+        stage["first"] = f"layers.{number * LAYERS // len(data['stages'])}.norm/layer_norm"
+    return Plan.model_validate(data)
+
+
+PLANS: dict[str, tuple[int, dict[str, Any]]] = {
+    "gpipe": (2, {"schedule": "gpipe"}),
+    "1f1b": (2, {"schedule": "1f1b"}),
+    "interleaved": (2, {"schedule": "interleaved", "interleave": 2}),
+    "zero_bubble": (2, {"schedule": "zero_bubble"}),
+    "data": (4, {"schedule": "1f1b"}),
+    "zero1": (4, {"schedule": "gpipe", "zero": 1}),
+    "zero3": (4, {"schedule": "1f1b", "zero": 3}),
+}
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return _planned(2, schedule="1f1b")
+
+
+def _trained(text: str, data: int) -> tuple[float, int]:
+    """The largest difference of losses and gradients, on this rank, from those of one device; and how many gradients it has."""
+    whole, scope = _net(), dict[str, Any]()
+    wanted = whole(TOKENS).square().mean()
+    wanted.backward()
+    exec(text, scope)
+    rank = torch.distributed.get_rank()
+    last = rank // data == scope["STAGES"] - 1
+    mine = TOKENS.chunk(data)[rank % data]
+    schedule, parts = scope["pipelined"](_net(), (mine.chunk(4)[0],), lambda output, target: output.square().mean())
+    losses: list[torch.Tensor] = []
+    for part in parts:
+        part.zero_grad()
+    if rank < data:
+        schedule.step(mine)
+    else:
+        schedule.step(target=mine, losses=losses)
+    worst, means = 0.0, torch.stack(losses).mean().detach() if last else torch.zeros(())
+    torch.distributed.all_reduce(means)
+    worst = abs(float(means / data) - float(wanted))
+    by_name, seen = dict(whole.named_parameters()), 0
+    for part in parts:
+        for name, parameter in part.named_parameters():
+            gradient = parameter.grad
+            assert gradient is not None
+            full = gradient.full_tensor() if isinstance(gradient, torch.distributed.tensor.DTensor) else gradient
+            reference = by_name[name.removeprefix("module.")].grad
+            assert reference is not None
+            worst, seen = max(worst, float((full - reference).abs().max())), seen + 1
+    return worst, seen
+
+
+FAST = ("gpipe", "1f1b")
+SLOW = (pytest.mark.slow, pytest.mark.ci)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else SLOW) for name in PLANS])
+def test_ranks_compute_what_one_device_does(name: str) -> None:
+    devices, asked = PLANS[name]
+    found = _planned(devices, **asked)
+    text = convert(found, "pipelining").text
+    results = run_ranks(_trained, devices, text, devices // 2)
+    assert max(worst for worst, _ in results) < 1e-5
+    assert sum(seen for _, seen in results) == len(found.parameters) * devices // 2
+
+
+def test_the_file_is_the_same_each_time_and_names_its_parts(plan: Plan) -> None:
+    text = convert(plan, "pipelining").text
+    assert text == convert(Plan.model_validate(json.loads(plan.to_json())), "pipelining").text
+    values = {target.id: node.value for node in ast.parse(text).body if isinstance(node, ast.Assign) for target in node.targets
+              if isinstance(target, ast.Name)}  # fmt: skip
+    assert ast.literal_eval(values["MICRO_BATCHES"]) == 4 and "Schedule1F1B as Schedule" in text
+    assert isinstance(values["SPLITS"], ast.Dict) and len(values["SPLITS"].keys) == 1
+
+
+LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+
+
+class _Stage:
+    """What the classes ask of a stage for its order."""
+
+    group_rank, submod = 0, None
+
+    def __init__(self, number: int, ranks: int, stages: int) -> None:
+        self.stage_index, self.num_stages, self.group_size = number, stages, ranks
+
+
+ORDERED = [("interleaved", 4, 8, 2), ("interleaved", 2, 4, 3), ("zero_bubble", 4, 8, 1), ("zero_bubble", 2, 4, 1)]
+
+
+@pytest.mark.parametrize(("name", "ranks", "count", "chunks"), ORDERED)
+def test_the_class_has_the_order_of_the_plan(name: str, ranks: int, count: int, chunks: int) -> None:
+    stages = [_Stage(number * ranks, ranks, ranks * chunks) for number in range(chunks)]
+    found = getattr(schedules, SCHEDULES[name])(stages, count, loss_fn=lambda output, target: output)
+    for rank in range(ranks):
+        actions = [action for action in found.pipeline_order[rank] if action is not None]
+        word = "".join(LETTERS[action.computation_type.name] for action in actions)
+        assert word == ORDERS[name].words(rank, ranks, count, chunks)
+        forward = [action for action, letter in zip(actions, word, strict=True) if letter == "F"]
+        visits = [(action.stage_index // ranks, action.microbatch_index) for action in forward]
+        assert visits == list(ORDERS[name].visits(ranks, count, chunks))
+
+
+def _cut_at(first: str) -> Callable[[dict[str, Any]], None]:
+    def change(data: dict[str, Any]) -> None:
+        data["stages"][1]["first"] = first
+
+    return change
+
+
+def _recomputed(data: dict[str, Any]) -> None:
+    data["schedule"]["recompute"] = [["layers.0.up/linear", "layers.0/relu"]]
+
+
+def _hosted(data: dict[str, Any]) -> None:
+    data["parameters"]["head.weight"]["state"] = "host"
+
+
+def _short(data: dict[str, Any]) -> None:
+    data["schedule"]["micro_batches"] = 1
+
+
+def _tied(data: dict[str, Any]) -> None:
+    data["operators"]["head/linear"]["inputs"][1][0] = "embed.weight"
+
+
+def _masked(data: dict[str, Any]) -> None:
+    data["operators"]["norm/layer_norm"]["inputs"][0][0] = "tokens"
+
+
+def _master(data: dict[str, Any]) -> None:
+    data["schedule"]["master"] = "float64"
+
+
+def _reduced(data: dict[str, Any]) -> None:
+    data["schedule"]["reduce"] = "bfloat16"
+
+
+def _inferred(data: dict[str, Any]) -> None:
+    data["model"]["mode"] = "infer"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_cut_at("layers.2/transpose"), "cut inside a module, at 'layers.2/transpose' in 'layers.2'"),
+        (_recomputed, r"recompute \(selective\)"),
+        (_hosted, "optimizer state in host memory"), (_short, "1f1b with 1 micro-batches on 2 stages"), (_inferred, "inference"),
+        (_cut_at("layers.2.k/linear"), "tensor 'layers.2/transpose:0', which stages hand on and which may not be contiguous"),
+        (_master, "parameters stored in float64"), (_reduced, "gradients in bfloat16"),
+        (_tied, "parameter 'embed.weight', which stages 0 and 1 read"), (_masked, "input 'tokens', which stage 1 reads"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_express_is_named(plan: Plan, change: Callable[[dict[str, Any]], None], why: str) -> None:
+    data = json.loads(plan.to_json())
+    change(data)
+    with pytest.raises(UsageError, match=f"^pipelining cannot express this plan: .*{why}"):
+        convert(Plan.model_validate(data), "pipelining")
+
+
+@pytest.mark.parametrize(
+    ("first", "point"),
+    [("layers.2.norm/layer_norm", "'layers.2': SplitPoint.BEGINNING"), ("layers.2.q/linear", "'layers.2.q': SplitPoint.BEGINNING"),
+     ("layers.2/relu", "'layers.2.up': SplitPoint.END"), ("head/linear", "'head': SplitPoint.BEGINNING")],
+)  # fmt: skip
+def test_stages_are_cut_at_modules(plan: Plan, first: str, point: str) -> None:
+    data = json.loads(plan.to_json())
+    _cut_at(first)(data)
+    text = convert(Plan.model_validate(data), "pipelining").text
+    assert point in text
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("first", ["layers.2/relu", "layers.2.q/linear"])
+def test_stages_cut_within_a_block_are_executed(plan: Plan, first: str) -> None:
+    """The residual travels beside the value that is worked on."""
+    data = json.loads(plan.to_json())
+    _cut_at(first)(data)
+    results = run_ranks(_trained, 2, convert(Plan.model_validate(data), "pipelining").text, 1)
+    assert max(worst for worst, _ in results) < 1e-5
+
+
+def test_names_from_files_stay_in_their_places(plan: Plan) -> None:
+    evil = 'x"""\nimport os\r\n\u2028os.abort()#\''
+    data = json.loads(plan.to_json().replace("layers.2", f"layers.2{json.dumps(evil)[1:-1]}"))
+    data["model"]["name"] = evil
+    text = convert(Plan.model_validate(data), "pipelining").text
+    assert not [line for line in text.splitlines() if line.startswith(("import os", "os.abort"))]
+    assert "os" not in {alias.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for alias in node.names}
+
+
+def test_plans_without_stages_and_with_split_weights_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"without pipeline stages \(fsdp2 and dtensor"):
+        convert(_planned(2, stages=1, mesh=(2,), pins=["*/linear=gpu:d0"]), "pipelining")
+    pins = ["layers.*.up/linear=gpu:n", "layers.*.down/linear=gpu:k", "layers.*.[qkvo]/linear=gpu:n", "head/linear=gpu:n"]
+    with pytest.raises(UsageError, match="splitting weights within a stage over gpu=2"):
+        convert(_planned(4, pins=pins), "pipelining")
+    with pytest.raises(UsageError, match="zero_bubble with data parallelism"):
+        convert(_planned(4, schedule="zero_bubble"), "pipelining")
