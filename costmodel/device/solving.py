@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 STEP, STEPS = 1e-4, 60
-GROWS, SHRINKS, MOST = 4.0, 0.3, 1e9
+GROWS, SHRINKS, LEAST, MOST = 4.0, 0.3, 1e-9, 1e9
+"""How the damping moves, and its range: with none at all, constants that no measurement tells apart leave no step."""
 ENOUGH = 1e-10
 """Part of the sum of squares by which a step must lower it to be worth another one."""
 
@@ -45,7 +46,7 @@ def solve(residuals: Callable[[Mapping[str, float]], Floats], sides: Mapping[str
         else:
             break
         gained = 1 - (found @ found) / max(float(left @ left), 1e-300)
-        x, left, damping = tried, found, damping * SHRINKS
+        x, left, damping = tried, found, max(damping * SHRINKS, LEAST)
         if gained < ENOUGH:
             break
     return dict(zip(sides, (least + x * (most - least)).tolist(), strict=True))
