@@ -232,6 +232,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "convert": commands.convert, "import": asking.import_, "what-if": asking.what_if, "verify": asking.verify,
     "discover": commands.discover, "calibrate": commands.calibrate, "doctor": commands.doctor, "bench": commands.bench,
     "cluster": commands.cluster, "checkpoint": commands.checkpoint,
+    "completion": commands.completion,
 }  # fmt: skip
 
 

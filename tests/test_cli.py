@@ -234,6 +234,7 @@ BAD: dict[str, tuple[int, tuple[str, ...], str]] = {
     "collectives of one operator": (2, ("explain", "@two.json", "h.0/attn", "--collectives"), "leave out OP"),
     "a difference of one operator": (2, ("explain", "@two.json", "h.0/attn", "--diff", "@two.json"), "leave out OP"),
     "a difference from no plan": (5, ("explain", "@two.json", "--diff", "@missing.json"), "missing.json"),
+    "unknown shell": (2, ("completion", "bsh"), "valid are bash, zsh, fish. Perhaps you meant .bash"),
     "unknown scheme": (2, ("plan", "@two.onnx", *SMALL, "--scheme", "megatrn"), "Perhaps you meant .megatron"),
     "unknown scheme to compare": (2, ("compare", "@two.onnx", *SIZES, "--scheme", "megatrn"), "Perhaps you meant .megatron"),
     "a scheme without its mesh": (2, ("plan", "@two.onnx", *SIZES, "--devices", "8", "--cluster", "p5", "--scheme", "2d"), "4 .2x2. or 9"),

@@ -6,6 +6,8 @@ import argparse
 from typing import Any
 
 from .. import __version__
+from ..errors import UsageError
+from .completion import SHELLS, shell_named
 from .examples import examples
 from .options import (
     DTYPES,
@@ -52,6 +54,7 @@ def build_parser() -> Parser:
     show_options(_command(kinds, "checkpoint show", "show a checkpoint's step, plan, fingerprints and sizes"))
     text = "write a checkpoint as Hugging Face has weights, or such weights as a checkpoint"
     convert_options(_command(kinds, "checkpoint convert", text), DTYPES)
+    _completion_options(_command(commands, "completion", "print a script that completes commands, options and files in a shell"))
     cluster = _command(commands, "cluster", "the clusters that autopar knows")
     kinds = cluster.add_subparsers(dest="cluster_command", metavar="list|show", required=True, parser_class=Parser)
     json_option(_command(kinds, "cluster list", "list the presets"))
@@ -252,6 +255,19 @@ def _bench_options(parser: Parser) -> None:
     add("--cluster", metavar="NAME|FILE", help="whose prediction to compare with (default: local-cpu for gloo, dgx-h100 for nccl)")
     add("--plot", metavar="FILE", help="write bus bandwidth over bytes to FILE (.svg)")
     json_option(parser)
+
+
+def _shell(name: str) -> str:
+    """The name of a shell; of the errors of a type argparse passes on the words of this one alone."""
+    try:
+        return shell_named(name)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _completion_options(parser: Parser) -> None:
+    names = "|".join(SHELLS)
+    parser.add_argument("shell", metavar=names, choices=tuple(SHELLS), type=_shell, help="the shell that the script is for")
 
 
 def _ranks_options(parser: Parser) -> None:

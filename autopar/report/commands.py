@@ -210,6 +210,14 @@ def _cluster_show(args: argparse.Namespace) -> None:
         show(show_parts(cluster))
 
 
+def completion(args: argparse.Namespace) -> None:
+    """Print the script of a shell."""
+    from .arguments import build_parser
+    from .completion import completion_script
+
+    print(completion_script(args.shell, build_parser()), end="")
+
+
 def checkpoint(args: argparse.Namespace) -> None:
     """Show a checkpoint, or convert it."""
     (_checkpoint_show if args.checkpoint_command == "show" else _checkpoint_convert)(args)

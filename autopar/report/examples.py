@@ -47,6 +47,7 @@ EXAMPLES = {
         "checkpoint convert runs/one -o weights --dtype bfloat16",
         "checkpoint convert weights/model.safetensors -o runs/two --add model.",
     ),
+    "completion": ("completion bash > autopar.bash", "completion zsh > _autopar", "completion fish > autopar.fish"),
     "checkpoint": ("checkpoint show runs/one", "checkpoint convert runs/one -o weights"),
 }
 

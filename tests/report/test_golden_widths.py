@@ -30,6 +30,7 @@ COMMANDS = {
     "help_report": ["report", "--help"],
     "help_import": ["import", "--help"],
     "help_what_if": ["what-if", "--help"],
+    "help_completion": ["completion", "--help"],
     "help_verify": ["verify", "--help"],
     "plan": ["plan", "MODEL", *PLANNED, "--scheme", "megatron", "--no-compare"],
     "explain": ["explain", "PLAN"],

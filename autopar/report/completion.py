@@ -1,0 +1,202 @@
+"""Completion of the command line in shells: a script made from the parser, which asks for nothing while it runs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from ..errors import UsageError, unknown
+
+_FILES = {"FILE", "FOLDER", "PLAN", "PLAN2", "MODEL", "CONFIG", "NEW"}
+"""What stands for a file or folder in the help."""
+_PLAIN = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """The words of a command (none: autopar itself) and what may follow: its `next` words, or file names where `files`.
+
+    `options`: all spellings. Of those that take a value, `values` has the choices, `paths` are files, `free` are known to the user alone.
+    """
+
+    name: str
+    options: tuple[str, ...]
+    next: tuple[str, ...]
+    files: bool
+    values: dict[str, tuple[str, ...]]
+    paths: tuple[str, ...]
+    free: tuple[str, ...]
+
+
+def shell_named(name: str) -> str:
+    """A shell that has a script; others raise a `UsageError`."""
+    if name not in SHELLS:
+        raise UsageError(unknown("shell", name, SHELLS))
+    return name
+
+
+def completion_script(shell: str, parser: argparse.ArgumentParser) -> str:
+    """The script for a shell."""
+    return SHELLS[shell_named(shell)](parser.prog, tuple(commands_of(parser))) + "\n"
+
+
+def commands_of(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[Command]:
+    """The parser and all those below it, in the order of the help."""
+    named = [action for action in parser._actions if action.option_strings]
+    placed = [action for action in parser._actions if not action.option_strings]
+    valued = [(spelled, action) for action in named if action.nargs != 0 for spelled in action.option_strings]
+    values = {spelled: tuple(map(str, action.choices)) for spelled, action in valued if action.choices}
+    paths = tuple(spelled for spelled, action in valued if spelled not in values and _is_file(action))
+    found = Command(
+        name=" ".join(words),
+        options=tuple(spelled for action in named for spelled in action.option_strings),
+        next=tuple(str(choice) for action in placed for choice in action.choices or ()),
+        files=any(map(_is_file, placed)),
+        values=values,
+        paths=paths,
+        free=tuple(spelled for spelled, _ in valued if spelled not in values and spelled not in paths),
+    )
+    # No word needs quoting in any of the shells.
+    assert all(_PLAIN.fullmatch(word) for word in (*found.options, *found.next, *(word for held in values.values() for word in held)))
+    yield found
+    for action in placed:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                yield from commands_of(child, (*words, name))
+
+
+def _is_file(action: argparse.Action) -> bool:
+    return bool(_FILES & set(str(action.metavar or "").split("|")))
+
+
+def _patterns(names: Iterable[str]) -> str:
+    """Alternatives of a `case`."""
+    return " | ".join(f'"{name}"' for name in names)
+
+
+def _paths(commands: Iterable[Command]) -> list[str]:
+    """Every command behind the one that it belongs to: " plan", "cluster show"."""
+    return [command.name if " " in command.name else f" {command.name}" for command in commands if command.name]
+
+
+def _cases(commands: Iterable[Command], words: Callable[[Iterable[str]], str], files: str) -> Iterator[str]:
+    """The branches of a `case` over command and previous word, which say what the value of an option may be."""
+    for command in commands:
+        for spelled, choices in command.values.items():
+            yield f'        "{command.name} {spelled}") {words(choices)}; return ;;'
+        for names, action in ((command.paths, f"{files}; return"), (command.free, "return")):
+            if names:
+                yield f"        {_patterns(f'{command.name} {spelled}' for spelled in names)}) {action} ;;"
+
+
+def _following(commands: Iterable[Command], words: Callable[[Iterable[str]], str], files: str) -> Iterator[str]:
+    """The branches of a `case` over the command, which say what may come where no option is."""
+    for command in commands:
+        if command.next or command.files:
+            yield f'        "{command.name}") {"; ".join([words(command.next)] * bool(command.next) + [files] * command.files)} ;;'
+
+
+def _bash(program: str, commands: tuple[Command, ...]) -> str:
+    """Bash takes `--option=value` for three words."""
+
+    def words(found: Iterable[str]) -> str:
+        return f'COMPREPLY+=($(compgen -W "{" ".join(found)}" -- "$word"))'
+
+    files = f"_{program}_files"
+    options = [f'        "{command.name}") {words(command.options)} ;;' for command in commands]
+    return "\n".join([
+        f"# Completion of {program} in bash: source it, or write it to a file of bash-completion's folder.",
+        f"{files}() {{",
+        "    local found",
+        "    compopt -o filenames 2>/dev/null",
+        '    while IFS= read -r found; do COMPREPLY+=("$found"); done < <(compgen -f -- "$word")',
+        "}",
+        f"_{program}() {{",
+        "    local IFS=$' \\t\\n' command= index",
+        '    local word="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}"',
+        '    if [[ $word == "=" ]]; then word=',
+        '    elif [[ $previous == "=" ]]; then previous="${COMP_WORDS[COMP_CWORD-2]}"; fi',
+        "    COMPREPLY=()",
+        "    for ((index = 1; index < COMP_CWORD; index++)); do",
+        '        case "$command ${COMP_WORDS[index]}" in',
+        f'            {_patterns(_paths(commands))}) command="${{command:+$command }}${{COMP_WORDS[index]}}" ;;',
+        "        esac",
+        "    done",
+        '    case "$command $previous" in',
+        *_cases(commands, words, files),
+        "    esac",
+        '    if [[ $word == -* ]]; then case "$command" in',
+        *options,
+        '    esac; else case "$command" in',
+        *_following(commands, words, files),
+        "    esac; fi",
+        "}",
+        f"complete -F _{program} {program}",
+    ])  # fmt: skip
+
+
+def _zsh(program: str, commands: tuple[Command, ...]) -> str:
+    def words(found: Iterable[str]) -> str:
+        return f"compadd -- {' '.join(found)}"
+
+    options = [f'        "{command.name}") {words(command.options)} ;;' for command in commands]
+    return "\n".join([
+        f"#compdef {program}",
+        f"# Completion of {program} in zsh: source it after compinit, or write it to _{program} in a folder of fpath.",
+        f"_{program}() {{",
+        '    local command= index word="${words[CURRENT]}" previous="${words[CURRENT-1]}"',
+        '    if [[ $word == --*=* ]]; then previous="${word%%=*}"; compset -P "*="; fi',
+        "    for ((index = 2; index < CURRENT; index++)); do",
+        '        case "$command ${words[index]}" in',
+        f'            {_patterns(_paths(commands))}) command="${{command:+$command }}${{words[index]}}" ;;',
+        "        esac",
+        "    done",
+        '    case "$command $previous" in',
+        *_cases(commands, words, "_files"),
+        "    esac",
+        '    if [[ $word == -* ]]; then case "$command" in',
+        *options,
+        '    esac; else case "$command" in',
+        *_following(commands, words, "_files"),
+        "    esac; fi",
+        "}",
+        f'if [[ "${{funcstack[1]}}" == _{program} ]]; then _{program} "$@"; else compdef _{program} {program}; fi',
+    ])  # fmt: skip
+
+
+def _fish(program: str, commands: tuple[Command, ...]) -> str:
+    lines = [
+        f"# Completion of {program} in fish: source it, or write it to {program}.fish in fish's folder of completions.",
+        f"function __{program}_command",
+        "    set -l command",
+        "    for word in (commandline -opc)",
+        '        switch "$command $word"',
+        f"            case {' '.join(repr(path) for path in _paths(commands))}",
+        "                set command $command $word",
+        "        end",
+        "    end",
+        '    echo "$command"',
+        "end",
+        f"function __{program}_at",
+        f"    set -l found (__{program}_command)",
+        '    test "$found" = "$argv"',
+        "end",
+        f"complete -c {program} -f",
+    ]
+    for command in commands:
+        at = f"__{program}_at {command.name}".rstrip()
+        start = f"complete -c {program} -n '{at}'"
+        lines += [f"{start} -a '{' '.join(command.next)}'"] if command.next else []
+        lines += [f"{start} -F"] if command.files else []
+        for spelled in command.options:
+            flag = f"-l {spelled[2:]}" if spelled.startswith("--") else f"-s {spelled[1:]}"
+            value = " -r -F" if spelled in command.paths else " -x" if spelled in command.free else ""
+            value = f" -x -a '{' '.join(command.values[spelled])}'" if spelled in command.values else value
+            lines.append(f"{start} {flag}{value}")
+    return "\n".join(lines)
+
+
+SHELLS: dict[str, Callable[[str, tuple[Command, ...]], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+"""What makes the script of each shell."""
