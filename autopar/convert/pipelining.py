@@ -63,6 +63,10 @@ def _schedule_lacks(setup: Setup) -> Iterable[str]:
     schedule = setup.plan.schedule
     count, stages = schedule.micro_batches, setup.stages
     yield setup.pipeline_beyond(SCHEDULES)
+    if schedule.interleave > 1 and schedule.pipeline != "interleaved":
+        yield f"{schedule.interleave} chunks on each stage under the schedule {schedule.pipeline}"
+    if schedule.pipeline == "interleaved" and count % stages:
+        yield f"interleaved with {count} micro-batches, which are no multiple of {stages} stages"
     if schedule.pipeline == "1f1b" and count < stages:
         yield f"1f1b with {count} micro-batches on {stages} stages, of which there must be at least as many"
     if schedule.pipeline == "zero_bubble" and setup.degree("data") > 1:

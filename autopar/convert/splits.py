@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..errors import PlanError
 from ..plan import Plan
 
 
@@ -19,10 +21,14 @@ class Cut:
 
 
 def split_points(plan: Plan) -> tuple[Cut, ...]:
-    """Where each stage but the first begins."""
+    """Where each stage but the first begins; a `PlanError` where a plan's stages do not follow one another."""
     names = list(plan.operators)
     modules = [name.rpartition("/")[0] for name in names]
-    return tuple(_cut(names, modules, names.index(stage.first)) for stage in plan.stages[1:])
+    places = {name: index for index, name in enumerate(names)}
+    starts = [places.get(stage.first, -1) for stage in plan.stages]
+    if starts[:1] != [0] or any(after <= before for before, after in itertools.pairwise(starts)):
+        raise PlanError("the plan's stages do not begin at operators of the model, one after the other")
+    return tuple(_cut(names, modules, start) for start in starts[1:])
 
 
 def _cut(names: Sequence[str], modules: Sequence[str], at: int) -> Cut:

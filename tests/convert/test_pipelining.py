@@ -15,7 +15,7 @@ from torch.distributed.pipelining import schedules
 import autopar
 from autopar.convert import convert
 from autopar.convert.pipelining import SCHEDULES
-from autopar.errors import UsageError
+from autopar.errors import PlanError, UsageError
 from autopar.order.schedules import SCHEDULES as ORDERS
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
@@ -32,7 +32,7 @@ def _net() -> Net:
 def _planned(devices: int, **asked: Any) -> Plan:
     """Stages of equal blocks, which split the batch where they have several devices."""
     given = {"stages": 2, "micro_batches": 4, "recompute": "none", "zero": 0, "mesh": (devices // 2,), "offload": "none", **asked}
-    if devices > 2:
+    if devices > 2 and "scheme" not in asked:
         given.setdefault("pins", ["*/linear=gpu:d0"])
     found = autopar.plan(_net(), (TOKENS,), devices=devices, cluster="dgx-h100", memory="70GiB", **given)
     data = json.loads(found.to_json())
@@ -47,8 +47,8 @@ PLANS: dict[str, tuple[int, dict[str, Any]]] = {
     "interleaved": (2, {"schedule": "interleaved", "interleave": 2}),
     "zero_bubble": (2, {"schedule": "zero_bubble"}),
     "data": (4, {"schedule": "1f1b"}),
-    "zero1": (4, {"schedule": "gpipe", "zero": 1}),
-    "zero3": (4, {"schedule": "1f1b", "zero": 3}),
+    "zero1": (4, {"scheme": "pipeline-gpipe 2 x zero1 2", "zero": None}),
+    "zero3": (4, {"scheme": "pipeline-1f1b 2 x zero3 2", "zero": None}),
 }
 
 
@@ -89,6 +89,7 @@ def _trained(text: str, data: int) -> tuple[float, int]:
     return worst, seen
 
 
+_SHARED = {"data": "REPLICAS, SHARDS = 2, 1, 2, 1", "zero1": "REPLICAS, SHARDS = 2, 1, 1, 2", "zero3": "reshard_after_forward=True"}
 FAST = ("gpipe", "1f1b")
 SLOW = (pytest.mark.slow, pytest.mark.ci)
 
@@ -98,6 +99,7 @@ def test_ranks_compute_what_one_device_does(name: str) -> None:
     devices, asked = PLANS[name]
     found = _planned(devices, **asked)
     text = convert(found, "pipelining").text
+    assert name not in _SHARED or _SHARED[name] in text
     results = run_ranks(_trained, devices, text, devices // 2)
     assert max(worst for worst, _ in results) < 1e-5
     assert sum(seen for _, seen in results) == len(found.parameters) * devices // 2
@@ -167,6 +169,11 @@ def _masked(data: dict[str, Any]) -> None:
     data["operators"]["norm/layer_norm"]["inputs"][0][0] = "tokens"
 
 
+def _chunked(data: dict[str, Any]) -> None:
+    data["stages"] = data["stages"] * 2
+    data["schedule"]["interleave"] = 2
+
+
 def _master(data: dict[str, Any]) -> None:
     data["schedule"]["master"] = "float64"
 
@@ -186,6 +193,7 @@ def _inferred(data: dict[str, Any]) -> None:
         (_recomputed, r"recompute \(selective\)"),
         (_hosted, "optimizer state in host memory"), (_short, "1f1b with 1 micro-batches on 2 stages"), (_inferred, "inference"),
         (_cut_at("layers.2.k/linear"), "tensor 'layers.2/transpose:0', which stages hand on and which may not be contiguous"),
+        (_chunked, "2 chunks on each stage under the schedule 1f1b"),
         (_master, "parameters stored in float64"), (_reduced, "gradients in bfloat16"),
         (_tied, "parameter 'embed.weight', which stages 0 and 1 read"), (_masked, "input 'tokens', which stage 1 reads"),
     ],
@@ -227,6 +235,14 @@ def test_names_from_files_stay_in_their_places(plan: Plan) -> None:
     text = convert(Plan.model_validate(data), "pipelining").text
     assert not [line for line in text.splitlines() if line.startswith(("import os", "os.abort"))]
     assert "os" not in {alias.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for alias in node.names}
+
+
+@pytest.mark.parametrize("first", ["nowhere", "embed/embedding"])
+def test_stages_that_begin_nowhere_are_no_plan(plan: Plan, first: str) -> None:
+    data = json.loads(plan.to_json())
+    _cut_at(first)(data)
+    with pytest.raises(PlanError, match="one after the other"):
+        convert(Plan.model_validate(data), "pipelining")
 
 
 def test_plans_without_stages_and_with_split_weights_are_refused() -> None:
