@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .errors import AutoparError, PlanError, RunError, UsageError, unknown
@@ -203,11 +204,11 @@ def _explain(args: argparse.Namespace) -> None:
 
 
 def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> Explained:
+    from .of_plan import cluster_of_plan, known_cluster, model_of_batch, model_of_plan
     from .report.explained import Explained
 
     if args.model is None:
-        return Explained.of_file(plan, args.operator)
-    from .of_plan import cluster_of_plan, model_of_batch, model_of_plan
+        return replace(Explained.of_file(plan, args.operator), cluster=known_cluster(plan, args.cluster))
 
     model = model_of_plan(args.model, plan, trust=args.trust)
     cluster = cluster_of_plan(plan, args.cluster)

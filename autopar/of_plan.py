@@ -31,6 +31,11 @@ def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> 
     return sized
 
 
+def known_cluster(plan: Plan, cluster: str | None) -> Cluster | None:
+    """The same; None where no cluster is given and the plan's is no preset."""
+    return None if cluster is None and plan.cluster not in presets() else cluster_of_plan(plan, cluster)
+
+
 def model_of_plan(
     model: Any, plan: Plan, example_inputs: Any = None, *, loss: str | Callable[..., Any] | None = None, trust: bool = False
 ) -> LoadedModel:

@@ -136,7 +136,7 @@ def test_running_statistics() -> None:
 
 
 def test_large_pictures_are_split_in_space() -> None:
-    """One picture on four devices: its rows are split, 1.5 times as fast as split channels (so few that tiles stay empty), and these than repeated work."""
+    """One picture on four devices: its rows are split, which beats split channels (tiles stay empty) by half, and these repeated work."""
     module, inputs = net(size=4096)
     graph = with_loss(import_torch(module.train(), inputs).graph)
     wanted = request((4,), train=True)

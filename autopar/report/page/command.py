@@ -8,13 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autopar.costmodel import Cluster
-
 from ...api import Planned
 from ...errors import UsageError
 from ...ir import Graph
 from ...model import LoadedModel
-from ...of_plan import cluster_of_plan, model_of_batch, model_of_plan
+from ...of_plan import cluster_of_plan, known_cluster, model_of_batch, model_of_plan
 from ...outputs import write_whole
 from ...plan import Plan
 from ...planning.ranking import Progress
@@ -41,7 +39,7 @@ def report(args: argparse.Namespace, memory: float | None) -> None:
     plan = Plan.load(args.plan)
     other = Plan.load(args.plan2) if args.plan2 else None
     measured = read_measured(args.measured) if args.measured else None
-    cluster = _cluster(plan, args.cluster, needed=args.model is not None)
+    cluster = known_cluster(plan, args.cluster) if args.model is None else cluster_of_plan(plan, args.cluster)
     if args.model is None:
         contents = Contents.of(plan, other=other, cluster=cluster, measured=measured)
     else:
@@ -74,13 +72,3 @@ def _answers(tree: Tree, planned: Planned, args: argparse.Namespace, memory: flo
         held = sensitivity_of(plan, analysis, cluster, memory=memory, batches=rebatched)
         found.append(sensitivity(curves(held, bar), plan.predicted.step))
     return found
-
-
-def _cluster(plan: Plan, given: str | None, *, needed: bool) -> Cluster | None:
-    """The plan's cluster; where it is no preset, none, unless the model's panels need it."""
-    try:
-        return cluster_of_plan(plan, given)
-    except UsageError:
-        if given is not None or needed:
-            raise
-        return None
