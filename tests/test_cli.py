@@ -365,6 +365,8 @@ def test_explain_tells_what_other_pins_cost(folder: Path, capsys: pytest.Capture
     assert "The best plan if one choice were fixed" in capsys.readouterr().out and len(kept) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_explain_tells_where_the_plan_flips(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["explain", str(folder / "two.json"), "--model", str(folder / "two.onnx"), "--sensitivity", "--json"]
     run(words)

@@ -79,6 +79,8 @@ def _as_tracked(program: Program, analysis: Analysis, schedule: Schedule) -> Non
     assert told.total == pytest.approx(seen.peak, rel=0.03), schedule
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_memory_drops(analysis: Analysis, programs: dict[str, Program]) -> None:
     """By torch's tracker: with recompute, with micro-batches, with gathering again, and with gradients that are added up as shards."""
 

@@ -143,7 +143,10 @@ def test_training(name: str, folder: Path) -> None:
     _require_equal(model, {plan: _planned(model.model, plan) for plan in FAST[name]})
 
 
-@pytest.mark.parametrize(("name", "numbers"), [("encoder_decoder", (3, 4)), ("resnet", (10,))])
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [pytest.param("encoder_decoder", (3, 4), marks=[pytest.mark.slow, pytest.mark.ci]), ("resnet", (10,))],
+)
 def test_unlike_stages(name: str, numbers: Sequence[int], folder: Path) -> None:
     """Tied tables on stages of other sizes, values that skip a stage, weights gathered again for each chunk; statistics of batches."""
     model = _subject(name, folder, 3)
