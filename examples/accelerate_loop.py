@@ -1,7 +1,8 @@
-"""A plan inside a loop of Hugging Face Accelerate: `accelerate launch --num_processes 2 --cpu examples/accelerate_loop.py`, or by torchrun.
+"""A plan inside a loop of Hugging Face Accelerate: `torchrun --nproc-per-node 2 examples/accelerate_loop.py`.
 
-Accelerate starts the ranks, counts them and prints for one of them. It is not given the model to prepare: `parallelize` has split it, and
-each rank reads the whole batch, of which its plan takes what it needs. Without Accelerate the loop runs by torchrun.
+On GPUs `accelerate launch --multi_gpu` starts the ranks, too; on CPUs it starts one process. Accelerate makes the group, counts
+ranks and prints for one of them. It is not given the model to prepare: `parallelize` has split it, and each rank reads the whole batch, of
+which its plan takes what it needs. Without Accelerate the loop is the same.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def accelerator() -> Any:
         from accelerate import Accelerator
     except ImportError:
         return _Alone()
-    return Accelerator()
+    return Accelerator(cpu=not torch.cuda.is_available())
 
 
 def train() -> list[float]:
