@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError, unknown
@@ -98,6 +98,13 @@ def _following(commands: Iterable[Command], words: Callable[[Iterable[str]], str
             yield f'        "{command.name}") {"; ".join([words(command.next)] * bool(command.next) + [files] * command.files)} ;;'
 
 
+def _offered(commands: tuple[Command, ...], words: Callable[[Iterable[str]], str], files: str, options: Sequence[str]) -> Iterator[str]:
+    """What bash and zsh offer for `word` after `previous`: values of an option, options, or what else may stand there."""
+    yield from ('    case "$command $previous" in', *_cases(commands, words, files), "    esac")
+    yield from ('    if [[ $word == -* ]]; then case "$command" in', *options)
+    yield from ('    esac; else case "$command" in', *_following(commands, words, files), "    esac; fi")
+
+
 def _bash(program: str, commands: tuple[Command, ...]) -> str:
     """Bash takes `--option=value` for three words."""
 
@@ -124,14 +131,7 @@ def _bash(program: str, commands: tuple[Command, ...]) -> str:
         f'            {_patterns(_paths(commands))}) command="${{command:+$command }}${{COMP_WORDS[index]}}" ;;',
         "        esac",
         "    done",
-        '    case "$command $previous" in',
-        *_cases(commands, words, files),
-        "    esac",
-        '    if [[ $word == -* ]]; then case "$command" in',
-        *options,
-        '    esac; else case "$command" in',
-        *_following(commands, words, files),
-        "    esac; fi",
+        *_offered(commands, words, files, options),
         "}",
         f"complete -F _{program} {program}",
     ])  # fmt: skip
@@ -153,14 +153,7 @@ def _zsh(program: str, commands: tuple[Command, ...]) -> str:
         f'            {_patterns(_paths(commands))}) command="${{command:+$command }}${{words[index]}}" ;;',
         "        esac",
         "    done",
-        '    case "$command $previous" in',
-        *_cases(commands, words, "_files"),
-        "    esac",
-        '    if [[ $word == -* ]]; then case "$command" in',
-        *options,
-        '    esac; else case "$command" in',
-        *_following(commands, words, "_files"),
-        "    esac; fi",
+        *_offered(commands, words, "_files", options),
         "}",
         f'if [[ "${{funcstack[1]}}" == _{program} ]]; then _{program} "$@"; else compdef _{program} {program}; fi',
     ])  # fmt: skip
