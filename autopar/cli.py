@@ -151,6 +151,7 @@ def _warn_replicated(plan: Plan) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
+    from .configured import require_weights
     from .plan import Plan
     from .report.ran import cluster_to_scale, print_run, require_profile, scaling
 
@@ -158,6 +159,7 @@ def _run(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
     require_profile(args)
+    require_weights(args.model)
     plan = Plan.load(args.plan)
     cluster = cluster_to_scale(args, plan)
     if args.nproc not in (None, plan.devices, plan.devices + plan.unused):  # ranks that the plan leaves idle are not started

@@ -33,8 +33,17 @@ def load_any(model: Any, options: ModelOptions, example_inputs: Any = None) -> L
     dtype = options.dtype or "bfloat16"
     assert dtype in DTYPE_BYTES, "checked by ModelOptions"
     graph = transformer(shape, batch=options.batch or 1, dtype=dtype).graph
-    note = f"{model} is a configuration: its plan can be priced and read, not run; run the model itself, from ONNX or PyTorch"
-    return LoadedModel(graph=graph, source=graph, notes=(note,), dtype=dtype)
+    return LoadedModel(graph=graph, source=graph, notes=(_not_run(model),), dtype=dtype)
+
+
+def _not_run(model: str) -> str:
+    return f"{model} is a configuration: its plan can be priced and read, not run; plan and run the model itself, from ONNX or PyTorch"
+
+
+def require_weights(model: Any) -> None:
+    """A `UsageError` for a configuration, which has no weights and no program to run."""
+    if isinstance(model, str) and model.startswith(PREFIX):
+        raise UsageError(_not_run(model))
 
 
 def sizes_of_plan(model: Any, plan: Plan, options: ModelOptions) -> ModelOptions:

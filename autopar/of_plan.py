@@ -75,7 +75,10 @@ def _onnx_of_plan(model: Any, plan: Plan, options: ModelOptions, batch: int | No
 def model_of_batch(model: str | Path, plan: Plan, batch: int, *, loss: str | None = None, trust: bool = False) -> LoadedModel:
     """The model of a plan with another global batch; a `UsageError` where it cannot have it."""
     options = ModelOptions(train=plan.model.mode == "train", loss=loss, dtype=plan.model.dtype, trust=trust)
-    loaded = _onnx_of_plan(model, plan, options, batch) if _is_onnx(model) else load_model(model, replace(options, batch=batch))
+    if _is_onnx(model):
+        loaded = _onnx_of_plan(model, plan, options, batch)
+    else:
+        loaded = load_any(model, sizes_of_plan(model, plan, replace(options, batch=batch)))
     return bring_rules(loaded, plan)
 
 

@@ -82,6 +82,8 @@ class Arguments:
             return f"the argument {name!r} is given as {_text(given)}, the model was planned {was}: leave it out, or {again}"
         if name not in self._said(args, kwargs) or any(given is one for one in nothing):
             return f"the argument {name!r} was planned as {_text(planned)} and is left out: give it so, or {again}"
+        if isinstance(given, Mapping) and set(given) & set(self.signature.parameters):
+            return f"the argument {name!r} is {_text(given)}, which holds the arguments by name: unpack it, module(**batch)"
         return f"the argument {name!r} is {_text(given)}, the model was planned with {_text(planned)}: give it so, or {again}"
 
     def _said(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str]:

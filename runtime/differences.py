@@ -84,7 +84,7 @@ class Report:
 
     def __str__(self) -> str:
         counts = Counter(entry.what for entry in self.entries)
-        text = ", ".join(f"{n} {what}" + ("s" if n != 1 else "") for what, n in counts.items())
+        text = ", ".join(f"{n} {what}" + ("" if n == 1 else "es" if what.endswith("s") else "s") for what, n in counts.items())
         worst = self.worst
         where = f"; worst error {worst.error:.2e} ({worst.what} {worst.tensor}, tolerance {worst.tolerance:.0e})" if worst else ""
         left = f"; {self.excluded} weight elements left out (their gradients are rounding noise)" if self.excluded else ""

@@ -162,6 +162,7 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
     import torch
 
     from .torch import import_torch
+    from .torch_caches import NOTE, caching
     from .torch_cast import recast
     from .torch_marks import with_attributes
 
@@ -192,6 +193,7 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
         inputs=inputs,
         call=(args, kwargs),
         loss=loss if options.train else None,
+        notes=(NOTE,) if caching(module) else (),
         dtype=options.dtype,
         given=module,
     )

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ModelError
 from ..forking import keep_forkable
+from .torch_caches import without_caches
 
 keep_forkable()  # before the first fake tensor
 
@@ -46,7 +47,8 @@ def export_fake(
     apart = [leaf.clone() if isinstance(leaf, torch.Tensor) and first[id(leaf)] != i else leaf for i, leaf in enumerate(leaves)]
     inputs, keyword_inputs = pytree.tree_unflatten([fake(leaf) for leaf in apart], spec)
     try:
-        with torch.nn.utils.stateless._reparametrize_module(module, {path: replaced[id(value)] for path, value in state.items()}):
+        fakes = {path: replaced[id(value)] for path, value in state.items()}
+        with torch.nn.utils.stateless._reparametrize_module(module, fakes), without_caches(module):
             return torch.export.export(module, inputs, keyword_inputs, strict=False)
     except Exception as error:
         text = str(error).strip().split("\n")[0]

@@ -59,7 +59,8 @@ def sentence_of(factors: Sequence[Factor], schedule: SchedulePlan) -> str:
 def _words(factor: Factor, schedule: SchedulePlan) -> str:
     over = f"{factor.size} devices"
     if factor.scheme.startswith("pipeline-"):
-        return f"{factor.size} stages of consecutive operators run {schedule.micro_batches} micro-batches ({schedule.pipeline})"
+        parts = "the whole batch at once" if schedule.micro_batches == 1 else f"{schedule.micro_batches} micro-batches"
+        return f"{factor.size} stages of consecutive operators run {parts} ({schedule.pipeline})"
     if factor.scheme.startswith("expert+"):
         words = f"experts are split over {over}, the rest is {factor.scheme.removeprefix('expert+')} there"
     else:

@@ -71,6 +71,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("a pair", (X,), {"pair": (X,)}, "'pair' is a tuple of 1 tensor, the model was planned with a tuple of 2 tensors"),
     ("x", (X,), {"use_cache": True}, "'use_cache' is given as True, the model was planned without it: leave it out"),
     ("a further one", (X,), {}, "'use_cache' was planned as False and is left out"),
+    ("x", ({"x": X},), {}, "'x' is a dict of 1 tensor, which holds the arguments by name: unpack it, module(**batch)"),
     ("x", (X, None, 1.0, None, 5), {}, "too many positional arguments; it takes (x"),
     ("x", (), {}, "missing a required argument: 'x'"),
 ]

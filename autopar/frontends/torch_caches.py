@@ -1,0 +1,36 @@
+"""Key-value caches of language models: switched off while a module is exported, since a planned pass begins with an empty one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+NOTE = "the key-value cache, an output for generation, is left out: the model was exported with use_cache=False"
+
+
+def caching(module: torch.nn.Module) -> list[Any]:
+    """The configurations in the module (transformers keeps them in `config`, one in another) that ask for a key-value cache."""
+    found: dict[int, Any] = {}
+    waiting = [part.config for part in module.modules() if hasattr(part, "config")]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in found and hasattr(config, "__dict__"):
+            found[id(config)] = config
+            waiting += [value for value in vars(config).values() if hasattr(value, "use_cache")]
+    return [config for config in found.values() if getattr(config, "use_cache", None) is True]
+
+
+@contextmanager
+def without_caches(module: torch.nn.Module) -> Iterator[None]:
+    """While this lasts, no configuration in the module asks for a key-value cache."""
+    asking = caching(module)
+    for config in asking:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in asking:
+            config.use_cache = True
