@@ -41,12 +41,14 @@ class _Rows:
 
 
 def module_of(name: str) -> tuple[str, str]:
-    """The module path of an operator and its own name without the number of its copy.
+    """The module path of an operator and its own name without the number of its copy; in a name of dots alone, the layer's path.
 
-    >>> module_of("/h.0/attn/c_attn/MatMul_1"), module_of("h.0.qkv/linear"), module_of("Add_17")
-    (('h.0/attn/c_attn', 'MatMul'), ('h.0.qkv', 'linear'), ('', 'Add'))
+    >>> module_of("/h.0/attn/c_attn/MatMul_1"), module_of("h.0.qkv/linear"), module_of("h.0.mlp.gate"), module_of("Add_17")
+    (('h.0/attn/c_attn', 'MatMul'), ('h.0.qkv', 'linear'), ('h.0.mlp', 'gate'), ('', 'Add'))
     """
-    module, _, leaf = name.strip("/").rpartition("/")
+    module, slash, leaf = name.strip("/").rpartition("/")
+    if not slash and _NUMBER.search(path := leaf.rpartition(".")[0]):
+        module, leaf = path, leaf.removeprefix(f"{path}.")
     return module, _COPY.sub("", leaf) or leaf
 
 
