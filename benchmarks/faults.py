@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autopar.errors import unknown
 from benchmarks.faulting.disturbing import FAULTS, Row, disturbed
 from benchmarks.faulting.moving import CHAINS, SHORT, Long, Moved, long, moved
-from benchmarks.faulting.saves import Cost, Kills, cost, killed_saves
+from benchmarks.faulting.saves import Cost, Kills, cost_of, killed_saves
 from benchmarks.running.gpt2 import Shape
 
 PARTS = ("faults", "moves", "saves", "cost", "long")
@@ -78,9 +78,10 @@ def costs(given: argparse.Namespace) -> list[Cost]:
     rows = []
     for ranks in (1,) if given.quick else (1, 2):
         shape = Shape(width=128, layers=2) if given.quick else Shape(width=512, layers=4)
-        row = cost(shape, ranks, 3 if given.quick else 15)
+        row = cost_of(shape, ranks, 3 if given.quick else 15)
         text = f"{row.megabytes:.0f} MB beside {row.steps} steps of {row.step_s:.2f} s; the copy {row.copy_s:.3f} s"
-        told(given, f"{row.ranks} ranks: {row.ratio - 1:+.1%} (half of the pairs within {row.spread:.1%}), {text}")
+        cost = f"{row.ratio - 1:+.1%} (half of the pairs within {row.spread:.1%}), computing {row.computed - 1:+.1%}"
+        told(given, f"{row.ranks} ranks: {cost}; {text}")
         rows.append(row)
     return rows
 

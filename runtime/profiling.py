@@ -1,7 +1,8 @@
 """`profile`: where the seconds of a step go, by action of the order, kind of operator and collective, beside what the plan predicts.
 
 torch's profiler measures; the runner names each action of the order for it (`record_function`), so that other profilers show them too. What
-is between the actions of a step is the update, or else time in which this rank computes nothing of the model: data, Python, waiting.
+is between the actions of a step is the update, or else time in which this rank computes nothing of the model: data, Python, waiting. A rank
+of a stage is set beside what is predicted of that stage.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from torch import Tensor
 from torch._C._autograd import DeviceType
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from autopar.errors import RunError
 from autopar.order.actions import Word
 
+from .foretold import foretold
 from .module import ParallelModule
+from .parameters import local_of
 from .present import NAMED
 
 PARTS: Mapping[str, tuple[Word, ...]] = {
@@ -31,15 +37,21 @@ PARTS: Mapping[str, tuple[Word, ...]] = {
     "parameters": (Word.GATHER, Word.RELEASE, Word.REDUCE, Word.SUM_TIED),
     "stages": (Word.SEND_FORWARD, Word.RECEIVE_FORWARD, Word.SEND_BACKWARD, Word.RECEIVE_BACKWARD),
 }
+MESSAGES = "messages between stages"
 KINDS: Mapping[str, tuple[str, ...]] = {
+    MESSAGES: ("c10d::send", "c10d::recv", "gloo:send", "gloo:recv", "nccl:send", "nccl:recv", "SendRecv"),
     "collectives": ("c10d", "gloo", "nccl", "wait_tensor", "record_param_comms"),
     "attention": ("scaled_dot_product", "_flash_attention", "_efficient_attention"),
     "products": ("::mm", "::bmm", "::addmm", "::linear", "::matmul", "::baddbmm", "::einsum"),
     "convolutions": ("convolution",),
     "update": ("Optimizer.", "_foreach_", "_fused_adam"),
 }
-"""Kinds of operators by what their names hold, the first that fits counting; others are "elementwise and others"."""
+"""Kinds of operators by what their names hold, the first that fits counting; others are "elementwise and others".
+
+Messages are collectives where there are no stages: NCCL's all-to-alls have kernels of that name."""
 REST = "elementwise and others"
+BETWEEN = "between stages, waiting included"
+MEMORY = "memory beside parameters and optimizer"
 LARGEST = 3
 
 
@@ -59,7 +71,8 @@ class Profile:
     def __init__(self, module: ParallelModule) -> None:
         if module.engine.plan is None:
             raise RunError("only a module of parallelize, which knows its plan, can be profiled beside it")
-        self.plan, self.graph = module.engine.plan, module.engine.execution.graph
+        self.plan, self.graph, self._module = module.engine.plan, module.engine.execution.graph, module
+        self.stage, self.rank = module.engine.world.stage if self.plan.stages else None, module.engine.world.rank
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if module.engine.device.type == "cuda" else [])]
         self._cuda = module.engine.device.type == "cuda"
         self._profiler: Any = torch_profile(activities=activities, profile_memory=True)
@@ -68,13 +81,17 @@ class Profile:
         self.kinds: dict[str, float] = {}
         self.actions: dict[str, float] = {}
         self.collectives: dict[str, float] = {}
+        self._state: dict[int, int] = {}
+        self._stepped: Any = None
 
     def __enter__(self) -> Profile:
+        self._stepped = register_optimizer_step_post_hook(self._note_state)
         self._profiler.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._profiler.__exit__(kind, error, trace)
+        self._stepped.remove()
         if error is None:
             self._read()
 
@@ -86,15 +103,13 @@ class Profile:
         """Everything as plain data, in seconds and bytes of a step."""
         rows = [{"part": row.part, "measured": row.measured, "predicted": row.predicted, "unit": row.unit} for row in self.rows]
         return {
-            "steps": list(self.steps), "parts": rows, "kinds": self.kinds, "actions": self.actions, "collectives": self.collectives,
-            "deviations": self.deviations(),
+            "rank": self.rank, "stage": self.stage, "steps": list(self.steps), "parts": rows, "kinds": self.kinds, "actions": self.actions,
+            "collectives": self.collectives, "deviations": self.deviations(),
         }  # fmt: skip
 
     def deviations(self) -> list[str]:
         """The largest differences from what was predicted, in words."""
-        compared = [row for row in self.rows if row.predicted is not None and row.unit == "s" and row.part != "step"]
-        found = sorted(compared, key=lambda row: -abs(row.measured - (row.predicted or 0.0)))[:LARGEST]
-        return [_words(row) for row in found if row.measured != row.predicted]
+        return largest({"": self.rows})
 
     def _read(self) -> None:
         events: Sequence[Any] = self._profiler.events() or ()
@@ -116,29 +131,41 @@ class Profile:
         for average in self._profiler.key_averages():
             if not average.key.startswith((NAMED, "[memory]", "ProfilerStep")):
                 own = average.self_device_time_total if self._cuda else average.self_cpu_time_total
-                kinds[_kind(average.key)] += own / 1e6 / count
+                kinds[_kind(average.key, staged=self.stage is not None)] += own / 1e6 / count
         self.kinds = dict(kinds.most_common())
         self.rows = tuple(self._rows(events, count))
 
     def _rows(self, events: Sequence[Any], count: int) -> list[Row]:
-        figures = self.plan.predicted
+        wanted = foretold(self.plan, self.stage)
         words = {text: next(part for part, held in PARTS.items() if _word(text) in held) for text in self.actions}
         parts = {part: math.fsum(seconds for text, seconds in self.actions.items() if words[text] == part) for part in PARTS}
         update = math.fsum(e.time_range.end - e.time_range.start for e in events if e.name.startswith("Optimizer.step")) / 1e6 / count
         step = statistics.median(self.steps)
-        rows = [Row(part="step", measured=step, predicted=figures.step)]
-        rows.append(Row(part="forward", measured=parts["forward"], predicted=figures.forward))
-        rows.append(Row(part="backward", measured=parts["backward"], predicted=figures.backward))
+        rows = [Row(part="step", measured=step, predicted=wanted.step)]
+        rows.append(Row(part="forward", measured=parts["forward"], predicted=wanted.forward))
+        rows.append(Row(part="backward", measured=parts["backward"], predicted=wanted.backward))
         rows.append(Row(part="gathers and reductions of parameters", measured=parts["parameters"], predicted=None))
-        if self.plan.stages:
-            rows.append(Row(part="between stages, waiting included", measured=parts["stages"], predicted=figures.bubble))
-        rows.append(Row(part="update", measured=update, predicted=figures.update))
-        rows.append(
-            Row(part="collectives", measured=self.kinds.get("collectives", 0.0), predicted=figures.communication - figures.overlapped)
-        )
+        if self.stage is not None:
+            rows.append(Row(part=BETWEEN, measured=parts["stages"], predicted=wanted.waiting))
+        rows.append(Row(part="update", measured=update, predicted=wanted.update))
+        rows.append(Row(part="collectives", measured=self.kinds.get("collectives", 0.0), predicted=wanted.collectives))
         rows.append(Row(part="idle and others", measured=max(0.0, step - sum(parts.values()) - update), predicted=None))
-        held = sum(size for name, size in figures.memory_parts.items() if name not in ("parameters", "optimizer"))
-        return [*rows, Row(part="memory beside parameters and optimizer", measured=self._grown(), predicted=held, unit="B")]
+        beside = max(0.0, wanted.memory - self._held()) if wanted.beside is None else wanted.beside
+        return [*rows, Row(part=MEMORY, measured=self._grown(), predicted=beside, unit="B")]
+
+    def _note_state(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """The bytes of an optimizer's state of this rank's parameters, each tensor once however many optimizers share it."""
+        stages = self._module.other_stages
+        for parameter, state in optimizer.state.items():
+            for value in state.values() if stages is None or parameter is not stages.parameter else ():
+                if isinstance(value, Tensor):
+                    local = local_of(value)
+                    self._state[local.data_ptr()] = local.nbytes
+
+    def _held(self) -> float:
+        """Bytes of this rank's parameters and of the state of the optimizers that made a step."""
+        own = {local.data_ptr(): local.nbytes for local in map(local_of, self._module.graph_parameters().values())}
+        return float(sum((own | self._state).values()))
 
     def _grown(self) -> float:
         """By how many bytes the memory of the device grew at most, from where it was at first."""
@@ -172,8 +199,28 @@ def _collectives(events: Sequence[Any], count: int, *, cuda: bool) -> Counter[st
     return found
 
 
-def _kind(name: str) -> str:
-    return next((kind for kind, words in KINDS.items() if any(word in name for word in words)), REST)
+def _kind(name: str, *, staged: bool = False) -> str:
+    found = next((kind for kind, words in KINDS.items() if any(word in name for word in words)), REST)
+    return "collectives" if found == MESSAGES and not staged else found
+
+
+def largest(rows: Mapping[str, Sequence[Row]]) -> list[str]:
+    """The largest differences from what was predicted, in words, of rows by what they are rows of."""
+    found = [
+        (abs(row.measured - row.predicted), f"{of}: {_words(row)}" if of else _words(row))
+        for of, some in rows.items()
+        for row in some
+        if row.predicted is not None and row.unit == "s" and row.part != "step" and row.measured != row.predicted
+    ]
+    return [words for _, words in sorted(found, key=lambda one: -one[0])[:LARGEST]]
+
+
+def together(profiles: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What was measured on the first rank, and of all stages where there are several: `Profile.json` of a rank of each."""
+    if len(profiles) < 2:
+        return dict(profiles[0]) if profiles else None
+    rows = {f"stage {one['stage']}": [Row(**part) for part in one["parts"]] for one in profiles}
+    return {**profiles[0], "deviations": largest(rows), "stages": list(profiles)}
 
 
 def _words(row: Row) -> str:

@@ -58,7 +58,7 @@ class RunReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What every rank is told. `profile`: where the trace of rank 0's steps after the first goes."""
+    """What every rank is told. `profile`: where the trace of the first rank's steps after the first goes, of each stage beside it."""
 
     model: LoadedModel
     plan: Plan
@@ -95,8 +95,8 @@ def run_plan(
     """Run a plan on ranks: those of `torchrun` where this process is one, else forked Gloo ranks on this machine.
 
     With `check`, outputs, gradients and updated weights are compared with one device, and the collectives that every
-    rank issues with those that the plan prices. `weights`: files to read instead of a PyTorch model's own weights. `profile`: measure rank
-    0's steps, and write their trace there.
+    rank issues with those that the plan prices. `weights`: files to read instead of a PyTorch model's own weights. `profile`: measure the
+    steps of the first rank of each stage, and write their traces there (`stage_trace`).
     """
     if steps < 1:
         raise RunError(f"a run has at least 1 step, not {steps}")
@@ -161,12 +161,13 @@ def exact(model: LoadedModel, plan: Plan) -> bool:
 
 
 def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple[tuple[float, ...], float, dict[str, Any] | None]:
-    """Losses of the steps, the median seconds of one, and on rank 0 what was measured of them, where that is wanted."""
+    """Losses of the steps, the median seconds of one, and on the first rank of a stage what was measured of them, where that is wanted."""
     torch.manual_seed(job.seed)
     stepper = optimizer_of(job.plan.model.optimizer, [p for p in module.parameters() if p.requires_grad])
     stepper = stepper and host_states(stepper, module)
     losses, times = [], []
-    measured = profiling.profile(module) if job.profile is not None and module.engine.world.rank == 0 else None
+    world = module.engine.world
+    measured = profiling.profile(module) if job.profile is not None and world.rank in world.firsts else None
     with contextlib.ExitStack() as watched:
         for number in in_steps(job.steps):
             if measured is not None and number == 1:
@@ -186,8 +187,17 @@ def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple
     if measured is None:
         return tuple(losses), statistics.median(times), None
     assert job.profile is not None
-    measured.save_trace(job.profile)
+    measured.save_trace(stage_trace(job.profile, measured.stage))
     return tuple(losses), statistics.median(times), measured.json()
+
+
+def stage_trace(path: Path, stage: int | None) -> Path:
+    """Where the trace of a stage goes: that of the first to `path`, others to files beside it.
+
+    >>> stage_trace(Path("trace.json"), 2).name
+    'trace-stage-2.json'
+    """
+    return path.with_name(f"{path.stem}-stage-{stage}{path.suffix}") if stage else path
 
 
 def _collectives(module: ParallelModule, program: Execution, inputs: Sequence[Tensor]) -> tuple[str, int]:
@@ -261,5 +271,5 @@ def _report(job: _Job, results: Sequence[_Result], backend: str, report: Report 
         collectives=collectives if job.check else "not compared",
         check=str(report) if report else "not made",
         ok=not mismatches and (report is None or report.passed),
-        profile=results[0].profile,
+        profile=profiling.together([result.profile for result in results if result.profile is not None]),
     )

@@ -126,7 +126,7 @@ def _run_options(parser: Parser) -> None:
     add("--loss", metavar="MODULE:FUNCTION", help="the loss that was given to plan")
     add("--steps", type=int, default=1, metavar="K", help="training steps to run (default: 1)")
     add("--check", action="store_true", help="compare outputs, gradients and updated weights with one device")
-    add("--profile", metavar="FILE", help="measure rank 0's steps after the first, and write their trace to FILE, for Perfetto")
+    add("--profile", metavar="FILE", help="measure steps after the first, and write their trace to FILE, those of other stages beside it")
     add("--recalibrate", metavar="FILE", help="with --profile: write the cluster with its figures scaled to what was measured (.json)")
     add("--cluster", metavar="NAME|FILE", help="the cluster to recalibrate (default: the plan's)")
     add("--backend", choices=("gloo", "nccl"), help="communication library (default: what fits this machine)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,10 +43,10 @@ def cluster_to_scale(args: argparse.Namespace, plan: Plan) -> Cluster | None:
     if not args.recalibrate:
         return None
     from ..of_plan import cluster_of_plan
-    from .recalibrated import require_one_program
+    from .recalibrated import require_alike
 
     found = cluster_of_plan(plan, args.cluster)
-    require_one_program(plan, found)
+    require_alike(plan, found)
     return found
 
 
@@ -93,10 +93,30 @@ def profile_parts(found: Mapping[str, Any]) -> list[str | Table]:
     actions = tuple((name, seconds_text(seconds)) for name, seconds in largest)
     return [
         Table(title="A step of rank 0", columns=("part", ">measured", ">predicted"), rows=rows),
+        *_of_stages(found.get("stages", ())),
         Table(title="By kind of operator", columns=("operators", ">time"), rows=kinds),
         Table(title="The longest actions of the order", columns=("action", ">time"), rows=actions),
         "\n".join(found["deviations"]),
     ]
+
+
+STAGE_COLUMNS: Mapping[str, str] = {
+    "forward": "forward", "backward": "backward", "between stages, waiting included": "bubble", "collectives": "collectives",
+    "update": "update", "idle and others": "idle", "memory beside parameters and optimizer": "memory",
+}  # fmt: skip
+"""Parts of a profile, and the columns that they are in."""
+
+
+def _of_stages(profiles: Sequence[Mapping[str, Any]]) -> list[str | Table]:
+    """A table of the stages, each as measured and, below, as predicted; nothing where there are none."""
+    rows = []
+    for one in profiles:
+        parts = {part["part"]: part for part in one["parts"]}
+        for kind in ("measured", "predicted"):
+            cells = (_text(parts[name][kind], parts[name]["unit"]) for name in STAGE_COLUMNS)
+            rows.append((f"{one['stage']} {kind}", *cells))
+    columns = ("stage", *(f">{name}" for name in STAGE_COLUMNS.values()))
+    return [Table(title="The stages, of each its first rank", columns=columns, rows=tuple(rows))] if rows else []
 
 
 def _text(value: float | None, unit: str) -> str:

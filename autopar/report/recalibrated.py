@@ -1,10 +1,15 @@
 """`recalibrated`: a cluster whose figures are scaled to what a profile of a run measured.
 
-    factor = seconds predicted / seconds measured        of a group of operators, or of the collectives on a level of links
+A group of operators takes R of arithmetic or traffic and L of launches, one for each of its operators, as predicted, and M as measured.
+With rates r times, and launches l times as long, as predicted,
+
+    R_g / r_g + L_g l = M_g        of all that fulfil this, with the least log(l)^2 + sum of log(r_g)^2
+    factor = seconds predicted / seconds measured        of the collectives on a level of links
 
 Arithmetic is scaled by the products, convolutions and attention, in the types that they compute in; the memory's bandwidth by all other
 operators with the update; a level's bandwidth and its time for a message by its collectives, as their sum does not tell one from the other.
-What was not measured, or not predicted, stays; so do the seconds of a launch, which no part of a profile holds alone.
+What the step takes beyond all that is the host's, which on CPUs computes what it has started: launches are made longer by it, an operator
+as by any other. On GPUs, where the host runs ahead, launches stay. So does what was not measured, or not predicted.
 """
 
 from __future__ import annotations
@@ -16,53 +21,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from autopar.costmodel import Cluster, dump
-from autopar.costmodel.cluster.level import Level
-from autopar.costmodel.cluster.measured import Measured
-from autopar.costmodel.cluster.source import Source
-from autopar.costmodel.device.model import FAMILIES
-from autopar.costmodel.step.estimate import Estimate, estimate, step_seconds, timeline
-from autopar.costmodel.step.pricing import MeshPrices
-from autopar.costmodel.step.timeline import Overlap
 
 from ..errors import UsageError
 from ..ir import Graph
 from ..of_plan import cluster_of_plan
-from ..order.scheduled import Scheduled
 from ..outputs import write_whole
 from ..plan import Plan
-from ..sharding.analysis import Analysis, analyse
-from ..sharding.micro_batches import split_batch
-from ..sharding.program import Compute
-from ..sharding.rules import RULES
-from ..sharding.rules.experts import EXPERTS
-from .account import executions
+from ..sharding.analysis import analyse
+from .account import has_account
 from .measured import kind_of
+from .rescaling import Group, Scaled, figure_text, with_arithmetic, with_launch, with_links, with_memory
+from .stepping import ARITHMETIC, STREAMS, Stepping, stepping_of
 from .tables import Table
-from .units import rate_text, seconds_text
+from .units import seconds_text
 
 if TYPE_CHECKING:
     from autopar.runtime.profiling import Profile
 
-MOST = 20.0
-"""A figure that is off by more is not the same machine, or the run is too small to measure it."""
-ARITHMETIC = ("products", "convolutions", "attention")
-STREAMS = ("elementwise and others", "update")
 FOLDED = {"gloo": {"reduce_scatter": "all_reduce"}}
 """Kinds of collectives that a backend issues, and a profiler so shows, as another."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled:
-    """A figure that was scaled: its name in the cluster file, and the seconds of `what` it was scaled by."""
-
-    figure: str
-    unit: str
-    before: float
-    after: float
-    what: str
-    predicted: float
-    measured: float
+LONGEST = 100.0
+"""How many times as long, or as short, a launch may be: the host's seconds differ by more than rates do."""
+TRIED = 2001
+"""Lengths of a launch that are looked at."""
+EXACT = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,32 +71,15 @@ class Recalibrated:
 
     def parts(self) -> list[str | Table]:
         """The same in tables."""
-        rows = tuple((r.figure, _text(r.before, r.unit), _text(r.after, r.unit), f"{r.after / r.before:.3g}", r.what) for r in self.scaled)
+        rows = tuple(
+            (r.figure, figure_text(r.before, r.unit), figure_text(r.after, r.unit), f"{r.after / r.before:.3g}", r.what)
+            for r in self.scaled
+        )
         step = tuple(map(seconds_text, (self.measured, self.before, self.after)))
         return [
             Table(title="Scaled by the profile", columns=("figure", ">before", ">after", ">factor", "measured by"), rows=rows),
             Table(title="A step", columns=(">measured", ">predicted before", ">with the new file"), rows=(step,)),
         ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """Seconds of a step as predicted and as measured, of `what` is measured together."""
-
-    what: str
-    predicted: float
-    measured: float
-
-    def factor(self, figure: str) -> float:
-        """By what rates are multiplied; a `UsageError` where that cannot be."""
-        found = self.predicted / self.measured
-        if not 1 / MOST <= found <= MOST:
-            raise UsageError(
-                f"{figure} would be scaled by {found:.3g}: {self.what} took {seconds_text(self.measured)} where "
-                f"{seconds_text(self.predicted)} were predicted; beyond a factor of {MOST:.0f} the machine is another than the cluster's, "
-                "or the model too small to measure: start from a nearer cluster (--cluster, autopar calibrate), or run a larger model"
-            )
-        return found
 
 
 def recalibrated(found: Profile, cluster: str | Path | Cluster | None = None) -> Recalibrated:
@@ -120,98 +88,109 @@ def recalibrated(found: Profile, cluster: str | Path | Cluster | None = None) ->
 
 
 def recalibrate(profile: Mapping[str, Any], plan: Plan, graph: Graph, cluster: Cluster) -> Recalibrated:
-    """The same from the profile's plain data, on a cluster of the plan's size."""
-    require_one_program(plan, cluster)
-    analysis = analyse(graph, train=plan.model.mode == "train")
-    micro, count = plan.execution(analysis).micro, plan.schedule.micro_batches
-    step = _Step(micro=micro, analysis=split_batch(analysis, count) if count > 1 else analysis, plan=plan)
-    before = step.seconds(cluster)
-    computed = step.computed(cluster)
-    new, rows = cluster, list[Scaled]()
-    for kinds, scale in ((ARITHMETIC, _with_arithmetic), (STREAMS, _with_memory)):
-        held = [kind for kind in kinds if profile["kinds"].get(kind, 0.0) > 0]
-        group = _Group(what=", ".join(held), predicted=computed[kinds], measured=_sum(profile["kinds"], kinds))
-        if group.predicted > 0 and group.measured > 0:
-            new, more = scale(new, group, step.families)
-            rows += more
-    for level, group in _links(step.collectives(cluster), profile.get("collectives", {}), cluster.backend).items():
-        new, more = _with_links(new, group, level)
+    """The same from the profile's plain data, on a cluster of the plan's size; where the plan has stages, from a profile of all of them."""
+    require_alike(plan, cluster)
+    profiles: Sequence[Mapping[str, Any]] = profile.get("stages", [profile])
+    if plan.stages and len(profiles) == 1:
+        raise UsageError("the profile is of one stage of this plan: recalibrate by one of all stages (autopar run --profile --recalibrate)")
+    step = stepping_of(plan, analyse(graph, train=plan.model.mode == "train"))
+    kinds, events = (_added(one[name] for one in profiles) for name in ("kinds", "collectives"))
+    (whole,) = (part["measured"] for part in profile["parts"] if part["part"] == "step")
+    new, rows = _with_operators(cluster, step, kinds)
+    for level, group in _links(step.collectives(cluster), events, cluster.backend).items():
+        new, more = with_links(new, group, level)
         rows += more
     if not rows:
         raise UsageError("the profile measured nothing that the plan predicts: no figure of the cluster can be scaled by it")
-    (whole,) = (part["measured"] for part in profile["parts"] if part["part"] == "step")
-    return Recalibrated(cluster=new, scaled=tuple(rows), measured=whole, before=before.step, after=step.seconds(new).step)
+    if _has_launches(cluster):
+        new, rows = _with_host(new, rows, step, cluster, whole)
+    return Recalibrated(cluster=new, scaled=tuple(rows), measured=whole, before=step.seconds(cluster), after=step.seconds(new))
 
 
-def require_one_program(plan: Plan, cluster: Cluster) -> None:
-    """Refuse what the profile of rank 0 cannot stand for."""
-    if plan.stages:
-        raise UsageError("a profile is of rank 0, which runs one stage of this plan: recalibrate by a plan without stages (--stages 1)")
+def require_alike(plan: Plan, cluster: Cluster) -> None:
+    """Refuse devices for which the ranks that are profiled cannot stand."""
     if cluster.joined:
-        raise UsageError(f"a profile is of rank 0, one kind of the devices of {cluster.name!r}: recalibrate each pool by itself")
+        raise UsageError(f"a profile is of one kind of the devices of {cluster.name!r}: recalibrate each pool by itself")
+    if not has_account(plan):
+        raise UsageError("the stages of this plan are on meshes of different shape: recalibrate by a plan whose stages are alike")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """What a plan's step is made of, to be priced on any cluster; the analysis is that of a micro-batch."""
-
-    micro: Scheduled
-    analysis: Analysis
-    plan: Plan
-
-    def prices(self, cluster: Cluster) -> MeshPrices:
-        return MeshPrices(cluster=cluster, mesh=self.plan.mesh_, unit_bytes=self.plan.schedule.unit_bytes)
-
-    def seconds(self, cluster: Cluster) -> Estimate:
-        return estimate(self.micro, self.analysis, self.prices(cluster), optimizer=self.plan.model.optimizer)
-
-    @property
-    def computing(self) -> list[tuple[Compute, int, int]]:
-        """The operators of a step, each with how often it runs forward and backward."""
-        pairs = zip(self.micro.program.steps, executions(self.micro), strict=True)
-        warm = ((s, n) for s, n in pairs if isinstance(s, Compute) and s.operator.name not in self.analysis.cold)
-        return [(step, times.forward + times.again, times.backward) for step, times in warm]
-
-    @property
-    def families(self) -> Mapping[str, str]:
-        """The families of types that products compute in, each with a type of it."""
-        found: dict[str, str] = {}
-        for step, _, _ in self.computing:
-            if _is_product(step):
-                call = self.analysis.offers[step.operator.name].call
-                cast = call.get("compute")
-                floats = [tensor.dtype for tensor in call.outputs if tensor.is_float]
-                dtype = cast if isinstance(cast, str) else next(iter(floats), "float32")
-                found.setdefault(FAMILIES[dtype], dtype)
-        return found
-
-    def computed(self, cluster: Cluster) -> dict[tuple[str, ...], float]:
-        """Seconds that a step computes, were there no communication beside: in products, and in all else, the update among it."""
-        prices, products = self.prices(cluster), 0.0
-        for step, forward, backward in self.computing:
-            if _is_product(step):
-                own = step_seconds(step, self.analysis, prices)
-                products += forward * own.forward + backward * own.backward
-        alone = timeline(self.micro, self.analysis, prices, optimizer=self.plan.model.optimizer, overlap=Overlap(slowdown=1.0))
-        return {ARITHMETIC: products, STREAMS: max(0.0, alone.forward + alone.backward + alone.update - products)}
-
-    def collectives(self, cluster: Cluster) -> Counter[tuple[str, str]]:
-        """Seconds of a step's collectives by kind and level."""
-        prices, found = self.prices(cluster), Counter[tuple[str, str]]()
-        for one in self.micro.collectives():
-            found[one.kind, prices.mesh.axes[one.axis].level] += prices.seconds(one.kind, one.axis, one.nbytes)  # type: ignore[assignment]
-        return found
+def _added(parts: Any) -> Counter[str]:
+    found = Counter[str]()
+    for one in parts:
+        found.update(one)
+    return found
 
 
-def _is_product(step: Compute) -> bool:
-    return step.operator.kind == EXPERTS or bool(RULES[step.operator.kind].products)
+# --- operators: rates, and launches ---
 
 
-def _sum(found: Mapping[str, float], names: Sequence[str]) -> float:
-    return math.fsum(found.get(name, 0.0) for name in names)
+def _has_launches(cluster: Cluster) -> bool:
+    return cluster.backend == "gloo" and cluster.device.launch > 0
 
 
-def _links(predicted: Mapping[tuple[str, str], float], events: Mapping[str, float], backend: str) -> dict[str, _Group]:
+def _with_operators(cluster: Cluster, step: Stepping, kinds: Mapping[str, float]) -> tuple[Cluster, list[Scaled]]:
+    """The cluster with rates, and seconds of a launch, by which each group of operators takes what was measured."""
+    idle = replace(cluster, device=replace(cluster.device, launch=0.0)) if _has_launches(cluster) else cluster
+    rates, all_of = step.computed(idle), step.computed(cluster)
+    groups = {}
+    for names in (ARITHMETIC, STREAMS):
+        held = [name for name in names if kinds.get(name, 0.0) > 0]
+        measured = math.fsum(kinds[name] for name in held)
+        if all_of[names] > 0 and measured > 0:
+            launches = all_of[names] - rates[names]
+            groups[names] = Group(what=", ".join(held), predicted=all_of[names], measured=measured, launches=launches)
+    length = _least_change(list(groups.values())) if idle is not cluster else 1.0
+    new, rows = cluster, list[Scaled]()
+    for names, group in groups.items():
+        scaled = replace(group, length=length)
+        new, more = with_arithmetic(new, scaled, step.families) if names is ARITHMETIC else with_memory(new, scaled)
+        rows += more
+    if length != 1.0:
+        whole = Group(what="operators", predicted=sum(g.launches for g in groups.values()), measured=0.0, launches=0.0)
+        new, more = with_launch(new, replace(whole, measured=whole.predicted * length), cluster.device.launch * length)
+        rows += more
+    return new, rows
+
+
+def _least_change(groups: Sequence[Group]) -> float:
+    """By how much launches are longer where they and the rates of all groups change least (the formula of this module)."""
+    lengths = np.exp(np.linspace(-math.log(LONGEST), math.log(LONGEST), TRIED))
+    change = np.log(lengths) ** 2
+    for group in groups:
+        left = group.measured - lengths * group.launches
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rate = np.log((group.predicted - group.launches) / left) ** 2
+        change = change + np.where(left > EXACT * group.measured, rate, np.inf)
+    best = int(np.argmin(change))
+    return float(lengths[best]) if math.isfinite(change[best]) else 1.0
+
+
+def _with_host(cluster: Cluster, rows: list[Scaled], step: Stepping, before: Cluster, measured: float) -> tuple[Cluster, list[Scaled]]:
+    """The cluster with launches so long that the step takes what was measured, where it takes less without."""
+
+    def sized(length: float) -> Cluster:
+        return replace(cluster, device=replace(cluster.device, launch=before.device.launch * length))
+
+    low, high = cluster.device.launch / before.device.launch, LONGEST
+    if step.seconds(cluster) >= measured or low >= high:
+        return cluster, rows
+    if step.seconds(sized(high)) > measured:
+        while high - low > EXACT * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if step.seconds(sized(middle)) < measured else (low, middle)
+    others = [row for row in rows if row.figure != "device.launch"]
+    launches = sum(step.computed(before).values()) - sum(step.computed(replace(before, device=replace(before.device, launch=0.0))).values())
+    what = "operators and all that Python does between them"
+    group = Group(what=what, predicted=launches, measured=launches * high, launches=0.0)
+    new, more = with_launch(replace(cluster, device=replace(cluster.device, launch=before.device.launch)), group, sized(high).device.launch)
+    return new, others + more
+
+
+# --- links ---
+
+
+def _links(predicted: Mapping[tuple[str, str], float], events: Mapping[str, float], backend: str) -> dict[str, Group]:
     """The collectives of each level: those of the kinds that no other level has, as a profile tells kinds only."""
     folded = FOLDED.get(backend, {})
     measured, levels = Counter[str](), dict[str, set[str]]()
@@ -225,72 +204,5 @@ def _links(predicted: Mapping[tuple[str, str], float], events: Mapping[str, floa
         expected = math.fsum(s for (kind, where), s in predicted.items() if where == level and folded.get(kind, kind) in kinds)
         if expected > 0 and ":" not in level:
             what = f"collectives on {level} ({', '.join(sorted(kinds))}), waiting for other ranks included"
-            found[level] = _Group(what=what, predicted=expected, measured=_sum(measured, kinds))
+            found[level] = Group(what=what, predicted=expected, measured=math.fsum(measured[kind] for kind in kinds))
     return found
-
-
-def _told(cluster: Cluster, rows: Sequence[Scaled]) -> Cluster:
-    """The cluster with what was scaled saying so."""
-    said = {
-        row.figure: Source.of(
-            f"measured: a profile of a run, in which {row.what} took {seconds_text(row.measured)} where {seconds_text(row.predicted)} were "
-            f"predicted; {_text(row.before, row.unit)} before"
-        )
-        for row in rows
-    }
-    return replace(cluster, sources={**cluster.sources, **said})
-
-
-def _row(group: _Group, figure: str, unit: str, before: float, after: float) -> Scaled:
-    return Scaled(
-        figure=figure, unit=unit, before=before, after=after, what=group.what, predicted=group.predicted, measured=group.measured
-    )  # fmt: skip
-
-
-def _with_arithmetic(cluster: Cluster, group: _Group, families: Mapping[str, str]) -> tuple[Cluster, list[Scaled]]:
-    rows = []
-    for family, dtype in families.items():
-        figure, before = f"device.peak.{family}", cluster.device.flops(dtype)
-        rows.append(_row(group, figure, "FLOP/s", before, before * group.factor(figure)))
-    peak = {**cluster.device.peak, **{family: row.after for family, row in zip(families, rows, strict=True)}}
-    return _told(replace(cluster, device=replace(cluster.device, peak=peak)), rows), rows
-
-
-def _with_memory(cluster: Cluster, group: _Group, families: Mapping[str, str]) -> tuple[Cluster, list[Scaled]]:
-    figure, before = "device.memory_bandwidth", cluster.device.memory_bandwidth
-    row = _row(group, figure, "B/s", before, before * group.factor(figure))
-    return _told(replace(cluster, device=replace(cluster.device, memory_bandwidth=row.after)), [row]), [row]
-
-
-def _with_links(cluster: Cluster, group: _Group, name: str) -> tuple[Cluster, list[Scaled]]:
-    factor, old = group.factor(f"{name}.bandwidth"), cluster.level(name)
-    new = _faster(old, factor)
-    rows = [_row(group, f"{name}.bandwidth", "B/s", old.bandwidth, new.bandwidth)]
-    rows += [_row(group, f"{name}.latency", "s", old.latency, new.latency)] if old.latency else []
-    levels = tuple(new if level is old else level for level in cluster.levels)
-    measured = tuple(_curve(entry, factor) if entry.level == name else entry for entry in cluster.measured)
-    return _told(replace(cluster, levels=levels, measured=measured), rows), rows
-
-
-def _faster(level: Level, factor: float) -> Level:
-    """The level on which all takes 1 / `factor` of its time."""
-    protocols = tuple(
-        replace(
-            one, latency=one.latency / factor, overhead=one.overhead / factor,
-            copy_bandwidth=one.copy_bandwidth and one.copy_bandwidth * factor,
-        )
-        for one in level.protocols
-    )  # fmt: skip
-    return replace(
-        level, latency=level.latency / factor, bandwidth=level.bandwidth * factor,
-        peer_bandwidth=level.peer_bandwidth and level.peer_bandwidth * factor, protocols=protocols,
-    )  # fmt: skip
-
-
-def _curve(entry: Measured, factor: float) -> Measured:
-    curve = entry.shared(factor).curve
-    return replace(entry, curve=replace(curve, alpha=curve.alpha / factor))
-
-
-def _text(value: float, unit: str) -> str:
-    return seconds_text(value) if unit == "s" else rate_text(value, unit)

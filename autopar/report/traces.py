@@ -12,7 +12,7 @@ import numpy as np
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.step.estimate import timeline
-from autopar.costmodel.step.pipeline_simulation import simulate
+from autopar.costmodel.step.pipeline_simulation import PipelineRun, simulate
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.costmodel.step.streams import COMPUTE, Event
 from autopar.costmodel.step.trace import chrome_trace, pipeline_events
@@ -59,9 +59,25 @@ def _of_stages(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str,
     """The order of the pipeline with its simulated times; what is done once a step comes when all stages have finished their passes."""
     if not has_account(plan):
         raise PlanError("the timeline of stages on different meshes is not drawn")
+    run, last = _played(plan, analysis, cluster)
+    ends = [run.seconds + once_seconds([one], cluster.backend) for one in last]
+    return {
+        name: [*events, *_ending(run.seconds, end, own.update)]
+        for (name, events), end, own in zip(pipeline_events(run).items(), ends, last, strict=True)
+    }
+
+
+def stages_seconds(plan: Plan, analysis: Analysis, cluster: Cluster) -> float:
+    """Seconds of a step of a plan whose stages have equal meshes."""
+    run, last = _played(plan, analysis, cluster)
+    return run.seconds + once_seconds(last, cluster.backend, plan.schedule.interleave)
+
+
+def _played(plan: Plan, analysis: Analysis, cluster: Cluster) -> tuple[PipelineRun, list[Once]]:
+    """The passes of all stages, and what each does once a step."""
     schedule, chunks = plan.schedule, len(plan.stages)
     stages = chunks // schedule.interleave
-    figures, starts = _figures(plan, analysis, cluster), _starts(plan, analysis)
+    figures, starts = stages_figures(plan, analysis, cluster), _starts(plan, analysis)
 
     def by_stage(values: Floats) -> list[float]:
         sums = np.add.reduceat(values, starts)
@@ -73,18 +89,14 @@ def _of_stages(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str,
         by_stage(values) for values in (figures.forward, figures.backward, figures.once, figures.gather, figures.update, figures.travel)
     )
     times = Times.of(forward, backward, by_stage(figures.weight), message_seconds(devices, handed))
-    edges = neighbours(chunks)
-    orders = pipeline_order(schedule.pipeline, stages, schedule.micro_batches, schedule.interleave, edges=edges, train=analysis.train)
-    run = simulate(orders, times, schedule.interleave)
+    orders = pipeline_order(
+        schedule.pipeline, stages, schedule.micro_batches, schedule.interleave, edges=neighbours(chunks), train=analysis.train
+    )  # fmt: skip
     last = [
         Once(forward=ahead, backward=back, gather=first, reduce=all_once - first, update=own, units=units_of(size, schedule.unit_bytes))
         for ahead, back, all_once, first, own, size in zip(forward, backward, once, gather, update, travel, strict=True)
     ]
-    ends = [run.seconds + once_seconds([one], cluster.backend) for one in last]
-    return {
-        name: [*events, *_ending(run.seconds, end, own)]
-        for (name, events), end, own in zip(pipeline_events(run).items(), ends, update, strict=True)
-    }
+    return simulate(orders, times, schedule.interleave), last
 
 
 def _ending(start: float, end: float, update: float) -> list[Event]:
@@ -94,7 +106,7 @@ def _ending(start: float, end: float, update: float) -> list[Event]:
     return [*gathered, Event("update", "update", COMPUTE, "update", updated, end)]
 
 
-def _figures(plan: Plan, analysis: Analysis, cluster: Cluster) -> Figures:
+def stages_figures(plan: Plan, analysis: Analysis, cluster: Cluster) -> Figures:
     """What every operator takes on the mesh of a stage."""
     schedule = plan.schedule.in_stage
     program = execution(plan.assignment(analysis), analysis, schedule).micro.program

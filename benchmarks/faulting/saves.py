@@ -84,7 +84,8 @@ def _latest(folder: Path) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of steps beside a save: `ratio` to the same number of steps without one, the median of pairs; `megabytes` that are saved."""
+    """Of steps beside a save: `ratio` to the same number of steps without one, the median of pairs, and `computed` that of the seconds in
+    which the thread that trains computes, which other programs of the machine hardly change; `megabytes` that are saved."""
 
     ranks: int
     pairs: int
@@ -94,9 +95,10 @@ class Cost:
     copy_s: float
     ratio: float
     spread: float
+    computed: float
 
 
-def cost(shape: Shape, ranks: int, pairs: int) -> Cost:
+def cost_of(shape: Shape, ranks: int, pairs: int) -> Cost:
     """What an asynchronous save costs the steps that run until it is through, and the copy before them."""
     found = load_model(model(shape), ModelOptions(train=True), batch(shape, 0))
     plan = plan_loaded(found, devices=ranks, cluster="local-cpu", scheme="zero3" if ranks > 1 else None).plan
@@ -111,30 +113,33 @@ def _cost(found: LoadedModel, plan: Plan, place: str, shape: Shape, pairs: int) 
     inputs = batch(shape, 0)
     for _ in range(3):
         module.train_step(inputs, optimizer)
-    steps, copies, times = 0, [], []
+    steps, copies, times, alone = 0, [], [], []
     autopar.save(module, optimizer, place, step=0, keep=1)
     saving = autopar.save(module, optimizer, place, step=0, keep=1, wait=600.0)
     while not _everywhere(saving.done):  # so many steps that a save is through within them
         module.train_step(inputs, optimizer)
         steps += 1
     for number in range(pairs):
-        pair = {}
+        pair, own = {}, {}
         for saves in (True, False) if number % 2 else (False, True):
             _together()
-            began = time.perf_counter()
+            began, computed = time.perf_counter(), time.thread_time()
             if saves:
-                autopar.save(module, optimizer, place, step=0, keep=1, wait=600.0)
+                saving = autopar.save(module, optimizer, place, step=0, keep=1, wait=600.0)
                 copies.append(time.perf_counter() - began)
             for _ in range(steps):
                 module.train_step(inputs, optimizer)
-            pair[saves] = time.perf_counter() - began
-            _finish()
+            pair[saves], own[saves] = time.perf_counter() - began, time.thread_time() - computed
+            saving.wait()
+            _together()
         times.append(pair)
+        alone.append(own)
     ratios = sorted(pair[True] / pair[False] for pair in times)
     size = sum(path.stat().st_size for path in Path(place).glob("step-*/*.safetensors"))
     return Cost(
         ranks=plan.devices, pairs=pairs, steps=steps, megabytes=size / 1e6, step_s=statistics.median(pair[False] for pair in times) / steps,
         copy_s=statistics.median(copies), ratio=statistics.median(ratios), spread=ratios[len(ratios) * 3 // 4] - ratios[len(ratios) // 4],
+        computed=statistics.median(own[True] / own[False] for own in alone),
     )  # fmt: skip
 
 
@@ -149,10 +154,3 @@ def _everywhere(done: bool) -> bool:
 def _together() -> None:
     if dist.is_initialized():
         dist.barrier()
-
-
-def _finish() -> None:
-    from autopar.runtime.training.saving import finish_saving
-
-    finish_saving()
-    _together()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -26,6 +26,7 @@ from autopar.errors import AutoparError, RunError, UsageError
 from ..agreement import agree, digest
 from ..launch import let_wait
 from ..module import ParallelModule
+from ..parameters import local_of
 from .leftovers import leftover_tensors
 from .manifest import Group, Manifest, Scalar
 from .states import Tensors, groups_of, kind_of, model_tensors, optimizer_tensors, random_states
@@ -53,6 +54,7 @@ class Saving:
         self.path: Path | None = None
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
+        self._copies: Tensors = {}
 
     def wait(self, seconds: float | None = None) -> Path:
         """The checkpoint's path, when it is whole; a `RunError` where it cannot be, or is not within `seconds`."""
@@ -107,16 +109,19 @@ def save(
 
     `sampler`: whose position is saved. `extra`: what else is to be there when the training goes on, such as a scheduler's state dict: plain
     data as JSON has it. `keep`: how many checkpoints stay. `wait`: None waits until the checkpoint is whole; a number copies what is to be
-    saved to the host's memory and writes it beside the next steps, after a wait of at most so many seconds for the save before.
+    saved to the host's memory and writes it beside the next steps, after a wait of at most so many seconds for the save before, whose
+    memory it takes over: what is fresh from the system costs more to fill than to copy.
 
     A checkpoint has its name only when it is whole on the disk; what fails or is killed before leaves the one before as it is.
     """
     place = Path(folder).absolute()
     failure: Exception | None = None
+    room: Tensors = {}
     try:
         before = _HELD.savings.pop(place, None)
         if before is not None:
             before.wait(wait)
+            room = before._copies
         state, facts, plan = _gathered(module, optimizer, step, sampler, extra, keep)
     except Exception as error:
         failure = error
@@ -128,8 +133,8 @@ def save(
         _write(saving, state, writer, group)
         saving.wait()
         return saving
-    copies = {name: on_host(value) for name, value in state.items()}
-    saving._thread = threading.Thread(target=_write, args=(saving, copies, writer, group), name=f"autopar-save-{step}")
+    saving._copies = on_host(state, room)
+    saving._thread = threading.Thread(target=_write, args=(saving, saving._copies, writer, group), name=f"autopar-save-{step}")
     saving._thread.start()
     _HELD.savings[place] = saving
     return saving
@@ -198,11 +203,22 @@ def _manifest(told: list[_Facts]) -> Manifest:
     return told[0].manifest.model_copy(update={"scalars": numbers, "groups": tuple(groups)})
 
 
-def on_host(value: Tensor) -> Tensor:
-    """A copy in the host's memory that describes itself as the value does."""
-    if isinstance(value, DTensor):
-        return type(value)(value._local_tensor.detach().to("cpu", copy=True), value._spec, requires_grad=False)
-    return value.detach().to("cpu", copy=True)
+def on_host(state: Tensors, room: Tensors) -> Tensors:
+    """Copies in the host's memory that describe themselves as the values do, in the memory of those in `room` where that fits.
+
+    From a GPU they go through pinned memory, all at once.
+    """
+    found: Tensors = {}
+    for name, value in state.items():
+        local = local_of(value)
+        held = local_of(room[name]) if name in room else None
+        if held is None or (held.shape, held.dtype) != (local.shape, local.dtype):
+            held = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+        held.copy_(local, non_blocking=True)
+        found[name] = type(value)(held, value._spec, requires_grad=False) if isinstance(value, DTensor) else held
+    if any(local_of(value).is_cuda for value in state.values()):
+        torch.cuda.current_stream().synchronize()
+    return found
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -16,8 +16,9 @@ from autopar.cli import run
 from autopar.errors import RunError, UsageError
 from autopar.order.actions import Word
 from autopar.plan import Plan
+from autopar.runtime.foretold import foretold
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.profiling import Row, _kind, _word, _words
+from autopar.runtime.profiling import BETWEEN, MEMORY, MESSAGES, Row, _kind, _word, _words, together
 
 STEPS = 3
 MODEL = """
@@ -86,8 +87,63 @@ def test_a_step_in_parts(tmp_path: Path, scheme: str) -> None:
         inside = [seconds for name, seconds in parts.items() if name not in ("step", "collectives") and not name.startswith("memory")]
         assert sum(inside) >= 0.9 * parts["step"] and parts["forward"] > 0 and parts["update"] > 0
         assert len(told["deviations"]) == 3 and parts["memory beside parameters and optimizer"] > 0
+        assert (told["rank"], told["stage"]) == (rank, rank if scheme == "stages" else None)
+        assert (told["kinds"].get(MESSAGES, 0.0) > 0) == (scheme == "stages")
         named = {event["name"] for event in json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))["traceEvents"]}
         assert {f"autopar:{action}" for action in told["actions"]} <= named
+
+
+STAGED: dict[str, dict[str, Any]] = {
+    "1f1b": {"devices": 2, "stages": 2, "micro_batches": 4, "schedule": "1f1b"},
+    "interleaved": {"devices": 2, "stages": 2, "micro_batches": 4, "schedule": "interleaved", "interleave": 2},
+    "data": {"devices": 4, "scheme": "pipeline-1f1b 2 x data 2"},
+}  # fmt: skip
+
+
+class Deep(nn.Module):
+    """Layers for stages, and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(16, 16), nn.ReLU())))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A loss."""
+        found: Tensor = self.layers(x)
+        return found.square().mean()
+
+
+@pytest.mark.parametrize("kind", STAGED)
+def test_what_is_foretold_of_stages(kind: str) -> None:
+    """Each stage has its own; together with what is waited for, each fills the step, and the slowest has the plan's figures."""
+    plan = autopar.plan(Deep(), (torch.ones(16, 16),), cluster="local-cpu", **STAGED[kind])
+    figures, stages = plan.predicted, [foretold(plan, stage) for stage in range(2)]
+    (slowest,) = (own for own in stages if own.update is not None)
+    assert slowest.forward == pytest.approx(figures.forward) and slowest.backward == pytest.approx(figures.backward)
+    assert slowest.waiting == pytest.approx(figures.bubble, abs=1e-9)
+    assert slowest.collectives == pytest.approx(figures.communication - figures.overlapped)
+    for own in stages:
+        assert own.waiting is not None and own.step == figures.step and own.beside is None
+        assert own.forward + own.backward + own.collectives + own.waiting + figures.update == pytest.approx(figures.step)
+    assert max(own.memory for own in stages) == pytest.approx(figures.memory)
+
+
+def test_the_plan_as_a_whole_is_foretold_of_every_rank() -> None:
+    plan = plan_of("zero3")
+    found = foretold(plan, None)
+    assert (found.update, found.memory, found.waiting) == (plan.predicted.update, plan.predicted.memory, None)
+    assert found.beside is not None and 0 < found.beside < found.memory
+
+
+def test_stages_together() -> None:
+    """Deviations are those of all stages, the largest first."""
+    named = ("step", 9.0, "s"), ("forward", 2.0, "s"), ("forward", 5.0, "s"), (MEMORY, 9.0, "B")
+    rows = [{"part": part, "measured": measured, "predicted": 1.0, "unit": unit} for part, measured, unit in named]
+    parts = [rows[:2], rows[2:]]
+    found = together([{"stage": stage, "parts": rows} for stage, rows in enumerate(parts)])
+    assert found is not None and len(found["stages"]) == 2 and found["parts"] == parts[0]
+    assert [said.split(" takes ")[0] for said in found["deviations"]] == ["stage 1: forward", "stage 0: forward"]
+    assert together([]) is None and together([{"stage": None}]) == {"stage": None}
 
 
 def _without_steps() -> str:
@@ -111,6 +167,8 @@ def test_words_and_kinds() -> None:
     assert [_kind(name) for name in ("aten::addmm", "gloo:all_reduce", "aten::add", "Optimizer.step#AdamW.step")] == [
         "products", "collectives", "elementwise and others", "update",
     ]  # fmt: skip
+    assert _kind("ncclDevKernel_SendRecv") == "collectives" and _kind("ncclDevKernel_SendRecv", staged=True) == MESSAGES
+    assert _kind("gloo:recv", staged=True) == MESSAGES
     assert _words(Row(part="update", measured=0.003, predicted=0.001)) == (
         "update takes 2 ms more than predicted: 3 ms, 3 times the predicted"
     )  # fmt: skip
@@ -131,3 +189,28 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     for wrong in (["--steps", "1"], ["--steps", "3", "--check"]):
         with pytest.raises(UsageError, match="--profile measures the steps after the first"):
             run([*own, *wrong])
+
+
+def test_the_command_on_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every stage is measured by its first rank, each with a trace of its own, and all of them scale the cluster."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "staged_model.py").write_text(MODEL.replace("(8, 8)", "(256, 256)").replace("ones(4, 8)", "ones(64, 256)").replace(
+        "self.up(x)", "torch.relu(self.down(torch.relu(self.up(x))))").replace(
+        "self.up = nn", "self.down = nn.Linear(256, 256)\n        self.up = nn"), encoding="utf-8")  # fmt: skip
+    ask = ["plan", "staged_model:net", "--devices", "2", "--cluster", "local-cpu", "--stages", "2", "--micro-batches", "2"]
+    run([*ask, "-o", "plan.json", "--quiet"])
+    own = ["run", "plan.json", "--model", "staged_model:net", "--profile", "trace.json", "--steps", "4"]
+    capsys.readouterr()
+    run([*own, "--recalibrate", "here.json", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    stages = told["profile"]["stages"]
+    assert [(one["rank"], one["stage"]) for one in stages] == [(0, 0), (1, 1)] and told["recalibrated"]["scaled"]
+    for one, trace in zip(stages, ("trace.json", "trace-stage-1.json"), strict=True):
+        parts = {part["part"]: part for part in one["parts"]}
+        assert parts[BETWEEN]["predicted"] is not None and parts["forward"]["measured"] > 0 and parts[MEMORY]["predicted"] > 0
+        named = {event["name"] for event in json.loads((tmp_path / trace).read_text(encoding="utf-8"))["traceEvents"]}
+        assert {f"autopar:{action}" for action in one["actions"]} <= named
+    run(own)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The stages, of each its first rank" in said and "1 predicted" in said and "messages between stages" in said

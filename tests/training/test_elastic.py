@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -176,3 +179,48 @@ def test_two_faults_in_a_row(tmp_path: Path, alone: dict[int, list[Any]]) -> Non
     said = _torchrun(tmp_path / "run", 2, 8, "once SIGKILL 1 5", restarts=2)
     assert "is left out" not in said
     _require_log(_log(tmp_path / "run"), alone, [2] * 8)
+
+
+DEAF = """
+import os, pathlib, time
+with pathlib.Path("started").open("a") as file:
+    file.write(os.environ["RANK"])
+time.sleep(60)
+"""
+
+
+def _sent_sigterm(folder: Path, script: list[str], begun: Callable[[], bool]) -> tuple[int, str]:
+    """How `autopar.torchrun` ends that is sent SIGTERM once the training has begun, and what was said."""
+    command = [sys.executable, "-m", "autopar.torchrun", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *script]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=folder) as program:
+        end = time.monotonic() + 120
+        while not begun() and time.monotonic() < end and program.poll() is None:
+            time.sleep(0.05)
+        program.send_signal(signal.SIGTERM)
+        _, said = program.communicate(timeout=120)
+    return program.returncode, said
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_sigterm_to_the_launcher_that_knows_of_saves(tmp_path: Path, alone: dict[int, list[Any]]) -> None:
+    """All ranks save and end with 0, and so does the launcher; the next one goes on from there."""
+    log = tmp_path / "run" / "log"
+    (tmp_path / "run").mkdir()
+    script = [str(SCRIPT), str(tmp_path / "run"), "8", "0.5"]
+    code, said = _sent_sigterm(tmp_path, script, lambda: log.exists() and len(log.read_text(encoding="utf-8").splitlines()) >= 2)
+    made = len(_log(tmp_path / "run"))
+    assert code == 0 and f"autopar: SIGTERM: saved after {made} steps, and ended" in said and 2 <= made < 8, said
+    _torchrun(tmp_path / "run", 2, 8)
+    _require_log(_log(tmp_path / "run"), alone, [2] * 8)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_ranks_that_do_not_save_are_told_of(tmp_path: Path) -> None:
+    """They end by the signal, are not started again, and the launcher fails as torchrun does."""
+    (tmp_path / "deaf.py").write_text(DEAF, encoding="utf-8")
+    started = tmp_path / "started"
+    code, said = _sent_sigterm(tmp_path, ["deaf.py"], lambda: started.exists() and len(started.read_text(encoding="utf-8")) == 2)
+    assert code == 1 and "SignalException" in said and sorted(started.read_text(encoding="utf-8")) == ["0", "1"]

@@ -1,0 +1,133 @@
+"""The figures of a cluster, scaled: a device's rates, its seconds for an operator, and levels of links, each with what measured it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.costmodel import Cluster
+from autopar.costmodel.cluster.level import Level
+from autopar.costmodel.cluster.measured import Measured
+from autopar.costmodel.cluster.source import Source
+
+from ..errors import UsageError
+from .units import rate_text, seconds_text
+
+MOST = 20.0
+"""A figure that is off by more is not the same machine, or the run is too small to measure it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """A figure that was scaled: its name in the cluster file, and the seconds of `what` it was scaled by."""
+
+    figure: str
+    unit: str
+    before: float
+    after: float
+    what: str
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Seconds of a step as predicted and as measured, of `what` is measured together.
+
+    `launches`: of what is predicted, the seconds that no rate tells; `length`: how many times as long they are.
+    """
+
+    what: str
+    predicted: float
+    measured: float
+    launches: float = 0.0
+    length: float = 1.0
+
+    def factor(self, figure: str) -> float:
+        """By what rates are multiplied; a `UsageError` where that cannot be."""
+        left = self.measured - self.length * self.launches
+        found = (self.predicted - self.launches) / left if left > 0 else 2 * MOST
+        if not 1 / MOST <= found <= MOST:
+            raise UsageError(
+                f"{figure} would be scaled by {found:.3g}: {self.what} took {seconds_text(self.measured)} where "
+                f"{seconds_text(self.predicted)} were predicted; beyond a factor of {MOST:.0f} the machine is another than the cluster's, "
+                "or the model too small to measure: start from a nearer cluster (--cluster, autopar calibrate), or run a larger model"
+            )
+        return found
+
+
+def _told(cluster: Cluster, rows: Sequence[Scaled]) -> Cluster:
+    """The cluster with what was scaled saying so."""
+    said = {
+        row.figure: Source.of(
+            f"measured: a profile of a run, in which {row.what} took {seconds_text(row.measured)} where {seconds_text(row.predicted)} were "
+            f"predicted; {figure_text(row.before, row.unit)} before"
+        )
+        for row in rows
+    }
+    return replace(cluster, sources={**cluster.sources, **said})
+
+
+def _row(group: Group, figure: str, unit: str, before: float, after: float) -> Scaled:
+    return Scaled(
+        figure=figure, unit=unit, before=before, after=after, what=group.what, predicted=group.predicted, measured=group.measured
+    )  # fmt: skip
+
+
+def with_arithmetic(cluster: Cluster, group: Group, families: Mapping[str, str]) -> tuple[Cluster, list[Scaled]]:
+    """The cluster with other rates of arithmetic, in each family of types."""
+    rows = []
+    for family, dtype in families.items():
+        figure, before = f"device.peak.{family}", cluster.device.flops(dtype)
+        rows.append(_row(group, figure, "FLOP/s", before, before * group.factor(figure)))
+    peak = {**cluster.device.peak, **{family: row.after for family, row in zip(families, rows, strict=True)}}
+    return _told(replace(cluster, device=replace(cluster.device, peak=peak)), rows), rows
+
+
+def with_memory(cluster: Cluster, group: Group) -> tuple[Cluster, list[Scaled]]:
+    """The cluster with another bandwidth of memory."""
+    figure, before = "device.memory_bandwidth", cluster.device.memory_bandwidth
+    found = _row(group, figure, "B/s", before, before * group.factor(figure))
+    return _told(replace(cluster, device=replace(cluster.device, memory_bandwidth=found.after)), [found]), [found]
+
+
+def with_launch(cluster: Cluster, group: Group, seconds: float) -> tuple[Cluster, list[Scaled]]:
+    """The cluster with other seconds for an operator."""
+    found = _row(group, "device.launch", "s", cluster.device.launch, seconds)
+    return _told(replace(cluster, device=replace(cluster.device, launch=seconds)), [found]), [found]
+
+
+def with_links(cluster: Cluster, group: Group, name: str) -> tuple[Cluster, list[Scaled]]:
+    """The cluster with a level on which all takes longer, or less."""
+    factor, old = group.factor(f"{name}.bandwidth"), cluster.level(name)
+    new = _faster(old, factor)
+    rows = [_row(group, f"{name}.bandwidth", "B/s", old.bandwidth, new.bandwidth)]
+    rows += [_row(group, f"{name}.latency", "s", old.latency, new.latency)] if old.latency else []
+    levels = tuple(new if level is old else level for level in cluster.levels)
+    measured = tuple(_curve(entry, factor) if entry.level == name else entry for entry in cluster.measured)
+    return _told(replace(cluster, levels=levels, measured=measured), rows), rows
+
+
+def _faster(level: Level, factor: float) -> Level:
+    """The level on which all takes 1 / `factor` of its time."""
+    protocols = tuple(
+        replace(
+            one, latency=one.latency / factor, overhead=one.overhead / factor,
+            copy_bandwidth=one.copy_bandwidth and one.copy_bandwidth * factor,
+        )
+        for one in level.protocols
+    )  # fmt: skip
+    return replace(
+        level, latency=level.latency / factor, bandwidth=level.bandwidth * factor,
+        peer_bandwidth=level.peer_bandwidth and level.peer_bandwidth * factor, protocols=protocols,
+    )  # fmt: skip
+
+
+def _curve(entry: Measured, factor: float) -> Measured:
+    curve = entry.shared(factor).curve
+    return replace(entry, curve=replace(curve, alpha=curve.alpha / factor))
+
+
+def figure_text(value: float, unit: str) -> str:
+    """A figure with its unit."""
+    return seconds_text(value) if unit == "s" else rate_text(value, unit)

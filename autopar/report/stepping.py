@@ -1,0 +1,103 @@
+"""What a plan's step is made of, to be priced on any cluster: seconds of its products, of all else that computes, of its collectives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.costmodel import Cluster
+from autopar.costmodel.device.model import FAMILIES
+from autopar.costmodel.step.estimate import estimate, step_seconds, timeline
+from autopar.costmodel.step.pricing import MeshPrices
+from autopar.costmodel.step.timeline import Overlap
+
+from ..order.execution import execution
+from ..order.scheduled import Scheduled
+from ..plan import Plan
+from ..sharding.analysis import Analysis
+from ..sharding.micro_batches import split_batch
+from ..sharding.program import Compute
+from ..sharding.rules import RULES
+from ..sharding.rules.experts import EXPERTS
+from .account import executions
+from .traces import stages_figures, stages_seconds
+
+ARITHMETIC = ("products", "convolutions", "attention")
+STREAMS = ("elementwise and others", "update")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepping:
+    """A step of a plan; `whole` and `part` are the analyses of the batch and of a micro-batch. With stages all of them are meant together:
+    `micro` is the program of the model on the mesh of one."""
+
+    micro: Scheduled
+    whole: Analysis
+    part: Analysis
+    plan: Plan
+
+    def prices(self, cluster: Cluster) -> MeshPrices:
+        """Of the mesh, or that of a stage."""
+        return MeshPrices(cluster=cluster, mesh=self.plan.mesh_, unit_bytes=self.plan.schedule.unit_bytes)
+
+    def seconds(self, cluster: Cluster) -> float:
+        """Seconds of the step."""
+        if self.plan.stages:
+            return stages_seconds(self.plan, self.whole, cluster)
+        return estimate(self.micro, self.part, self.prices(cluster), optimizer=self.plan.model.optimizer).step
+
+    @property
+    def computing(self) -> list[tuple[Compute, int, int]]:
+        """The operators of a step, each with how often it runs forward and backward."""
+        pairs = zip(self.micro.program.steps, executions(self.micro), strict=True)
+        warm = ((s, n) for s, n in pairs if isinstance(s, Compute) and s.operator.name not in self.part.cold)
+        return [(step, times.forward + times.again, times.backward) for step, times in warm]
+
+    @property
+    def families(self) -> Mapping[str, str]:
+        """The families of types that products compute in, each with a type of it."""
+        found: dict[str, str] = {}
+        for step, _, _ in self.computing:
+            if _is_product(step):
+                call = self.part.offers[step.operator.name].call
+                cast = call.get("compute")
+                floats = [tensor.dtype for tensor in call.outputs if tensor.is_float]
+                dtype = cast if isinstance(cast, str) else next(iter(floats), "float32")
+                found.setdefault(FAMILIES[dtype], dtype)
+        return found
+
+    def computed(self, cluster: Cluster) -> dict[tuple[str, ...], float]:
+        """Seconds that a step computes, were there no communication beside: in products, and in all else, the update among it."""
+        prices, products = self.prices(cluster), 0.0
+        for step, forward, backward in self.computing:
+            if _is_product(step):
+                own = step_seconds(step, self.part, prices)
+                products += forward * own.forward + backward * own.backward
+        return {ARITHMETIC: products, STREAMS: max(0.0, self._all(cluster) - products)}
+
+    def _all(self, cluster: Cluster) -> float:
+        if self.plan.stages:
+            figures = stages_figures(self.plan, self.whole, cluster)
+            passes = float((figures.forward + figures.backward - figures.moved).sum())
+            return self.plan.schedule.micro_batches * passes + float(figures.update.sum())
+        alone = timeline(self.micro, self.part, self.prices(cluster), optimizer=self.plan.model.optimizer, overlap=Overlap(slowdown=1.0))
+        return alone.forward + alone.backward + alone.update
+
+    def collectives(self, cluster: Cluster) -> Counter[tuple[str, str]]:
+        """Seconds of a step's collectives by kind and level."""
+        prices, found = self.prices(cluster), Counter[tuple[str, str]]()
+        for one in self.micro.collectives():
+            found[one.kind, prices.mesh.axes[one.axis].level] += prices.seconds(one.kind, one.axis, one.nbytes)  # type: ignore[assignment]
+        return found
+
+
+def stepping_of(plan: Plan, analysis: Analysis) -> Stepping:
+    """The step of a plan of this model."""
+    count = plan.schedule.micro_batches
+    micro = execution(plan.assignment(analysis), analysis, plan.schedule.in_stage).micro if plan.stages else plan.execution(analysis).micro
+    return Stepping(micro=micro, whole=analysis, part=split_batch(analysis, count) if count > 1 else analysis, plan=plan)
+
+
+def _is_product(step: Compute) -> bool:
+    return step.operator.kind == EXPERTS or bool(RULES[step.operator.kind].products)

@@ -1,0 +1,60 @@
+"""What a plan predicts of the parts of a step on one of its ranks: of the whole model, or of the stage that the rank belongs to.
+
+A plan holds seconds of each stage's passes, S_f and S_b of a micro-batch, and of the slowest stage its update U. Of m micro-batches,
+
+    forward = m S_f      backward = m S_b      waiting = step - forward - backward - U - (collectives once a step that are not hidden)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from autopar.plan import Plan
+from autopar.plan_parts import StagePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foretold:
+    """Seconds of a step by part: of computation, of the update (None: the plan knows that of the slowest stage only), of what is waited for
+    other stages (None: there are none), and of collectives. `memory`: bytes of a device at the peak; `beside`: those that are no parameters
+    and no optimizer state (None where the plan does not tell these apart)."""
+
+    step: float
+    forward: float
+    backward: float
+    update: float | None
+    waiting: float | None
+    collectives: float
+    memory: float
+    beside: float | None
+
+
+def foretold(plan: Plan, stage: int | None) -> Foretold:
+    """Of a rank of this stage; for a plan without stages of every rank."""
+    figures = plan.predicted
+    if not plan.stages:
+        return Foretold(
+            step=figures.step, forward=figures.forward, backward=figures.backward, update=figures.update, waiting=None,
+            collectives=figures.communication - figures.overlapped, memory=figures.memory,
+            beside=math.fsum(size for name, size in figures.memory_parts.items() if name not in ("parameters", "optimizer")),
+        )  # fmt: skip
+    assert stage is not None
+    count = len(plan.stages) // plan.schedule.interleave
+    own, slowest = plan.stages[stage::count], max(range(count), key=lambda number: _busy(plan, plan.stages[number::count]))
+    passes = [plan.schedule.micro_batches * math.fsum(getattr(part, name) for part in own) for name in ("forward", "backward")]
+    moved, once = (math.fsum(getattr(part, name) for part in own) for name in ("moved", "once"))
+    computed = 1 - moved / sum(passes) if moved else 1.0
+    # Plans say what the slowest stage hides of its collectives once a step; other stages are taken to hide the same share.
+    once_of_slowest = math.fsum(part.once for part in plan.stages[slowest::count])
+    seen = once * (1 - figures.overlapped / once_of_slowest) if figures.overlapped else once
+    return Foretold(
+        step=figures.step, forward=computed * passes[0], backward=computed * passes[1], update=figures.update if stage == slowest else None,
+        waiting=max(0.0, figures.step - sum(passes) - seen - figures.update), collectives=moved + seen,
+        memory=math.fsum(part.memory for part in own), beside=None,
+    )  # fmt: skip
+
+
+def _busy(plan: Plan, own: tuple[StagePlan, ...]) -> float:
+    """Seconds of a step in which a stage computes and communicates."""
+    return math.fsum(plan.schedule.micro_batches * (part.forward + part.backward) + part.once for part in own)

@@ -1,0 +1,73 @@
+"""`torchrun` that ends with 0 where its ranks did: SIGTERM goes to the ranks, and only what they make of it to torchrun.
+
+Torch's agent answers SIGTERM by an exception, whatever its ranks do: torchrun ends with 1 though all of them saved and ended with 0. Here
+the signal is not torch's (its option --signals-to-handle says so): the handler hands it to the ranks of this machine and waits for them
+inside, while the agent stands still and starts none of them again. Where all end with 0 the agent goes on, finds that all succeeded and
+ends with 0; else, or where they take too long, it gets the exception that it would have had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from .ending import TERM_GRACE
+
+OTHERS = "SIGINT,SIGHUP,SIGQUIT"
+"""The signals that are left to torch's agent."""
+_POLL = 0.05
+_RANK = b"LOCAL_RANK="
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`torchrun` with the arguments of the command line."""
+    given = run.parse_args(list(sys.argv[1:] if arguments is None else arguments))  # type: ignore[no-untyped-call]
+    given.signals_to_handle = ",".join(name for name in given.signals_to_handle.split(",") if name.strip() != "SIGTERM") or OTHERS
+    signal.signal(signal.SIGTERM, _hand_on)
+    run.run(given)  # type: ignore[no-untyped-call]
+
+
+def _hand_on(number: int, frame: FrameType | None) -> None:
+    """Hand SIGTERM on, and come back only where all ranks have ended with 0."""
+    ranks = ranks_of(os.getpid())
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    deadline = time.monotonic() + TERM_GRACE
+    codes = [_code(pid) for pid in ranks]
+    while None in codes and time.monotonic() < deadline:
+        time.sleep(_POLL)
+        codes = [_code(pid) for pid in ranks]
+    if not ranks or any(code != 0 for code in codes):
+        raise SignalException(f"Process {os.getpid()} got signal: {number}", sigval=signal.Signals(number))
+
+
+def ranks_of(agent: int) -> list[int]:
+    """The processes that an agent has started as ranks, by their environment."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):  # it may end while it is looked at
+            parent = int((place / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[1])
+            if parent == agent and any(entry.startswith(_RANK) for entry in (place / "environ").read_bytes().split(b"\0")):
+                found.append(int(place.name))
+    return found
+
+
+def _code(pid: int) -> int | None:
+    """What a child ended with, which stays to be read by the agent (None: it runs); a signal that ended it is negative."""
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # the agent has read it already: it was there when the signal came, so it will tell
+        return 0
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
