@@ -34,7 +34,7 @@ def dtensor(setup: Setup) -> Converted:
     if splits:
         lost.append("modules that reshape features must take the number of heads from the shape (-1), since each rank holds its own")
     text = _FILE.format(
-        model=printable(setup.plan.model.name, lines=False), ranks=setup.plan.devices, notes="".join(f"#   {note}\n" for note in lost),
+        model=printable(setup.plan.model.name, lines=False), ranks=setup.ranks, notes="".join(f"#   {note}\n" for note in lost),
         data=setup.degree("data"), tensor=setup.degree("tensor"), plan="\n".join(lines), units=units_of(setup.plan),
         zero=setup.zero, reshard=setup.zero == 3,
     )  # fmt: skip

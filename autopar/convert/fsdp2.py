@@ -31,7 +31,7 @@ def fsdp2(setup: Setup) -> Converted:
     replicas = setup.degree("data") // setup.shards
     name = printable(setup.plan.model.name, lines=False)
     text = _FILE.format(
-        model=name, ranks=setup.plan.devices, notes="".join(f"#   {note}\n" for note in lost), replicas=replicas, shards=setup.shards,
+        model=name, ranks=setup.ranks, notes="".join(f"#   {note}\n" for note in lost), replicas=replicas, shards=setup.shards,
         units=units_of(setup.plan), compute=compute, reduce=reduce, reshard=setup.zero == 3,
     )  # fmt: skip
     return Converted(text=text, lost=tuple(lost))

@@ -65,6 +65,11 @@ class Setup:
         return math.prod(axis.size for axis in self.axes if axis.work in work)
 
     @property
+    def ranks(self) -> int:
+        """Ranks of the target: the devices along axes on which they do something."""
+        return self.stages * math.prod(axis.size for axis in self.axes if axis.work != "idle")
+
+    @property
     def shards(self) -> int:
         """Devices of the data axes over which parameters are stored split."""
         return math.prod(axis.size for axis in self.axes if axis.work == "data" and axis.stored_split)
@@ -106,9 +111,6 @@ def setup_of(plan: Plan) -> Setup:
     if any(stage.mesh != plan.mesh for stage in plan.stages):
         raise UsageError("no target can express this plan: its stages are on different meshes")
     axes = tuple(_axis(plan, index) for index in range(len(plan.mesh)))
-    for axis in axes:
-        if axis.work == "idle" and axis.size > 1:
-            raise UsageError(f"no target can express this plan: the devices along axis {axis.name}={axis.size} repeat each other's work")
     schedule = plan.schedule
     split = any(axis.stored_split for axis in axes if axis.work == "data")
     zero = 0 if not split else 3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1
@@ -218,6 +220,8 @@ def _between_sequences(plan: Plan, index: int) -> bool:
 def _lost(plan: Plan, axes: Sequence[AxisWork]) -> Iterable[str]:
     """What changes where things are stored and when they travel, but no value."""
     for axis in axes:
+        if axis.work == "idle" and axis.size > 1:
+            yield f"the devices along {axis.name}={axis.size} repeat each other's work, so the target goes without them"
         if axis.stored_split and axis.work != "data" and axis.size > 1:
             yield f"parameters stored split over {axis.name}, which is no data axis, are stored whole there"
         if axis.repeated and axis.size > 1:
@@ -232,4 +236,4 @@ def _lost(plan: Plan, axes: Sequence[AxisWork]) -> Iterable[str]:
     if hosts := sum(p.state == "host" for p in plan.parameters.values()):
         yield f"optimizer state of {hosts} parameters in host memory is left to the target's own offloading"
     if plan.unused:
-        yield f"{plan.unused} devices of the cluster stay idle: start {plan.devices} ranks"
+        yield f"{plan.unused} devices of the cluster stay idle"

@@ -38,7 +38,6 @@ REFUSED: dict[tuple[str, str], str] = {
     ("pipeline", "deepspeed"): "PipelineModule",
     ("data", "hf-tp-plan"): "splits no weights", ("zero1", "hf-tp-plan"): "splits no weights", ("zero3", "hf-tp-plan"): "splits no weights",
     **{(name, "pipelining"): "a plan without pipeline stages" for name in PLANS if name != "pipeline"},
-    ("pipeline", "pipelining"): "may not be contiguous",
     ("megatron-sp", "hf-tp-plan"): "sequence parallelism", ("megatron-sp", "deepspeed"): "sequence parallelism",
 }  # fmt: skip
 

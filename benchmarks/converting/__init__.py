@@ -1,0 +1,1 @@
+"""Plans of public models as the configurations of other projects."""
