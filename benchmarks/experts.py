@@ -32,7 +32,7 @@ from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.planning.planner import search_plan, subject_of
 from autopar.planning.request import Request
-from autopar.schemes import scheme_named, scheme_of
+from autopar.schemes import Named, scheme_named, scheme_of
 from autopar.schemes.pinning import pinned
 from autopar.sharding.analysis import Analysis, analyse
 from benchmarks.searching.models import llama3_8b, quiet
@@ -95,7 +95,9 @@ def resnet50(batch: int) -> Graph:
 
         def __init__(self) -> None:
             super().__init__()
-            self.model = ResNetForImageClassification(ResNetConfig(num_labels=1000))
+            config = ResNetConfig()
+            config.num_labels = 1000
+            self.model = ResNetForImageClassification(config)
 
         def forward(self, images: torch.Tensor) -> Any:
             return self.model(pixel_values=images).logits
@@ -112,6 +114,23 @@ def graphs(only: tuple[str, ...]) -> Iterator[tuple[str, Callable[[int, str], Gr
             yield name, lambda n, dtype, s=shape, b=samples: transformer(s, batch=max(b * n, 8), dtype=dtype).graph  # type: ignore[misc]
     if not only or "resnet-50" in only:
         yield "resnet-50", lambda n, _: resnet50(IMAGES * n)
+
+
+def ordinary(named: Named) -> str | None:
+    """The product of stages, data and tensor parallelism that is nearest to a name, where it is made of such: what one would ask for."""
+    words, sizes, zero = [], {"data": 1, "megatron-sp": 1}, 0
+    for factor in named.factors:
+        scheme = "megatron-sp" if factor.scheme in ("megatron", "hidden", "columns", "tensor") else factor.scheme
+        if scheme.startswith("pipeline-"):
+            words.append(f"{scheme} {factor.size}")
+        elif scheme in sizes:
+            sizes[scheme] *= factor.size
+            zero = max(zero, factor.zero if scheme == "data" else 0)
+        else:
+            return None
+    words += [f"data {sizes['data']}" + (f" (zero{zero})" if zero else "")] if sizes["data"] > 1 else []
+    words += [f"megatron-sp {sizes['megatron-sp']}"] if sizes["megatron-sp"] > 1 else []
+    return " x ".join(words) or None
 
 
 def told(plan: Plan, analysis: Analysis) -> str:
@@ -157,9 +176,10 @@ def row(model: str, where: str, graph: Graph, cluster: Cluster) -> Row:
         plan = search_plan(graph, free, subject=subject)
     except NoPlanFits as error:
         return Row(model=model, cluster=where, why=str(error).partition(". ")[0])
-    own = scheme_of(plan, analysis).scheme
+    named = scheme_of(plan, analysis)
+    own = [name for name in (named.scheme, ordinary(named)) if name]
     best: tuple[str, Plan] | None = None
-    for name in dict.fromkeys((*([own] if own else []), *NAMED, *PRODUCTS.get(cluster.devices, ()))):
+    for name in dict.fromkeys((*own, *NAMED, *PRODUCTS.get(cluster.devices, ()))):
         try:
             other = search_plan(graph, pinned(free, scheme_named(name), analysis), subject=subject)
         except (NoPlanFits, UsageError):

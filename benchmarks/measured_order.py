@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-import autopar
+from autopar.api import plan as planned
 from autopar.costmodel import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import Plan
@@ -81,7 +81,7 @@ def plans_of(shape: Shape, ranks: int, cluster: Cluster) -> dict[str, Plan]:
     for name, asked in ASKED.items():
         wanted = {**asked, "stages": ranks} if asked.get("stages") == -1 else asked
         try:
-            found[name] = autopar.plan(model(shape), batch(shape), devices=ranks, cluster=cluster, fewer=False, **wanted)
+            found[name] = planned(model(shape), batch(shape), devices=ranks, cluster=cluster, fewer=False, **wanted)
         except AutoparError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
     return found
