@@ -150,7 +150,7 @@ class _Planner:
         for u in neighbours:
             entries *= self.sizes[u]
         if entries > self.max_entries:
-            return (True, 0.0, entries * self.sizes[v]), (((v,), -1),)
+            return (True, 0.0, 0.0), (((v,), -1),)  # which of these goes first is no matter: the one given up is chosen among all
         fill = 0.0
         if self.by_fill:
             pairs = ((a, b) for i, a in enumerate(neighbours) for b in neighbours[i + 1 :])

@@ -8,33 +8,13 @@ from collections.abc import Sequence
 
 from ..errors import RuleError, unknown
 from ..sharding.layout import Kind, Layout
-from ..sharding.mesh import Axis, Mesh
 from .place import Place, axes_of, no_partial, only_sums, whole_splits
 
 _SHARDY = re.compile(
     r"(?:#sdy\.sharding)?<@\w+, *\[(?P<dims>.*?)\](?:, *replicated=\{(?P<replicated>[^}]*)\})?(?:, *unreduced=\{(?P<unreduced>[^}]*)\})?>"
 )
 _AXIS = re.compile(r'"(?P<name>[^"]+)"(?P<part>:\(\d+\)\d+)?')
-_MESH = re.compile(r'(?:#sdy\.mesh)?<\[(?P<axes>(?:"[^"]+"=\d+(?:, *)?)*)\]>')
 _SPEC = re.compile(r"(?:jax\.sharding\.)?(?:PartitionSpec|P)\((?P<entries>.*)\)", re.DOTALL)
-
-
-def write_mesh(mesh: Mesh) -> str:
-    """The mesh as Shardy has it.
-
-    >>> write_mesh(Mesh.of(x=2, y=4))
-    '<["x"=2, "y"=4]>'
-    """
-    axes = ", ".join(f'"{axis.name}"={axis.size}' for axis in mesh.axes)
-    return f"<[{axes}]>"
-
-
-def read_mesh(text: str) -> Mesh:
-    """The mesh of Shardy's text."""
-    match = _MESH.fullmatch(text.strip())
-    if match is None:
-        raise RuleError(f'{text!r} is not of the form <["x"=2, "y"=4]>')
-    return Mesh(axes=tuple(Axis(name=name, size=int(size)) for name, size in re.findall(r'"([^"]+)"=(\d+)', match["axes"])))
 
 
 def write(layout: Layout, place: Place) -> str:

@@ -244,10 +244,10 @@ class Outer:
                 self.waiting[other] = max(bound, self.trials.bounds.bound(other, candidate.micro_batches))
 
     def _cut(self, solved: Solved) -> Solved:
-        """A pipeline that is expected to be near the best is ranked by its cuts; raises `Infeasible` where none fits."""
+        """What is expected to be near the best is ranked by its program, a pipeline by its cuts; raises `Infeasible` where none fits."""
         best = self.ranking.solved[:1]
         far = bool(best) and solved.seconds >= TUNING.cut * best[0].seconds
-        return solved if solved.candidate.stages == 1 or far else self.trials.cut(solved)
+        return solved if far else self.trials.cut(solved)
 
     def _add(self, solved: Solved) -> None:
         self.ranking.solved.append(solved)

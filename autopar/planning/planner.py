@@ -7,27 +7,18 @@ import gc
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
-
-from autopar.costmodel.memory.peak import certain_bytes
-from autopar.costmodel.step.pricing import MeshPrices
 
 from ..errors import NoPlanFits, UsageError
 from ..ir import Graph
 from ..plan import Plan
-from ..sharding.analysis import Analysis
-from ..sharding.mesh import Mesh
-from ..sharding.schedule import Schedule
-from .building import build_tables
 from .finishing import Finisher
-from .found import Found, best_within
+from .found import Found
 from .mixed import Mixed
 from .outer import Outer
 from .ranking import Progress, first_of
 from .request import Request
 from .staged import Staged, interleaved
 from .subject import Subject
-from .work import Work
 from .writing import as_plan
 
 
@@ -113,16 +104,3 @@ class _Search:
         if isinstance(best, Staged):
             self.found.append(interleaved(best, self.request, always=first.trials.always))
         self.complete = True
-
-
-def best_on_mesh(analysis: Analysis, mesh: Mesh, request: Request) -> Found:
-    """The best program on one mesh, in one pass; raises `Infeasible` when none fits, `NoAssignment` when the limits forbid all."""
-    prices = MeshPrices.of(request.cluster, mesh, sum(tensor.bytes for tensor in analysis.graph.parameters))
-    limits = request.limits(analysis, mesh) if request.limits else None
-    zero = 1 if request.zero is None else request.zero
-    tables = build_tables(analysis, prices, optimizer=request.optimizer, limits=limits, work=Work(zero=zero), types=request.types)
-    tables = request.offering(tables, 1, binding=False)
-    room = max(request.limit - certain_bytes(analysis), 0.0)
-    gathered: Literal["again", "kept"] = "again" if zero == 3 else "kept"
-    schedule = Schedule(gathered=gathered, unit_bytes=prices.unit_bytes, types=request.types, reductions=request.reductions)
-    return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)

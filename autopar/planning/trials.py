@@ -27,6 +27,7 @@ from .staged import Group, staged
 from .subject import Subject
 from .tables import Tables
 from .tuning import TUNING
+from .unfolding import whole_seconds
 from .work import Counts, Work
 
 
@@ -82,10 +83,14 @@ class Trials:
         )
 
     def cut(self, solved: Solved) -> Solved:
-        """A pipeline with the seconds of its best cuts; raises `Infeasible` where no cut fits."""
-        schedule = self.schedule(solved.mode, solved.candidate.micro_batches, [solved.tables.prices], short=True)
-        groups, expand = [self.group(solved.candidate)], self.subject.expand
+        """A solution with the seconds of its program, a pipeline with those of its best cuts; raises `Infeasible` where no cut fits."""
+        candidate = solved.candidate
+        schedule = self.schedule(solved.mode, candidate.micro_batches, [solved.tables.prices], short=candidate.stages > 1)
         tables, solution = solved.tables, solved.solution
+        if candidate.stages == 1:
+            whole = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
+            return replace(solved, seconds=whole_seconds(tables, solution, self.subject.folding, whole, schedule))
+        groups, expand = [self.group(candidate)], self.subject.expand
         first = solution if solved.free else None
         found = staged(groups, lambda _: tables, schedule, self.request, always=self.always, expand=expand, solved=first)
         return replace(solved, seconds=found.pipeline.step)

@@ -13,7 +13,6 @@ What an option makes of each tensor does not depend on the other axes, so a stra
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..ir import Tensor
 from .communication import COMMUNICATIONS
-from .layout import B, Kind, Layout, P, Placement, R, S, is_valid
+from .layout import B, Kind, Layout, P, Placement, R, S
 from .notation import Dims, Rule
 from .rules import RULES, Call
 
@@ -248,13 +247,6 @@ def _on_one_axis(
     even = np.all([rule.factors[f].size % degree == 0 for f in sorted(members)], axis=0)
     fits = np.asarray(degree <= option.limit if option.limit else even)
     return np.asarray(~active.any(axis=1) | (alone & even & fits), dtype=np.bool_)
-
-
-def storage_layouts(shape: Sequence[int], mesh: Sequence[int], parts: Mapping[int, Sequence[int]]) -> tuple[Layout, ...]:
-    """Layouts in which a parameter may be stored: on each axis whole, or split on a dim (in `parts[dim]` parts)."""
-    kinds = [R, *(S(dim, q) for dim in range(len(shape)) if shape[dim] > 1 for q in parts.get(dim, (1,)))]
-    layouts = itertools.product(kinds, repeat=len(mesh))
-    return tuple(layout for layout in layouts if is_valid(layout, shape, mesh) and is_storable(layout, mesh))
 
 
 def is_storable(layout: Layout, mesh: Sequence[int]) -> bool:

@@ -19,13 +19,14 @@ from autopar.costmodel.step.estimate import estimate
 from autopar.costmodel.step.host import COPIES, SHARE, host_rate, state_bytes, stream_seconds, streamed_bytes, streamed_update
 from autopar.costmodel.step.pricing import MeshPrices, update_seconds
 from autopar.ir import Role, Tensor
-from autopar.planning.planner import best_on_mesh
 from autopar.planning.request import Request
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Program, build_program
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.state_chunks import chunks
+
+from .on_mesh import best_on_mesh
 
 CLUSTER = load_cluster("dgx-h100").sized(2)
 DEVICE = replace(CLUSTER.device, launch=0.0)

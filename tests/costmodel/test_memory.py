@@ -28,7 +28,6 @@ from autopar.errors import UsageError
 from autopar.ir import DTYPE_BYTES, Graph
 from autopar.order.execution import execution
 from autopar.planning.building import build_tables
-from autopar.planning.planner import best_on_mesh
 from autopar.planning.request import Request
 from autopar.runtime.functions import function_of
 from autopar.runtime.launch import run_ranks
@@ -42,6 +41,8 @@ from autopar.sharding.rules.saved import keeps
 from autopar.sharding.schedule import Schedule
 from benchmarks.memory import Model, bert, gpt2, graph_of, llama, planned, resnet50, segments
 from tests.runtime.helpers import GraphBuilder
+
+from .on_mesh import best_on_mesh
 
 MODELS: dict[str, Callable[[], Model]] = {
     "gpt2": lambda: gpt2(layers=2, batch=2, sequence=256, vocab=2048),

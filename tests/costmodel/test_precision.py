@@ -20,11 +20,12 @@ from autopar.ir import Role, Tensor
 from autopar.order.scheduled import scheduled
 from autopar.planning.candidates import name_axes
 from autopar.planning.found import Found
-from autopar.planning.planner import best_on_mesh
 from autopar.planning.request import Request
 from autopar.schemes import AXIS_SCHEMES
 from autopar.sharding.analysis import analyse
 from autopar.sharding.schedule import PLAIN, Schedule, Types
+
+from .on_mesh import best_on_mesh
 
 SHAPE = Shape(layers=2, hidden=256, heads=4, kv_heads=4, ffn=1024, vocab=512, sequence=16, dropout=False)
 CLUSTER = load_cluster("dgx-h100").sized(2)

@@ -26,13 +26,14 @@ from autopar.order.pipeline import neighbours, pipeline_order
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.order.times import Times
 from autopar.planning.pins import Pins, parse_pin
-from autopar.planning.planner import best_on_mesh
 from autopar.planning.request import Request
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Compute, Program, Redistribute, build_program
 from autopar.sharding.schedule import PLAIN, Schedule
+
+from .on_mesh import best_on_mesh
 
 SHAPE = Shape(layers=3, hidden=1024, heads=8, kv_heads=8, ffn=4096, vocab=4096, sequence=512, dropout=False)
 KINDS = {"data": ("data",), "tensor": ("tensor",), "sequence": ("sequence",), "ring": ("ring",), "both": ("data", "tensor")}

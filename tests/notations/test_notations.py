@@ -14,7 +14,6 @@ from autopar.errors import AutoparError, RuleError, UsageError
 from autopar.notations import NOTATIONS, read_layout, write_layout
 from autopar.notations.mindspore import tensor_layout
 from autopar.notations.place import Place
-from autopar.notations.shardy import read_mesh, write_mesh
 from autopar.runtime.parameters import layout_of, placements_of
 from autopar.sharding.layout import B, Kind, Layout, P, R, S, format_layout, parse_layout
 from autopar.sharding.mesh import Mesh
@@ -161,12 +160,6 @@ def test_random_layouts_come_back_and_damaged_texts_are_refused_or_read() -> Non
 def test_unknown_notation_names_the_valid_ones() -> None:
     with pytest.raises(UsageError, match="dtensor, oneflow"):
         write_layout("flax", (R,), Mesh.of(x=2), 1)
-
-
-def test_meshes_of_shardy() -> None:
-    assert read_mesh(write_mesh(Mesh.of(x=2, y=4))) == Mesh.of(x=2, y=4)
-    with pytest.raises(RuleError, match="not of the form"):
-        read_mesh("<[x=2]>")
 
 
 def test_a_tensor_map_counts_from_the_right() -> None:

@@ -45,6 +45,11 @@ def test_every_number_of_devices_has_candidates(devices: int) -> None:
             assert mesh.devices * stages == devices and len(mesh.axes) <= 3
 
 
+@pytest.mark.parametrize(("devices", "cuts", "counts"), [(8, 0, [1]), (8, 1, [1, 2]), (12, 2, [1, 2, 3]), (6, 16, [1, 2, 3, 6])])
+def test_a_model_has_one_stage_more_than_it_is_cut(devices: int, cuts: int, counts: list[int]) -> None:
+    assert stage_counts(devices, cuts) == counts
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", [None, 60e6, pytest.param(100e6, marks=pytest.mark.ci)])
 def test_no_pinned_point_is_better(memory: float | None) -> None:

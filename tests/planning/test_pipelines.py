@@ -12,7 +12,7 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.order.schedules import in_flight
 from autopar.planning.figures import Figures
-from autopar.planning.pipeline_parts import Place
+from autopar.planning.pipeline_parts import Place, schedules_for
 from autopar.planning.pipelines import Cutter, pieces_of
 
 MICRO_BATCHES = 8
@@ -79,3 +79,9 @@ def test_a_model_is_cut_where_bytes_are_least_and_between_equal_ones_where_these
     count = len(handed) - 1
     drawn = {f.name: np.ones(count) for f in fields(Figures) if f.name != "handed"}
     assert pieces_of([Figures(**drawn, handed=np.array(handed, dtype=float))], stages).tolist() == [0, *cuts, count]
+
+
+@pytest.mark.parametrize(("pieces", "most"), [(4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (16, 4)])
+def test_every_chunk_of_a_stage_is_a_piece_of_the_model(pieces: int, most: int) -> None:
+    found = dict(sorted(schedules_for(4, 8, pieces=pieces)))
+    assert found["1f1b"] == 1 and found.get("interleaved", 1) == most

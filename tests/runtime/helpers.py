@@ -12,13 +12,15 @@ from autopar.runtime.check import one_device
 from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.held_shards import Values
 from autopar.runtime.module import ParallelModule
-from autopar.sharding.candidates import options_of, storage_layouts, strategies_of
+from autopar.sharding.candidates import options_of, strategies_of
 from autopar.sharding.equal_parts import split_variants
 from autopar.sharding.layout import Layout, replicated
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Assignment, Decision, Program, build_program
 from autopar.sharding.redistribution import cheapest_chain, without_gradient
 from autopar.sharding.rules import Call, preamble, rule_of, tensors_with_gradient
+
+from ..sharding.storing import storage_layouts
 
 
 def mesh_of(sizes: tuple[int, ...]) -> Mesh:

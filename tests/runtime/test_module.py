@@ -22,11 +22,11 @@ from autopar.runtime.collectives import DeviceGroups, cuts_of, shard_of
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module import ParallelModule
 from autopar.runtime.parameters import device_mesh, placements_of
-from autopar.sharding.candidates import storage_layouts
 from autopar.sharding.layout import format_layout
 from autopar.sharding.program import Program
 from autopar.sharding.schedule import Types
 
+from ..sharding.storing import storage_layouts
 from .graphs import GRAPHS, mlp
 from .helpers import alone, mesh_of, random_inputs, random_program, random_values
 

@@ -1,11 +1,18 @@
 """The integer program agrees with looking at every assignment, and with elimination on equal layers."""
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from search_graphs import clique, layered_graph, random_family
 
 from autopar.search import CostGraph, Infeasible, NoAssignment, Solution, integer_program, solve
 from autopar.search.integer_program import NotSolved
+
+program_module = sys.modules[NotSolved.__module__]
+"""The module, whose name in the package is that of its function."""
 
 
 def attempt(graph: CostGraph, method: str, limit: float | None) -> Solution | ValueError:
@@ -31,6 +38,21 @@ def test_against_exhaustive(limited: bool) -> None:
             assert exact.cost == pytest.approx(found.cost, rel=1e-7, abs=1e-9)
             assert found.gap == 0.0 and (limit is None or found.memory <= limit)
     assert len(kinds) == 2 + limited
+
+
+@pytest.mark.parametrize(("status", "share"), [(0, 1.0), (1, 0.5)])
+def test_what_ran_out_of_time_proves_no_more_than_its_bound(status: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiGHS's status 0 is a proven optimum, 1 the best assignment within the time, with a bound of its own."""
+    graph = layered_graph(layers=3, operators=3, size=3, hub=0)
+    whole = program_module._Program.solve
+
+    def solved(self: Any, costs: Any, *limits: Any) -> Any:
+        found = whole(self, costs, *limits)
+        return SimpleNamespace(status=status, x=found.x, mip_dual_bound=0.5 * found.mip_dual_bound, message="")
+
+    monkeypatch.setattr(program_module._Program, "solve", solved)
+    found = integer_program(graph)
+    assert found.lower_bound == pytest.approx(share * found.cost, rel=1e-6)
 
 
 @pytest.mark.parametrize(("layers", "operators", "size", "hub"), [(6, 3, 3, 0), (3, 5, 5, 3)])

@@ -13,6 +13,7 @@ from search_graphs import clique, layered_graph
 from autopar.search import CostGraph, Interrupted, dynamic_programming, solve
 from autopar.search.dynamic_programming import eliminate_variables
 from autopar.search.elimination import Schedule
+from autopar.search.interruption import Incumbent
 
 LAYERS = layered_graph(layers=6, operators=4, size=5, hub=3)
 
@@ -83,3 +84,15 @@ def test_an_interrupt_of_the_rescue_is_an_interrupt(monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt) as caught:
         solve(CostGraph(sizes=(2, 2), unary=(np.zeros(2),) * 2, edges={(0, 1): np.eye(2)}))
     assert not isinstance(caught.value, Interrupted)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_gap_is_a_share_of_the_cost(scale: float) -> None:
+    """By it a search decides whether it is done: seconds or milliseconds, it is the same."""
+    found = Incumbent(CostGraph(sizes=(2,), unary=(scale * np.array([4.0, 5.0]),), edges={}), None, "none")
+    assert found.gap == np.inf
+    found.offer([1])
+    found.prove(4.0 * scale, "messages")
+    assert found.gap == pytest.approx(0.2)
+    found.offer([0])
+    assert found.gap == 0.0

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from autopar.errors import RuleError, UsageError
 from autopar.runtime.proof import shard
 from autopar.sharding import Axis, B, Kind, Layout, Mesh, P, Placement, R, S, factorisations
-from autopar.sharding.candidates import is_storable, storage_layouts
+from autopar.sharding.candidates import is_storable
 from autopar.sharding.layout import REDUCTIONS, format_layout, is_valid, local_parts, local_shape, parse_layout
+
+from .storing import storage_layouts
 
 PLACEMENTS = st.one_of(
     st.just(R),

@@ -1,0 +1,56 @@
+"""A folded solution as one of the whole graph, and the step that its program takes: the order of its actions, played.
+
+Every operator takes the strategy, and every tensor the layout, of the one that stands for it in the folded graph. Tables add up what a
+choice costs by itself; how parameters are packed into units, and what of their way runs under which computation, only the program shows:
+
+    correction = step of the program - sum of the tables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from autopar.costmodel.step.estimate import timeline
+from autopar.search import Solution
+
+from ..order.scheduled import scheduled
+from ..sharding.analysis import Analysis
+from ..sharding.program import build_program
+from ..sharding.schedule import Schedule
+from .decoding import decode
+from .folding import Folding
+from .tables import Tables
+
+
+def whole_seconds(tables: Tables, solution: Solution, folding: Folding, analysis: Analysis, schedule: Schedule) -> float:
+    """Seconds of a step of the whole graph, of which `analysis` is, under the strategies of a folded solution and a schedule of it."""
+    whole, choices = unfold(tables, solution.choices, folding, analysis)
+    plan = scheduled(build_program(analysis.graph, decode(whole, choices)), schedule)
+    return timeline(plan, analysis, tables.prices, optimizer=tables.optimizer).step
+
+
+def unfold(tables: Tables, choices: Iterable[int], folding: Folding, analysis: Analysis) -> tuple[Tables, tuple[int, ...]]:
+    """The variables of the whole graph, each with what was chosen for the one that stands for it; what tables cost stays behind."""
+    chosen = {(v.what, v.name): (v, choice) for v, choice in zip(tables.variables, choices, strict=True)}
+    pairs = [(replace(chosen[what, short][0], name=name), chosen[what, short][1]) for what, name, short in _names(folding, chosen)]
+    tensors = ((name, folding.tensors[name]) for name in analysis.graph.tensors)
+    operators = ((op.name, folding.operators[op.name]) for op in analysis.graph.operators)
+    whole = replace(
+        tables, analysis=analysis, variables=tuple(variable for variable, _ in pairs),
+        spaces={name: tables.spaces[short] for name, short in tensors if short in tables.spaces},
+        strategies={name: tables.strategies[short] for name, short in operators if short in tables.strategies},
+    )  # fmt: skip
+    return whole, tuple(choice for _, choice in pairs)
+
+
+def _names(folding: Folding, chosen: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Of every variable of the whole graph: what it is, its name, and the name of the one that stands for it."""
+    known = set(chosen)
+    for name, short in folding.operators.items():
+        if ("operator", short) in known:
+            yield "operator", name, short
+    for name, short in folding.tensors.items():
+        for what in ("parameter", "fan-out", "output"):
+            if (what, short) in known:
+                yield what, name, short
