@@ -77,7 +77,7 @@ def costs(given: argparse.Namespace) -> list[Cost]:
     """One rank of this machine, and two."""
     rows = []
     for ranks in (1,) if given.quick else (1, 2):
-        shape = Shape(width=128, layers=2) if given.quick else Shape(width=512, layers=4)
+        shape = Shape(width=128, layers=2) if given.quick else Shape(width=512, layers=4, batch=32)
         row = cost_of(shape, ranks, 3 if given.quick else 15)
         text = f"{row.megabytes:.0f} MB beside {row.steps} steps of {row.step_s:.2f} s; the copy {row.copy_s:.3f} s"
         cost = f"{row.ratio - 1:+.1%} (half of the pairs within {row.spread:.1%}), computing {row.computed - 1:+.1%}"
