@@ -152,7 +152,7 @@ def _script() -> str:
 def _write_models(folder: Path) -> None:
     small: dict[str, Any] = {"layers": 4, "hidden": 32, "heads": 4, "vocabulary": 64, "positions": 64}
     example("gpt2_onnx").write_gpt2(folder / "gpt2.onnx", **small)
-    example("gpt2_onnx").write_gpt2(folder / "model.onnx", **small, sequence=16)
+    example("gpt2_onnx").write_gpt2(folder / "model.onnx", **small, batch=8, sequence=16)
     for package, text in (("package/module", (folder / "theirs.py").read_text(encoding="utf-8")), ("mypackage/ops", _operators())):
         (folder / package).parent.mkdir()
         (folder / package).parent.joinpath("__init__.py").touch()
