@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autopar.errors import RunError
 from autopar.ir import Graph
 from autopar.sharding.rules import without_parameters
 
@@ -74,13 +73,6 @@ class Report:
     def excluded(self) -> int:
         """Elements of weights that were left out because their gradient is rounding noise."""
         return sum(entry.excluded for entry in self.entries)
-
-    def raise_for_failure(self) -> None:
-        """Raise a `RunError` that names the comparisons that failed."""
-        failed = [e for e in self.entries if not e.passed]
-        if failed:
-            lines = [f"  {e.what} {e.tensor}: error {e.error:.3g}, tolerance {e.tolerance:.3g}" for e in failed[:10]]
-            raise RunError(f"{len(failed)} of {len(self.entries)} comparisons with one device failed:\n" + "\n".join(lines))
 
     def __str__(self) -> str:
         counts = Counter(entry.what for entry in self.entries)

@@ -66,7 +66,7 @@ class Row:
 
 
 class Profile:
-    """What was measured inside `with autopar.profile(module) as found:`; whole steps are to run in there."""
+    """What was measured inside `with autopar.profile(module) as found:`; whole steps are to run in there. Nothing on an idle rank."""
 
     def __init__(self, module: ParallelModule) -> None:
         if module.engine.plan is None:
@@ -114,6 +114,8 @@ class Profile:
     def _read(self) -> None:
         events: Sequence[Any] = self._profiler.events() or ()
         named = sorted((e for e in events if e.name.startswith(NAMED)), key=lambda e: e.time_range.start)
+        if not named and self._module.engine.world.groups is None:
+            return  # the plan leaves this rank idle
         if not named:
             raise RunError("no step of the module ran while it was profiled")
         first = named[0].name

@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 
 from ..api import plan_loaded
 from ..errors import NoPlanFits, PlanError, UsageError
+from ..ir import Graph
 from ..model import LoadedModel
 from ..plan import Plan
 from ..planning.limits import Limits
 from ..planning.pins import Restriction
-from ..sharding.analysis import Analysis, Offer, analyse
+from ..sharding.analysis import Analysis, Offer
 from ..sharding.candidates import Strategies
 from ..sharding.mesh import Mesh
 
@@ -50,14 +51,13 @@ def plan_for(model: LoadedModel, devices: int, folder: Path, options: Mapping[st
     `folder`: of the checkpoints. `options`: those of `autopar.planning`, as `plan_loaded` takes them.
     """
     began = time.perf_counter()
-    key = _key(options)
-    held = _held(folder / PLANS, key, model)
-    if devices in held:
-        plan, origin = held[devices], "planned before"
-    else:
+    held = _Held(folder / PLANS, _key(options), model)
+    plan = held.plan(devices)
+    origin = "planned before"
+    if plan is None:
         plan, origin = _searched(model, devices, held, options)
-        (folder / PLANS).mkdir(parents=True, exist_ok=True)
-        plan.save(folder / PLANS / f"{devices}-devices-{key}.json")
+        held.folder.mkdir(parents=True, exist_ok=True)
+        plan.save(held.path(devices))
     return Replanned(plan=plan, origin=origin, seconds=time.perf_counter() - began)
 
 
@@ -66,23 +66,36 @@ def _key(options: Mapping[str, Any]) -> str:
     return hashlib.sha256(repr(sorted(options.items())).encode()).hexdigest()[:8]
 
 
-def _held(folder: Path, key: str, model: LoadedModel) -> dict[int, Plan]:
-    """The plans of before that are for this very model, by number of devices; what is damaged is as good as absent."""
-    found = {}
-    for path in sorted(folder.glob("*-devices-*.json")):
-        match = _NAME.fullmatch(path.name)
-        if match is None or match[2] != key:
-            continue
+class _Held:
+    """The plans of before that are for this very model, by number of devices; what is damaged is as good as absent. Each is read when asked
+    for: reading those of large models takes as long as some searches."""
+
+    def __init__(self, folder: Path, key: str, model: LoadedModel) -> None:
+        self.folder, self.key, self.model = folder, key, model
+
+    def path(self, devices: int) -> Path:
+        """Where the plan for so many devices is."""
+        return self.folder / f"{devices}-devices-{self.key}.json"
+
+    def plan(self, devices: int) -> Plan | None:
+        """The plan for so many devices, if there is one."""
         try:
-            plan = Plan.load(path)
+            found = Plan.load(self.path(devices)) if self.path(devices).is_file() else None
         except PlanError:
-            continue
-        if not plan.differences(model.graph):
-            found[int(match[1])] = plan
-    return found
+            return None
+        return None if found is None or found.differences(self.model.graph) else found
+
+    def nearest(self, devices: int) -> tuple[int, Plan] | None:
+        """The number nearest to this one for which there is a plan, and the plan."""
+        matches = (_NAME.fullmatch(path.name) for path in self.folder.glob("*-devices-*.json"))
+        numbers = (int(match[1]) for match in matches if match is not None and match[2] == self.key)
+        for number in sorted(numbers, key=lambda number: (abs(number - devices), number)):
+            if (plan := self.plan(number)) is not None:
+                return number, plan
+        return None
 
 
-def _searched(model: LoadedModel, devices: int, held: Mapping[int, Plan], options: Mapping[str, Any]) -> tuple[Plan, str]:
+def _searched(model: LoadedModel, devices: int, held: _Held, options: Mapping[str, Any]) -> tuple[Plan, str]:
     """A plan for all devices, or for as many of them as what is fixed (a scheme, say) can be split over: more than half."""
     refused: UsageError | None = None
     for count in range(devices, devices // 2, -1):
@@ -94,12 +107,12 @@ def _searched(model: LoadedModel, devices: int, held: Mapping[int, Plan], option
     raise refused
 
 
-def _found(model: LoadedModel, devices: int, held: Mapping[int, Plan], options: Mapping[str, Any]) -> tuple[Plan, str]:
-    if held and devices > 1:  # one device splits nothing
-        near = min(held, key=lambda number: (abs(number - devices), number))
+def _found(model: LoadedModel, devices: int, held: _Held, options: Mapping[str, Any]) -> tuple[Plan, str]:
+    near = held.nearest(devices) if devices > 1 else None  # one device splits nothing
+    if near is not None:
         # Fewer devices may need what saves memory, and others may divide nothing by what was kept.
         with contextlib.suppress(NoPlanFits, UsageError):
-            return _keeping(held[near], model, devices, options), f"planned with the strategies for {near} devices"
+            return _keeping(near[1], model, devices, options), f"planned with the strategies for {near[0]} devices"
     return plan_loaded(model, devices=devices, **options).plan, "planned anew"
 
 
@@ -110,22 +123,22 @@ def _keeping(old: Plan, model: LoadedModel, devices: int, options: Mapping[str, 
     if train:
         fixed["micro_batches"] = schedule.micro_batches
     given = {name: value for name, value in fixed.items() if options.get(name) is None}
-    pins = keeping(old, analyse(model.graph, train=train))
+    pins = keeping(old, model.graph)
     return plan_loaded(model, devices=devices, pins=pins, **{**options, **given}).plan
 
 
-def keeping(plan: Plan, analysis: Analysis) -> Restriction:
+def keeping(plan: Plan, graph: Graph) -> Restriction:
     """Each operator that the model still holds is split by what the plan splits it by, on a mesh of any axes, where that divides."""
-    prints = {op.name: analysis.graph.operator_fingerprint(op) for op in analysis.warm}
-    wanted = {name: {*op.strategy} for name, op in plan.operators.items() if prints.get(name) == op.fingerprint}
+    names = {op.name: op for op in graph.operators}
+    same = ((name, op) for name, op in plan.operators.items() if name in names)
+    wanted = {name: frozenset(op.strategy) for name, op in same if graph.operator_fingerprint(names[name]) == op.fingerprint}
 
     def restriction(analysis: Analysis, mesh: Mesh) -> Limits:
         def strategies(name: str, offer: Offer, found: Strategies) -> NDArray[np.bool_]:
-            names = wanted.get(name)
-            if names is None:
+            if name not in wanted:
                 return np.ones(len(found.choices), dtype=bool)
-            places = [place for place, option in enumerate(offer.options) if option.name in names]
-            allowed: NDArray[np.bool_] = np.all(np.isin(found.choices, places), axis=1)
+            kept = np.array([option.name in wanted[name] for option in offer.options], dtype=bool)
+            allowed: NDArray[np.bool_] = np.all(kept[found.choices], axis=1)
             return allowed if allowed.any() else np.ones(len(allowed), dtype=bool)
 
         return Limits(strategies=strategies)

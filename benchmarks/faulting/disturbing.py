@@ -26,7 +26,7 @@ from autopar.runtime.training.manifest import UNFINISHED, latest_in
 
 from .trainings import Life, curve, live, plan_of
 
-SILENCE = 3.0
+SILENCE = 5.0
 """Seconds without a sign of life after which a stopped rank is given up, in place of a minute."""
 PATIENCE = 90.0
 STEPS = 12

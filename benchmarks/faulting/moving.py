@@ -8,12 +8,13 @@ import signal
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 import autopar
+from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.training.manifest import Manifest, find_checkpoint, read_manifest
 from autopar.runtime.training.storage import SafeReader
@@ -112,25 +113,30 @@ def _compared(name: str, wanted: dict[int, tuple[float, list[int]]], found: dict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Long:
-    """A long training with kills beside one device: the largest relative difference of its losses, and of their means over 50 steps."""
+    """A long training with kills beside one device: the largest relative difference of its losses, and of their means over 50 steps.
 
+    `equal`: whether each step's loss and samples are, bit for bit, those of the same ranks without kills.
+    """
+
+    model: str
     steps: int
     ranks: int
     plan: str
     kills: int
     wrong: str
+    equal: bool
     largest: float
     of_means: float
     first: float
     last: float
 
 
-def long(steps: int, ranks: int, kills: int, seed: int = 0) -> Long:
+def long(model: str, steps: int, ranks: int, kills: int, seed: int = 0) -> Long:
     """The search's plan, killed at random steps."""
     chance, window = random.Random(seed), 50
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        life = Life(model="dense", scheme="found", ranks=ranks, folder=str(folder / "run"), steps=steps, save_every=25, wait=60.0)
+        life = Life(model=model, scheme="found", ranks=ranks, folder=str(folder / "run"), steps=steps, save_every=25, wait=60.0)
         wrong = ""
         for at in sorted(chance.sample(range(steps // 10, steps * 9 // 10), kills)):
             process = Process(life)
@@ -144,17 +150,25 @@ def long(steps: int, ranks: int, kills: int, seed: int = 0) -> Long:
         last = Process(life)
         code = last.wait(3600.0)
         wrong = wrong or ("" if code == 0 else f"the last life ended in {code}: {last.said[:200]}")
-        alone = Process(Life(model="dense", scheme="found", ranks=1, folder=str(folder / "alone"), steps=steps, save_every=steps))
-        alone.wait(3600.0)
-        found, wanted = curve(folder / "run"), curve(folder / "alone")
+        quiet = replace(life, folder=str(folder / "quiet"))
+        for other in (quiet, replace(quiet, ranks=1, folder=str(folder / "alone"), save_every=steps)):
+            Process(other).wait(3600.0)
+        found, unkilled, wanted = (curve(folder / name) for name in ("run", "quiet", "alone"))
     if sorted(found) != list(range(steps)) or any(found[step][1] != wanted[step][1] for step in wanted):
         wrong = wrong or "steps or samples are others"
+    wrong = wrong or ("" if found == unkilled else "steps are not those of the same ranks without kills")
     pairs = [(found[step][0], wanted[step][0]) for step in sorted(wanted) if step in found]
     means = [
         abs(statistics.fmean(one for one, _ in pairs[at : at + window]) / statistics.fmean(two for _, two in pairs[at : at + window]) - 1)
         for at in range(0, len(pairs), window)
     ]
     return Long(
-        steps=steps, ranks=ranks, plan=str(plan_of("dense", "found", ranks).mesh_), kills=kills, wrong=wrong,
+        model=model, steps=steps, ranks=ranks, plan=_described(plan_of(model, "found", ranks)), kills=kills, wrong=wrong,
+        equal=found == unkilled,
         largest=max(abs(one / two - 1) for one, two in pairs), of_means=max(means), first=pairs[0][1], last=pairs[-1][1],
     )  # fmt: skip
+
+
+def _described(plan: Plan) -> str:
+    """Stages and mesh of a plan."""
+    return f"{len(plan.stages)} stages of {plan.mesh_}" if plan.stages else str(plan.mesh_)

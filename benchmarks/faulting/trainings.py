@@ -61,7 +61,8 @@ class Language(nn.Module):
         return nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-EXPERTS = {"dense": 0, "experts": 24}
+EXPERTS = {"dense": 0, "experts": 24, "double": 0}
+"""Models by name, with their experts; `double` is the dense one in float64."""
 SCHEMES: Mapping[str, Mapping[str, Any]] = {
     "data": {"scheme": "data"},
     "zero1": {"scheme": "zero1"},
@@ -87,6 +88,7 @@ def loaded(model: str) -> LoadedModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = Language(EXPERTS[model])
+    module = module.double() if model == "double" else module
     return load_model(module, ModelOptions(train=True), (torch.zeros(BATCH, LENGTH, dtype=torch.long),))
 
 

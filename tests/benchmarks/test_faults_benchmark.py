@@ -42,7 +42,7 @@ def test_curves_are_compared() -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-@pytest.mark.parametrize("part", ["faults", "moves", "saves", "long"])
+@pytest.mark.parametrize("part", ["faults", "moves", "saves", "cost", "long"])
 def test_a_quick_run(part: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert faults.main(["--quick", "--json", "--parts", part]) == 0
     (rows,) = json.loads(capsys.readouterr().out).values()

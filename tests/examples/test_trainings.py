@@ -167,6 +167,7 @@ def scheduled(book: Path) -> Path:
     _stub(commands, "scontrol", "echo localhost")
     _stub(commands, "srun", 'while [[ $1 == --* ]]; do shift; done\nexec "$@"')
     _stub(commands, "torchrun", f'exec {sys.executable} -m torch.distributed.run "$@"')
+    _stub(commands, "python", f'exec {sys.executable} "$@"')
     return book.parent
 
 

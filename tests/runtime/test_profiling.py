@@ -160,6 +160,21 @@ def test_nothing_to_measure() -> None:
     assert run_ranks(_without_steps, 2) == ["no step of the module ran while it was profiled"] * 2
 
 
+def _idle() -> list[str]:
+    module = autopar.parallelize(Net(), autopar.Plan.load("plan.json"))
+    optimizer = torch.optim.AdamW(module.parameters())
+    with autopar.profile(module) as found:
+        module.train_step(torch.ones(8, 16), optimizer)
+    return [row.part for row in found.rows]
+
+
+def test_an_idle_rank_has_nothing_to_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    autopar.plan(Net(), (torch.ones(8, 16),), devices=1, cluster="local-cpu").save("plan.json")
+    busy, idle = run_ranks(_idle, 2)
+    assert "forward" in busy and idle == []
+
+
 def test_words_and_kinds() -> None:
     assert [_word(text) for text in ("0F1.2", "3UNSHARD.0", "0REDUCE_GRAD1", "0RECV_B1>2", "1B0.0", "0W1")] == [
         Word.FORWARD, Word.GATHER, Word.REDUCE, Word.RECEIVE_BACKWARD, Word.BACKWARD, Word.BACKWARD_WEIGHT,

@@ -21,7 +21,7 @@ from autopar.runtime.launch import run_ranks
 from autopar.runtime.training import storage
 from autopar.runtime.training.manifest import MANIFEST, Manifest, checkpoints_in, find_checkpoint, latest_in, read_manifest
 from autopar.runtime.training.resuming import resume
-from autopar.runtime.training.saving import save
+from autopar.runtime.training.saving import on_host, save
 from autopar.runtime.training.storage import SafeReader, torch_dtype
 
 from .nets import Language, built, language, optimizer_of, plan_of, train
@@ -331,6 +331,51 @@ def test_beside_the_next_steps(tmp_path: Path) -> None:
     (one, values), (other, others) = whole(now), whole(tmp_path / "beside" / "step-00000001")
     assert all(torch.equal(values[name], others[name]) for name in values if not name.startswith("random"))
     assert one.scalars == other.scalars
+
+
+def test_a_save_takes_over_the_memory_of_the_one_before(tmp_path: Path) -> None:
+    """Once that one is through; what is saved is what is there now."""
+    module = language()
+    first = save(module, None, tmp_path, step=1, wait=20.0)
+    before = {name: value.data_ptr() for name, value in first._copies.items()}
+    with torch.no_grad():
+        next(module.parameters()).add_(1.0)
+    second = save(module, None, tmp_path, step=2, wait=20.0)
+    assert {name: value.data_ptr() for name, value in second._copies.items()} == before
+    path = second.wait()
+    found = language()
+    resume(found, None, tmp_path)
+    assert path.name == "step-00000002" and torch.equal(next(found.parameters()), next(module.parameters()))
+    smaller = {name: value[:1] if value.dim() else value.double() for name, value in second._copies.items()}
+    assert all(value.shape == smaller[name].shape for name, value in on_host(smaller, second._copies).items())
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_from_a_gpu_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All copies are under way before they are waited for, once; the memory is pinned once, too."""
+    told: list[Any] = []
+    empty = torch.empty
+
+    def pinned(*shape: Any, pin_memory: bool, **options: Any) -> torch.Tensor:
+        told.append(("room", pin_memory))
+        return empty(*shape, **options)
+
+    class Stream:
+        def synchronize(self) -> None:
+            told.append("synchronised")
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    state: dict[str, torch.Tensor] = {name: torch.arange(3.0).as_subclass(OnGpu) for name in "ab"}
+    room = on_host(state, {})
+    assert told == [("room", True), ("room", True), "synchronised"] and [float(v.sum()) for v in room.values()] == [3.0, 3.0]
+    on_host(state, room)
+    assert told[3:] == ["synchronised"]
 
 
 @pytest.mark.parametrize(
