@@ -100,7 +100,7 @@ class Finisher:
                     continue
                 if solution.memory <= TUNING.hopeful * trials.room(candidate):
                     draft = Draft.of(tables, solution, self._schedule(candidate, mode))
-                    if draft.memory.total <= self.request.limit:
+                    if draft.memory.total <= trials.limit(candidate):
                         yield draft.priced()
 
     def _stored_whole(self, found: list[Found | Staged]) -> list[Found | Staged]:
@@ -166,7 +166,7 @@ class Finisher:
             return []
         schedule = self._schedule(solved.candidate, solved.mode)
         found = evaluate(self.tables(solved.candidate, solved.mode), interrupt.best, schedule)
-        return [found] if found.estimate.memory.total <= self.request.limit else []
+        return [found] if found.estimate.memory.total <= self.trials.limit(solved.candidate) else []
 
     def _ranked(self) -> list[Solved]:
         """The solved candidates by what the tables say; first the cheapest mode of each of the `evaluated` best."""
@@ -204,10 +204,9 @@ class Finisher:
         A step is X + max(0, G - B), G the reduction of gradients and B the compute that can hide it: the maximum over l in [0, 1] of
         X + l (G - B). The two ends of l are tried, the upper one with the slowdown of what is hidden.
         """
-        request = self.request
-        tables = self.tables(solved.candidate, solved.mode, hidden)
-        room = max(request.limit - self.trials.always - solved.beyond, 0.0)
-        return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)
+        tables, limit = self.tables(solved.candidate, solved.mode, hidden), self.trials.limit(solved.candidate)
+        room = max(limit - self.trials.always - solved.beyond, 0.0)
+        return best_within(tables, method=self.request.method, limit=limit, room=room, schedule=schedule)
 
     def _prices(self, candidate: Candidate) -> MeshPrices:
         return self.subject.prices(candidate.cluster, candidate.mesh, candidate.stages)
@@ -243,13 +242,13 @@ class Finisher:
         for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 2 * TUNING.tried if self.is_small else TUNING.tried]:
             # What cannot fit is looked at only for the size that would do, and that of the first ones is as good as any.
             sure = looked < TUNING.evaluated or self.is_small
-            if not sure and self.trials.least_needed(candidate, mode) > TUNING.likely * self.request.limit:
+            if not sure and self.trials.least_needed(candidate, mode) > TUNING.likely * self.trials.limit(candidate):
                 continue
             looked += 1
             try:
                 schedule = self._schedule(candidate, mode)
                 tables = self.tables(candidate, mode)
-                return [smallest(tables, method=self.request.method, limit=self.request.limit, schedule=schedule)]
+                return [smallest(tables, method=self.request.method, limit=self.trials.limit(candidate), schedule=schedule)]
             except Infeasible as error:
                 self.failures.append(error)
         return []

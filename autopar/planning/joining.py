@@ -67,7 +67,7 @@ class Joining:
         known = self.known
         self.known.keep += [source_codes, target_codes]
         value = self._table(name, source, source_codes, target, target_codes, count)
-        if self.variables[source].what == "parameter":
+        if self.basis.graph.tensors[name].role is Role.PARAMETER:
             aside, self.each[source, target] = self._handled(name, source_codes, target_codes, count)
             bare, self.aside[source, target] = value, aside
             known.keep += [bare, aside]
@@ -86,18 +86,19 @@ class Joining:
         basis, work = self.basis, self.basis.work
         tensor, space, variable = basis.graph.tensors[name], basis.spaces[name], self.variables[target]
         trained = name in basis.analysis.gradients
-        from_storage = self.variables[source].what == "parameter" and trained
+        stored = self.variables[source].what == "parameter"
+        from_storage, hidden = stored and trained, work.hidden_of(name, variable.name if not stored else None)
         again = variable.what == "operator" and variable.name in basis.again
-        often = work.of_parameters if tensor.role is Role.PARAMETER else work.of_values(again)
+        often = work.of_parameters(hidden) if tensor.role is Role.PARAMETER else work.of_values(again)
         key = (
-            "distances", id(space), tensor.shape, tensor.bytes, basis.wider(tensor), trained, from_storage, often, count, work.hidden
+            "distances", id(space), tensor.shape, tensor.bytes, basis.wider(tensor), trained, from_storage, often, count, hidden
         )  # fmt: skip
 
         def table() -> Floats:
             prices = self.known.once(key, lambda: self._distances(tensor, space, often))
             if from_storage:
                 summed = basis.types.reduced_bytes(tensor)
-                rows = prices.rows_from_storage(source_codes, basis.prices.unit_lines, summed, 1 - work.hidden)
+                rows = prices.rows_from_storage(source_codes, basis.prices.unit_lines, summed, 1 - hidden)
             else:
                 rows = prices.rows(source_codes)
             return count * np.ascontiguousarray(rows[:, target_codes])
