@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autopar.costmodel.step.distances import Distances, LayoutSpace
+from autopar.costmodel.cluster.measured import Line
 
 from ..ir import Role, Tensor
 from ..sharding.layout import Kind
@@ -68,7 +69,8 @@ class Joining:
         self.known.keep += [source_codes, target_codes]
         value = self._table(name, source, source_codes, target, target_codes, count)
         if self.basis.graph.tensors[name].role is Role.PARAMETER:
-            aside, self.each[source, target] = self._handled(name, source_codes, target_codes, count)
+            stored = self.variables[source].what == "parameter"
+            aside, self.each[source, target] = self._handled(name, source_codes, target_codes, count, further=not stored)
             bare, self.aside[source, target] = value, aside
             known.keep += [bare, aside]
             value = known.once(("sum", id(bare), id(aside)), lambda: bare + aside)
@@ -91,7 +93,7 @@ class Joining:
         again = variable.what == "operator" and variable.name in basis.again
         often = work.of_parameters(hidden) if tensor.role is Role.PARAMETER else work.of_values(again)
         key = (
-            "distances", id(space), tensor.shape, tensor.bytes, basis.wider(tensor), trained, from_storage, often, count, hidden
+            "distances", id(space), tensor.shape, tensor.bytes, basis.wider(tensor), trained, from_storage, often, count, hidden, work.waits
         )  # fmt: skip
 
         def table() -> Floats:
@@ -105,8 +107,9 @@ class Joining:
 
         return self.known.once((key, id(source_codes), id(target_codes)), table)
 
-    def _handled(self, name: str, source_codes: Ints, target_codes: Ints, count: int) -> tuple[Floats, Floats]:
-        """What a device does with a parameter beside communication in a step, and in each further pass, `count` times."""
+    def _handled(self, name: str, source_codes: Ints, target_codes: Ints, count: int, *, further: bool) -> tuple[Floats, Floats]:
+        """What a device does with a parameter beside communication in a step, and in each further pass, `count` times; `further`: on its
+        way from a fan-out."""
         basis, work = self.basis, self.basis.work
         tensor, space, trained = basis.graph.tensors[name], basis.spaces[name], name in basis.analysis.gradients
         key = ("handled", id(space), tensor.bytes, trained, basis.types.reduced(tensor), id(source_codes), id(target_codes))
@@ -124,18 +127,23 @@ class Joining:
 
         def seconds() -> tuple[Floats, Floats]:
             found = self.known.once(key, table)
+            found = found.further if further else found
             return count * found.seconds(work), count * found.each(work)
 
-        return self.known.once((key, work.passes, work.accumulating, work.zero, count), seconds)
+        return self.known.once((key, work.passes, work.accumulating, work.zero, count, further), seconds)
 
     def _distances(self, tensor: Tensor, space: LayoutSpace, often: tuple[float, float]) -> Distances:
         """Tensors of equal bytes for which the same layouts are valid share them."""
         basis = self.basis
         gradient, wider, stored = tensor.name in basis.analysis.gradients, basis.wider(tensor), tensor.role is Role.PARAMETER
-        lines = basis.prices.unit_lines if stored else basis.prices.lines
+        waits = 0.0 if stored else basis.work.waits
+
+        def lines(kind: str, axis: int) -> tuple[Line, ...]:
+            found = basis.prices.unit_lines(kind, axis) if stored else basis.prices.lines(kind, axis)
+            return tuple((alpha + waits, beta) for alpha, beta in found) if waits else found
 
         def make() -> Distances:
             return Distances(space, tensor.shape, tensor.bytes, lines, gradient=gradient, often=often, wider=wider)
 
         valid = space.valid(tensor.shape).tobytes()
-        return self.known.once(("reach", id(space), tensor.bytes, wider, gradient, stored, often, valid), make)
+        return self.known.once(("reach", id(space), tensor.bytes, wider, gradient, stored, often, waits, valid), make)

@@ -32,7 +32,8 @@ class Work:
 
     `passes`: how often the time of a micro-batch counts (the micro-batches, and the bubble). `in_flight`: micro-batches between their
     forward and their backward pass at once. `hidden`: share of the collectives of parameters that runs under computation, but for those of
-    `early` ones on their way to their first reader (see `early.py`), which these are mapped to. `segments`: what is recomputed. `zero`: parameters stored split and used gathered are gathered once a step, their gradients added up whole (1)
+    `early` ones on their way to their first reader (see `early.py`), which these are mapped to. `waits`: seconds
+    that every collective of a value waits for those of parameters before it. `segments`: what is recomputed. `zero`: parameters stored split and used gathered are gathered once a step, their gradients added up whole (1)
     or as shards after every micro-batch (2), or gathered for every pass (3); 0: none are.
     """
 
@@ -42,6 +43,7 @@ class Work:
     accumulating: bool = False
     hidden: float = 0.0
     early: Mapping[str, str] = field(default_factory=dict)
+    waits: float = 0.0
     segments: Segments = ()
     zero: int = 1
 
