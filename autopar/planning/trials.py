@@ -89,8 +89,7 @@ class Trials:
         schedule = self.schedule(solved.mode, solved.candidate.micro_batches, [solved.tables.prices], short=True)
         groups, expand = [self.group(solved.candidate)], self.subject.expand
         tables, solution = solved.tables, solved.solution
-        first = solution if solved.free else None
-        found = staged(groups, lambda _: tables, schedule, self.request, always=self.always, expand=expand, solved=first)
+        found = staged(groups, lambda _: tables, schedule, self.request, always=self.always, expand=expand, solved=solution)
         return replace(solved, seconds=found.pipeline.step)
 
     # --- its solution ---
@@ -103,13 +102,13 @@ class Trials:
         """Bytes that the tables of all stages may fill together."""
         return candidate.stages * max(self.limit(candidate) - self.always, 0.0)
 
-    def solve(self, candidate: Candidate, mode: Mode, *, below: float = math.inf) -> Solved | None:
-        """The best solution of a candidate, at several prices of what is hidden.
+    def solve(self, candidate: Candidate, mode: Mode, *, below: float = math.inf, hidden: float | None = None) -> Solved | None:
+        """The best solution of a candidate, at several prices of what is hidden (or that one).
 
         A step is X + max(0, G - B), G the collectives of parameters and B the computation that can hide them: the maximum over l in [0, 1]
         of X + l (G - B). The least l is tried first; where it leaves more than can be hidden, larger ones are.
         """
-        best = self._solve(candidate, mode, below, self.hides(candidate))
+        best = self._solve(candidate, mode, below, self.hides(candidate) if hidden is None else hidden)
         if best is None or candidate.stages > 1 or not self._overflows(best):
             return best
         share = best.hidden
@@ -121,10 +120,11 @@ class Trials:
         return best
 
     def hides(self, candidate: Candidate) -> float:
-        """The share of the collectives of parameters that a step can hide; of stages, what is hidden is counted when they are cut."""
-        if candidate.stages > 1 or not self.request.train:
+        """The share of the collectives of parameters that a step, or its stages, can hide."""
+        if not self.request.train:
             return 0.0
-        return hideable(self.subject.prices(candidate.cluster, candidate.mesh, 1), self.subject.parameters)
+        stages = candidate.stages
+        return hideable(self.subject.prices(candidate.cluster, candidate.mesh, stages), self.subject.parameters / stages)
 
     def _overflows(self, solved: Solved) -> bool:
         """Whether there is more of the collectives of parameters than their share that is taken to be hidden."""
