@@ -35,6 +35,7 @@ class Bounds:
         self.sums: dict[tuple[int, int, Mesh, int, float], float] = {}
         self.free: dict[Candidate, float] = {}
         self.known: OrderedDict[tuple[int, int, int, Mesh], Known] = OrderedDict()
+        self.of_parameters: dict[tuple[int, int, Mesh], Known] = {}
 
     def bound(self, candidate: Candidate, fewer: int) -> float:
         """Seconds that no step of a candidate undercuts, from a solution of its mesh with as many micro-batches or `fewer`."""
@@ -92,7 +93,8 @@ class Bounds:
         request = self.request
         prices = self.subject.prices(request.cluster.sized(devices), mesh, stages)
         key = (id(analysis), devices, stages, mesh)
-        known = self.known.setdefault(key, Known())
+        of_parameters = self.of_parameters.setdefault((devices, stages, mesh), Known())
+        known = self.known.setdefault(key, Known(of_parameters=of_parameters))
         self.known.move_to_end(key)
         if len(self.known) > TUNING.remembered:
             self.known.popitem(last=False)
