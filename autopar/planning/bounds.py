@@ -11,6 +11,7 @@ from autopar.search import solve
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from .candidates import Candidate
+from .early import NONE, Early, Reading
 from .expected import Pipe, tables_alone, weight_share
 from .once import most_hideable
 from .pipeline_parts import schedules_for, thrifty
@@ -34,6 +35,7 @@ class Bounds:
         self.sums: dict[tuple[int, int, Mesh, int, float], float] = {}
         self.free: dict[Candidate, float] = {}
         self.known: OrderedDict[tuple[int, int, int, Mesh], Known] = OrderedDict()
+        self.of_parameters: dict[tuple[int, int, Mesh], Known] = {}
 
     def bound(self, candidate: Candidate, fewer: int) -> float:
         """Seconds that no step of a candidate undercuts, from a solution of its mesh with as many micro-batches or `fewer`."""
@@ -51,10 +53,16 @@ class Bounds:
         return TUNING.slack * self._alone[0] / devices
 
     @cached_property
-    def _alone(self) -> tuple[float, float]:
-        """Seconds of the whole batch on one device, without any limit, and the share of them that makes gradients of weights."""
+    def _alone(self) -> tuple[float, float, Reading]:
+        """Seconds of the whole batch on one device, without any limit, the share of them that makes gradients of weights, and when
+        parameters are read."""
         tables, work = tables_alone(self.subject.analysis(short=True), self.request.cluster, self.subject.counts)
-        return solve(tables.graph).cost, weight_share(tables, work)
+        solution = solve(tables.graph)
+        return solution.cost, weight_share(tables, work), Reading(tables, solution)
+
+    def early(self, stages: int, mesh: Mesh) -> Early:
+        """The parameters whose way is surely seen: none of stages, of which the others may compute meanwhile."""
+        return self._alone[2].on(mesh) if stages == 1 and self.request.train else NONE
 
     def base_seconds(self, devices: int, stages: int, mesh: Mesh, micro_batches: int) -> float:
         """The least that the tables of a mesh add up to for so many micro-batches, without bubble, memory limit, or parameters' way."""
@@ -69,9 +77,10 @@ class Bounds:
         if key not in self.sums:
             # Of stages all of what parameters send may be hidden under what the others compute.
             hidden = most_hideable(self.subject.prices(self.request.cluster.sized(devices), mesh, 1)) if stages == 1 else 1.0
-            work = Work(counts=self.subject.counts, passes=passes, hidden=hidden)
+            early = self.early(stages, mesh)
+            work = Work(counts=self.subject.counts, passes=passes, hidden=hidden, early=early.readers)
             tables = self.tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
-            self.sums[key] = solve(tables.graph).lower_bound
+            self.sums[key] = solve(tables.graph).lower_bound - early.before
         return self.sums[key]
 
     def proven(self, candidate: Candidate) -> float:
@@ -84,7 +93,8 @@ class Bounds:
         request = self.request
         prices = self.subject.prices(request.cluster.sized(devices), mesh, stages)
         key = (id(analysis), devices, stages, mesh)
-        known = self.known.setdefault(key, Known())
+        of_parameters = self.of_parameters.setdefault((devices, stages, mesh), Known())
+        known = self.known.setdefault(key, Known(of_parameters=of_parameters))
         self.known.move_to_end(key)
         if len(self.known) > TUNING.remembered:
             self.known.popitem(last=False)

@@ -25,7 +25,7 @@ from .limits import Limits
 from .tables import Basis, Floats, Ints
 
 THRIFTY_AXES = 3
-"""Meshes of as many axes leave out matrix products that some axis repeats: the meshes of fewer axes hold those plans."""
+"""Meshes of as many axes leave out matrix products that some axis repeats, unless all do: the meshes of fewer axes hold those plans."""
 BATCH_TIE = 1e-12
 """Seconds by which an earlier factor (the batch comes first) is preferred among strategies of equal price."""
 
@@ -128,13 +128,15 @@ class Choosing:
         return strategies, found
 
     def _strategies(self, offer: Offer) -> Strategies:
-        """All strategies; on a large mesh, unless something is pinned, a matrix product splits every axis if it can."""
+        """All strategies; on a large mesh, unless something is pinned, a matrix product splits every axis if it can, or is computed on
+        every device alike."""
         mesh = self.basis.mesh
         found = strategies_of(offer.rule, offer.options, mesh)
         if len(mesh) < THRIFTY_AXES or self.limits.strategies is not None or not RULES[offer.call.operator.kind].products:
             return found
         splits = np.array([option.factor >= 0 for option in offer.options])[found.choices].all(axis=1)
-        return replace(found, choices=np.ascontiguousarray(found.choices[splits])) if splits.any() else found
+        alike = (found.choices == found.choices[:, :1]).all(axis=1)
+        return replace(found, choices=np.ascontiguousarray(found.choices[splits | alike])) if splits.any() else found
 
     def _priced(self, op: Operator, offer: Offer, strategies: Strategies) -> Choices:
         count, again, work = self.work.counts.operators.get(op.name, 1), op.name in self.basis.again, self.work

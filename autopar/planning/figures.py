@@ -131,15 +131,14 @@ class _Figures:
         self.of["moved"][index] += ahead + back + (ahead if again else 0.0)
 
     def _handle(self, name: str, stored: Layout, used: Layout, index: int) -> None:
-        """Seconds of what is done with a parameter on its first way from its storage, beside communication."""
-        if name in self.brought or stored != self.program.assignment.storage[name]:
-            return
+        """Seconds of what is done with a parameter on its way beside communication; its gradient is cast and added once."""
+        further = name in self.brought
         self.brought.add(name)
         tensor, trained = self.graph.tensors[name], name in self.program.assignment.gradients
-        key = (stored, used, tensor.shape, tensor.dtype, self.types.reduced(tensor), trained)
+        key = (stored, used, tensor.shape, tensor.dtype, self.types.reduced(tensor), trained, further)
         if key not in self.handled:
-            way = way_of(stored, used, self.mesh)
-            self.handled[key] = handling(tensor, way, self.prices, self.types, trained=trained).under(self.schedule)
+            found = handling(tensor, way_of(stored, used, self.mesh), self.prices, self.types, trained=trained)
+            self.handled[key] = (found.further if further else found).under(self.schedule)
         handled = self.handled[key]
         self.of["update"][index] += handled.once
         self.of["forward"][index] += handled.forward
@@ -176,7 +175,8 @@ class _Figures:
             stored = storage_bytes(tensor, shards, self.optimizer, train=self.analysis.train, types=self.types)
             self.of["stored"][index] += float(stored[0])
             layout = self.program.assignment.storage[tensor.name]
-            self._handle(tensor.name, layout, layout, index)
+            if tensor.name not in self.brought:
+                self._handle(tensor.name, layout, layout, index)
             if self.analysis.train and tensor.trainable:
                 seconds = float(update_seconds(tensor, shards, self.optimizer, self.prices.cluster, self.types)[0])
                 home = float(home_seconds(tensor, shards, self.types, self.prices.cluster.device)[0])

@@ -100,7 +100,7 @@ class Finisher:
                     continue
                 if solution.memory <= TUNING.hopeful * trials.room(candidate):
                     draft = Draft.of(tables, solution, self._schedule(candidate, mode))
-                    if draft.memory.total <= self.request.limit:
+                    if draft.memory.total <= trials.limit(candidate):
                         yield draft.priced()
 
     def _stored_whole(self, found: list[Found | Staged]) -> list[Found | Staged]:
@@ -166,7 +166,7 @@ class Finisher:
             return []
         schedule = self._schedule(solved.candidate, solved.mode)
         found = evaluate(self.tables(solved.candidate, solved.mode), interrupt.best, schedule)
-        return [found] if found.estimate.memory.total <= self.request.limit else []
+        return [found] if found.estimate.memory.total <= self.trials.limit(solved.candidate) else []
 
     def _ranked(self) -> list[Solved]:
         """The solved candidates by what the tables say; first the cheapest mode of each of the `evaluated` best."""
@@ -192,22 +192,24 @@ class Finisher:
         candidate, request, trials = solved.candidate, self.request, self.trials
         schedule = self._schedule(candidate, solved.mode)
         if candidate.stages > 1:
-            return staged([trials.group(candidate)], lambda _: self.tables(candidate, solved.mode), schedule, request, always=trials.always)
-        first = self._in_one(solved, schedule, solved.hidden)
-        if solved.hidden == 0.0 or (first.hides_reductions and not self.is_small):
-            return first
-        return first_of([first, self._in_one(solved, schedule, 0.0)])
+            return staged([trials.group(candidate)], lambda _: self.tables(candidate, solved.mode, solved.hidden), schedule, request, always=trials.always)
+        found = [self._in_one(solved, schedule, solved.hidden)]
+        if solved.hidden > 0.0 and (self.is_small or not found[0].hides_reductions):
+            found.append(self._in_one(solved, schedule, 0.0))
+        if solved.hidden > 0.0 and self.is_small and first_of(found).seconds > TUNING.promised * solved.seconds:
+            found.append(self._in_one(solved, schedule, 0.0, waits=0.5 * self._prices(candidate).longest_unit))
+        return first_of(found)
 
-    def _in_one(self, solved: Solved, schedule: Schedule, hidden: float) -> Found:
+    def _in_one(self, solved: Solved, schedule: Schedule, hidden: float, waits: float = 0.0) -> Found:
         """The program without stages, if that share of the gradients' reduction ran under the backward pass.
 
         A step is X + max(0, G - B), G the reduction of gradients and B the compute that can hide it: the maximum over l in [0, 1] of
-        X + l (G - B). The two ends of l are tried, the upper one with the slowdown of what is hidden.
+        X + l (G - B). The two ends of l are tried, the upper one with the slowdown of what is hidden. What computation waits for, such as
+        the values that it reads, comes behind what was begun before it on the same axis: `waits`, on average half of a unit's reduction.
         """
-        request = self.request
-        tables = self.tables(solved.candidate, solved.mode, hidden)
-        room = max(request.limit - self.trials.always - solved.beyond, 0.0)
-        return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)
+        tables, limit = self.tables(solved.candidate, solved.mode, hidden, waits), self.trials.limit(solved.candidate)
+        room = max(limit - self.trials.always - solved.beyond, 0.0)
+        return best_within(tables, method=self.request.method, limit=limit, room=room, schedule=schedule)
 
     def _prices(self, candidate: Candidate) -> MeshPrices:
         return self.subject.prices(candidate.cluster, candidate.mesh, candidate.stages)
@@ -215,13 +217,13 @@ class Finisher:
     def _schedule(self, candidate: Candidate, mode: Mode) -> Schedule:
         return self.trials.schedule(mode, candidate.micro_batches, [self._prices(candidate)], short=False)
 
-    def tables(self, candidate: Candidate, mode: Mode, hidden: float = 0.0) -> Tables:
+    def tables(self, candidate: Candidate, mode: Mode, hidden: float = 0.0, waits: float = 0.0) -> Tables:
         """The tables of the whole graph; the last candidate's parts are kept for its other modes."""
         if self.progress:
             self.progress(len(self.outer.groups), len(self.outer.groups), str(candidate))
         request = self.request
         analysis = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
-        work = replace(self.trials.work(candidate, mode, Counts(), short=False), hidden=hidden)
+        work = replace(self.trials.work(candidate, mode, Counts(), short=False), hidden=hidden, waits=waits)
         if self.known[0] != candidate:
             self.known = candidate, Known()
         whole, known = candidate.micro_batches == 1, self.known[1]
@@ -243,13 +245,13 @@ class Finisher:
         for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 2 * TUNING.tried if self.is_small else TUNING.tried]:
             # What cannot fit is looked at only for the size that would do, and that of the first ones is as good as any.
             sure = looked < TUNING.evaluated or self.is_small
-            if not sure and self.trials.least_needed(candidate, mode) > TUNING.likely * self.request.limit:
+            if not sure and self.trials.least_needed(candidate, mode) > TUNING.likely * self.trials.limit(candidate):
                 continue
             looked += 1
             try:
                 schedule = self._schedule(candidate, mode)
                 tables = self.tables(candidate, mode)
-                return [smallest(tables, method=self.request.method, limit=self.request.limit, schedule=schedule)]
+                return [smallest(tables, method=self.request.method, limit=self.trials.limit(candidate), schedule=schedule)]
             except Infeasible as error:
                 self.failures.append(error)
         return []

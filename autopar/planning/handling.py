@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,12 @@ class Handling:
         """Seconds of every further pass for a gradient that has come."""
         added = np.where(self.gather > 0, self.add_used, self.add_stored) if work.zero == 1 else self.add_stored
         return self.cast + added if work.accumulating else self.cast
+
+    @property
+    def further(self) -> Handling:
+        """Of another way of the same parameter, or the rest of one: its gradient is cast and added once."""
+        none = np.zeros_like(self.cast)
+        return replace(self, cast=none, add_used=none, add_stored=none)
 
     def under(self, schedule: Schedule) -> Handled:
         """Of one way, under a schedule: what is done in each pass of a micro-batch, and once a step."""

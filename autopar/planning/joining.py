@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from autopar.costmodel.step.distances import Distances, LayoutSpace
+from autopar.costmodel.cluster.measured import Line
 
 from ..ir import Role, Tensor
 from ..sharding.layout import Kind
 from .handling import Handling, Way, handling
-from .tables import Basis, Floats, Ints, Variable
+from .tables import Basis, Floats, Ints, Known, Variable
 
 KINDS = (Kind.SPLIT, Kind.BROADCAST, Kind.REPLICATED)
 
@@ -67,8 +68,9 @@ class Joining:
         known = self.known
         self.known.keep += [source_codes, target_codes]
         value = self._table(name, source, source_codes, target, target_codes, count)
-        if self.variables[source].what == "parameter":
-            aside, self.each[source, target] = self._handled(name, source_codes, target_codes, count)
+        if self.basis.graph.tensors[name].role is Role.PARAMETER:
+            stored = self.variables[source].what == "parameter"
+            aside, self.each[source, target] = self._handled(name, source_codes, target_codes, count, further=not stored)
             bare, self.aside[source, target] = value, aside
             known.keep += [bare, aside]
             value = known.once(("sum", id(bare), id(aside)), lambda: bare + aside)
@@ -86,29 +88,38 @@ class Joining:
         basis, work = self.basis, self.basis.work
         tensor, space, variable = basis.graph.tensors[name], basis.spaces[name], self.variables[target]
         trained = name in basis.analysis.gradients
-        from_storage = self.variables[source].what == "parameter" and trained
+        stored = self.variables[source].what == "parameter"
+        from_storage, hidden = stored and trained, work.hidden_of(name, variable.name if not stored else None)
         again = variable.what == "operator" and variable.name in basis.again
-        often = work.of_parameters if tensor.role is Role.PARAMETER else work.of_values(again)
-        key = (
-            "distances", id(space), tensor.shape, tensor.bytes, basis.wider(tensor), trained, from_storage, often, count, work.hidden
-        )  # fmt: skip
+        ahead, back = work.of_parameters(hidden) if tensor.role is Role.PARAMETER else work.of_values(again)
+        # Tables that differ in how often all is done are one, multiplied.
+        scale = back or 1.0
+        often, exposed = (ahead / scale, back / scale), (1 - hidden) / scale
+        known = self.known.of_parameters or self.known if tensor.role is Role.PARAMETER else self.known
+        key = ("distances", id(space), tensor.shape, tensor.bytes, basis.wider(tensor), trained, from_storage, often, exposed, work.waits)
 
         def table() -> Floats:
-            prices = self.known.once(key, lambda: self._distances(tensor, space, often))
+            prices = self._distances(known, tensor, space, often)
             if from_storage:
                 summed = basis.types.reduced_bytes(tensor)
-                rows = prices.rows_from_storage(source_codes, basis.prices.unit_lines, summed, 1 - work.hidden)
+                rows = prices.rows_from_storage(source_codes, basis.prices.unit_lines, summed, exposed)
             else:
                 rows = prices.rows(source_codes)
-            return count * np.ascontiguousarray(rows[:, target_codes])
+            return np.ascontiguousarray(rows[:, target_codes])
 
-        return self.known.once((key, id(source_codes), id(target_codes)), table)
+        if known is self.known:
+            key = (*key, id(source_codes), id(target_codes))
+        else:
+            key = (*key, self.known.lasting(source_codes), self.known.lasting(target_codes))
+        return known.once((key, scale * count), lambda: scale * count * known.once(key, table))
 
-    def _handled(self, name: str, source_codes: Ints, target_codes: Ints, count: int) -> tuple[Floats, Floats]:
-        """What a device does with a parameter beside communication in a step, and in each further pass, `count` times."""
+    def _handled(self, name: str, source_codes: Ints, target_codes: Ints, count: int, *, further: bool) -> tuple[Floats, Floats]:
+        """What a device does with a parameter beside communication in a step, and in each further pass, `count` times; `further`: on its
+        way from a fan-out."""
         basis, work = self.basis, self.basis.work
         tensor, space, trained = basis.graph.tensors[name], basis.spaces[name], name in basis.analysis.gradients
-        key = ("handled", id(space), tensor.bytes, trained, basis.types.reduced(tensor), id(source_codes), id(target_codes))
+        known, codes = self.known.of_parameters or self.known, (self.known.lasting(source_codes), self.known.lasting(target_codes))
+        key = ("handled", id(space), tensor.bytes, trained, basis.types.reduced(tensor), *codes)
 
         def table() -> Handling:
             split, broadcast, whole = (np.array([kind.kind is of for kind in space.kinds]) for of in KINDS)
@@ -122,19 +133,24 @@ class Joining:
             return handling(tensor, way, basis.prices, basis.types, trained=trained)
 
         def seconds() -> tuple[Floats, Floats]:
-            found = self.known.once(key, table)
+            found = known.once(key, table)
+            found = found.further if further else found
             return count * found.seconds(work), count * found.each(work)
 
-        return self.known.once((key, work.passes, work.accumulating, work.zero, count), seconds)
+        return known.once((key, work.passes, work.accumulating, work.zero, count, further), seconds)
 
-    def _distances(self, tensor: Tensor, space: LayoutSpace, often: tuple[float, float]) -> Distances:
+    def _distances(self, known: Known, tensor: Tensor, space: LayoutSpace, often: tuple[float, float]) -> Distances:
         """Tensors of equal bytes for which the same layouts are valid share them."""
         basis = self.basis
         gradient, wider, stored = tensor.name in basis.analysis.gradients, basis.wider(tensor), tensor.role is Role.PARAMETER
-        lines = basis.prices.unit_lines if stored else basis.prices.lines
+        waits = 0.0 if stored else basis.work.waits
+
+        def lines(kind: str, axis: int) -> tuple[Line, ...]:
+            found = basis.prices.unit_lines(kind, axis) if stored else basis.prices.lines(kind, axis)
+            return tuple((alpha + waits, beta) for alpha, beta in found) if waits else found
 
         def make() -> Distances:
             return Distances(space, tensor.shape, tensor.bytes, lines, gradient=gradient, often=often, wider=wider)
 
         valid = space.valid(tensor.shape).tobytes()
-        return self.known.once(("reach", id(space), tensor.bytes, wider, gradient, stored, often, valid), make)
+        return known.once(("reach", id(space), tensor.bytes, wider, gradient, stored, often, waits, valid), make)

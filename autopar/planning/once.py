@@ -18,7 +18,8 @@ from autopar.costmodel.step.pricing import MeshPrices
 from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.search import Solution
 
-from .tables import Tables
+from .tables import Tables, Variable
+from .work import Work
 
 FORWARD = 1 / 3
 """Share of a pass that its forward half takes."""
@@ -77,24 +78,33 @@ def most_hideable(prices: MeshPrices) -> float:
     return 1 - (1 - 1 / SLOWDOWN[prices.cluster.backend]) / max(axes, 1)
 
 
-def exposed_seconds(tables: Tables, solution: Solution, hidden: float, hideable: float) -> float:
-    """By how much the step of a solution is longer than its tables' sum, which leave out the share `hidden` of parameters' collectives.
+def exposed_seconds(tables: Tables, solution: Solution, work: Work, hideable: float) -> float:
+    """By how much the step of a solution is longer than its tables' sum, which leave out a share of parameters' collectives.
 
     Of the share that is `hideable` some finds nothing to run under: half of it is gathers, for the forward pass, half is reductions.
     """
-    choices, sent = solution.choices, sent_seconds(tables, solution, hidden)
+    choices, sent = solution.choices, sent_seconds(tables, solution, work)
     pairs = zip(tables.variables, tables.graph.unary, choices, strict=True)
     computed = math.fsum(float(unary[choice]) for v, unary, choice in pairs if v.what == "operator")
     half = 0.5 * hideable * sent
     seen = max(half - FORWARD * computed, 0.0) + max(half - (1 - FORWARD) * computed, 0.0)
-    return (hidden - hideable) * sent + seen
+    return (work.hidden - hideable) * sent + seen
 
 
-def sent_seconds(tables: Tables, solution: Solution, hidden: float) -> float:
-    """Seconds of the collectives of parameters of a solution whose tables leave out the share `hidden` of them."""
+def sent_seconds(tables: Tables, solution: Solution, work: Work) -> float:
+    """Seconds of the collectives of parameters of a solution whose tables leave out a share of them."""
     choices, edges = solution.choices, tables.graph.edges
-    told = (edges[u, v][choices[u], choices[v]] - aside[choices[u], choices[v]] for (u, v), aside in tables.aside.items())
-    return math.fsum(map(float, told)) / (1 - hidden)
+    told = (
+        float(edges[u, v][choices[u], choices[v]] - aside[choices[u], choices[v]])
+        for (u, v), aside in tables.aside.items()
+        if _is_hidden(tables.variables[u], tables.variables[v], work)
+    )
+    return math.fsum(told) / (1 - work.hidden)
+
+
+def _is_hidden(source: Variable, target: Variable, work: Work) -> bool:
+    """Whether tables leave out a share of what a parameter sends on this edge."""
+    return work.hidden_of(source.name, None if source.what == "parameter" else target.name) > 0
 
 
 def once_seconds(devices: Iterable[Once], backend: str, interleave: int = 1) -> float:

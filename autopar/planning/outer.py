@@ -93,6 +93,7 @@ class Outer:
         self._sweep()
         self._use_fewer(progress)
         self._split_further()
+        self._count_all()
         prove(self.sure, self.trials.bounds, self.ranking.solved[0].seconds if self.ranking.solved else math.inf)
         if progress:
             progress(len(self.groups), len(self.groups), "done")
@@ -252,6 +253,15 @@ class Outer:
     def _add(self, solved: Solved) -> None:
         self.ranking.solved.append(solved)
         self.ranking.solved.sort(key=lambda s: (s.seconds, s.candidate.stages, s.candidate.micro_batches, -s.candidate.devices))
+
+    def _count_all(self) -> None:
+        """Solve the best pipeline once more as if nothing of what parameters send were hidden: all its devices wait for the first one's."""
+        best = self.ranking.solved[0] if self.ranking.solved else None
+        if best is not None and best.candidate.stages > 1 and best.hidden:
+            with contextlib.suppress(Infeasible, NoAssignment):
+                other = self.trials.solve(best.candidate, best.mode, hidden=0.0)
+                if other is not None:
+                    self._add(self._cut(other))
 
     def _split_further(self) -> None:
         """Split one axis of the best candidate's mesh in two; of the finer meshes the fastest counts, where it is faster than this one."""

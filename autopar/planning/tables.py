@@ -32,16 +32,26 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True, kw_only=True)
 class Known:
-    """Parts of tables by what they depend on; `keep` holds the arrays whose identity stands in a key."""
+    """Parts of tables by what they depend on; `keep` holds the arrays whose identity stands in a key.
+
+    `of_parameters`: parts that are the same for any number of micro-batches on the same mesh (None: kept here).
+    """
 
     parts: dict[object, Any] = field(default_factory=dict)
     keep: list[object] = field(default_factory=list)
+    of_parameters: Known | None = None
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """What `make` gives, made once for each key."""
         if key not in self.parts:
             self.parts[key] = make()
         return cast(T, self.parts[key])
+
+    def lasting(self, codes: Ints) -> int:
+        """A number for the content of an array that stays alive here, by which parts of parameters are known."""
+        other = self.of_parameters or self
+        make = lambda: other.once(("lasting", codes.tobytes()), lambda: len(other.parts))  # noqa: E731
+        return self.once(("lasting of", id(codes)), make)
 
     def content(self, codes: Ints) -> int:
         """A number for the content of an array that stays alive; each array is looked at once."""

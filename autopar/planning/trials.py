@@ -19,6 +19,7 @@ from ..sharding.schedule import Schedule
 from .beyond import bytes_beyond
 from .bounds import Bounds
 from .candidates import Candidate
+from .early import NONE
 from .once import exposed_seconds, hideable, most_hideable, sent_seconds
 from .request import Request
 from .solved import Mode, Solved
@@ -60,8 +61,10 @@ class Trials:
         """The multiplicities of a candidate, under the schedule that keeps least in flight."""
         stages, count, schedule = candidate.stages, candidate.micro_batches, self.bounds.thrifty(candidate.stages, candidate.micro_batches)
         passes = count + self.bounds.pipe(stages, count).bubble(schedule)
+        # What is sent for every micro-batch may run under the one before.
+        early = self.bounds.early(stages, candidate.mesh) if count == 1 or mode.zero < 2 else NONE
         return Work(
-            counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, hidden=self.hides(candidate),
+            counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, hidden=self.hides(candidate), early=early.readers,
             in_flight=in_flight(schedule, 0, stages, count), segments=self.subject.segments(mode.recompute, short=short),
         )  # fmt: skip
 
@@ -91,23 +94,26 @@ class Trials:
             whole = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
             return replace(solved, seconds=whole_seconds(tables, solution, self.subject.folding, whole, schedule))
         groups, expand = [self.group(candidate)], self.subject.expand
-        first = solution if solved.free else None
-        found = staged(groups, lambda _: tables, schedule, self.request, always=self.always, expand=expand, solved=first)
+        found = staged(groups, lambda _: tables, schedule, self.request, always=self.always, expand=expand, solved=solution)
         return replace(solved, seconds=found.pipeline.step)
 
     # --- its solution ---
 
+    def limit(self, candidate: Candidate) -> float:
+        """Bytes that a plan may fill on a device of a candidate: fewer ranks of one host have more of its memory each."""
+        return self.request.limit_on(candidate.cluster)
+
     def room(self, candidate: Candidate) -> float:
         """Bytes that the tables of all stages may fill together."""
-        return candidate.stages * max(self.request.limit - self.always, 0.0)
+        return candidate.stages * max(self.limit(candidate) - self.always, 0.0)
 
-    def solve(self, candidate: Candidate, mode: Mode, *, below: float = math.inf) -> Solved | None:
-        """The best solution of a candidate, at several prices of what is hidden.
+    def solve(self, candidate: Candidate, mode: Mode, *, below: float = math.inf, hidden: float | None = None) -> Solved | None:
+        """The best solution of a candidate, at several prices of what is hidden (or that one).
 
         A step is X + max(0, G - B), G the collectives of parameters and B the computation that can hide them: the maximum over l in [0, 1]
         of X + l (G - B). The least l is tried first; where it leaves more than can be hidden, larger ones are.
         """
-        best = self._solve(candidate, mode, below, self.hides(candidate))
+        best = self._solve(candidate, mode, below, self.hides(candidate) if hidden is None else hidden)
         if best is None or candidate.stages > 1 or not self._overflows(best):
             return best
         share = best.hidden
@@ -119,10 +125,11 @@ class Trials:
         return best
 
     def hides(self, candidate: Candidate) -> float:
-        """The share of the collectives of parameters that a step can hide; of stages, what is hidden is counted when they are cut."""
-        if candidate.stages > 1 or not self.request.train:
+        """The share of the collectives of parameters that a step, or its stages, can hide."""
+        if not self.request.train:
             return 0.0
-        return hideable(self.subject.prices(candidate.cluster, candidate.mesh, 1), self.subject.parameters)
+        stages = candidate.stages
+        return hideable(self.subject.prices(candidate.cluster, candidate.mesh, stages), self.subject.parameters / stages)
 
     def _overflows(self, solved: Solved) -> bool:
         """Whether there is more of the collectives of parameters than their share that is taken to be hidden."""
@@ -207,7 +214,7 @@ class Trials:
     def least_needed(self, candidate: Candidate, mode: Mode) -> float:
         """Bytes of a device under the thriftiest solution of a candidate without stages, as the folded graph's program has it."""
         tables = self._folded(candidate, mode, 0.0)
-        if (stored := tables.least_stored()) > self.request.limit:
+        if (stored := tables.least_stored()) > self.limit(candidate):
             return stored
         allowed = 0.0
         while allowed <= TUNING.likely * self.room(candidate):
@@ -236,13 +243,13 @@ class Trials:
         hidden: float = 0.0,
     ) -> Solved:  # fmt: skip
         seconds, short, stages, count = solution.cost, False, candidate.stages, candidate.micro_batches
+        work = self.work(candidate, mode, self.subject.counts, short=True)
         if stages > 1:
             pipe, schedules = self.bounds.pipe(stages, count), self.bounds.schedules(stages, count)
-            work = self.work(candidate, mode, self.subject.counts, short=True)
             expected = pipe.expected(tables, solution, work, schedules, self.room(candidate))
             seconds, short = expected.seconds * self.subject.imbalance(tables, solution, stages), expected.short
         elif self.request.train:
-            seconds += exposed_seconds(tables, solution, hidden, self.hides(candidate))
+            seconds += exposed_seconds(tables, solution, replace(work, hidden=hidden), work.hidden)
         return Solved(
             candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=seconds, beyond=beyond, hidden=hidden,
             bound=self._least(candidate, solution.lower_bound), free=free and not short,
@@ -254,11 +261,11 @@ class Trials:
         What the tables take to be hidden is less than what is hidden at the best; over several axes it is much less.
         """
         candidate, tables = solved.candidate, solved.tables
-        hidden = self.hides(candidate)
-        if candidate.stages > 1 or solved.hidden != hidden or sum(axis.size > 1 for axis in candidate.mesh.axes) > 1:
+        work = self.work(candidate, solved.mode, self.subject.counts, short=True)
+        if candidate.stages > 1 or solved.hidden != work.hidden or sum(axis.size > 1 for axis in candidate.mesh.axes) > 1:
             return 0.0
-        seen = (most_hideable(tables.prices) - hidden) * sent_seconds(tables, solved.solution, hidden) if hidden else 0.0
-        return solved.solution.lower_bound - max(seen, 0.0)
+        seen = (most_hideable(tables.prices) - work.hidden) * sent_seconds(tables, solved.solution, work) if work.hidden else 0.0
+        return solved.solution.lower_bound - max(seen, 0.0) - self.bounds.early(1, candidate.mesh).before
 
     def _least(self, candidate: Candidate, bound: float) -> float:
         """What a bound of the tables' sum is for a step, under the schedule that waits least."""

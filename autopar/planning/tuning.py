@@ -61,6 +61,8 @@ class Tuning:
     near: float = 1.005
     close_calls: int = 4
     """Candidates that the tables put so near the best are evaluated too, up to so many."""
+    promised: float = 1.02
+    """How much longer than its solution promised a small program may take until one is made that waits less."""
     far: float = 1.05
     """A candidate that the tables put so far behind the best program is not evaluated at all."""
     whole: float = 1.01

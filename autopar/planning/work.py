@@ -31,8 +31,9 @@ class Work:
     """The multiplicities of a step.
 
     `passes`: how often the time of a micro-batch counts (the micro-batches, and the bubble). `in_flight`: micro-batches between their
-    forward and their backward pass at once. `hidden`: share of the collectives of parameters that runs under computation. `segments`:
-    what is recomputed. `zero`: parameters stored split and used gathered are gathered once a step, their gradients added up whole (1)
+    forward and their backward pass at once. `hidden`: share of the collectives of parameters that runs under computation, but for those of
+    `early` ones on their way to their first reader (see `early.py`), which these are mapped to. `waits`: seconds
+    that every collective of a value waits for those of parameters before it. `segments`: what is recomputed. `zero`: parameters stored split and used gathered are gathered once a step, their gradients added up whole (1)
     or as shards after every micro-batch (2), or gathered for every pass (3); 0: none are.
     """
 
@@ -41,6 +42,8 @@ class Work:
     in_flight: float = 1.0
     accumulating: bool = False
     hidden: float = 0.0
+    early: Mapping[str, str] = field(default_factory=dict)
+    waits: float = 0.0
     segments: Segments = ()
     zero: int = 1
 
@@ -49,11 +52,15 @@ class Work:
         """How often a parameter that is stored split is gathered, and its gradient reduced."""
         return {0: (1.0, 1.0), 1: (1.0, 1.0), 2: (1.0, self.passes), 3: (2.0 * self.passes, self.passes)}[self.zero]
 
-    @property
-    def of_parameters(self) -> tuple[float, float]:
-        """How often the collectives of that count, on the way to the value and to its gradient; none are issued where none may be."""
+    def hidden_of(self, parameter: str, reader: str | None) -> float:
+        """The share of the collectives of a parameter that is hidden on the way from its storage (None), or on to a reader."""
+        return 0.0 if parameter in self.early and reader in (None, self.early[parameter]) else self.hidden
+
+    def of_parameters(self, hidden: float) -> tuple[float, float]:
+        """How often the collectives of that count, on the way to the value and to its gradient, of which the share `hidden` counts nothing;
+        none are issued where none may be."""
         ahead, back = self.gathers
-        return (1 - self.hidden) * (ahead if self.zero else FORBIDDEN), (1 - self.hidden) * back
+        return (1 - hidden) * (ahead if self.zero else FORBIDDEN), (1 - hidden) * back
 
     def of_values(self, again: bool) -> tuple[float, float]:
         """The same of an activation, `again` where its reader is recomputed."""

@@ -104,6 +104,12 @@ class MeshPrices:
         ((_, beta),) = self.unit_lines(kind, axis)
         return beta * nbytes
 
+    @property
+    def longest_unit(self) -> float:
+        """Seconds of reducing a full unit on the axis where that takes longest."""
+        axes = [axis for axis, one in enumerate(self.mesh.axes) if one.size > 1]
+        return max((self.unit_share("reduce_scatter", axis, self.unit_bytes) for axis in axes), default=0.0)
+
     def seconds(self, kind: str, axis: int, nbytes: int) -> float:
         """Seconds of one collective of `nbytes` on `axis`."""
         place = self.mesh.axes[axis]
