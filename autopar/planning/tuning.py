@@ -17,7 +17,7 @@ class Tuning:
     """Meshes, of the lowest bounds, that are solved at all."""
     nearest: int = 4
     """How many of the best meshes are tried with other numbers of micro-batches."""
-    cut: float = 1.1
+    cut: float = 1.05
     """Pipelines that are expected to take up to so many times the best are cut."""
     proven: int = 24
     """How many of the least bounds are raised by solutions of their own."""
