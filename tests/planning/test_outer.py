@@ -102,6 +102,16 @@ def test_stages_are_cut_where_the_work_is_even() -> None:
     assert first[0] == "embed.lookup" and first == sorted(first, key=list(plan.operators).index)
 
 
+def test_stages_may_store_all_parameters_whole() -> None:
+    """No pin makes a plan faster, that of ZeRO 0 least of all: what gathers hide under in stages is in no table."""
+    experts = {"experts": 8, "top_k": 2, "gated": True, "bias": False, "norm": "rms_norm", "position": "rotary", "tied": False}
+    wide = {"hidden": 4096, "heads": 32, "ffn": 14336, "expert_ffn": 14336, "vocab": 32000, "sequence": 4096}
+    graph = graph_of(layers=16, batch=32, **wide, **experts)
+    request = Request(cluster=cluster_of(16), stages=2, micro_batches=4)
+    free, whole = (search_plan(graph, one).predicted.step for one in (request, replace(request, zero=0)))
+    assert free <= 1.001 * whole
+
+
 def test_a_heavy_end_makes_its_stage_shorter() -> None:
     """A vocabulary that weighs as much as several layers moves the cut of the last stage."""
     request = Request(cluster=cluster_of(2), stages=2, interleave=1, micro_batches=8)
