@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -312,3 +314,12 @@ def test_the_same_plan_byte_for_byte() -> None:
 def test_errors_are_of_the_project() -> None:
     with pytest.raises(AutoparError):
         Request(cluster=cluster_of(4), stages=0)
+
+
+def test_two_models_are_planned_at_once_in_threads() -> None:
+    """What plans share (caches of orders, rules and prices, the collector's switch) is of no thread's own."""
+    asked = [(graph_of(), Request(cluster=cluster_of(4))), (graph_of(layers=4, hidden=256, ffn=1024), Request(cluster=cluster_of(8)))]
+    alone = [search_plan(*one).to_json() for one in asked]
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        together = [plan.to_json() for plan in pool.map(lambda one: search_plan(*one), asked * 2)]
+    assert together == alone * 2 and gc.isenabled()
