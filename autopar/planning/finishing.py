@@ -105,15 +105,17 @@ class Finisher:
 
     def _stored_whole(self, found: list[Found | Staged]) -> list[Found | Staged]:
         """The best program with all parameters stored whole, where that may be as fast: the copies of gathers are in no table."""
-        best = first_of(found) if found else None
-        if self.request.zero is not None or not self.request.train or not isinstance(best, Found) or not self.outer.ranking.complete:
+        if not found or self.request.zero is not None or not self.request.train or not self.outer.ranking.complete:
             return []
-        mesh, count = best.assignment.mesh, best.schedule.micro_batches
+        best = first_of(found)
+        mesh, stages = (best.assignment.mesh, 1) if isinstance(best, Found) else (best.parts[0].group.mesh, best.stages)
+        place = mesh, stages, best.schedule.micro_batches
         for solved in self.outer.ranking.solved:
             candidate = solved.candidate
-            if candidate.stages == 1 and (candidate.mesh, candidate.micro_batches) == (mesh, count):
+            if (candidate.mesh, candidate.stages, candidate.micro_batches) == place:
                 with contextlib.suppress(Infeasible, NoAssignment):
                     whole = self.trials.solve(candidate, replace(solved.mode, zero=0))
+                    whole = self.trials.cut(whole) if whole is not None and stages > 1 else whole
                     if whole is not None and whole.seconds < TUNING.whole * best.seconds:
                         return [self.finish(whole)]
                 break
