@@ -19,7 +19,7 @@ class Tuning:
     """How many of the best meshes are tried with other numbers of micro-batches."""
     cut: float = 1.05
     """Pipelines that are expected to take up to so many times the best are cut."""
-    proven: int = 24
+    proven: int = 64
     """How many of the least bounds are raised by solutions of their own."""
     swept: int = 24
     """How many of the candidates that are left then, and whose bounds promise to be better, are solved."""
@@ -37,7 +37,7 @@ class Tuning:
 
     # --- A candidate, solved within its memory. ---
 
-    remembered: int = 8
+    remembered: int = 32
     """Candidates of which parts of tables are kept for the next mode."""
     seen: tuple[float, ...] = (0.5, 0.0)
     """Parts of the share of parameters' collectives that could be hidden, with which candidates are solved where
