@@ -19,16 +19,16 @@ from .tuning import TUNING
 def prove(sure: dict[Candidate, float], bounds: Bounds, best: float) -> None:
     """Raise the least of the bounds `sure`, as often as is worth while: until it is as near to the `best` step as what the walk leaves.
 
-    On each mesh the fewest micro-batches come first, as what is proven of them raises the bounds of more.
+    What is proven of some micro-batches raises the bounds of more on the same mesh: of those with near bounds the middle one is first.
     """
     proven: set[Candidate] = set()
     for _ in range(TUNING.proven):
         least = min(sure, key=lambda c: (sure[c], c in proven), default=None)
         if least is None or least in proven or sure[least] >= (1 - TUNING.close) * best:
             break
-        if not any(other.place == least.place for other in proven):
-            low = [c for c in sure if c.place == least.place and sure[c] < (1 - TUNING.close) * best]
-            least = min(low, key=lambda c: c.micro_batches)
+        most = min((1 + TUNING.alike) * sure[least], (1 - TUNING.close) * best)
+        near = [c for c in sure if c.place == least.place and sure[c] <= most and c not in proven]
+        least = sorted(near, key=lambda c: c.micro_batches)[len(near) // 2]
         proven.add(least)
         try:
             bound = bounds.proven(least)
@@ -37,10 +37,4 @@ def prove(sure: dict[Candidate, float], bounds: Bounds, best: float) -> None:
             continue
         for other in sure:
             if other.place == least.place and other.micro_batches >= least.micro_batches:
-                sure[other] = max(sure[other], bound * _waiting(other, bounds) / _waiting(least, bounds))
-
-
-def _waiting(candidate: Candidate, bounds: Bounds) -> float:
-    """By what the least bubble multiplies the time of the passes."""
-    stages, count = candidate.stages, candidate.micro_batches
-    return 1 + bounds.least_bubble(stages, count) / count
+                sure[other] = max(sure[other], bound * bounds.ratio(other, least))
