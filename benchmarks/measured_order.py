@@ -81,7 +81,7 @@ def plans_of(shape: Shape, ranks: int, cluster: Cluster) -> dict[str, Plan]:
     for name, asked in ASKED.items():
         wanted = {**asked, "stages": ranks} if asked.get("stages") == -1 else asked
         try:
-            found[name] = planned(model(shape), batch(shape), devices=ranks, cluster=cluster, fewer=False, **wanted)
+            found[name] = planned(model(shape), batch(shape), devices=ranks, cluster=cluster, **wanted)
         except AutoparError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
     return found

@@ -27,6 +27,7 @@ from .questions import alternatives_table, flips_table, pinned_table
 from .sensitivity import Flip
 from .stages import stages_table
 from .tables import Table, operators_table, summary_lines
+from .unequal import unequal_lines
 from .why import Alternative
 
 
@@ -108,6 +109,7 @@ class Explained:
             lines += collectives_parts(plan, account) if self.talk else []
             if self.pinned or self.flips or self.talk or self.beside is not None:
                 return lines
+            lines += unequal_lines(plan, self.analysis) if self.analysis is not None else []
             lines += [stages_table(plan)] if plan.stages else []
             lines.append(operators_table(groups_of(account), account) if account else bare_table(plan, plan.operators))
             return [*lines, storage_table(plan), *([] if self.analysis else [_HINT])]

@@ -17,6 +17,7 @@ from .compare import LONG, MAX_OPERATORS, SHARE, SHORT, rivals
 from .grouping import Group, groups_of
 from .stages import stages_table, where_line
 from .tables import Rival, Table, comparison_table, operators_table, summary_lines
+from .unequal import unequal_lines
 from .units import bytes_text
 from .words import idle_axes
 
@@ -55,6 +56,7 @@ def planned_parts(planned: Planned, *, compare: bool | None, memory: float | Non
     said = summary_lines(planned.plan, cluster_sentence(planned), named)
     sure = certainty_lines(planned.plan, planned.cluster)
     parts: list[str | Table] = [*said, *sure, limit_line(planned, memory), where_line(planned.plan), *planned.notes[1:]]
+    parts += unequal_lines(planned.plan, analysis)
     parts += [stages_table(planned.plan)] if planned.plan.stages else []
     if account is not None:
         parts += [f"nothing is split on axis {axis}: its devices repeat each other's work" for axis in idle_axes(account)]

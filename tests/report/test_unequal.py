@@ -1,0 +1,54 @@
+"""Equal layers that are treated in several ways are told of in a sentence; alike ones are not."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from autopar.costmodel import load_cluster
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.transformer import transformer
+from autopar.plan import Plan
+from autopar.planning.planner import search_plan
+from autopar.planning.request import Request
+from autopar.report.unequal import unequal_lines
+from autopar.sharding.analysis import Analysis, analyse
+
+SHAPE = Shape(layers=6, hidden=256, heads=4, kv_heads=4, ffn=1024, vocab=512, sequence=64, dropout=False)
+
+
+@functools.cache
+def planned() -> tuple[Plan, Analysis]:
+    graph = transformer(SHAPE, batch=64).graph
+    return search_plan(graph, Request(cluster=load_cluster("dgx-h100").sized(4), stages=1)), analyse(graph, train=True)
+
+
+def changed(plan: Plan, **parts: Any) -> Plan:
+    """The plan with some strategies, stored parameters or recomputed segments of its own."""
+    operators = {name: plan.operators[name].model_copy(update={"strategy": ("R",)}) for name in parts.get("split", ())}
+    parameters = {name: plan.parameters[name].model_copy(update={"storage": "S1"}) for name in parts.get("stored", ())}
+    schedule = plan.schedule.model_copy(update={"recompute": tuple((name,) for name in parts.get("again", ()))})
+    update = {"operators": {**plan.operators, **operators}, "parameters": {**plan.parameters, **parameters}, "schedule": schedule}
+    return plan.model_copy(update=update)
+
+
+def test_layers_that_are_alike_are_not_told_of() -> None:
+    plan, analysis = planned()
+    assert unequal_lines(plan, analysis) == []
+    assert unequal_lines(changed(plan, split=["layers.0.norm1"]), analysis) == [], "the first layer alone"
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"split": ["layers.2.mlp.up", "layers.3.mlp.up"]}, ["2 ways (layers 0,1,4,5 | 2,3)", "split otherwise (1)", "redistributions"]),
+        ({"stored": ["layers.5.mlp.up.weight"]}, ["layers 0..4 | 5", "stored otherwise (1)", "memory"]),
+        ({"again": ["layers.1.mlp.up", "layers.1.norm1"]}, ["layers 0,2..5 | 1", "recomputed in some only (2)", "memory"]),
+    ],
+)
+def test_what_differs_is_said(parts: dict[str, list[str]], words: list[str]) -> None:
+    plan, analysis = planned()
+    (line,) = unequal_lines(changed(plan, **parts), analysis)
+    assert line.startswith("6 equal layers") and all(word in line for word in words), line
