@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 
 from autopar.plan import Plan
-from autopar.plan_parts import StagePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ def foretold(plan: Plan, stage: int | None) -> Foretold:
         )  # fmt: skip
     assert stage is not None
     count = len(plan.stages) // plan.schedule.interleave
-    own, slowest = plan.stages[stage::count], max(range(count), key=lambda number: _busy(plan, plan.stages[number::count]))
+    own, slowest = plan.stages[stage::count], max(range(count), key=lambda number: _busy(plan, number, count))
     passes = [plan.schedule.micro_batches * math.fsum(getattr(part, name) for part in own) for name in ("forward", "backward")]
     moved, once = (math.fsum(getattr(part, name) for part in own) for name in ("moved", "once"))
     computed = 1 - moved / sum(passes) if moved else 1.0
@@ -55,6 +54,7 @@ def foretold(plan: Plan, stage: int | None) -> Foretold:
     )  # fmt: skip
 
 
-def _busy(plan: Plan, own: tuple[StagePlan, ...]) -> float:
-    """Seconds of a step in which a stage computes and communicates."""
+def _busy(plan: Plan, stage: int, count: int) -> float:
+    """Seconds of a step in which one of so many stages computes and communicates."""
+    own = plan.stages[stage::count]
     return math.fsum(plan.schedule.micro_batches * (part.forward + part.backward) + part.once for part in own)

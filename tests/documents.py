@@ -82,6 +82,7 @@ def subcommands() -> set[str]:
 INSTEAD: dict[str, str] = {
     "model.onnx --devices 64": "model.onnx --devices 8",
     "--devices 1..64": "--devices 1..2",
+    "convert plan.json --to torchtitan": "convert other.json --to torchtitan",
     "autopar calibrate": "autopar calibrate --quick --collectives all_reduce --tolerance 100",
     "bench collectives": "bench collectives --sizes 1KiB,64KiB --collectives all_reduce",
     "autopar doctor --json": "autopar doctor --quick --json",

@@ -45,7 +45,7 @@ ROOMS: dict[str, set[str]] = {
 # What the user touches may import everything; every other file (the planner and what it is made of) all but these and the runtime.
 TOP = {
     "autopar", "api", "asked", "cli", "communication", "context", "of_plan", "operators", "report", "importing", "supposing", "training",
-    "verifying", "__main__",
+    "torchrun", "verifying", "__main__",
 }  # fmt: skip
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]

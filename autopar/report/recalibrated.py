@@ -3,7 +3,7 @@
 A group of operators takes R of arithmetic or traffic and L of launches, one for each of its operators, as predicted, and M as measured.
 With rates r times, and launches l times as long, as predicted,
 
-    R_g / r_g + L_g l = M_g        of all that fulfil this, with the least log(l)^2 + sum of log(r_g)^2
+    R_g / r_g + L_g l = M_g        of all that fulfil this, with the least (log(l) / log(10))^2 + sum of (log(r_g) / log(1.5))^2
     factor = seconds predicted / seconds measured        of the collectives on a level of links
 
 Arithmetic is scaled by the products, convolutions and attention, in the types that they compute in; the memory's bandwidth by all other
@@ -45,6 +45,9 @@ FOLDED = {"gloo": {"reduce_scatter": "all_reduce"}}
 """Kinds of collectives that a backend issues, and a profiler so shows, as another."""
 LONGEST = 100.0
 """How many times as long, or as short, a launch may be: the host's seconds differ by more than rates do."""
+DOUBTED = {"launch": math.log(10.0), "rate": math.log(1.5)}
+"""By how much, in logarithms, a figure of a cluster file may be taken to be off: rates are those of the same kind of machine, while the
+host's seconds depend on the processor, the model's Python and the size of what is started."""
 TRIED = 2001
 """Lengths of a launch that are looked at."""
 EXACT = 1e-6
@@ -156,11 +159,11 @@ def _with_operators(cluster: Cluster, step: Stepping, kinds: Mapping[str, float]
 def _least_change(groups: Sequence[Group]) -> float:
     """By how much launches are longer where they and the rates of all groups change least (the formula of this module)."""
     lengths = np.exp(np.linspace(-math.log(LONGEST), math.log(LONGEST), TRIED))
-    change = np.log(lengths) ** 2
+    change = (np.log(lengths) / DOUBTED["launch"]) ** 2
     for group in groups:
         left = group.measured - lengths * group.launches
         with np.errstate(invalid="ignore", divide="ignore"):
-            rate = np.log((group.predicted - group.launches) / left) ** 2
+            rate = (np.log((group.predicted - group.launches) / left) / DOUBTED["rate"]) ** 2
         change = change + np.where(left > EXACT * group.measured, rate, np.inf)
     best = int(np.argmin(change))
     return float(lengths[best]) if math.isfinite(change[best]) else 1.0

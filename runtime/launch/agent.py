@@ -3,7 +3,8 @@
 Torch's agent answers SIGTERM by an exception, whatever its ranks do: torchrun ends with 1 though all of them saved and ended with 0. Here
 the signal is not torch's (its option --signals-to-handle says so): the handler hands it to the ranks of this machine and waits for them
 inside, while the agent stands still and starts none of them again. Where all end with 0 the agent goes on, finds that all succeeded and
-ends with 0; else, or where they take too long, it gets the exception that it would have had.
+ends with 0; else, or where they take too long, it gets the exception that it would have had. So it does where other machines go on
+without this one: an agent that ends well closes the rendezvous for all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +22,7 @@ from types import FrameType
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from .ending import TERM_GRACE
+from .ending import OTHERS_STAY, TERM_GRACE
 
 OTHERS = "SIGINT,SIGHUP,SIGQUIT"
 """The signals that are left to torch's agent."""
@@ -32,8 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """`torchrun` with the arguments of the command line."""
     given = run.parse_args(list(sys.argv[1:] if arguments is None else arguments))  # type: ignore[no-untyped-call]
     given.signals_to_handle = ",".join(name for name in given.signals_to_handle.split(",") if name.strip() != "SIGTERM") or OTHERS
-    signal.signal(signal.SIGTERM, _hand_on)
-    run.run(given)  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as place:
+        os.environ[OTHERS_STAY] = str(Path(place) / "others stay")
+        signal.signal(signal.SIGTERM, _hand_on)
+        run.run(given)  # type: ignore[no-untyped-call]
 
 
 def _hand_on(number: int, frame: FrameType | None) -> None:
@@ -47,7 +51,7 @@ def _hand_on(number: int, frame: FrameType | None) -> None:
     while None in codes and time.monotonic() < deadline:
         time.sleep(_POLL)
         codes = [_code(pid) for pid in ranks]
-    if not ranks or any(code != 0 for code in codes):
+    if not ranks or any(code != 0 for code in codes) or Path(os.environ[OTHERS_STAY]).exists():
         raise SignalException(f"Process {os.getpid()} got signal: {number}", sigval=signal.Signals(number))
 
 

@@ -14,6 +14,8 @@ from typing import NoReturn
 
 TERM_GRACE = 30.0
 """Seconds that ranks may take to end after SIGTERM: longer than `autopar.steps` takes to save."""
+OTHERS_STAY = "AUTOPAR_OTHERS_STAY"
+"""In the environment of ranks: a file that those make whose machine is taken away while others go on."""
 ASKED = b"SIGTERM"
 """What a caller writes to the process that has forked its ranks."""
 

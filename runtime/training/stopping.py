@@ -2,6 +2,9 @@
 
 Schedulers of clusters send SIGTERM (Slurm, Kubernetes, spot machines; torchrun hands it on to its ranks) and kill later. The signal reaches
 ranks at different times, so they agree after every step, in one message of four bytes, on whether one of them has heard it.
+
+Where one of several machines is taken away, the others are not done: their ranks save as well, but end with a code at which torchrun starts
+them again, with those that are left.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 import torch
@@ -18,12 +23,16 @@ import torch.distributed as dist
 
 from autopar.errors import UsageError
 
-from ..launch import begin_step, end_steps
+from ..launch import OTHERS_STAY, begin_step, end_steps
 from .saving import finish_saving
 
 GRACE = 25.0
 """Seconds between the signal and the end; Kubernetes gives 30 before it kills, Slurm as many."""
 TOO_LATE = 128 + signal.SIGTERM
+AGAIN = 75
+"""The exit code of ranks that are to be started again without the machine that was taken away: not a failure, but not the end."""
+BETWEEN_MACHINES = 2.0
+"""Seconds within which a signal for all machines reaches the last of them."""
 
 
 class _Bell:
@@ -56,13 +65,35 @@ class _Bell:
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
         return bool(found)
 
+    def code(self) -> int:
+        """With what this rank ends that has saved; every rank asks at the same point.
+
+        `AGAIN` where another machine heard the signal and this one did not, and its launcher may start it again.
+        """
+        machines, own = int(os.environ.get("GROUP_WORLD_SIZE", "1")), int(os.environ.get("GROUP_RANK", "0"))
+        if machines == 1 or not dist.is_initialized():
+            return 0
+        time.sleep(BETWEEN_MACHINES)
+        asked = torch.zeros(machines, dtype=torch.int32)
+        asked[own] = int(self.rung)
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self.group)
+        if bool(asked.all()):
+            return 0
+        if asked[own]:
+            if place := os.environ.get(OTHERS_STAY):
+                Path(place).touch()
+            return 0
+        left = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) - int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        return AGAIN if left > 0 else 0
+
 
 def steps(first: int, count: int, on_stop: Callable[[int], object], *, grace: float = GRACE) -> Iterator[int]:
     """The numbers of the steps from `first`, the number of those that are done, to `count`: `for step in autopar.steps(start, 1000, stop)`.
 
     When a rank is sent SIGTERM, every rank ends the step at hand, calls `on_stop(done)` with the number of steps that are done, which is to
-    save, says so, and ends with exit code 0. What takes longer than `grace` seconds from the signal ends with 143. Saves that are under way
-    are waited for, here and after the last step. Where a rank goes missing, the message names the step (see `launch.begin_step`).
+    save, says so, and ends with exit code 0 (with 75 on other machines than the one that is taken away, which `torchrun` starts again
+    without it). What takes longer than `grace` seconds from the signal ends with 143. Saves that are under way are waited for, here and
+    after the last step. Where a rank goes missing, the message names the step (see `launch.begin_step`).
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("autopar.steps hears signals, which Python hands to the main thread only: call it there")
@@ -75,9 +106,11 @@ def steps(first: int, count: int, on_stop: Callable[[int], object], *, grace: fl
             if bell.heard():
                 on_stop(step + 1)
                 finish_saving()
-                if not dist.is_initialized() or dist.get_rank() == 0:
-                    print(f"autopar: SIGTERM: saved after {step + 1} steps, and ended", file=sys.stderr, flush=True)
-                raise SystemExit(0)
+                code = bell.code()
+                if code or not dist.is_initialized() or dist.get_rank() == 0:
+                    what = "to be started again without a machine that was taken away" if code else "and ended"
+                    print(f"autopar: SIGTERM: saved after {step + 1} steps, {what}", file=sys.stderr, flush=True)
+                raise SystemExit(code)
         finish_saving()
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -224,3 +225,36 @@ def test_ranks_that_do_not_save_are_told_of(tmp_path: Path) -> None:
     started = tmp_path / "started"
     code, said = _sent_sigterm(tmp_path, ["deaf.py"], lambda: started.exists() and len(started.read_text(encoding="utf-8")) == 2)
     assert code == 1 and "SignalException" in said and sorted(started.read_text(encoding="utf-8")) == ["0", "1"]
+
+
+def _machine(folder: Path, port: int, *, host: bool, launcher: str) -> subprocess.Popen[str]:
+    """The launcher of one of two machines, with one rank; 100 steps of half a second, or as many as the log of steps gets to."""
+    command = [sys.executable, "-m", launcher, "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "one"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
+    command += ["--rdzv-conf", f"is_host={int(host)},last_call_timeout=5", str(SCRIPT), str(folder), "8", "1.0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=folder)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("launcher", ["torch.distributed.run", "autopar.torchrun"])
+def test_one_of_two_machines_is_taken_away(tmp_path: Path, alone: dict[int, list[Any]], launcher: str) -> None:
+    """Both save; the one that stays goes on by itself to the end."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = int(free.getsockname()[1])
+    with _machine(folder, port, host=True, launcher=launcher) as stays, _machine(folder, port, host=False, launcher=launcher) as goes:
+        end = time.monotonic() + 200
+        while not ((folder / "log").exists() and len(_log(folder)) >= 2) and time.monotonic() < end:
+            time.sleep(0.1)
+        goes.send_signal(signal.SIGTERM)
+        _, said = stays.communicate(timeout=300)
+        goes.communicate(timeout=60)
+    assert stays.returncode == 0 and "to be started again without a machine that was taken away" in said, said
+    found = _log(folder)
+    _require_log(found, alone, [found[step][2] for step in range(8)])
+    assert found[0][2] == 2 and found[7][2] == 1 and "is left out" not in said
