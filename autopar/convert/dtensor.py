@@ -99,7 +99,7 @@ def parallelize(module: nn.Module, device: str = "cuda") -> nn.Module:
         value.register_hook(lambda gradient: averaged(gradient, mesh, data.size()))
     if data.size() > 1:
         data = data if data.size(0) > 1 else data["shards"]
-        for name, inner in module.named_modules():
+        for name, inner in reversed(list(module.named_modules())):
             if any(fnmatchcase(name, unit) for unit in UNITS) and name.rpartition(".")[2].isdecimal():
                 fully_shard(inner, mesh=data, reshard_after_forward={reshard}, ignored_params=split)
         fully_shard(module, mesh=data, reshard_after_forward={reshard}, ignored_params=split)

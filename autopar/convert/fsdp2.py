@@ -64,7 +64,7 @@ POLICY = MixedPrecisionPolicy(param_dtype={compute}, reduce_dtype={reduce})
 def shard(module: nn.Module, device: str = "cuda") -> nn.Module:
     whole = init_device_mesh(device, (REPLICAS, SHARDS), mesh_dim_names=("replicas", "shards"))
     mesh = whole if REPLICAS > 1 else whole["shards"]
-    for name, inner in module.named_modules():
+    for name, inner in reversed(list(module.named_modules())):
         if any(fnmatchcase(name, unit) for unit in UNITS) and name.rpartition(".")[2].isdecimal():
             fully_shard(inner, mesh=mesh, mp_policy=POLICY, reshard_after_forward={reshard})
     fully_shard(module, mesh=mesh, mp_policy=POLICY, reshard_after_forward={reshard})
