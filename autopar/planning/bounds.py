@@ -20,6 +20,13 @@ from .tables import Known, Tables
 from .tuning import TUNING
 from .work import Work
 
+Sums = dict[tuple[int, int, Mesh, int, float], float]
+Parts = OrderedDict[tuple[int, int, int, Mesh], Known]
+
+
+def _nothing() -> tuple[Sums, Parts]:
+    return {}, OrderedDict()
+
 
 class Bounds:
     """What no plan of a candidate undercuts.
@@ -31,9 +38,9 @@ class Bounds:
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
         self.fewest: dict[tuple[int, int, Mesh], int] = {}
-        self.sums: dict[tuple[int, int, Mesh, int, float], float] = {}
         self.free: dict[Candidate, float] = {}
-        self.known: OrderedDict[tuple[int, int, int, Mesh], Known] = OrderedDict()
+        # Neither depends on memory: a search of the subject within another limit finds them again.
+        self.sums, self.known = subject.kept(replace(request, memory=None), _nothing)
 
     def bound(self, candidate: Candidate, fewer: int) -> float:
         """Seconds that no step of a candidate undercuts, from a solution of its mesh with as many micro-batches or `fewer`."""
