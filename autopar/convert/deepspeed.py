@@ -18,13 +18,15 @@ def deepspeed(setup: Setup) -> Converted:
     tensor = setup.degree("tensor")
     setup.refuse(
         TARGET,
+        *setup.mixed(),
         setup.staged() + " (they are written in its PipelineModule, not in the configuration)" if setup.stages > 1 else "",
         setup.lacking("expert", "splitting experts, which is written in its MoE layers"),
         "sequence parallelism between tensor-parallel layers" if setup.sequence_parallel else "",
         f"ZeRO {setup.zero} beside split weights" if tensor > 1 and setup.zero > 2 else "",
         setup.optimizer_beyond(OPTIMIZERS),
+        setup.split_beyond(),
     )
-    lost = [note for note in setup.lost if "host memory" not in note]
+    lost = [note for note in (*setup.lost, *setup.minor()) if "host memory" not in note]
     found: dict[str, Any] = {
         "train_batch_size": setup.batch,
         "train_micro_batch_size_per_gpu": setup.local_batch,

@@ -1,23 +1,27 @@
-"""PyTorch's `parallelize_module`: the plan as a Python file of `ParallelStyle`s, with data parallelism by `fully_shard` or `replicate`."""
+"""PyTorch's `parallelize_module`: the plan as a Python file of `ParallelStyle`s, with data parallelism by `fully_shard`."""
 
 from __future__ import annotations
+
+import math
 
 from ..printable import printable
 from .fsdp2 import units_of
 from .linears import Split, splits_of
 from .setup import Converted, Setup
 
-_PLACE = {"whole": "Replicate()", "sequence": "Shard(1)", "features": "Shard(-1)"}
+_PLACE = {"whole": "Replicate()", "batch": "Shard(0)", "sequence": "Shard(1)", "features": "Shard(-1)"}
 TARGET = "dtensor"
 
 
 def dtensor(setup: Setup) -> Converted:
     """The file: `parallelize(module)`, to be called on every rank."""
+    both = [axis for axis in setup.axes if axis.mixed]
     setup.refuse(
         TARGET,
         setup.staged(),
         setup.lacking("sequence", "splitting the sequence of attention"),
         setup.lacking("expert", "splitting experts"),
+        *(setup.mixed(share=1) if any({*axis.mixed, axis.work} - {"data", "tensor"} for axis in both) else ()),
     )
     splits = splits_of(setup, TARGET)
     fused = [name for name, split in splits.items() if split.parts > 1]
@@ -28,15 +32,17 @@ def dtensor(setup: Setup) -> Converted:
         lost.append(f"the training loop adds up the gradients of {setup.plan.schedule.micro_batches} micro-batches")
     if setup.recompute != "none":
         lost.append(f"recompute ({setup.recompute}) is left to torch.utils.checkpoint")
-    gathered = [name for name, split in splits.items() if split.style == "column" and split.leaves == "whole"]
+    gathered = [name for name, split in splits.items() if split.style == "column" and split.leaves in ("whole", "batch")]
     if gathered:
-        lost.append(f"the output of {', '.join(gathered[:5])} is gathered for the loss, which the plan may compute on split values")
+        lost.append(f"the output of {', '.join(gathered[:5])} is brought together for the loss, which the plan may compute on split values")
     if splits:
         lost.append("modules that reshape features must take the number of heads from the shape (-1), since each rank holds its own")
+    tensor = both[0].size if both else setup.degree("tensor")
+    shards = math.prod(axis.size for axis in setup.axes if axis.work == "data" and axis.stored_split and not axis.mixed)
     text = _FILE.format(
         model=printable(setup.plan.model.name, lines=False), ranks=setup.ranks, notes="".join(f"#   {note}\n" for note in lost),
-        data=setup.degree("data"), tensor=setup.degree("tensor"), plan="\n".join(lines), units=units_of(setup.plan),
-        zero=setup.zero, reshard=setup.zero == 3,
+        replicas=setup.degree("data", "tensor") // (tensor * shards), shards=shards, tensor=tensor, both=bool(both),
+        plan="\n".join(lines), units=units_of(setup.plan), zero=setup.zero, reshard=setup.zero == 3,
     )  # fmt: skip
     return Converted(text=text, lost=tuple(lost))
 
@@ -45,16 +51,16 @@ def _style(split: Split) -> str:
     comes, leaves = _PLACE[split.comes], _PLACE[split.leaves]
     match split.style:
         case "column":
-            whole = ", output_layouts=Replicate()" if split.leaves == "whole" else ""
+            whole = f", output_layouts={leaves}" if split.leaves != "features" else ""
             return f"ColwiseParallel(input_layouts={comes}{whole})"
         case "row":
             return f"RowwiseParallel(input_layouts={comes}, output_layouts={leaves})"
         case "embedding rows":
-            return f"RowwiseParallel(input_layouts=Replicate(), output_layouts={leaves})"
+            return f"RowwiseParallel(input_layouts={comes}, output_layouts={leaves})"
         case "embedding columns":
-            return f"ColwiseParallel(output_layouts={leaves})"
+            return f"ColwiseParallel(input_layouts={comes}, output_layouts={leaves})"
         case "norm":
-            return "SequenceParallel()"
+            return f"SequenceParallel(sequence_dim={split.dim}, use_local_output=True)"
 
 
 _FILE = '''# A plan for {model} on {ranks} ranks, as PyTorch's parallelize_module takes it.
@@ -62,14 +68,15 @@ _FILE = '''# A plan for {model} on {ranks} ranks, as PyTorch's parallelize_modul
 {notes}
 from fnmatch import fnmatchcase
 
+import torch.distributed as dist
 from torch import nn
-from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
-DATA, TENSOR = {data}, {tensor}
+REPLICAS, SHARDS, TENSOR = {replicas}, {shards}, {tensor}
+BOTH = {both}  # whether the ranks along TENSOR have shares of the batch as well
 PLAN = {{
 {plan}
 }}
@@ -77,15 +84,45 @@ UNITS = {units}
 
 
 def parallelize(module: nn.Module, device: str = "cuda") -> nn.Module:
-    mesh = init_device_mesh(device, (DATA, TENSOR), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(device, (REPLICAS, SHARDS, TENSOR), mesh_dim_names=("replicas", "shards", "tensor"))
+    if BOTH:
+        sizes = (REPLICAS, SHARDS * TENSOR) if {zero} else (REPLICAS * SHARDS * TENSOR, 1)
+        data = init_device_mesh(device, sizes, mesh_dim_names=("replicas", "shards"))
+    else:
+        data = mesh["replicas", "shards"]
+    named = {{name: id(value) for name, value in module.named_parameters(remove_duplicate=False)}}
     if TENSOR > 1:
         parallelize_module(module, mesh["tensor"], PLAN)
-    if DATA > 1 and {zero}:
-        for name, inner in module.named_modules():
+        tie(module, named)
+    split = {{value for value in module.parameters() if BOTH and isinstance(value, DTensor)}}
+    for value in split:
+        value.register_hook(lambda gradient: averaged(gradient, mesh, data.size()))
+    if data.size() > 1:
+        data = data if data.size(0) > 1 else data["shards"]
+        for name, inner in reversed(list(module.named_modules())):
             if any(fnmatchcase(name, unit) for unit in UNITS) and name.rpartition(".")[2].isdecimal():
-                fully_shard(inner, mesh=mesh["data"], reshard_after_forward={reshard})
-        fully_shard(module, mesh=mesh["data"], reshard_after_forward={reshard})
-    elif DATA > 1:
-        replicate(module, device_mesh=mesh["data"])
+                fully_shard(inner, mesh=data, reshard_after_forward={reshard}, ignored_params=split)
+        fully_shard(module, mesh=data, reshard_after_forward={reshard}, ignored_params=split)
     return module
+
+
+def tie(module: nn.Module, named: dict[str, int]) -> None:
+    """Parameters that were one are one again: each of their modules has split its own."""
+    for key in set(named.values()):
+        places = [name.rpartition(".") for name, other in named.items() if other == key]
+        held = [getattr(module.get_submodule(owner), leaf) for owner, _, leaf in places]
+        split = [value for value in held if isinstance(value, DTensor)]
+        if any(value.placements != split[0].placements for value in split):
+            raise ValueError(f"{{places[0]}} has several names, and the plan splits it in two ways")
+        for owner, _, leaf in places if len(places) > 1 else ():
+            setattr(module.get_submodule(owner), leaf, (split or held)[0])
+
+
+def averaged(gradient: DTensor, mesh: object, ranks: int) -> DTensor:
+    """The gradient of a split weight, to which all shares of the batch have added theirs, over the number of shares."""
+    local = gradient.to_local() / ranks
+    for name in ("replicas", "shards"):
+        if mesh[name].size() > 1:
+            dist.all_reduce(local, group=mesh[name].get_group())
+    return DTensor.from_local(local, gradient.device_mesh, gradient.placements, run_check=False)
 '''

@@ -1,4 +1,4 @@
-"""PyTorch's FSDP2: `fully_shard` on the layers of a model, for plans that split the batch and the storage of parameters alone."""
+"""PyTorch's FSDP2: `fully_shard` on the layers of a model, for plans that split the batch, and the storage of parameters or not."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LAYER = re.compile(r"^(.*?\.)?\d+(?=\.)")
 def fsdp2(setup: Setup) -> Converted:
     """The file: `shard(module)`, to be called on every rank."""
     setup.refuse(
-        TARGET, setup.staged(), setup.lacking("tensor", "splitting weights"), setup.lacking("sequence", "splitting the sequence"),
-        setup.lacking("expert", "splitting experts"), "" if setup.zero else "parameters that every device stores whole (ZeRO 0)",
+        TARGET, *setup.mixed(), setup.staged(), setup.lacking("tensor", "splitting weights"),
+        setup.lacking("sequence", "splitting the sequence"), setup.lacking("expert", "splitting experts"),
     )  # fmt: skip
-    schedule, lost = setup.plan.schedule, [*setup.lost]
-    if setup.zero == 1 and schedule.micro_batches > 1:
-        lost.append("gradients are reduced at every micro-batch (ZeRO 2); the plan reduces them once a step (ZeRO 1)")
+    schedule, lost = setup.plan.schedule, [*setup.lost, *setup.minor()]
+    if setup.zero < 2 and schedule.micro_batches > 1:
+        lost.append(f"gradients are reduced at every micro-batch (ZeRO 2); the plan reduces them once a step (ZeRO {setup.zero})")
     if schedule.micro_batches > 1:
         lost.append(f"the training loop adds up the gradients of {schedule.micro_batches} micro-batches")
     if setup.recompute != "none":
@@ -64,7 +64,7 @@ POLICY = MixedPrecisionPolicy(param_dtype={compute}, reduce_dtype={reduce})
 def shard(module: nn.Module, device: str = "cuda") -> nn.Module:
     whole = init_device_mesh(device, (REPLICAS, SHARDS), mesh_dim_names=("replicas", "shards"))
     mesh = whole if REPLICAS > 1 else whole["shards"]
-    for name, inner in module.named_modules():
+    for name, inner in reversed(list(module.named_modules())):
         if any(fnmatchcase(name, unit) for unit in UNITS) and name.rpartition(".")[2].isdecimal():
             fully_shard(inner, mesh=mesh, mp_policy=POLICY, reshard_after_forward={reshard})
     fully_shard(module, mesh=mesh, mp_policy=POLICY, reshard_after_forward={reshard})

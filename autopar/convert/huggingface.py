@@ -16,6 +16,7 @@ def tensor_plan(setup: Setup) -> Converted:
     """The dict as JSON."""
     setup.refuse(
         TARGET,
+        *setup.mixed(share=1),
         setup.staged(),
         setup.lacking("sequence", "splitting the sequence of attention"),
         setup.lacking("expert", "splitting experts"),
@@ -47,4 +48,4 @@ def style_of(split: Split) -> str:
         case "embedding columns":
             return "embedding_colwise"
         case "norm":
-            return "sequence_parallel"
+            return "sequence_parallel" if split.dim == 1 else "replicated_with_grad_allreduce"

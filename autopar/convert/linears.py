@@ -5,69 +5,76 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..plan import Plan
 from ..plan_parts import OperatorPlan
 from ..sharding.layout import Kind, Placement, parse_layout
+from .coverage import uncovered
 from .setup import EMBEDDINGS, Setup, is_product, placements
 
 Style = Literal["column", "row", "embedding rows", "embedding columns", "norm"]
-Values = Literal["whole", "sequence", "features"]
+Values = Literal["whole", "batch", "sequence", "features"]
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
-# Which dim of a weight is the output: [out, in] in torch's linear layers, [in, out] in products as ONNX and GPT-2 write them.
-_OUTPUT_DIM: Mapping[str, int] = {
-    "aten.linear.default": 0, "onnx.MatMul": 1, "aten.matmul.default": 1, "aten.mm.default": 1, "aten.addmm.default": 1,
-}  # fmt: skip
+# Which dim of a weight is the output: [out, in] in torch's linear layers, [in, out] in ONNX. Other products are no linear layers of torch.
+_OUTPUT_DIM: Mapping[str, int] = {"aten.linear.default": 0, "onnx.MatMul": 1}
 _HOPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A module on the tensor axis: its style, in how many `parts` its features are split each (fused projections), and how its values
-    come and leave."""
+    """A module on the tensor axis: its style, in how many `parts` its features are split each (fused projections), how its values come and
+    leave, and for a norm the `dim` along which they are split."""
 
     style: Style
     parts: int = 1
     comes: Values = "whole"
     leaves: Values = "whole"
+    dim: int = 1
 
 
 def splits_of(setup: Setup, target: str) -> dict[str, Split]:
     """The modules that the plan splits over its one tensor axis, equal layers as one pattern with `*`."""
-    tensor = [index for index, axis in enumerate(setup.axes) if axis.work == "tensor"]
-    setup.refuse(target, f"{len(tensor)} tensor axes" if len(tensor) > 1 else "")
+    tensor = [index for index, axis in enumerate(setup.axes) if axis.work == "tensor" or axis.mixed]
+    setup.refuse(target, f"{len(tensor)} axes along which weights are split" if len(tensor) > 1 else "")
     found: dict[str, Split] = {}
     for index in tensor:
-        last = ""
+        styled, last = [], ""
         for name, operator in setup.plan.operators.items():
-            module, split = _split_of(setup.plan, name, operator, index, target, setup)
+            module, split = _split_of(setup, target, name, operator, index)
             if split is None:
                 continue
-            found.setdefault(module, split)
-            if found[module] != split:
+            split = _in_shares(split) if setup.axes[index].mixed else split
+            styled.append(name)
+            if found.setdefault(module, split) != split:
                 setup.refuse(target, f"module {module!r} is split in two ways")
-            if split.style == "column":
-                last = module
-            elif split.style == "row":
-                last = ""
+            last = module if split.style == "column" else "" if split.style == "row" else last
+        odd = list(uncovered(setup.plan, index, styled, bool(setup.axes[index].mixed)))
+        setup.refuse(target, *odd[:3], f"and {len(odd) - 3} more" if len(odd) > 3 else "")
         if last:  # what follows the last product is the loss, which other projects compute on whole outputs
-            found[last] = Split(style="column", parts=found[last].parts, comes=found[last].comes, leaves="whole")
-    return patterns(found, list(dict.fromkeys(name.rpartition(".")[0] for name in setup.plan.parameters)))
+            found[last] = replace(found[last], leaves="batch" if setup.axes[index].mixed else "whole")
+    return patterns(found, list(dict.fromkeys((*(name.rpartition(".")[0] for name in setup.plan.parameters), *found))))
 
 
-def _split_of(plan: Plan, name: str, operator: OperatorPlan, index: int, target: str, setup: Setup) -> tuple[str, Split | None]:
-    inputs = placements(operator.inputs)
+def _in_shares(split: Split) -> Split:
+    """Where the ranks have shares of the batch, what the plan has each of them repeat is split as well: values stay the same."""
+    comes, leaves = ("batch" if place == "whole" else place for place in (split.comes, split.leaves))
+    return replace(split, comes=comes, leaves=leaves)
+
+
+def _split_of(setup: Setup, target: str, name: str, operator: OperatorPlan, index: int) -> tuple[str, Split | None]:
+    plan, inputs = setup.plan, placements(operator.inputs)
     held = [(n, layout[index]) for n, layout in inputs if n in plan.parameters]
     values = [(n, layout[index]) for n, layout in inputs if n not in plan.parameters]
     if not held or not values:
         return "", None
     weight, place = held[0]
-    module = weight.rpartition(".")[0]
+    module = _module(plan, name, weight)
     if len(plan.parameters[weight].shape) == 1:
-        sequence = not is_product(operator) and values[0][1].kind is Kind.SPLIT and values[0][1].dim == 1
-        return module, Split(style="norm", comes="sequence", leaves="sequence") if sequence else None
+        value = values[0][1]
+        scaled = not is_product(operator) and value.kind is Kind.SPLIT and (value.dim or 0) > 0 and place.kind is not Kind.SPLIT
+        return module, Split(style="norm", dim=value.dim or 0) if scaled else None
     if place.kind is not Kind.SPLIT or not (is_product(operator) or operator.kind in EMBEDDINGS):
         return "", None
     if not weight.endswith(".weight"):
@@ -75,18 +82,26 @@ def _split_of(plan: Plan, name: str, operator: OperatorPlan, index: int, target:
     leaves = _leaves(plan, operator, index)
     comes = _values(_source(plan, values[0][0], values[0][1], index))
     if operator.kind in EMBEDDINGS:
-        return module, Split(style="embedding rows" if place.dim == 0 else "embedding columns", leaves=leaves)
-    if operator.kind not in _OUTPUT_DIM:
-        setup.refuse(target, f"operator {name!r} of kind {operator.kind} is no linear layer")
+        return module, Split(style="embedding rows" if place.dim == 0 else "embedding columns", comes=comes, leaves=leaves)
+    others = [other for other in plan.operators if other != name and other.rpartition("/")[0] == module and "/" in other]
+    if operator.kind not in _OUTPUT_DIM or others:
+        setup.refuse(target, f"operator {name!r} of kind {operator.kind} splits the weight of a module that is no nn.Linear")
     if place.dim == _OUTPUT_DIM[operator.kind]:
         return module, Split(style="column", parts=place.parts, comes="whole" if comes == "features" else comes, leaves=leaves)
     return module, Split(style="row", parts=place.parts, comes=comes, leaves=leaves)
 
 
+def _module(plan: Plan, name: str, weight: str) -> str:
+    """The module whose weight an operator reads: where it is tied to another's, the parameter has the name of the first of them."""
+    owner, called = weight.rpartition(".")[0], name.rpartition("/")[0]
+    alone = called and not any(other != name and other.rpartition("/")[0] == called for other in plan.operators)
+    return called if alone else owner
+
+
 def _values(place: Placement) -> Values:
     if place.kind is not Kind.SPLIT:
         return "whole"
-    return "sequence" if place.dim == 1 else "features"
+    return "batch" if place.dim == 0 else "sequence" if place.dim == 1 else "features"
 
 
 def _source(plan: Plan, tensor: str, needed: Placement, index: int) -> Placement:

@@ -15,13 +15,15 @@ def megatron(setup: Setup) -> Converted:
     plan, schedule = setup.plan, setup.plan.schedule
     setup.refuse(
         TARGET,
+        *setup.mixed(),
         "inference" if plan.model.mode == "infer" else "",
         setup.pipeline_beyond(SCHEDULES),
+        setup.split_beyond(),
         setup.optimizer_beyond(OPTIMIZERS),
         "parameters gathered again for every pass (ZeRO 3) beside pipeline stages" if setup.zero == 3 and setup.stages > 1 else "",
         "parameters gathered again for every pass (ZeRO 3) beside split weights" if setup.zero == 3 and setup.degree("tensor") > 1 else "",
     )
-    lost = [*setup.lost]
+    lost = [*setup.lost, *setup.minor()]
     found: list[tuple[str, object]] = [
         ("--tensor-model-parallel-size", setup.degree("tensor")),
         ("--pipeline-model-parallel-size", setup.stages),

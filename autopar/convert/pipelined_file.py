@@ -99,7 +99,7 @@ def shared(held: list[dict[int, str]], mesh: DeviceMesh, parts: dict[int, nn.Mod
 def within_stage(part: nn.Module, whole: DeviceMesh) -> nn.Module:
     if SHARDS > 1:
         mesh = whole["replicas", "shards"] if REPLICAS > 1 else whole["shards"]
-        for name, inner in part.named_modules():
+        for name, inner in reversed(list(part.named_modules())):
             if any(fnmatchcase(name, unit) for unit in UNITS) and name.rpartition(".")[2].isdecimal():
                 fully_shard(inner, mesh=mesh, mp_policy=POLICY, reshard_after_forward=RESHARD)
         return fully_shard(part, mesh=mesh, mp_policy=POLICY, reshard_after_forward=RESHARD)

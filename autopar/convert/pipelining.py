@@ -24,7 +24,7 @@ def pipelining(setup: Setup) -> Converted:
     """The file: `pipelined(module, example, loss)`, to be called on every rank."""
     if setup.stages == 1:
         setup.refuse(TARGET, "a plan without pipeline stages (fsdp2 and dtensor write those)")
-    setup.refuse(TARGET, *_lacks(setup), *_schedule_lacks(setup), *held_twice(setup.plan))
+    setup.refuse(TARGET, *setup.mixed(), *_lacks(setup), *_schedule_lacks(setup), *held_twice(setup.plan))
     pipeline, lost = setup.plan.schedule.pipeline, tuple(_lost(setup))
     policy = setup.plan.schedule
     header = HEADER.format(
@@ -73,6 +73,7 @@ def _schedule_lacks(setup: Setup) -> Iterable[str]:
 
 def _lost(setup: Setup) -> Iterable[str]:
     yield from setup.lost
+    yield from setup.minor()
     if setup.zero >= 2:
         yield "gradients are added up whole and reduced once a step (ZeRO 1), which takes more memory than the plan's shards"
     if setup.zero == 3:

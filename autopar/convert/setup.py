@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import UsageError
@@ -19,6 +19,14 @@ from ..sharding.rules.experts import EXPERTS
 
 Work = Literal["data", "tensor", "sequence", "expert", "idle"]
 EMBEDDINGS = ("aten.embedding.default", "onnx.Gather")
+LINEAR = (
+    "aten.linear.default", "aten.matmul.default", "aten.mm.default", "aten.addmm.default", "aten.bmm.default", "onnx.MatMul", "onnx.Gemm",
+)  # fmt: skip
+"""Products of values and a weight of two dims."""
+NORMS = (
+    "aten.layer_norm.default", "aten.rms_norm.default", "aten.mul.Tensor", "onnx.LayerNormalization", "onnx.RMSNormalization", "onnx.Mul",
+)  # fmt: skip
+"""What scales values [batch, sequence, features] by a weight of the features."""
 MOST = 0.9
 """Share of the operators that are recomputed from which on all of them count as recomputed."""
 
@@ -36,6 +44,7 @@ class AxisWork:
     """What a mesh axis is for; `stored_split`: whether parameters that are used whole on it are stored split.
 
     `repeated`: products that the plan has every device of the axis compute, which the target splits as all others: values stay the same.
+    `mixed`: by kind of other work, the operators that do it; `share`: that of all which do what the axis is for.
     """
 
     name: str
@@ -43,6 +52,8 @@ class AxisWork:
     work: Work
     stored_split: bool
     repeated: int = 0
+    mixed: Mapping[Work, Sequence[str]] = field(default_factory=dict)
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +101,19 @@ class Setup:
         names = [f"{axis.name}={axis.size}" for axis in self.axes if axis.work == work and axis.size > 1]
         return f"{words} over {', '.join(names)}" if names else ""
 
+    def mixed(self, share: float = MOST) -> Iterable[str]:
+        """What a target says that has one kind of work on an axis, where less than a share of the operators do it."""
+        for axis in self.axes:
+            if axis.mixed and axis.share < share:
+                yield f"on axis {axis.name} most operators {_WORDS[axis.work]}, but {_said(axis)}"
+
+    def minor(self) -> Iterable[str]:
+        """What such a target leaves out, where only a few operators do other work: they do what the others do, and values stay the same."""
+        for axis in self.axes:
+            if axis.mixed and axis.share >= MOST:
+                lost = f"of the operators that {_WORDS[axis.work]} along {axis.name} as all others do, the plan has {_said(axis)}"
+                yield printable(f"{lost}: values stay the same, time and memory do not", lines=False)
+
     def optimizer_beyond(self, known: Collection[str]) -> str:
         """What a target says that has only the `known` optimizers; "" where the plan's is one of them."""
         model = self.plan.model
@@ -100,13 +124,24 @@ class Setup:
         pipeline = self.plan.schedule.pipeline
         return f"the pipeline schedule {pipeline}" if self.stages > 1 and pipeline not in known else ""
 
+    def split_beyond(self) -> str:
+        """What a target says that splits the weights of linear layers, embeddings and experts alone."""
+        odd = {operator.kind: name for name, operator in reversed(self.plan.operators.items()) if self._splits_odd(operator)}
+        return "; ".join(f"splitting the weights of {kind} (such as {name})" for kind, name in odd.items())
+
+    def _splits_odd(self, operator: OperatorPlan) -> bool:
+        if not is_product(operator) or operator.kind in (*LINEAR, EXPERTS):
+            return False
+        weights = [layout for name, layout in placements(operator.inputs) if len(getattr(self.plan.parameters.get(name), "shape", ())) > 1]
+        return any(_split(place) for layout in weights for place in layout)
+
     def staged(self) -> str:
         """What a target without pipelines says; "" where there is one stage."""
         return f"{self.stages} pipeline stages" if self.stages > 1 else ""
 
 
 def setup_of(plan: Plan) -> Setup:
-    """The setup of a plan; a `UsageError` names the axes on which operators do different kinds of work."""
+    """The setup of a plan."""
     require_consistent(plan)
     if any(stage.mesh != plan.mesh for stage in plan.stages):
         raise UsageError("no target can express this plan: its stages are on different meshes")
@@ -140,24 +175,27 @@ def is_product(operator: OperatorPlan) -> bool:
 
 
 def _axis(plan: Plan, index: int) -> AxisWork:
-    """What most products do on the axis, which all of them must."""
+    """What most products do on the axis, and what others do."""
     axis = plan.mesh[index]
-    counts: Counter[Work] = Counter()
-    examples: dict[Work, str] = {}
+    names: dict[Work, list[str]] = defaultdict(list)
     for name, operator in plan.operators.items():
         does = _work(plan, operator, index)
         if does is not None:
-            counts[does] += 1
-            examples.setdefault(does, name)
-    kinds = [does for does in counts if does != "idle"]
+            names[does].append(name)
+    kinds = [does for does in names if does != "idle"]
     if "expert" in kinds and set(kinds) <= {"expert", "data"}:
         kinds = ["expert"]
-    if len(kinds) > 1:
-        said = ", ".join(f"{count} {_WORDS[does]} (such as {examples[does]})" for does, count in counts.items())
-        raise UsageError(f"no target can express this plan: on axis {axis.name} its products do different work: {said}")
-    work: Work = kinds[0] if kinds else "idle"
-    repeated = counts["idle"] if work not in ("idle", "tensor") else 0
-    return AxisWork(name=axis.name, size=axis.size, work=work, stored_split=_stored_split(plan, index), repeated=repeated)
+    work: Work = max(kinds, key=lambda does: len(names[does])) if kinds else "idle"
+    repeated = len(names["idle"]) if work not in ("idle", "tensor") else 0
+    return AxisWork(
+        name=axis.name, size=axis.size, work=work, stored_split=_stored_split(plan, index), repeated=repeated,
+        mixed={does: tuple(names[does]) for does in kinds if does != work},
+        share=len(names[work]) / sum(len(names[does]) for does in kinds) if kinds else 1.0,
+    )  # fmt: skip
+
+
+def _said(axis: AxisWork) -> str:
+    return ", ".join(f"{len(names)} {_WORDS[does]} (such as {names[0]})" for does, names in axis.mixed.items())
 
 
 _WORDS: dict[Work, str] = {
@@ -167,8 +205,8 @@ _WORDS: dict[Work, str] = {
 
 
 def _work(plan: Plan, operator: OperatorPlan, index: int) -> Work | None:
-    """What a product of a stored weight and a value does on an axis; of other operators nothing is asked."""
-    if not is_product(operator):
+    """What a product of a stored weight and a value does on an axis, and an embedding whose weight is split; of others nothing is asked."""
+    if not is_product(operator) and operator.kind not in EMBEDDINGS:
         return None
     inputs = placements(operator.inputs)
     weights = [layout[index] for name, layout in inputs if name in plan.parameters and len(plan.parameters[name].shape) > 1]
@@ -177,6 +215,8 @@ def _work(plan: Plan, operator: OperatorPlan, index: int) -> Work | None:
         return None
     if any(_split(place) for place in weights):
         return "expert" if operator.kind == EXPERTS and any(p.dim == 0 for p in weights if _split(p)) else "tensor"
+    if operator.kind in EMBEDDINGS:
+        return None
     if not _split(values[0]):
         return "idle"
     return "data" if values[0].dim == 0 else "sequence"
@@ -207,10 +247,10 @@ def _uses(plan: Plan) -> dict[str, list[Layout]]:
 
 
 def _between_sequences(plan: Plan, index: int) -> bool:
-    """Whether operators that are no products, such as norms, have their values split along dim 1."""
+    """Whether norms have their values split along dim 1."""
     for operator in plan.operators.values():
         names = [name for name, _ in operator.inputs]
-        if not is_product(operator) and operator.kind not in EMBEDDINGS and any(name in plan.parameters for name in names):
+        if operator.kind in NORMS and any(name in plan.parameters for name in names):
             values = [layout[index] for name, layout in placements(operator.inputs) if name not in plan.parameters]
             if values and _split(values[0]) and values[0].dim == 1:
                 return True

@@ -20,11 +20,13 @@ def torchtitan(setup: Setup) -> Converted:
     plan, schedule = setup.plan, setup.plan.schedule
     setup.refuse(
         TARGET,
+        *setup.mixed(),
         "inference" if plan.model.mode == "infer" else "",
         setup.pipeline_beyond(SCHEDULES),
+        setup.split_beyond(),
         setup.optimizer_beyond(OPTIMIZERS),
     )
-    lost = [*setup.lost]
+    lost = [*setup.lost, *setup.minor()]
     if setup.degree("tensor") > 1 and not setup.sequence_parallel:
         lost.append("activations between tensor-parallel layers are split along the sequence there; the plan keeps them whole")
     if setup.recompute == "selective":

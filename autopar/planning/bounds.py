@@ -22,6 +22,14 @@ from .tables import Known, Tables
 from .tuning import TUNING
 from .work import Work
 
+Sums = dict[tuple[int, int, Mesh, int, float], float]
+Parts = OrderedDict[tuple[int, int, int, Mesh], Known]
+OfParameters = dict[tuple[int, int, Mesh], Known]
+
+
+def _nothing() -> tuple[Sums, Parts, OfParameters]:
+    return {}, OrderedDict(), {}
+
 
 class Bounds:
     """What no plan of a candidate undercuts.
@@ -33,10 +41,9 @@ class Bounds:
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
         self.fewest: dict[tuple[int, int, Mesh], int] = {}
-        self.sums: dict[tuple[int, int, Mesh, int, float], float] = {}
         self.free: dict[Candidate, float] = {}
-        self.known: OrderedDict[tuple[int, int, int, Mesh], Known] = OrderedDict()
-        self.of_parameters: dict[tuple[int, int, Mesh], Known] = {}
+        # None of these depends on memory: a search of the subject within another limit finds them again.
+        self.sums, self.known, self.of_parameters = subject.kept(replace(request, memory=None), _nothing)
 
     def bound(self, candidate: Candidate, fewer: int) -> float:
         """Seconds that no step of a candidate undercuts, from a solution of its mesh with as many micro-batches or `fewer`."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cached_property
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from .tables import Tables
 from .work import Counts, Segments
 
 Ints = NDArray[np.int64]
+T = TypeVar("T")
 RECOMPUTES = ("none", "selective", "full")
 """Nothing; what costs no product with a weight (norms, activation functions, attention's core); whole layers."""
 
@@ -44,11 +46,18 @@ class Subject:
         self._segments: dict[tuple[bool, str], Segments] = {}
         self._refused: dict[int, str] = {}
         self._prices: dict[tuple[Cluster, Mesh, int], MeshPrices] = {}
+        self._kept: tuple[object, object] = (None, None)
 
     @property
     def parameters(self) -> float:
         """Bytes of all parameters."""
         return sum(tensor.bytes for tensor in self.graph.parameters)
+
+    def kept(self, key: object, make: Callable[[], T]) -> T:
+        """What was made for the last key, where this is that one: searches one after the other differ in memory alone, or in more."""
+        if self._kept[0] != key:
+            self._kept = (key, make())
+        return cast(T, self._kept[1])
 
     def prices(self, cluster: Cluster, mesh: Mesh, stages: int) -> MeshPrices:
         """What it costs to communicate on the mesh of one of so many stages."""

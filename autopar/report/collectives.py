@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..plan import Plan
 from ..sharding.program import Collective
 from .account import Account
 from .grouping import groups_of
+from .hiding import Hidden
 from .page.exchanges import Total, issued_by, levels_of, totals
 from .page.section import share
 from .page.traffic import axes_table, counted, is_whole, totals_of
@@ -23,39 +24,48 @@ PARAMETERS = "(parameters)"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Issuer:
-    """Operators that are split alike, folded over layers, and the collectives of one step that belong to them."""
+    """Operators that are split alike, folded over layers, and the collectives of one step that belong to them.
+
+    `hidden`: of each total the share that runs under computation (None: not known).
+    """
 
     name: str
     operators: tuple[str, ...]
     totals: tuple[Total, ...]
+    hidden: tuple[float | None, ...]
 
 
-def issuers(account: Account) -> Iterator[Issuer]:
+def issuers(account: Account, hidden: Hidden | None) -> Iterator[Issuer]:
     """All that communicate, in the order of the operators; the units of parameters last."""
     accounts = {one.operator.name: one for one in account.operators}
-    for group in groups_of(account):
-        found = _totals(account, [pair for name in group.operators for pair in accounts[name].collectives])
+    groups = [(group.name, tuple(group.operators)) for group in groups_of(account)]
+    pairs = [[pair for name in names for pair in accounts[name].collectives] for _, names in groups]
+    units = [pair for unit in account.units for pair in unit.collectives]
+    for (name, names), issued in zip([*groups, (PARAMETERS, ())], [*pairs, units], strict=True):
+        found = tuple(totals((account.axes[c.axis], c.phase, c.kind, c.nbytes, seconds) for c, seconds in issued))
         if found:
-            yield Issuer(name=group.name, operators=tuple(group.operators), totals=found)
-    found = _totals(account, [pair for unit in account.units for pair in unit.collectives])
-    if found:
-        yield Issuer(name=PARAMETERS, operators=(), totals=found)
+            shares = tuple(_share(hidden, one, account, issued) for one in found)
+            yield Issuer(name=name, operators=names, totals=found, hidden=shares)
 
 
-def _totals(account: Account, pairs: list[tuple[Collective, float]]) -> tuple[Total, ...]:
-    return tuple(totals((account.axes[c.axis], c.phase, c.kind, c.nbytes, seconds) for c, seconds in pairs))
+def _share(hidden: Hidden | None, total: Total, account: Account, issued: Sequence[tuple[Collective, float]]) -> float | None:
+    """The share of a total that is hidden."""
+    if hidden is None:
+        return None
+    own = (total.axis, total.phase, total.kind)
+    return hidden.share((c for c, _ in issued if (account.axes[c.axis], c.phase, c.kind) == own), account.axes)
 
 
-def collectives_parts(plan: Plan, account: Account | None) -> list[str | Table]:
+def collectives_parts(plan: Plan, account: Account | None, hidden: Hidden | None = None) -> list[str | Table]:
     """Sentences and tables, in the order of printing."""
     parts: list[str | Table] = [counted(plan, account), _hidden(plan)]
     parts += ["What stages hand on to one another comes beside."] if plan.stages else []
     parts.append(axes_table(plan, totals_of(issued_by(plan, account))))
-    return [*parts, *([_operators(account)] if account is not None else [])]
+    return [*parts, *([_operators(account, hidden)] if account is not None else [])]
 
 
 def _hidden(plan: Plan) -> str:
-    """How much of the communication runs under computation: of the whole step, for no plan file tells it of each collective."""
+    """How much of the communication runs under computation: of the whole step."""
     p = plan.predicted
     if p.communication <= 0:
         return "Nothing is communicated within a stage." if plan.stages else "Nothing is communicated."
@@ -64,19 +74,21 @@ def _hidden(plan: Plan) -> str:
     return f"Of the {seconds_text(p.communication)} of communication{of}, {hidden} are hidden under computation."
 
 
-def _operators(account: Account) -> Table:
-    rows = []
-    for issuer in issuers(account):
+def _operators(account: Account, hidden: Hidden | None) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for issuer in issuers(account, hidden):
         name, number = issuer.name, str(len(issuer.operators) or "")
-        for one in issuer.totals:
-            figures = (str(one.times), bytes_text(one.nbytes), seconds_text(one.seconds))
+        for one, part in zip(issuer.totals, issuer.hidden, strict=True):
+            figures = (str(one.times), bytes_text(one.nbytes), seconds_text(one.seconds), "" if part is None else f"{part:.0%}")
             rows.append((name, number, one.phase, f"{COLLECTIVES.get(one.kind, one.kind)} over {one.axis}", *figures))
             name, number = "", ""
-    columns = ("operators", ">ops", "phase", "collective", ">times", ">bytes", ">seconds")
+    columns: tuple[str, ...] = ("operators", ">ops", "phase", "collective", ">times", ">bytes", ">seconds", ">hidden")
+    if hidden is None:
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     return Table(title="Collectives by operator", columns=columns, rows=tuple(rows))
 
 
-def collectives_json(plan: Plan, account: Account | None) -> dict[str, Any]:
+def collectives_json(plan: Plan, account: Account | None, hidden: Hidden | None = None) -> dict[str, Any]:
     """The same as one object: seconds and bytes. `of`: what is counted."""
     levels, summed, p = levels_of(plan), totals_of(issued_by(plan, account)), plan.predicted
     found: dict[str, Any] = {
@@ -86,5 +98,5 @@ def collectives_json(plan: Plan, account: Account | None) -> dict[str, Any]:
         "totals": [{"level": levels.get(one.axis, ""), **dataclasses.asdict(one)} for one in summed],
     }
     if account is not None:
-        found["operators"] = [dataclasses.asdict(issuer) for issuer in issuers(account)]
+        found["operators"] = [dataclasses.asdict(issuer) for issuer in issuers(account, hidden)]
     return found

@@ -19,6 +19,7 @@ from .certainty import certainty_json, certainty_lines
 from .collectives import collectives_json, collectives_parts
 from .explain import bare_lines, bare_table, find_operators, operator_json, operator_lines, storage_table
 from .grouping import groups_of
+from .hiding import Hidden, hidden_of
 from .outer_pins import Pinned
 from .page.difference import difference_json, difference_lines, difference_tables
 from .parameters import parameter_lines, storages_of
@@ -97,6 +98,12 @@ class Explained:
             raise UsageError("--collectives counts those of the whole plan: leave out OP, which tells its own with --model")
         return dataclasses.replace(self, talk=True)
 
+    def _hidden(self) -> Hidden | None:
+        """What of each collective runs under computation, where the model is at hand."""
+        if self.account is None or self.analysis is None or self.cluster is None:
+            return None
+        return hidden_of(self.plan, self.analysis, self.cluster)
+
     def _told(self) -> list[str | Table]:
         plan, account = self.plan, self.account
         if self.parameter:
@@ -106,7 +113,7 @@ class Explained:
             lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", self.named)]
             lines += certainty_lines(plan, self.cluster) if self.cluster is not None else []
             lines += difference_lines(plan, self.beside) if self.beside is not None else []
-            lines += collectives_parts(plan, account) if self.talk else []
+            lines += collectives_parts(plan, account, self._hidden()) if self.talk else []
             if self.pinned or self.flips or self.talk or self.beside is not None:
                 return lines
             lines += unequal_lines(plan, self.analysis) if self.analysis is not None else []
@@ -150,7 +157,7 @@ class Explained:
         if self.flips:
             out |= {"base": self.base, "flips": [dataclasses.asdict(flip) for flip in self.flips]}
         if self.talk:
-            out["collectives"] = collectives_json(plan, account)
+            out["collectives"] = collectives_json(plan, account, self._hidden())
         if self.beside is not None:
             out["difference"] = difference_json(plan, self.beside)
         return out

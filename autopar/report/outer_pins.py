@@ -10,7 +10,7 @@ from autopar.costmodel import Cluster
 from ..errors import NoPlanFits, UsageError
 from ..plan import Plan
 from ..planning.candidates import divisors
-from ..planning.planner import search_plan
+from ..planning.planner import search_plan, subject_of
 from ..planning.ranking import Progress
 from ..planning.request import OFFLOADS, ZEROS, Request
 from ..planning.subject import RECOMPUTES
@@ -39,12 +39,12 @@ def outer_alternatives(
         cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True, types=plan.schedule.types,
     )  # fmt: skip
     requests = list(_requests(plan, analysis, free))
-    found = []
+    found, subject = [], subject_of(analysis.graph, free)
     for number, (variable, value, request) in enumerate(requests):
         if progress:
             progress(number, len(requests), f"{variable} {value}")
         try:
-            other = search_plan(analysis.graph, request)
+            other = search_plan(analysis.graph, request, subject=subject)
         except NoPlanFits:
             found.append(Pinned(variable=variable, value=value, why="does not fit the memory"))
         except UsageError as error:

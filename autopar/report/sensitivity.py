@@ -2,7 +2,11 @@
 
 The factors 4, 16, 64 (and their inverses) bracket the first at which the scheme's name changes; the bracket is halved on a
 logarithmic scale, f = sqrt(same * changed), until its ends are within `CLOSE` of one another. A flip and a flip back within one
-factor of 4 go unseen. The batch is doubled and halved.
+factor of 4 go unseen, and upwards within 64. The batch is doubled and halved.
+
+    best(limit) = p, memory(p) <= m <= limit   =>   best(m) = p
+
+so that less memory is tried only below what the plans found need, in strides of `CLOSE` and its powers.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from autopar.costmodel import Cluster
 from ..errors import NoPlanFits, UsageError
 from ..ir import Graph
 from ..plan import Plan
-from ..planning.planner import search_plan
+from ..planning.planner import search_plan, subject_of
 from ..planning.ranking import Progress
 from ..planning.request import Request
 from ..schemes import scheme_of
@@ -27,7 +31,7 @@ STRIDES = 3
 """The largest factor is the stride to this power."""
 WHOLE_STRIDES = 4
 """A batch is doubled or halved so often, and its flip not narrowed: what lies between divides badly."""
-CLOSE = 1.125
+CLOSE = 1.25
 """Ratio of the ends of a bracket at which it is narrow enough."""
 
 
@@ -48,13 +52,22 @@ class Flip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What a plan is called, the seconds of its step and the bytes of a device; without a plan, why there is none."""
+
+    name: str
+    step: float | None = None
+    memory: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Quantity:
     """A figure that can be scaled: its present value, whether it is a `whole` number, and what is planned at a factor."""
 
     name: str
     value: float
     whole: bool
-    plan: Callable[[float], tuple[str, float | None]]
+    plan: Callable[[float], Probed]
 
 
 class Sensitivity:
@@ -65,10 +78,12 @@ class Sensitivity:
     ) -> None:
         self.plan, self.graph, self.request = plan, graph, request
         self.batch, self.batches = batch, batches
-        self.known: dict[tuple[str, float], tuple[str, float | None]] = {}
+        self.known: dict[tuple[str, float], Probed] = {}
         self.planned = 0
         self.progress: Progress | None = None
-        self.base, _ = self._named(graph, request)
+        self.subject = subject_of(graph, request)
+        self.found = self._named(graph, request)
+        self.base = self.found.name
 
     def flips(self, progress: Progress | None = None) -> list[Flip]:
         """For every quantity, downwards and upwards, where the plan changes."""
@@ -87,39 +102,56 @@ class Sensitivity:
             found.append(_Quantity(name="batch", value=float(self.batch), whole=True, plan=self._with_batch))
         return found
 
-    def _with_links(self, level: str, factor: float) -> tuple[str, float | None]:
+    def _with_links(self, level: str, factor: float) -> Probed:
         return self._named(self.graph, replace(self.request, cluster=scaled_links(self.request.cluster, level, factor)))
 
-    def _with_memory(self, factor: float) -> tuple[str, float | None]:
+    def _with_memory(self, factor: float) -> Probed:
         return self._named(self.graph, replace(self.request, memory=self.request.limit * factor))
 
-    def _with_batch(self, factor: float) -> tuple[str, float | None]:
+    def _with_batch(self, factor: float) -> Probed:
         assert self.batches is not None
         return self._named(self.batches(round(self.batch * factor)), self.request)
 
-    def _named(self, graph: Graph, request: Request) -> tuple[str, float | None]:
+    def _named(self, graph: Graph, request: Request) -> Probed:
         try:
-            plan = search_plan(graph, request)
+            plan = search_plan(graph, request, subject=self.subject if graph is self.graph else None)
         except NoPlanFits:
-            return "no plan fits", None
+            return Probed(name="no plan fits")
         except UsageError as error:
-            return f"no plan: {error}", None
-        return scheme_of(plan, analyse(graph, train=request.train)).called, plan.predicted.step
+            return Probed(name=f"no plan: {error}")
+        analysis = self.subject.analysis(short=False) if graph is self.graph else analyse(graph, train=request.train)
+        return Probed(name=scheme_of(plan, analysis).called, step=plan.predicted.step, memory=plan.predicted.memory)
 
     def _flip(self, quantity: _Quantity, direction: str) -> Flip:
+        if quantity.name == "memory" and direction == "down":
+            return self._less_memory(quantity)
         same = 1.0
         for changed in self._tried(quantity, direction):
             try:
-                name, step = self._name(quantity, changed)
+                found = self._name(quantity, changed)
             except UsageError:  # the model cannot have this batch
                 break
-            if name != self.base:
+            if found.name != self.base:
                 if quantity.whole:
-                    value = changed * quantity.value
-                    return Flip(quantity=quantity.name, direction=direction, factor=changed, value=value, becomes=name, step=step)
+                    return _flipped(quantity, direction, changed, found)
                 return self._narrowed(quantity, direction, same, changed)
             same = changed
         return Flip(quantity=quantity.name, direction=direction, limit=same, becomes=self.base)
+
+    def _less_memory(self, quantity: _Quantity) -> Flip:
+        """Less and less, from what the last plan needs: by `CLOSE`, then by its powers."""
+        least, same, stride = STRIDE**-STRIDES, self._enough(quantity, 1.0, self.found), CLOSE
+        while same > least:
+            changed = max(same / stride, least)
+            found = self._name(quantity, changed)
+            if found.name != self.base:
+                return self._narrowed(quantity, "down", same, changed)
+            same, stride = self._enough(quantity, changed, found), stride * CLOSE
+        return Flip(quantity=quantity.name, direction="down", limit=least, becomes=self.base)
+
+    def _enough(self, quantity: _Quantity, factor: float, found: Probed) -> float:
+        """The factor down to which nothing changes, where the plan of one was found: its memory is enough for it."""
+        return factor if found.memory is None or quantity.name != "memory" else min(factor, found.memory / quantity.value)
 
     def _tried(self, quantity: _Quantity, direction: str) -> list[float]:
         """The factors that bracket a flip."""
@@ -127,22 +159,21 @@ class Sensitivity:
         factors = [stride ** (power if direction == "up" else -power) for power in range(1, count + 1)]
         if quantity.whole:
             return [factor for factor in factors if quantity.value * factor >= 1]
-        # More memory only frees the search: where the most changes nothing, less does not either.
-        free = quantity.name == "memory" and direction == "up" and self._name(quantity, factors[-1])[0] == self.base
+        # More memory and faster links only free the search: where the most changes nothing, less does not either.
+        free = direction == "up" and self._name(quantity, factors[-1]).name == self.base
         return factors[-1:] if free else factors
 
     def _narrowed(self, quantity: _Quantity, direction: str, same: float, changed: float) -> Flip:
         while max(same / changed, changed / same) > CLOSE:
             middle = math.sqrt(same * changed)
-            if self._name(quantity, middle)[0] == self.base:
-                same = middle
+            found = self._name(quantity, middle)
+            if found.name == self.base:
+                same = self._enough(quantity, middle, found) if direction == "down" else middle
             else:
                 changed = middle
-        becomes, step = self._name(quantity, changed)
-        value = changed * quantity.value
-        return Flip(quantity=quantity.name, direction=direction, factor=changed, value=value, becomes=becomes, step=step)
+        return _flipped(quantity, direction, changed, self._name(quantity, changed))
 
-    def _name(self, quantity: _Quantity, factor: float) -> tuple[str, float | None]:
+    def _name(self, quantity: _Quantity, factor: float) -> Probed:
         key = (quantity.name, factor)
         if key not in self.known:
             self.planned += 1
@@ -155,6 +186,11 @@ class Sensitivity:
         """The most plans that may be made."""
         halvings = math.ceil(math.log2(math.log(STRIDE) / math.log(CLOSE)))
         return len(self._quantities()) * 2 * (STRIDES + halvings)
+
+
+def _flipped(quantity: _Quantity, direction: str, factor: float, found: Probed) -> Flip:
+    value = factor * quantity.value
+    return Flip(quantity=quantity.name, direction=direction, factor=factor, value=value, becomes=found.name, step=found.step)
 
 
 def scaled_links(cluster: Cluster, level: str, factor: float) -> Cluster:

@@ -43,16 +43,18 @@ def write_trace(path: str | Path, plan: Plan, graph: Graph, cluster: Cluster) ->
 def timelines(plan: Plan, graph: Graph, cluster: Cluster) -> Mapping[str, Sequence[Event]]:
     """What happens in a step by rank or stage."""
     analysis = analyse(graph, train=plan.model.mode == "train")
-    return _of_stages(plan, analysis, cluster) if plan.stages else _of_one(plan, analysis, cluster)
+    if plan.stages:
+        return _of_stages(plan, analysis, cluster)
+    role = f"each of {plan.devices} ranks" if plan.devices > 1 else "the only rank"
+    return {role: timeline_of_rank(plan, analysis, cluster)}
 
 
-def _of_one(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str, Sequence[Event]]:
+def timeline_of_rank(plan: Plan, analysis: Analysis, cluster: Cluster) -> Sequence[Event]:
+    """What a rank of a plan without stages does in a step."""
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
     micro, count = plan.execution(analysis).micro, plan.schedule.micro_batches
     part = split_batch(analysis, count) if count > 1 else analysis
-    found = timeline(micro, part, prices, optimizer=plan.model.optimizer)
-    role = f"each of {plan.devices} ranks" if plan.devices > 1 else "the only rank"
-    return {role: found.events}
+    return timeline(micro, part, prices, optimizer=plan.model.optimizer).events
 
 
 def _of_stages(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str, Sequence[Event]]:

@@ -32,7 +32,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "pipeline": {"scheme": "pipeline-1f1b 2 x data 2", "stages": 2, "micro_batches": 2},
 }
 REFUSED: dict[tuple[str, str], str] = {
-    ("data", "fsdp2"): "ZeRO 0", ("megatron", "fsdp2"): "splitting weights over gpu=4", ("megatron-sp", "fsdp2"): "splitting weights",
+    ("megatron", "fsdp2"): "splitting weights over gpu=4", ("megatron-sp", "fsdp2"): "splitting weights",
     ("both", "fsdp2"): "splitting weights over gpu1=2", ("pipeline", "fsdp2"): "2 pipeline stages",
     ("pipeline", "dtensor"): "2 pipeline stages", ("pipeline", "hf-tp-plan"): "2 pipeline stages",
     ("pipeline", "deepspeed"): "PipelineModule",
@@ -116,12 +116,42 @@ def test_what_no_target_says_is_told(plans: dict[str, Plan], tmp_path: Path, cap
         run(["convert", str(saved), "--to", "fsdp2", "-o", str(saved)])
 
 
-def test_plans_that_mix_kinds_of_work_are_refused() -> None:
-    pins = ["layers.0.up/linear=gpu:n", "layers.0.down/linear=gpu:k", "layers.1.up/linear=gpu:d0"]
-    found = autopar.plan(*build(), devices=4, cluster="dgx-h100", mesh=(4,), stages=1, pins=pins)
-    for target in TARGETS:
-        with pytest.raises(UsageError, match=r"on axis gpu its products do different work: .*split their weights"):
+MIXED = ["layers.1.*/linear=gpu:d0", "layers.0.[qkvo]/linear=gpu:d0", "layers.0.up/linear=gpu:n", "layers.0.down/linear=gpu:k",
+         "head/linear=gpu:n", "embed/embedding=gpu:v"]  # fmt: skip
+"""Weights that are split on an axis along which most products split the batch."""
+
+
+def mixed(pins: list[str], **asked: Any) -> Plan:
+    given = {"mesh": (4,), "stages": 1, "zero": 0, "micro_batches": 1, "recompute": "none", **asked}
+    return autopar.plan(*build(), devices=4, cluster="dgx-h100", pins=pins, **given)
+
+
+def test_plans_that_mix_kinds_of_work_are_refused_where_the_target_has_one() -> None:
+    found = mixed(MIXED)
+    for target in ("fsdp2", "torchtitan", "megatron", "deepspeed"):
+        with pytest.raises(UsageError, match=r"on axis gpu most operators split the batch, but 4 split their weights \(such as embed/"):
             convert(found, target)
+    with pytest.raises(UsageError, match="hf-tp-plan cannot express this plan: on axis gpu most operators split the batch"):
+        convert(found, "hf-tp-plan")
+
+
+def test_what_few_operators_do_otherwise_is_told() -> None:
+    found = convert(mixed(["layers.*/linear=gpu:d0", "head/linear=gpu:n"]), "fsdp2")
+    assert any("the plan has 1 split their weights (such as head/linear): values stay the same" in note for note in found.lost)
+
+
+def test_devices_that_repeat_are_left_out() -> None:
+    found = convert(mixed(["*/linear=gpu0:d0,gpu1:R"], mesh=(2, 2)), "megatron")
+    assert any("gpu1=2 repeat each other's work, so the target goes without them" in note for note in found.lost)
+    assert "--micro-batch-size 4" in found.text
+
+
+WEIGHTS = ["layers.*.[qkv]/linear=gpu:n", "layers.*.up/linear=gpu:n", "layers.*.down/linear=gpu:k", "layers.*.o/linear=gpu:k"]
+
+
+def test_what_lies_between_styles_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"'norm/layer_norm' splits its values, so that the gradient of parameter 'norm\.weight' is"):
+        convert(mixed([*WEIGHTS, "norm/layer_norm=gpu:d0"]), "dtensor")
 
 
 def test_products_that_are_repeated_split_the_batch_as_well() -> None:
@@ -157,16 +187,18 @@ def test_the_parser_lists_the_targets() -> None:
         convert(Plan.model_construct(), "alpa")
 
 
-def _trained(text: str, function: str, data: bool) -> float:
-    """The largest difference of outputs and gradients, on this rank, from those of one device."""
+def _trained(text: str, function: str, data: int, tied: bool = False) -> float:
+    """The largest difference of outputs and gradients, on this rank, from those of one device; ranks have `data` shares of the batch."""
     torch.manual_seed(0)
     module, (tokens,) = build()
     whole, _ = build()
+    for net in (module, whole) if tied else ():
+        net.head.weight = net.embed.weight
     scope: dict[str, Any] = {}
     exec(text, scope)
     module = scope[function](module, "cpu")
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    mine = tokens.chunk(world)[rank] if data else tokens
+    mine = tokens.chunk(data)[rank * data // world]
     found, wanted = module(mine), whole(mine)
     worst = float((found - wanted).abs().max())
     found.square().mean().backward()
@@ -180,14 +212,39 @@ def _trained(text: str, function: str, data: bool) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "function"),
+    ("name", "target", "function", "data"),
     [
-        ("megatron", "dtensor", "parallelize"), ("megatron-sp", "dtensor", "parallelize"), ("data", "dtensor", "parallelize"),
-        ("zero3", "dtensor", "parallelize"), ("zero3", "fsdp2", "shard"),
+        ("megatron", "dtensor", "parallelize", 1), ("megatron-sp", "dtensor", "parallelize", 1), ("data", "dtensor", "parallelize", 4),
+        ("both", "dtensor", "parallelize", 2), ("zero3", "dtensor", "parallelize", 4), ("zero3", "fsdp2", "shard", 4),
+        ("data", "fsdp2", "shard", 4),
     ],
 )  # fmt: skip
-def test_the_python_is_executed(plans: dict[str, Plan], name: str, target: str, function: str) -> None:
+def test_the_python_is_executed(plans: dict[str, Plan], name: str, target: str, function: str, data: int) -> None:
     """Four ranks compute the outputs and gradients of one device."""
     text = convert(plans[name], target).text
-    found = run_ranks(_trained, 4, text, function, not name.startswith("megatron"))
+    found = run_ranks(_trained, 4, text, function, data)
     assert max(found) < 1e-5
+
+
+@pytest.mark.parametrize("zero", [0, pytest.param(3, marks=(pytest.mark.slow, pytest.mark.ci))])
+def test_weights_split_on_an_axis_of_data_are_executed(zero: int) -> None:
+    text = convert(mixed(MIXED, zero=zero), "dtensor").text
+    assert "BOTH = True" in text and "'layers.0.up': ColwiseParallel(input_layouts=Shard(0))" in text
+    assert max(run_ranks(_trained, 4, text, "parallelize", 4)) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_values_that_leave_a_module_in_shares_of_the_batch_are_executed() -> None:
+    text = convert(mixed([*WEIGHTS, "layers.0/relu=gpu:d0"]), "dtensor").text
+    assert "'layers.0.up': ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))" in text
+    assert max(run_ranks(_trained, 4, text, "parallelize", 1)) < 1e-5
+
+
+def test_a_tied_head_stays_tied() -> None:
+    module, (tokens,) = build()
+    module.head.weight = module.embed.weight
+    given: dict[str, Any] = {"stages": 1, "zero": 0, "micro_batches": 1, "recompute": "none", "scheme": "megatron"}
+    text = convert(autopar.plan(module, (tokens,), devices=2, cluster="dgx-h100", **given), "dtensor").text
+    assert "'head': ColwiseParallel" in text and "'embed': RowwiseParallel" in text
+    assert max(run_ranks(_trained, 2, text, "parallelize", 1, True)) < 1e-4  # the outputs are in the hundreds

@@ -1,0 +1,53 @@
+"""How much of each collective runs under computation, read off the played timeline of a step.
+
+    hidden(collective) = seconds of its transfer in which the device computes / seconds of its transfer
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from autopar.costmodel import Cluster
+from autopar.costmodel.step.streams import COMPUTE, Event
+
+from ..plan import Plan
+from ..sharding.analysis import Analysis
+from ..sharding.program import Collective
+from .traces import timeline_of_rank
+
+Key = tuple[str, str, str, str]
+
+
+class Hidden:
+    """Seconds of transfers by tensor, kind, axis and phase, of which some are hidden."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        computed = sorted((event.start, event.end) for event in events if event.stream == COMPUTE)
+        self.starts, self.ends = [start for start, _ in computed], [end for _, end in computed]
+        self.before = [0.0, *itertools.accumulate(end - start for start, end in computed)]
+        self.sent: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for event in events:
+            if event.stream != COMPUTE:
+                found = self.sent[event.name, event.kind, event.stream, event.phase]
+                found[0] += self._computed(event.end) - self._computed(event.start)
+                found[1] += event.end - event.start
+
+    def _computed(self, until: float) -> float:
+        """Seconds of computation up to a time."""
+        place = bisect.bisect_right(self.starts, until)
+        return self.before[place] - max(self.ends[place - 1] - until, 0.0) if place else 0.0
+
+    def share(self, collectives: Iterable[Collective], axes: Sequence[str]) -> float | None:
+        """Of some collectives together; None where the timeline holds none of them."""
+        keys = dict.fromkeys((c.tensor, c.kind, axes[c.axis], c.phase) for c in collectives)
+        found = [self.sent[key] for key in keys if key in self.sent]
+        seconds = sum(sent for _, sent in found)
+        return min(sum(hidden for hidden, _ in found) / seconds, 1.0) if seconds > 0 else None
+
+
+def hidden_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Hidden | None:
+    """Of a plan without stages; of stages the timeline plays whole passes."""
+    return None if plan.stages else Hidden(timeline_of_rank(plan, analysis, cluster))

@@ -1,0 +1,124 @@
+"""Plans of twenty public models as the configurations of other projects: written, read back and run, or refused with the reason.
+
+    benchmarks/converting.py [--quick] [--json] [--run] [--model NAME ...] [--plan NAME ...]
+
+Every model is planned by known schemes on four devices; each plan is converted to all targets. What a reader of `autopar import` knows is
+read back and planned again: the same plan, or what was lost is named. With `--run`, the Python of dtensor, fsdp2 and pipelining runs on
+four ranks beside one device, in evaluation mode; the difference of outputs and gradients is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+FIXED = {"stages": 1, "recompute": "none", "micro_batches": 1, "zero": 0}
+PLANS: dict[str, tuple[dict[str, Any], int]] = {
+    "data": ({**FIXED, "scheme": "data"}, 4),
+    "zero3": ({**FIXED, "scheme": "zero3", "zero": None}, 4),
+    "tensor": ({**FIXED, "scheme": "data 2 x megatron 2"}, 2),
+    "pipeline": ({"scheme": "pipeline-1f1b 2 x data 2", "stages": 2, "micro_batches": 2, "recompute": "none", "offload": "none"}, 2),
+}
+"""What is asked for, and how many shares of the batch the ranks have."""
+SUFFIXES = {"torchtitan": ".toml", "megatron": ".sh", "deepspeed": ".json", "hf-tp-plan": ".json"}
+QUICK = ("llama", "resnet")
+GIVEN: dict[str, Any] = {"devices": 4, "cluster": "dgx-h100", "memory": 70 * 2**30}
+
+
+def rows(models: list[str], plans: list[str], run: bool) -> Iterator[dict[str, Any]]:
+    """A row for each model, plan and target."""
+    import autopar
+    from autopar.convert import TARGETS, convert
+    from autopar.errors import AutoparError
+    from benchmarks.convertible.executed import FUNCTIONS, difference
+    from benchmarks.convertible.models import build
+
+    for model in models:
+        module, inputs = build(model)
+        for name in plans:
+            asked, shares = PLANS[name]
+            row = {"model": model, "plan": name}
+            try:
+                plan = autopar.plan(module, inputs, **GIVEN, **asked)
+            except AutoparError as error:
+                yield {**row, "target": "", "outcome": "no such plan", "why": str(error)}
+                continue
+            for target in TARGETS:
+                try:
+                    found = convert(plan, target)
+                except AutoparError as error:
+                    yield {**row, "target": target, "outcome": "refused", "why": str(error).partition(": ")[2]}
+                    continue
+                done = {**row, "target": target, "outcome": "ok", "lost": list(found.lost)}
+                if target in SUFFIXES:
+                    done["back"] = _back(plan, found, target, module, inputs)
+                if run and target in FUNCTIONS:
+                    try:
+                        done["difference"] = difference(model, target, found.text, shares)
+                    except AutoparError as error:
+                        done["failed"] = str(error).strip().splitlines()[-1]
+                yield done
+
+
+def _back(plan: Any, found: Any, target: str, module: Any, inputs: Any) -> str:
+    """Whether the same plan comes back, or another and what was lost is said; else "another", which is wrong."""
+    from autopar.errors import AutoparError
+    from autopar.frontends.load import ModelOptions, load_model
+    from autopar.importing import import_configuration, read_configuration
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"plan{SUFFIXES[target]}"
+        path.write_text(found.text)
+        read = read_configuration(path, target)
+    try:
+        back = import_configuration(read, load_model(module, ModelOptions(), inputs), compare=False, **GIVEN).planned.plan
+    except AutoparError as error:
+        return f"refused: {error}"
+    if (back.operators, back.mesh, back.schedule, back.stages) == (plan.operators, plan.mesh, plan.schedule, plan.stages):
+        return "same"
+    return "named" if found.lost or read.lost else "another"
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    reasons: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for row in found:
+        text = row["outcome"] + (f": {row['why']}" if "why" in row else "") + (f", read back: {row['back']}" if "back" in row else "")
+        if "difference" in row:
+            text += ", run: " + ("equal" if row["difference"] < 1e-5 else f"differs by {row['difference']:.1e}")
+        text += f", run: failed: {row['failed']}" if "failed" in row else ""
+        reasons[row["plan"], row["target"], text].append(row["model"])
+    for (plan, target, text), models in reasons.items():
+        print(f"{plan:9} {target:10} {len(models):3}  {text[:200]}\n{'':26}{' '.join(models)}")
+
+
+def main() -> None:
+    """Print the table."""
+    from benchmarks.convertible.models import MODELS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"only {' and '.join(QUICK)}")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--run", action="store_true", help="run the Python on four ranks")
+    parser.add_argument("--model", action="append", choices=MODELS, help="one of the models; repeatable (default: all)")
+    parser.add_argument("--plan", action="append", choices=tuple(PLANS), help="one of the plans; repeatable (default: all)")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    found = list(rows(args.model or list(QUICK if args.quick else MODELS), args.plan or list(PLANS), args.run))
+    if args.json:
+        print(json.dumps({"rows": found}, indent=1))
+    else:
+        _print(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""docs/reference-python.md holds the docstrings of the public names; `python tests/test_python_reference.py` writes it anew."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import autopar
+from autopar import errors
+
+WIDTH = 110
+PAGE = Path(__file__).parent.parent / "docs" / "reference-python.md"
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Planning": ("plan", "what_if", "Plan", "summary", "summary_html"),
+    "Running": ("parallelize", "profile", "recalibrated", "host_states", "local_optimizer", "parameters_on_meta"),
+    "Training": ("save", "resume", "steps", "sampler", "tokens", "elastic", "Lamb", "Momentum", "SmallAdamW"),
+    "Weights": ("export_checkpoint", "export_weights", "import_weights"),
+    "Operators of your own": ("register_rule", "discover"),
+    "Global tensors": (
+        "GlobalTensor", "global_tensor", "to_global", "to_local", "from_dtensor", "placement", "sbp", "matmul", "ones", "randn", "zeros",
+    ),
+    "By context": (
+        "set_auto_parallel_context", "get_auto_parallel_context", "reset_auto_parallel_context", "shard", "add_prim_attr",
+        "layerwise_parallel",
+    ),
+    "Communication": ("communication",),
+}  # fmt: skip
+HEAD = """# Reference of Python
+
+Every name of `autopar`, with what its docstring says. Times are seconds, sizes bytes and rates per second; where a size is taken, a
+text such as `"80GiB"` does as well. What a user gave wrong raises a class of `autopar.errors` (at the end), each with the exit code of
+the command line. The page is made from the code.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for title, names in GROUPS.items():
+        parts += [f"\n## {title}\n", *(text for name in names for text in _entry(f"autopar.{name}", getattr(autopar, name)))]
+    parts += ["\n## Errors\n", "| class | exit code | when |\n|---|---|---|\n"]
+    classes = [found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, errors.AutoparError)]
+    told = {found: _cell((inspect.getdoc(found) or "").partition(">>>")[0]) for found in classes}
+    for found in sorted(classes, key=lambda found: (found.exit_code, found.__name__)):
+        parts.append(f"| `autopar.errors.{found.__name__}` | {found.exit_code} | {told[found]} |\n")
+    return "".join(parts)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _entry(name: str, found: Any) -> Iterator[str]:
+    if isinstance(found, ModuleType):
+        yield f"\n### `{name}`\n\n{_body(found)}"
+        for inner in getattr(found, "__all__", [n for n in vars(found) if not n.startswith("_")]):
+            value = getattr(found, inner)
+            if callable(value) and getattr(value, "__module__", "").startswith(found.__name__):
+                yield f"\n**`{name}.{inner}{_signature(value)}`**\n\n{_body(value)}"
+        return
+    yield f"\n### `{name}`\n\n```text\n{_call(name, found)}\n```\n\n{_body(found)}"
+    if inspect.isclass(found):
+        for inner, value in vars(found).items():
+            plain = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+            held = plain.fget if isinstance(plain, property) else plain
+            if not inner.startswith("_") and (isinstance(plain, property) or inspect.isfunction(plain)) and inspect.getdoc(held):
+                shown = inner if isinstance(plain, property) else f"{inner}{_signature(plain)}"
+                yield f"\n**`{shown}`**\n\n{_body(held)}"
+
+
+def _call(name: str, found: Any) -> str:
+    """A call, an argument a line where it is long."""
+    parameters, returns = _parts(found)
+    text = f"{name}({', '.join(parameters)}){returns}"
+    if len(text) <= WIDTH:
+        return text
+    return "\n".join([f"{name}(", *(f"    {one}," for one in parameters), f"){returns}"])
+
+
+def _signature(found: Any) -> str:
+    parameters, returns = _parts(found)
+    return f"({', '.join(parameters)}){returns}"
+
+
+def _parts(found: Any) -> tuple[list[str], str]:
+    """The parameters as they are written, and what is returned."""
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # of what is written in C
+        return ["..."], ""
+    texts: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(text.startswith("*") for text in texts):
+            texts.append("*")
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        kind = "" if parameter.annotation is parameter.empty else f": {_type(parameter.annotation)}"
+        texts.append(f"{stars}{parameter.name}{kind}" + ("" if parameter.default is parameter.empty else f" = {_value(parameter.default)}"))
+    return texts, "" if signature.return_annotation is signature.empty else f" -> {_type(signature.return_annotation)}"
+
+
+def _type(found: Any) -> str:
+    text = found if isinstance(found, str) else inspect.formatannotation(found)
+    return re.sub(r"\b(?:typing|collections\.abc|autopar\.[a-z_.]+|torch(?:\.[a-z_]+)*)\.(?=[A-Z])", "", text)
+
+
+def _value(found: Any) -> str:
+    """A default, in short where it is a whole object."""
+    text = repr(found)
+    return getattr(found, "__name__", type(found).__name__ + "()") if " at 0x" in text or len(text) > WIDTH // 3 else text
+
+
+def _body(found: Any) -> str:
+    return (inspect.getdoc(found) or "").replace("\n>>> ", "\n    >>> ") + "\n"
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "python tests/test_python_reference.py writes it anew"
+
+
+def test_every_public_name_is_in_a_group() -> None:
+    listed = [name for names in GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(set(listed))
+    assert {*autopar._LAZY, *autopar._MODULES, "plan"} == set(listed)
+
+
+@pytest.mark.parametrize("name", sorted(name for names in GROUPS.values() for name in names))
+def test_every_public_name_says_what_it_is(name: str) -> None:
+    assert (inspect.getdoc(getattr(autopar, name)) or "").rstrip().endswith((".", ")"))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
