@@ -87,6 +87,8 @@ def test_sigterm_saves_and_ends(tmp_path: Path) -> None:
 def test_ranks_end_with_a_killed_launcher(tmp_path: Path) -> None:
     with _start(tmp_path / "run", "SIGSTOP") as program:
         assert _until(lambda: (tmp_path / "run" / "disturbed").exists() or program.poll() is not None)
+        # On a busy machine the other rank writes its file later.
+        assert _until(lambda: len(found := _ranks(tmp_path / "run")) == 2 and all(found))
         ranks = _ranks(tmp_path / "run")
         assert len(ranks) == 2 and all(map(_alive, ranks))
         program.send_signal(signal.SIGKILL)
