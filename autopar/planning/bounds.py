@@ -6,7 +6,6 @@ from collections import OrderedDict
 from dataclasses import replace
 from functools import cached_property
 
-from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.search import solve
 
 from ..sharding.analysis import Analysis
@@ -54,35 +53,7 @@ class Bounds:
         else:
             base = solved * fewer / (fewer + self.pipe(stages, fewer).bubble(self.thrifty(stages, fewer)))
         waits = self.least_bubble(stages, count) / count
-        if solved is None:
-            fewest = self.fewest[candidate.place]
-            waits = self.waited(stages, count, self.counted(stages, fewest)) / count if stages > 1 else 0.0
-        if waits < 0:
-            return (1 + waits) * base / stages
         return (base + waits * TUNING.slack * self._alone[0] / candidate.mesh.devices) / stages
-
-    def waited(self, stages: int, micro_batches: int, counted: float) -> float:
-        """The passes that a step of stages takes at the least beside those of its micro-batches, less those that may hide what parameters
-        send, of which a share is counted.
-
-        A device hides up to 2 - slowdown passes of it by its own passes, and what it waits for the stages before it: (p - 1) / 2 v passes
-        on the average of all. So with G of what parameters send, X of a pass, b and v of the schedule, and any c up to 1,
-
-            T >= [ (m + b) X + c (G - (2 - slowdown + (p - 1) / 2 v) X) ] / p
-        """
-        return min((bubble - counted * hiding for bubble, hiding in self._waits(stages, micro_batches)), default=stages - 1.0)
-
-    def counted(self, stages: int, micro_batches: int) -> float:
-        """The share of what parameters send that is best counted: as much as takes no more than `hiding` from the passes."""
-        waits = self._waits(stages, micro_batches)
-        least = min((bubble for bubble, _ in waits), default=0.0) - TUNING.hiding * micro_batches
-        return max(min([(bubble - least) / hiding for bubble, hiding in waits] + [1.0]), 0.0) if waits else 0.0
-
-    def _waits(self, stages: int, micro_batches: int) -> list[tuple[float, float]]:
-        """Of each schedule the passes that stages wait, and those that may hide what parameters send."""
-        own, pipe = 2 - SLOWDOWN[self.request.cluster.backend], self.pipe(stages, micro_batches)
-        schedules = self.schedules(stages, micro_batches) if stages > 1 else ()
-        return [(pipe.bubble(name, chunks), own + (stages - 1) / (2 * chunks)) for name, chunks in schedules]
 
     def least_seconds(self, devices: int) -> float:
         """Seconds that no step on so many devices undercuts, by the arithmetic alone."""
@@ -111,8 +82,9 @@ class Bounds:
         """The least that the tables of a mesh add up to for so many passes of one of so many micro-batches."""
         key = (devices, stages, mesh, micro_batches, passes)
         if key not in self.sums:
+            # Of stages all of what parameters send may be hidden under what the others compute.
             alone = self.subject.prices(self.request.cluster.sized(devices), mesh, 1)
-            hidden = most_hideable(alone) if stages == 1 else 1 - self.counted(stages, micro_batches)
+            hidden = most_hideable(alone) if stages == 1 else 1.0
             early = self.early(stages, mesh)
             work = Work(counts=self.subject.counts, passes=passes, hidden=hidden, early=early.readers)
             tables = self.tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
@@ -122,16 +94,12 @@ class Bounds:
     def proven(self, candidate: Candidate) -> float:
         """Seconds that no step of a candidate undercuts, by a solution of its own."""
         stages, count = candidate.stages, candidate.micro_batches
-        passes = count + (self.waited(stages, count, self.counted(stages, count)) if stages > 1 else 0.0)
-        return self._least_sum(candidate.cluster.devices, stages, candidate.mesh, count, passes) / stages
+        return self._least_sum(candidate.cluster.devices, stages, candidate.mesh, count, count + self.least_bubble(stages, count)) / stages
 
     def ratio(self, candidate: Candidate, fewer: Candidate) -> float:
         """What is proven of fewer micro-batches on the same mesh holds of a candidate's, multiplied by this."""
-        if candidate.stages == 1:
-            return 1.0
-        counted = self.counted(fewer.stages, fewer.micro_batches)
-        mine, other = (1 + self.waited(c.stages, c.micro_batches, counted) / c.micro_batches for c in (candidate, fewer))
-        return min(mine / other, 1.0)
+        mine, other = (1 + self.least_bubble(c.stages, c.micro_batches) / c.micro_batches for c in (candidate, fewer))
+        return mine / other
 
     def tables(self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Work) -> Tables:
         """The tables of the whole model on the mesh of one of so many stages; parts are kept for the next ones there."""

@@ -5,9 +5,9 @@ backward. With B the computation of the operators before the reader, forward and
 
     step >= sum of all computation + gather + reduction - B
 
-so that where B is next to nothing all of the way of such a parameter is seen. An embedding is of this kind, and often the largest parameter.
-On one axis this holds for all such parameters together, as one stream sends them. Several axes send at once, but not for one parameter: what
-its gathers take adds up, and of such parameters the one with most bytes counts.
+so that where B is next to nothing all of the way of such a parameter is seen. An embedding is of this kind, and often the largest
+parameter. On one axis this holds for all such parameters together, as one stream sends them. Several axes send at once, but not for one
+parameter: what its gathers take adds up, and of such parameters the one with most bytes counts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from autopar.search import Solution
+from autopar.costmodel import Cluster
+from autopar.search import Solution, solve
 
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
+from .expected import tables_alone
 from .tables import Tables
+from .work import Counts
 
 SHARE = 2e-3
 """Share of a step's computation that is next to nothing."""
@@ -60,6 +63,12 @@ class Reading:
             names = [max(first, key=lambda name: self.sizes[name])] if first else []
         before = max((self.early[name][1] for name in names), default=0.0)
         return Early(readers={name: self.early[name][0] for name in names}, before=before)
+
+
+def early_on(mesh: Mesh, analysis: Analysis, cluster: Cluster, counts: Counts) -> Early:
+    """The parameters of a model whose way is surely seen on a mesh."""
+    tables, _ = tables_alone(analysis, cluster, counts)
+    return Reading(tables, solve(tables.graph)).on(mesh)
 
 
 def _seconds(tables: Tables, solution: Solution) -> Iterator[tuple[str, float]]:

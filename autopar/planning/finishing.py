@@ -194,7 +194,8 @@ class Finisher:
         candidate, request, trials = solved.candidate, self.request, self.trials
         schedule = self._schedule(candidate, solved.mode)
         if candidate.stages > 1:
-            return staged([trials.group(candidate)], lambda _: self.tables(candidate, solved.mode, solved.hidden), schedule, request, always=trials.always)
+            tables = self.tables(candidate, solved.mode, solved.hidden)
+            return staged([trials.group(candidate)], lambda _: tables, schedule, request, always=trials.always)
         found = [self._in_one(solved, schedule, solved.hidden)]
         if solved.hidden > 0.0 and (self.is_small or not found[0].hides_reductions):
             found.append(self._in_one(solved, schedule, 0.0))

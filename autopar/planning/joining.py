@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.costmodel.step.distances import Distances, LayoutSpace
 from autopar.costmodel.cluster.measured import Line
+from autopar.costmodel.step.distances import Distances, LayoutSpace
 
 from ..ir import Role, Tensor
 from ..sharding.layout import Kind
@@ -107,11 +107,9 @@ class Joining:
                 rows = prices.rows(source_codes)
             return np.ascontiguousarray(rows[:, target_codes])
 
-        if known is self.known:
-            key = (*key, id(source_codes), id(target_codes))
-        else:
-            key = (*key, self.known.lasting(source_codes), self.known.lasting(target_codes))
-        return known.once((key, scale * count), lambda: scale * count * known.once(key, table))
+        lasts = known is not self.known
+        codes = tuple(self.known.lasting(some) if lasts else id(some) for some in (source_codes, target_codes))
+        return known.once((key, codes, scale * count), lambda: scale * count * known.once((key, codes), table))
 
     def _handled(self, name: str, source_codes: Ints, target_codes: Ints, count: int, *, further: bool) -> tuple[Floats, Floats]:
         """What a device does with a parameter beside communication in a step, and in each further pass, `count` times; `further`: on its

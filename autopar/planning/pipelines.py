@@ -34,7 +34,7 @@ FEW = 4
 """Pieces for each stage below which a model is cut between equal bytes, too."""
 WIDE = 3.0
 """Up to this multiple of the slowest stage, chunks may take while those of a device are balanced."""
-HALVINGS = 40
+HALVINGS = 16
 """By how many the least memory of the fullest stage is found."""
 SHARES = 5
 """Shares of a device that are tried as the most that one of its chunks may fill."""

@@ -50,8 +50,7 @@ class Known:
     def lasting(self, codes: Ints) -> int:
         """A number for the content of an array that stays alive here, by which parts of parameters are known."""
         other = self.of_parameters or self
-        make = lambda: other.once(("lasting", codes.tobytes()), lambda: len(other.parts))  # noqa: E731
-        return self.once(("lasting of", id(codes)), make)
+        return self.once(("lasting of", id(codes)), lambda: other.once(("lasting", codes.tobytes()), lambda: len(other.parts)))
 
     def content(self, codes: Ints) -> int:
         """A number for the content of an array that stays alive; each array is looked at once."""

@@ -23,8 +23,6 @@ class Tuning:
     """How many of the least bounds are raised by solutions of their own."""
     alike: float = 0.05
     """By how much bounds on one mesh differ at most among which the next one to prove is chosen."""
-    hiding: float = 0.04
-    """Share of the passes that a bound of stages may give up for counting what their parameters send."""
     swept: int = 24
     """How many of the candidates that are left then, and whose bounds promise to be better, are solved."""
     rising: float = 1.02

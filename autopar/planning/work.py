@@ -32,9 +32,10 @@ class Work:
 
     `passes`: how often the time of a micro-batch counts (the micro-batches, and the bubble). `in_flight`: micro-batches between their
     forward and their backward pass at once. `hidden`: share of the collectives of parameters that runs under computation, but for those of
-    `early` ones on their way to their first reader (see `early.py`), which these are mapped to. `waits`: seconds
-    that every collective of a value waits for those of parameters before it. `segments`: what is recomputed. `zero`: parameters stored split and used gathered are gathered once a step, their gradients added up whole (1)
-    or as shards after every micro-batch (2), or gathered for every pass (3); 0: none are.
+    `early` ones on their way to their first reader (see `early.py`), to which these are mapped. `waits`: seconds that every collective of a
+    value waits for those of parameters before it. `segments`: what is recomputed. `zero`: parameters stored split and used gathered are
+    gathered once a step, their gradients added up whole (1) or as shards after every micro-batch (2), or gathered for every pass (3); 0:
+    none are.
     """
 
     counts: Counts = field(default_factory=Counts)

@@ -21,6 +21,7 @@ from autopar.search.conditioning import condition
 
 from ..plan import Plan
 from ..planning.building import build_tables
+from ..planning.early import early_on
 from ..planning.expected import tables_alone, weight_share
 from ..planning.found import evaluate
 from ..planning.offload import offering_host
@@ -88,11 +89,13 @@ def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
     row = SCHEDULES[schedule.pipeline]
     weight = weight_share(*tables_alone(analysis, cluster, Counts())) if row.splits else 0.0
+    zero = 3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1
+    alone = analysis.train and stages == 1 and (count == 1 or zero < 2)
     work = Work(
         passes=count + row.bubble(stages, weight, schedule.interleave), accumulating=count > 1, segments=schedule.recompute,
         in_flight=in_flight(schedule.pipeline, 0, stages, count, schedule.interleave),
-        zero=3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1,
-        hidden=hideable(prices, sum(p.bytes for p in analysis.graph.parameters)) if analysis.train and stages == 1 else 0.0,
+        zero=zero, early=early_on(plan.mesh_, analysis, cluster, Counts()).readers if alone else {},
+        hidden=hideable(prices, sum(p.bytes for p in analysis.graph.parameters) / stages) if analysis.train else 0.0,
     )  # fmt: skip
     part = split_batch(analysis, count) if count > 1 else analysis
     tables = build_tables(part, prices, optimizer=plan.model.optimizer, work=work, types=schedule.types)
