@@ -91,6 +91,7 @@ operators: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py --quick
+	$(BIN)/python benchmarks/correction.py --quick
 	$(BIN)/python benchmarks/search.py --quick
 	$(BIN)/python benchmarks/runtime.py --quick
 	$(BIN)/python benchmarks/faults.py --quick

@@ -38,9 +38,9 @@ from benchmarks.running.races import TIMEOUT, step_seconds
 from benchmarks.validating.scores import spearman
 
 SHAPES: Mapping[str, Shape] = {
-    "narrow": Shape(width=128, layers=8, batch=16, sequence=64, vocabulary=1024),
-    "wide": Shape(width=512, layers=8, batch=8, sequence=32, vocabulary=1024),
-    "long": Shape(width=256, layers=8, batch=16, sequence=256, vocabulary=1024),
+    "short": Shape(width=512, layers=8, batch=16, sequence=16, vocabulary=1024),
+    "wide": Shape(width=1024, layers=8, batch=8, sequence=16, vocabulary=1024),
+    "long": Shape(width=512, layers=8, batch=8, sequence=128, vocabulary=1024),
 }
 ASKED: Mapping[str, dict[str, Any]] = {
     "data": {"scheme": "data"},

@@ -13,7 +13,7 @@ from autopar.runtime.proof import Disproved, Sample, prove, sample
 from autopar.runtime.proof.execution import strategies
 from autopar.runtime.split_operators.halo import split_space
 from autopar.sharding.communication import COMMUNICATIONS, operator_traffic
-from autopar.sharding.rules import Call
+from autopar.sharding.rules import Call, rule_of
 
 from .samples import n
 from .samples_halo import FAMILIES
@@ -79,3 +79,19 @@ def test_wrong_halos_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMMUNICATIONS, "halo", replace(COMMUNICATIONS["halo"], moves=lambda split: []))
     with pytest.raises(Disproved, match="not close"):
         prove(case, (2,))
+
+
+@pytest.mark.parametrize(
+    ("case", "rule"),
+    [
+        (sample("aten.max_pool1d.default", self=n(2, 3, 12), kernel_size=[2], stride=[2]), "d0 d1 (y0 !x0=2) -> d0 d1 y0"),
+        (sample("aten.conv1d.default", input=n(2, 4, 12), weight=n(6, 4, 3), stride=[3]), "n c (y0 !x0=3), o c !u0, +o -> n o y0 | c: sum"),
+        (
+            sample("aten.max_pool1d.default", self=n(2, 3, 12), kernel_size=[3], stride=[2], padding=[1]),
+            "d0 d1 !x0 -> d0 d1 y0 | y0 + x0: halo",
+        ),
+    ],
+    ids=["side by side", "side by side, with a weight", "overlapping"],
+)  # fmt: skip
+def test_windows_that_do_not_overlap_need_nothing_of_one_another(case: Sample, rule: str) -> None:
+    assert rule_of(Call.of(case.graph, case.operator)).text.rstrip(" |") == rule
