@@ -7,6 +7,8 @@ from .setup import Converted, Setup
 TARGET = "megatron"
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
 SCHEDULES = ("1f1b", "interleaved")
+WITH_FSDP2 = ("--no-gradient-accumulation-fusion", "--ckpt-format torch_dist")
+"""What its parser demands beside, as of Megatron-LM d98e8a64dd."""
 TYPES = {"bfloat16": "--bf16", "float16": "--fp16"}
 
 
@@ -37,7 +39,8 @@ def megatron(setup: Setup) -> Converted:
     found += [("--num-virtual-stages-per-pipeline-rank", schedule.interleave)] if schedule.interleave > 1 else []
     flags = ["--sequence-parallel"] if setup.sequence_parallel else []
     if setup.zero == 3:
-        flags += ["--use-torch-fsdp2"]
+        flags += ["--use-torch-fsdp2", *WITH_FSDP2]
+        lost.append("its FSDP2 is for models whose output weights are not the embedding's (--untie-embeddings-and-output-weights)")
     elif setup.zero:
         flags += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
     if setup.zero == 2:

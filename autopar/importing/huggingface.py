@@ -63,7 +63,9 @@ class Styles:
         """The limits on this mesh; a pattern that means no weight of the model is an error."""
         axis = mesh.index(self.axis)
         weights = {tensor.name for tensor in analysis.graph.parameters}
-        modules = {name.rpartition(".")[0] for name in weights}
+        # A weight that several modules share has the name of the first: of the others only their operators tell.
+        called = {op.name.rpartition("/")[0] for op in analysis.warm if weights.intersection(op.inputs)} - {""}
+        modules = {name.rpartition(".")[0] for name in weights} | called
         unmatched = [pattern for pattern in self.styles if not any(means(pattern, module) for module in modules)]
         if unmatched:
             shown = printable(", ".join(unmatched[:5]), lines=False)
@@ -76,7 +78,7 @@ class Styles:
             if not held or len(held) == len(inputs[name]):
                 return np.ones(len(found.choices), dtype=bool)
             place, weight = held[0]
-            wanted = self.style_of(weight.rpartition(".")[0])
+            wanted = self.style_of(name.rpartition("/")[0]) or self.style_of(weight.rpartition(".")[0])
             allowed = np.array([_is(option, place, wanted, offer) for option in found.options])
             return np.asarray(allowed[found.choices[:, axis]])
 

@@ -16,6 +16,7 @@ _KNOWN = {
     "sequence-parallel", "use-distributed-optimizer", "use-torch-fsdp2", "overlap-grad-reduce", "overlap-param-gather", "bf16", "fp16",
     "recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-activations", "optimizer-cpu-offload", "world-size",
     "data-parallel-sharding-strategy", "use-custom-fsdp", "use-megatron-fsdp", "num-layers",
+    "no-gradient-accumulation-fusion", "ckpt-format",
 }  # fmt: skip
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 

@@ -60,7 +60,7 @@ def collectives_parts(plan: Plan, account: Account | None, hidden: Hidden | None
     """Sentences and tables, in the order of printing."""
     parts: list[str | Table] = [counted(plan, account), _hidden(plan)]
     parts += ["What stages hand on to one another comes beside."] if plan.stages else []
-    parts.append(axes_table(plan, totals_of(issued_by(plan, account))))
+    parts.append(axes_table(plan, totals_of(issued_by(plan, account)), hidden))
     return [*parts, *([_operators(account, hidden)] if account is not None else [])]
 
 

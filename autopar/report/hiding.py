@@ -43,9 +43,17 @@ class Hidden:
     def share(self, collectives: Iterable[Collective], axes: Sequence[str]) -> float | None:
         """Of some collectives together; None where the timeline holds none of them."""
         keys = dict.fromkeys((c.tensor, c.kind, axes[c.axis], c.phase) for c in collectives)
-        found = [self.sent[key] for key in keys if key in self.sent]
-        seconds = sum(sent for _, sent in found)
-        return min(sum(hidden for hidden, _ in found) / seconds, 1.0) if seconds > 0 else None
+        return _shared([self.sent[key] for key in keys if key in self.sent])
+
+    def of(self, axis: str, phase: str, kind: str) -> float | None:
+        """Of all collectives of a kind on an axis in a phase."""
+        return _shared([found for key, found in self.sent.items() if key[1:] == (kind, axis, phase)])
+
+
+def _shared(found: Sequence[Sequence[float]]) -> float | None:
+    """Hidden seconds over all."""
+    seconds = sum(sent for _, sent in found)
+    return min(sum(hidden for hidden, _ in found) / seconds, 1.0) if seconds > 0 else None
 
 
 def hidden_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Hidden | None:

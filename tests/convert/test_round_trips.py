@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from convert_models import build
 from test_convert import PLANS, REFUSED, planned
 
+import autopar
 from autopar.convert import convert
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.importing import import_configuration, read_configuration
@@ -38,3 +40,18 @@ def test_plans_come_back(plans: dict[str, Plan], name: str, target: str, tmp_pat
     same = back.operators == plan.operators and back.mesh == plan.mesh and back.schedule == plan.schedule and back.stages == plan.stages
     assert same or (converted.lost or found.lost), "another plan comes back, and no word said so"
     assert same == ((name, target) not in OTHER)
+
+
+def test_styles_of_a_tied_head_come_back(tmp_path: Path) -> None:
+    """The head's weight has the embedding's name; its style is for the module."""
+    module, inputs = build()
+    module.head.weight = module.embed.weight
+    given: dict[str, Any] = {"stages": 1, "zero": 0, "micro_batches": 1, "recompute": "none", "scheme": "megatron"}
+    plan = autopar.plan(module, inputs, devices=4, cluster="dgx-h100", **given)
+    converted = convert(plan, "hf-tp-plan")
+    assert '"head": "colwise' in converted.text
+    (tmp_path / "back.json").write_text(converted.text)
+    model = load_model(module, ModelOptions(), inputs)
+    found = read_configuration(tmp_path / "back.json", "hf-tp-plan")
+    back = import_configuration(found, model, devices=4, cluster="dgx-h100", compare=False).planned.plan
+    assert back.operators["head/linear"].strategy == plan.operators["head/linear"].strategy == ("n",)

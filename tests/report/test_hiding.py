@@ -11,6 +11,7 @@ from autopar.costmodel.step.streams import COMPUTE, Event
 from autopar.of_plan import cluster_of_plan
 from autopar.report.collectives import collectives_json, collectives_parts
 from autopar.report.hiding import Hidden, hidden_of
+from autopar.report.page.traffic import communication
 from autopar.report.tables import Table
 from autopar.sharding.program import Collective
 
@@ -58,3 +59,11 @@ def test_of_stages_it_is_not_known() -> None:
     assert hidden_of(found.plan, whole.analysis, cluster_of_plan(found.plan, None)) is None
     table = collectives_parts(found.plan, whole, None)[-1]
     assert isinstance(table, Table) and table.columns[-1] == ">seconds"
+
+
+def test_the_report_tells_it_by_axis() -> None:
+    found = planned(scheme="zero3", stages=1, micro_batches=1)
+    whole, cluster = account(found), cluster_of_plan(found.plan, None)
+    table = communication(found.plan, whole, cluster).tables[0]
+    assert table.columns[-1] == ">hidden" and all(row[-1].endswith("%") for row in table.rows)
+    assert communication(found.plan, None, cluster).tables[0].columns[-1] == ">seconds"

@@ -59,7 +59,8 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
     if named is not None:
         yield "What is it called?", named.called
     stages = f"{stages_of(plan)} stages of " if plan.stages else ""
-    yield "How are the devices used?", f"{stages}{' x '.join(f'{axis.name}={axis.size}' for axis in plan.mesh) or 'one device'}"
+    used = f"{stages}{' x '.join(f'{axis.name}={axis.size}' for axis in plan.mesh) or 'one device'}"
+    yield "How are the devices used?", f"{used}. {named.sentence}" if named is not None and named.sentence else used
     yield "Could it be better?", gap_text(plan.provenance)
 
 

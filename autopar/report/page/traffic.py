@@ -10,6 +10,7 @@ from autopar.costmodel import Cluster
 
 from ...plan import Plan
 from ..account import Account
+from ..hiding import Hidden, hidden_of
 from ..tables import Table
 from ..units import bytes_text, seconds_text
 from ..words import COLLECTIVES
@@ -36,7 +37,9 @@ def communication(plan: Plan, account: Account | None, cluster: Cluster | None) 
     pairs = exchanges(plan, issued, cluster)
     told += _told(pairs, plan) if pairs.matrix.any() else ["Nothing is communicated."]
     pictures = (bars(drawn, "Seconds of communication by mesh axis"), _level_bars(pairs), matrix(pairs, plan.devices))
-    tables = (axes_table(plan, summed), _level_table(pairs), pair_table(pairs, plan.devices))
+    hidden = hidden_of(plan, account.analysis, cluster) if account is not None and cluster is not None else None
+    told += ["Hidden is the share of a transfer's time in which the device computes."] if hidden is not None else []
+    tables = (axes_table(plan, summed, hidden), _level_table(pairs), pair_table(pairs, plan.devices))
     return Section(anchor="communication", title="Communication", told=tuple(told), pictures=pictures, tables=tables)
 
 
@@ -55,13 +58,17 @@ def counted(plan: Plan, account: Account | None) -> str:
     return "Collectives of a step." if is_whole(plan, account) else "Collectives of one micro-batch; --model counts those of a step."
 
 
-def axes_table(plan: Plan, summed: Sequence[Total]) -> Table:
-    """The sums as rows."""
+def axes_table(plan: Plan, summed: Sequence[Total], hidden: Hidden | None = None) -> Table:
+    """The sums as rows, with the share of each that is hidden under computation where it is known."""
     levels = levels_of(plan)
-    rows = tuple(
+    rows: tuple[tuple[str, ...], ...] = tuple(
         (s.axis, levels.get(s.axis, ""), s.phase, COLLECTIVES.get(s.kind, s.kind), str(s.times), *_amounts(s)) for s in summed
     )  # fmt: skip
-    columns = ("axis", "level", "phase", "collective", ">times", ">bytes", ">seconds")
+    columns: tuple[str, ...] = ("axis", "level", "phase", "collective", ">times", ">bytes", ">seconds")
+    if hidden is not None:
+        shares = [hidden.of(s.axis, s.phase, s.kind) for s in summed]
+        rows = tuple((*row, "" if part is None else f"{part:.0%}") for row, part in zip(rows, shares, strict=True))
+        columns = (*columns, ">hidden")
     return Table(title="Collectives by axis and level", columns=columns, rows=rows)
 
 

@@ -1,0 +1,31 @@
+"""The table of conversions: twenty models, no plan that comes back as another without a word, and Python that runs and is equal."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.convertible.models import BATCH, MODELS, build
+from benchmarks.converting import PLANS, rows
+
+pytest.importorskip("transformers")
+
+
+def test_there_are_twenty_models() -> None:
+    assert len(set(MODELS)) == len(MODELS) == 20
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit"])
+def test_a_model_gives_a_batch(name: str) -> None:
+    module, inputs = build(name)
+    assert module.eval()(*inputs).shape[0] == BATCH
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_model_goes_through_all_targets() -> None:
+    found = list(rows(["llama"], ["tensor", "pipeline"], True))
+    assert {row["plan"] for row in found} == {"tensor", "pipeline"} <= set(PLANS)
+    assert all(row["why"] for row in found if row["outcome"] == "refused")
+    assert {row["back"] for row in found if "back" in row} <= {"same", "named"}
+    ran = {row["target"]: row["difference"] for row in found if "difference" in row}
+    assert set(ran) == {"dtensor", "pipelining"} and max(ran.values()) < 1e-5
