@@ -33,12 +33,12 @@ from autopar.errors import AutoparError, NoPlanFits
 from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.planning.found import evaluate
-from autopar.planning.once import exposed_seconds, hideable
+from autopar.planning.once import exposed_seconds
 from autopar.planning.pins import reuse
 from autopar.planning.planner import search_plan
 from autopar.planning.request import Request
 from autopar.planning.tables import Tables
-from autopar.report.why import tables_of_plan
+from autopar.report.why import tables_of_plan, work_of_plan
 from autopar.schemes import scheme_named, scheme_of, stages_of
 from autopar.schemes.naming import zero_of
 from autopar.schemes.pinning import pinned, stage_mesh
@@ -106,8 +106,8 @@ def priced(plan: Plan, analysis: Analysis, request: Request) -> tuple[float, flo
     cost = tables.graph.cost(choices)
     if stages > 1:
         return cost / stages, plan.predicted.step
-    hidden = hideable(tables.prices, sum(t.bytes for t in analysis.graph.parameters)) if analysis.train else 0.0
-    cost += exposed_seconds(tables, whole, hidden, hidden) if analysis.train else 0.0
+    work = work_of_plan(plan, analysis, request.cluster)
+    cost += exposed_seconds(tables, whole, work, work.hidden) if analysis.train else 0.0
     return cost, evaluate(tables, whole, plan.schedule.in_stage).estimate.step
 
 

@@ -82,25 +82,33 @@ class Alternative:
     why: str = ""
 
 
-def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:
-    """The tables in which the search found the plan: of one micro-batch on the mesh of a stage, counted as often as its schedule says."""
+def work_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Work:
+    """How often a step does what, by the schedule of the plan."""
     schedule, stages = plan.schedule, stages_of(plan)
-    count = schedule.micro_batches
-    prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
-    row = SCHEDULES[schedule.pipeline]
+    count, row = schedule.micro_batches, SCHEDULES[schedule.pipeline]
     weight = weight_share(*tables_alone(analysis, cluster, Counts())) if row.splits else 0.0
     zero = 3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1
     alone = analysis.train and stages == 1 and (count == 1 or zero < 2)
-    work = Work(
+    share = sum(p.bytes for p in analysis.graph.parameters) / stages
+    return Work(
         passes=count + row.bubble(stages, weight, schedule.interleave), accumulating=count > 1, segments=schedule.recompute,
         in_flight=in_flight(schedule.pipeline, 0, stages, count, schedule.interleave),
         zero=zero, early=early_on(plan.mesh_, analysis, cluster, Counts()).readers if alone else {},
-        hidden=hideable(prices, sum(p.bytes for p in analysis.graph.parameters) / stages) if analysis.train else 0.0,
+        hidden=hideable(_prices(plan, cluster), share) if analysis.train else 0.0,
     )  # fmt: skip
-    part = split_batch(analysis, count) if count > 1 else analysis
-    tables = build_tables(part, prices, optimizer=plan.model.optimizer, work=work, types=schedule.types)
+
+
+def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:
+    """The tables in which the search found the plan: of one micro-batch on the mesh of a stage, counted as often as its schedule says."""
+    schedule, work = plan.schedule, work_of_plan(plan, analysis, cluster)
+    part = split_batch(analysis, schedule.micro_batches) if schedule.micro_batches > 1 else analysis
+    tables = build_tables(part, _prices(plan, cluster), optimizer=plan.model.optimizer, work=work, types=schedule.types)
     hosts = any(parameter.state == "host" for parameter in plan.parameters.values())
     return offering_host(tables, room=math.inf) if hosts else tables
+
+
+def _prices(plan: Plan, cluster: Cluster) -> MeshPrices:
+    return MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
 
 
 class Why:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ CLUSTER = load_cluster("dgx-h100").sized(8)
 MASTER = Types(master="float32", reduce="float32")
 ROWS: list[tuple[Shape, tuple[int, ...], float, dict[str, Any]]] = [
     (WIDE, (8,), 0.02, {"zero": 1, "micro_batches": 1}),
-    (WIDE, (8,), 0.02, {"zero": 3, "micro_batches": 1}),
+    (WIDE, (8,), 0.03, {"zero": 3, "micro_batches": 1}),
     (WIDE, (8,), 0.03, {"zero": 2, "micro_batches": 2}),
     (WIDE, (8,), 0.05, {"zero": 1, "micro_batches": 1, "types": MASTER}),
     (WIDE, (8,), 0.05, {"zero": 3, "micro_batches": 1, "types": MASTER}),
@@ -43,7 +44,8 @@ def test_the_tables_add_up_to_the_program(shape: Shape, sizes: tuple[int, ...], 
     request = Request(cluster=CLUSTER, fewer=False, stages=1, mesh=stage_mesh(CLUSTER, sizes), **fixed)
     outer = Outer(Subject(transformer(shape, batch=32).graph, train=True), request)
     solved = outer.run().solved[0]
-    summed = solved.solution.cost + exposed_seconds(solved.tables, solved.solution, solved.hidden, outer.trials.hides(solved.candidate))
+    work = outer.trials.work(solved.candidate, solved.mode, outer.subject.counts, short=True)
+    summed = solved.solution.cost + exposed_seconds(solved.tables, solved.solution, replace(work, hidden=solved.hidden), work.hidden)
     assert summed == pytest.approx(solved.seconds, rel=tolerance)
     program = Finisher(outer).finish(solved).seconds
     assert 0.99 * solved.seconds <= program <= solved.seconds * (1 + 1e-9)
