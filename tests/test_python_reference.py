@@ -69,7 +69,9 @@ def _entry(name: str, found: Any) -> Iterator[str]:
         for inner, value in vars(found).items():
             plain = value.__func__ if isinstance(value, classmethod | staticmethod) else value
             held = plain.fget if isinstance(plain, property) else plain
-            if not inner.startswith("_") and (isinstance(plain, property) or inspect.isfunction(plain)) and inspect.getdoc(held):
+            # Torch writes an inherited `step` into the class of the first optimizer that is made.
+            own = inspect.isfunction(plain) and plain.__qualname__.startswith(f"{found.__qualname__}.")
+            if not inner.startswith("_") and (isinstance(plain, property) or own) and inspect.getdoc(held):
                 shown = inner if isinstance(plain, property) else f"{inner}{_signature(plain)}"
                 yield f"\n**`{shown}`**\n\n{_body(held)}"
 

@@ -308,7 +308,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "Scaled by the profile" in said and "loopback.bandwidth" in said and "with the new file" in said
     here = load_cluster("here.json")
     assert here.name == "here" and here.sources["loopback.bandwidth"].text.startswith("measured: a profile of a run")
-    assert here.levels[0].bandwidth != near.levels[0].bandwidth and here.device.launch > near.device.launch
+    assert here.levels[0].bandwidth != near.levels[0].bandwidth and here.device.launch != near.device.launch
     run([*ask, "--cluster", "here.json", "-o", "again.json"])
     assert Plan.load("again.json").cluster == "here"
     run([*full, "--json"])
