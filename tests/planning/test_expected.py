@@ -53,6 +53,8 @@ def test_seconds_and_bytes_are_linear_in_passes_and_micro_batches_in_flight(zero
     assert other.memory_of(solution.choices) - solution.memory == pytest.approx(_saved(tables, solution, work), rel=1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("pins", [{"stages": 4}, {"stages": 2, "recompute": "full"}, {"stages": 4, "memory": 4.5e8}])
 def test_cuts_on_the_folded_graph_are_those_on_the_whole_one(pins: dict[str, Any]) -> None:
     """The step that a candidate is ranked by is the step of its plan."""

@@ -79,6 +79,8 @@ def test_a_model_that_does_not_fit_without_it() -> None:
     assert plan.predicted.step < whole.predicted.step
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_it_is_taken_in_place_of_recomputing() -> None:
     """Llama-2-7B on four RTX 4090: with it nothing is recomputed, and the step is a tenth shorter or more."""
     request = Request(cluster=load_cluster("rtx4090").sized(4))
@@ -116,7 +118,7 @@ def test_less_memory_is_paid_for_by_the_cheaper_of_both() -> None:
     free = search_plan(graph, Request(cluster=cluster))
     taken = []
     for rate in (1e6, 64e9, 4e11):
-        request = Request(cluster=with_host(cluster, host_bandwidth=rate), memory=0.45 * free.predicted.memory)
+        request = Request(cluster=with_host(cluster, host_bandwidth=rate), memory=0.4 * free.predicted.memory)
         plan, without = search_plan(graph, request), search_plan(graph, replace(request, offload="none"))
         assert plan.predicted.memory <= request.limit
         assert plan.predicted.step <= without.predicted.step * 1.005
@@ -254,7 +256,7 @@ def test_a_plan_within_the_hosts_memory(devices: int) -> None:
     tight = search_plan(graph, Request(cluster=with_host(cluster, host_memory=held)))
     assert 0 < tight.predicted.host_memory <= held
     assert tight.predicted.step > free.predicted.step
-    with pytest.raises(NoPlanFits, match=r"all its state has to fit the 1000\.000 MiB of host memory"):
+    with pytest.raises(NoPlanFits, match=r"(and|the) 1000\.000 MiB (are there|of host memory)"):
         search_plan(graph, Request(cluster=with_host(cluster, host_memory=1000 * 2**20), offload="optimizer"))
 
 

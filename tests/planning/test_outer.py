@@ -84,6 +84,8 @@ def test_headroom_is_left_unless_a_limit_is_given() -> None:
         search_plan(graph, Request(cluster=replace(cluster, device=replace(device, memory_capacity=1e6)), micro_batches=1))
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_less_memory_is_paid_for() -> None:
     graph, request = graph_of(layers=8, batch=16), Request(cluster=cluster_of(2))
     free = search_plan(graph, request)
@@ -316,6 +318,8 @@ def test_errors_are_of_the_project() -> None:
         Request(cluster=cluster_of(4), stages=0)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_two_models_are_planned_at_once_in_threads() -> None:
     """What plans share (caches of orders, rules and prices, the collector's switch) is of no thread's own."""
     asked = [(graph_of(), Request(cluster=cluster_of(4))), (graph_of(layers=4, hidden=256, ffn=1024), Request(cluster=cluster_of(8)))]
