@@ -114,7 +114,7 @@ def _one(name: str, number: int, seeds: Path, keep: Path | None) -> dict[str, An
         data = mutant(file, (folder / file).read_bytes(), chance)
         (folder / file).write_bytes(data)
         before = _listed(Path(scratch))
-        row = _read(name, folder, file, chance)
+        row = read(name, folder, file, chance)
         wrote = _listed(Path(scratch)) - before - {"in/out"}
         row["why"] = row["why"] or (f"wrote {sorted(wrote)}" if wrote else "")
     if row["why"] and keep is not None:
@@ -127,7 +127,7 @@ def _listed(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def _read(name: str, folder: Path, file: str, chance: random.Random) -> dict[str, Any]:
+def read(name: str, folder: Path, file: str, chance: random.Random) -> dict[str, Any]:
     """Read the mutant as its kind is read, and judge."""
     from autopar.errors import AutoparError
     from autopar.printable import printable

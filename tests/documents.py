@@ -120,6 +120,7 @@ NOT_RUN: dict[str, str] = {
     "git clone": "downloads",
     "torchrun --nnodes": "needs four machines; tests/examples/test_two_hosts.py runs two, emulated",
     "python benchmarks/validation.py": "needs a folder of published measurements",
+    "python benchmarks/fuzzing_guided.py": "needs atheris, which is in no extra",
 }
 """Commands, by how they begin, that are parsed only, and why."""
 

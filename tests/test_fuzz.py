@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import cast
 
 import onnx
 import pytest
@@ -15,8 +16,9 @@ from torch import nn
 import autopar
 from autopar.cli import run
 from autopar.errors import NoPlanFits, PlanError
-from benchmarks.fuzz.kinds import KINDS, seeds
+from benchmarks.fuzz.kinds import KINDS, Kind, seeds
 from benchmarks.fuzzing import fuzz
+from benchmarks.fuzzing_guided import Found, target
 
 COUNT, SLOW_COUNT = 8, 400
 
@@ -32,6 +34,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_mutants(kind: str, folder: Path) -> None:
     tally = fuzz(kind, 0, COUNT, folder)
     assert tally.found == [] and tally.codes.total() == COUNT
+
+
+def test_bytes_that_are_led_by_coverage(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the reader takes or refuses in words is no finding; what it was not made for is one."""
+    held = tmp_path / "in"
+    shutil.copytree(folder, held)
+    one = target("cluster", "cluster.json", held)
+    for data in ((folder / "cluster.json").read_bytes(), b"{", b""):
+        one(data)
+
+    def broken(*_: object) -> None:
+        raise KeyError("nodes")
+
+    monkeypatch.setitem(cast(dict[str, Kind], KINDS), "cluster", Kind(files=("cluster.json",), read=broken))
+    with pytest.raises(Found, match="KeyError: \"'nodes'\""):
+        one(b"{}")
 
 
 def test_a_checkpoint_without_a_number_of_its_optimizer(folder: Path, tmp_path: Path) -> None:
