@@ -108,3 +108,31 @@ def test_seeds_are_read_without_complaint(folder: Path) -> None:
         for file in kind.files:
             if "trace" not in file:
                 kind.read(folder, file, random.Random(1))
+
+
+def test_a_checkpoint_with_a_number_for_a_pair(folder: Path, tmp_path: Path) -> None:
+    """Found by mutant 60187 of the checkpoints: a TypeError where AdamW's betas were one number."""
+    saved = tmp_path / "saved"
+    shutil.copytree(folder / "saved", saved)
+    path = saved / "step-00000001" / "checkpoint.json"
+    manifest = json.loads(path.read_text())
+    manifest["groups"][0]["options"]["betas"] = 3
+    path.write_text(json.dumps(manifest))
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    with pytest.raises(PlanError, match="option 'betas' of the optimizer is 3, which is of another form"):
+        autopar.resume(module, torch.optim.AdamW(module.parameters()), saved)
+
+
+def test_operators_of_stages_are_told_by_the_mesh_of_their_stage(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found by mutant 60274 of the plans: a ValueError where the mesh of the plan itself had no axes."""
+    data = json.loads((folder / "staged.json").read_text())
+    plan, first = tmp_path / "plan.json", next(iter(data["operators"].values()))
+    plan.write_text(json.dumps({**data, "mesh": []}))
+    run(["explain", str(plan), "--json"])
+    assert json.loads(capsys.readouterr().out)["operators"][0]["strategy"] == {"gpu": first["strategy"][0]}
+    first["strategy"] = []
+    plan.write_text(json.dumps({**data, "mesh": []}))
+    with pytest.raises(PlanError, match="its mesh has 1 axes"):
+        run(["explain", str(plan), "--json"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from autopar.costmodel import Cluster
 
-from ..errors import UsageError
+from ..errors import PlanError, UsageError
 from ..ir import Graph
 from ..plan import Plan
 from ..plan_checks import require_consistent
@@ -147,7 +148,7 @@ class Explained:
             stored = plan.parameters[self.parameter].model_dump(mode="json")
             out |= {"parameter": self.parameter, "stored": stored, "storages": [dataclasses.asdict(other) for other in self.storages]}
         names = plan.operators if self.names is None else self.names
-        out["operators"] = [operator_json(chosen, account) for chosen in self.chosen] if account else [self._bare(name) for name in names]
+        out["operators"] = [operator_json(chosen, account) for chosen in self.chosen] if account else self._bare(names)
         if self.named is not None:
             out |= {"scheme": self.named.scheme, "sentence": self.named.sentence, "schemes": dict(self.named.axes)}
         if self.others:
@@ -162,11 +163,19 @@ class Explained:
             out["difference"] = difference_json(plan, self.beside)
         return out
 
-    def _bare(self, name: str) -> dict[str, Any]:
-        """An operator as the plan file tells it."""
-        held = self.plan.operators[name]
-        axes = [axis.name for axis in self.plan.mesh]
-        return {"name": name, "kind": held.kind, "strategy": dict(zip(axes, held.strategy, strict=True))}
+    def _bare(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        """Operators as the plan file tells them; those of a stage are split over its mesh."""
+        starts, mesh, meshes = {stage.first: stage.mesh for stage in self.plan.stages}, self.plan.mesh, {}
+        for name in self.plan.operators:
+            mesh = starts.get(name, mesh)
+            meshes[name] = [axis.name for axis in mesh]
+        found = []
+        for name in names:
+            held, axes = self.plan.operators[name], meshes[name]
+            if len(held.strategy) != len(axes):
+                raise PlanError(f"the plan's strategy of {name!r} is {' '.join(held.strategy)}, its mesh has {len(axes)} axes")
+            found.append({"name": name, "kind": held.kind, "strategy": dict(zip(axes, held.strategy, strict=True))})
+        return found
 
 
 _HINT = "\nwith --model MODEL: the rule, local shapes, and what belongs to which operator as well"

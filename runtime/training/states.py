@@ -230,7 +230,7 @@ def load_optimizer(optimizer: Optimizer, module: nn.Module, manifest: Manifest, 
         for number, parameter in zip(group["params"], mine["params"], strict=True):
             if (name := names.get(id(parameter), "")) in states:
                 numbered[number] = dict(states[name])
-        group.update({name: _as_before(options.get(name), value) for name, value in saved.options.items()})
+        group.update({name: _as_before(name, options.get(name), value) for name, value in saved.options.items()})
     try:
         optimizer.load_state_dict({"state": numbered, "param_groups": packed})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -244,10 +244,14 @@ def load_optimizer(optimizer: Optimizer, module: nn.Module, manifest: Manifest, 
                     raise RunError(f"{kind_of(optimizer)} takes back {key} of {name!r} as {now.dtype}, which was saved as {value.dtype}")
 
 
-def _as_before(now: Any, saved: Any) -> Any:
-    if isinstance(now, Tensor):
-        return torch.full_like(now, saved)
-    return tuple(saved) if isinstance(now, tuple) else saved
+def _as_before(name: str, now: Any, saved: Any) -> Any:
+    """An option of an optimizer's group in the form that it has there."""
+    try:
+        if isinstance(now, Tensor):
+            return torch.full_like(now, saved)
+        return tuple(saved) if isinstance(now, tuple) else saved
+    except TypeError as error:
+        raise PlanError(f"the checkpoint's option {name!r} of the optimizer is {saved!r}, which is of another form than {now!r}") from error
 
 
 # --- random numbers ---
