@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.convertible.models import Called
+
 Built = tuple[nn.Module, tuple[Tensor, ...]]
 VOCABULARY = 512
 TEXT: Mapping[str, Any] = {
@@ -17,19 +19,6 @@ TEXT: Mapping[str, Any] = {
 IMAGE: Mapping[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8,
 }  # fmt: skip
-
-
-class Called(nn.Module):
-    """A model called with its tensors in order, that returns one of its outputs."""
-
-    def __init__(self, model: nn.Module, names: str, output: str = "logits", **fixed: Any) -> None:
-        super().__init__()
-        self.model, self.names, self.output, self.fixed = model, names.split(), output, fixed
-
-    def forward(self, *tensors: Tensor) -> Tensor:
-        """The named output."""
-        found: Tensor = self.model(**dict(zip(self.names, tensors, strict=True)), **self.fixed)[self.output]
-        return found
 
 
 def tokens(length: int = 16) -> Tensor:

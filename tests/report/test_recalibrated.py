@@ -25,6 +25,7 @@ from autopar.report.recalibrated import Recalibrated, _links, recalibrate
 from autopar.report.stepping import ARITHMETIC, STREAMS, Stepping, stepping_of
 from autopar.runtime.launch import run_ranks
 from autopar.sharding.analysis import analyse
+from tests.runtime.deep import STAGED, Deep
 
 MODEL = """
 import torch
@@ -226,32 +227,12 @@ def test_refusals(slower: dict[str, float], said: str) -> None:
         recalibrate(profile(step, **slower), *step)
 
 
-STAGED: dict[str, dict[str, Any]] = {
-    "1f1b": {"devices": 2, "stages": 2, "micro_batches": 4, "schedule": "1f1b"},
-    "interleaved": {"devices": 2, "stages": 2, "micro_batches": 4, "schedule": "interleaved", "interleave": 2},
-    "data": {"devices": 4, "scheme": "pipeline-1f1b 2 x data 2"},
-}  # fmt: skip
-
-
-class Deep(nn.Module):
-    """Layers for stages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(256, 256), nn.ReLU())))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A loss."""
-        found: Tensor = self.layers(x)
-        return found.square().mean()
-
-
 @pytest.mark.parametrize("kind", STAGED)
 def test_stages_together(kind: str) -> None:
     """A profile of each stage: what they take together is compared with the model on the mesh of one."""
     inputs = (torch.ones(256, 256),)
-    plan = autopar.plan(Deep(), inputs, cluster="local-cpu", **STAGED[kind])
-    step = plan, model_of_plan(Deep(), plan, inputs).graph, cluster_of_plan(plan)
+    plan = autopar.plan(Deep(256), inputs, cluster="local-cpu", **STAGED[kind])
+    step = plan, model_of_plan(Deep(256), plan, inputs).graph, cluster_of_plan(plan)
     assert len(plan.stages) == 4 if kind == "interleaved" else 2
     links = {"links": 3.0} if kind == "data" else {}
     one = profile(step, products=2.0, streams=2.0, **links)

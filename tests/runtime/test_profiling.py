@@ -19,6 +19,7 @@ from autopar.plan import Plan
 from autopar.runtime.foretold import foretold
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.profiling import BETWEEN, MEMORY, MESSAGES, Row, _kind, _word, _words, together
+from tests.runtime.deep import STAGED, Deep
 
 STEPS = 3
 MODEL = """
@@ -93,30 +94,10 @@ def test_a_step_in_parts(tmp_path: Path, scheme: str) -> None:
         assert {f"autopar:{action}" for action in told["actions"]} <= named
 
 
-STAGED: dict[str, dict[str, Any]] = {
-    "1f1b": {"devices": 2, "stages": 2, "micro_batches": 4, "schedule": "1f1b"},
-    "interleaved": {"devices": 2, "stages": 2, "micro_batches": 4, "schedule": "interleaved", "interleave": 2},
-    "data": {"devices": 4, "scheme": "pipeline-1f1b 2 x data 2"},
-}  # fmt: skip
-
-
-class Deep(nn.Module):
-    """Layers for stages, and a loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(16, 16), nn.ReLU())))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A loss."""
-        found: Tensor = self.layers(x)
-        return found.square().mean()
-
-
 @pytest.mark.parametrize("kind", STAGED)
 def test_what_is_foretold_of_stages(kind: str) -> None:
     """Each stage has its own; together with what is waited for, each fills the step, and the slowest has the plan's figures."""
-    plan = autopar.plan(Deep(), (torch.ones(16, 16),), cluster="local-cpu", **STAGED[kind])
+    plan = autopar.plan(Deep(16), (torch.ones(16, 16),), cluster="local-cpu", **STAGED[kind])
     figures, stages = plan.predicted, [foretold(plan, stage) for stage in range(2)]
     (slowest,) = (own for own in stages if own.update is not None)
     assert slowest.forward == pytest.approx(figures.forward) and slowest.backward == pytest.approx(figures.backward)
