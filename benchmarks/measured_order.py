@@ -39,7 +39,7 @@ from benchmarks.validating.scores import spearman
 
 SHAPES: Mapping[str, Shape] = {
     "short": Shape(width=512, layers=8, batch=16, sequence=16, vocabulary=1024),
-    "wide": Shape(width=1024, layers=8, batch=8, sequence=16, vocabulary=1024),
+    "wide": Shape(width=768, layers=8, batch=8, sequence=16, vocabulary=1024),
     "long": Shape(width=512, layers=8, batch=8, sequence=128, vocabulary=1024),
 }
 ASKED: Mapping[str, dict[str, Any]] = {
