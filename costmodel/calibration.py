@@ -166,18 +166,20 @@ def ports_shared(alone: Sequence[float], together: Sequence[float], ranks: int) 
 
 def calibrated(
     name: str, backend: str, device: tuple[Device, Mapping[str, str]], levels: Sequence[tuple[Level, Mapping[str, str]]], measured:
-    Sequence[Measured], *, inside: Cluster | None = None,
+    Sequence[Measured], *, inside: Cluster | None = None, cores: int | None = None,
 ) -> Cluster:  # fmt: skip
-    """The cluster of what was measured; with `inside`, the ranks across nodes stand for whole nodes calibrated before."""
+    """The cluster of what was measured, on hosts of so many `cores`; with `inside`, the ranks across nodes stand for whole nodes calibrated
+    before."""
     sources = {where: Source.of(text) for part in (device, *levels) for where, text in part[1].items()}
+    shared = len(levels) == 1 and backend == "gloo" and levels[0][0].name != "nic"
     found = Cluster(
-        name=name, device=device[0], levels=tuple(level for level, _ in levels), backend=backend,
-        shared_host=len(levels) == 1 and backend == "gloo" and levels[0][0].name != "nic", sources=sources, measured=tuple(measured),
+        name=name, device=device[0], levels=tuple(level for level, _ in levels), backend=backend, shared_host=shared,
+        cores=cores / levels[0][0].size if shared and cores else None, sources=sources, measured=tuple(measured),
     )  # fmt: skip
     if inside is None:
         return found
     outer = tuple(replace(level, shared_by=inside.devices) for level in found.levels)
     return replace(
-        found, device=inside.device, levels=(*inside.levels, *outer), shared_host=False, measured=(*inside.measured, *found.measured),
-        sources={**found.sources, **inside.sources},
+        found, device=inside.device, levels=(*inside.levels, *outer), shared_host=False, cores=inside.cores,
+        measured=(*inside.measured, *found.measured), sources={**found.sources, **inside.sources},
     )  # fmt: skip

@@ -119,7 +119,8 @@ class Bounds:
 
     def pipe(self, stages: int, micro_batches: int) -> Pipe:
         """The pipeline of so many stages and micro-batches."""
-        return Pipe(stages=stages, micro_batches=micro_batches, weight=self._alone[1] if stages > 1 else 0.0)
+        weight, share = self._alone[1] if stages > 1 else 0.0, self.request.cluster.core_share
+        return Pipe(stages=stages, micro_batches=micro_batches, weight=weight, share=share)
 
     def schedules(self, stages: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
         """The pipeline schedules that there are for so many stages and micro-batches."""

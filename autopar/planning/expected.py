@@ -43,15 +43,20 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipe:
-    """A pipeline of `stages` that runs so many micro-batches; `weight`: share of a pass that makes gradients of weights."""
+    """A pipeline of `stages` that runs so many micro-batches.
+
+    `weight`: share of a pass that makes gradients of weights. `share`: of a core, that a rank has (see `costmodel/step/host_share.py`).
+    """
 
     stages: int
     micro_batches: int
     weight: float
+    share: float = 1.0
 
     def bubble(self, schedule: str, chunks: int = 1) -> float:
-        """The passes that a stage waits."""
-        return SCHEDULES[schedule].bubble(self.stages, self.weight, chunks)
+        """The passes that a stage waits; on shared cores, those by which waiting makes the step longer."""
+        waited = SCHEDULES[schedule].bubble(self.stages, self.weight, chunks)
+        return waited if self.share == 1.0 else max(self.share * (self.micro_batches + waited) - self.micro_batches, 0.0)
 
     def least_bubble(self, schedules: Schedules) -> float:
         """The same under the schedule that waits least."""

@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from autopar.costmodel import Cluster
+from autopar.costmodel.step.host_share import hides
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.search import Solution
@@ -43,6 +45,10 @@ class Once:
         rest = 1 - 1 / self.units
         return min(self.gather * rest, self.forward) + min(self.reduce * rest, self.backward)
 
+    def busy(self, micro_batches: int) -> float:
+        """Seconds of all its work in a step of so many micro-batches."""
+        return micro_batches * (self.forward + self.backward) + self.gather + self.reduce + self.update
+
     def gather_seen(self, slowdown: float) -> float:
         """By how much gathers make the step longer."""
         return _seen(self.gather, self.forward, self.units, slowdown)
@@ -52,9 +58,9 @@ class Once:
         return _seen(self.reduce, self.backward, self.units, slowdown)
 
 
-def units_of(nbytes: float, unit_bytes: float) -> int:
-    """In how many units so many bytes of parameters travel."""
-    return max(math.ceil(nbytes / unit_bytes), 1)
+def units_of(nbytes: float, unit_bytes: float, cluster: Cluster) -> int:
+    """In how many units so many bytes of parameters travel; in one, which nothing hides, where ranks share cores."""
+    return max(math.ceil(nbytes / unit_bytes), 1) if hides(cluster) else 1
 
 
 def hideable(prices: MeshPrices, parameters: float) -> float:
@@ -65,7 +71,7 @@ def hideable(prices: MeshPrices, parameters: float) -> float:
     Of a chain over several axes only the first collective runs beside the computation: the next ones are begun when the unit is waited for.
     """
     axes = sum(axis.size > 1 for axis in prices.mesh.axes)
-    alone = 1 / units_of(parameters, prices.unit_bytes) + SLOWDOWN[prices.cluster.backend] - 1
+    alone = 1 / units_of(parameters, prices.unit_bytes, prices.cluster) + SLOWDOWN[prices.cluster.backend] - 1
     return max((1 - alone) / axes, 0.0) if axes else 0.0
 
 
@@ -74,6 +80,8 @@ def most_hideable(prices: MeshPrices) -> float:
 
     While anything is sent the computation is so much slower that of every second 1 - 1 / slowdown are lost; k axes send at once at most.
     """
+    if not hides(prices.cluster):
+        return 0.0
     axes = sum(axis.size > 1 for axis in prices.mesh.axes)
     return 1 - (1 - 1 / SLOWDOWN[prices.cluster.backend]) / max(axes, 1)
 

@@ -50,11 +50,11 @@ class Place:
     count: int
 
 
-def once_of(held: Sequence[Stage], unit_bytes: int) -> Once:
-    """What a device that holds these chunks does once a step."""
+def once_of(held: Sequence[Stage], unit_bytes: int, cluster: Cluster) -> Once:
+    """What a device of a cluster that holds these chunks does once a step."""
     names = ("forward", "backward", "gather", "once", "update", "travel")
     forward, backward, gather, once, update, travel = (math.fsum(getattr(stage, name) for stage in held) for name in names)
-    units = units_of(travel, unit_bytes)
+    units = units_of(travel, unit_bytes, cluster)
     return Once(forward=forward, backward=backward, gather=gather, reduce=once - gather, update=update, units=units)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.costmodel.step.host_share import shared_seconds
 from autopar.costmodel.step.pipeline import pipeline_seconds
 from autopar.order.schedules import in_flight
 from autopar.search.stages import balance, interval_sums, least_worst, partition
@@ -123,7 +124,8 @@ class Cutter:
         stages = len(self.places)
         fastest = [min(float(getattr(f, name).sum()) for f in self.figures) / stages for name in ("forward", "backward", "weight")]
         forward, backward, weight = ([seconds] * stages for seconds in fastest)
-        return pipeline_seconds(schedule, forward, backward, weight, 0.0, self.count, interleave)
+        seconds = pipeline_seconds(schedule, forward, backward, weight, 0.0, self.count, interleave)
+        return shared_seconds(self.places[0].cluster, seconds, [self.count * (forward[0] + backward[0])])
 
     def cut(self, schedule: str, interleave: int) -> Pipeline | None:
         """The best cuts for a schedule."""
@@ -218,9 +220,12 @@ class Cutter:
         handed = [float(self.figures[n].handed[found[n].stop]) if n + 1 < len(found) else 0.0 for n in range(stages)]
         send = message_seconds(self.places, handed)
         seconds = pipeline_seconds(schedule, forward, backward, weight, send, self.count, interleave)
-        after = once_seconds([once_of(group, self.unit_bytes) for group in held], self.places[0].cluster.backend, interleave)
+        cluster = self.places[0].cluster
+        once = [once_of(group, self.unit_bytes, cluster) for group in held]
+        seconds += once_seconds(once, cluster.backend, interleave)
+        step = shared_seconds(cluster, seconds, [one.busy(self.count) for one in once])
         memory = max(math.fsum(s.memory for s in group) for group in held)
-        return Pipeline(stages=tuple(found), schedule=schedule, interleave=interleave, step=seconds + after, memory=memory)
+        return Pipeline(stages=tuple(found), schedule=schedule, interleave=interleave, step=step, memory=memory)
 
 
 def _longest(total: Floats, reach: Ints, most: float) -> int:

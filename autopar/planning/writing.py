@@ -207,7 +207,7 @@ def _of_stages(found: Staged) -> Predicted:
     moved = count * sum(s.moved for s in slowest)
     forward, backward = (count * sum(getattr(s, name) for s in slowest) for name in ("forward", "backward"))
     update = sum(s.update for s in slowest)
-    exposed = sum(s.once for s in slowest) - once_of(slowest, found.schedule.unit_bytes).hidden
+    exposed = sum(s.once for s in slowest) - once_of(slowest, found.schedule.unit_bytes, found.parts[0].group.cluster).hidden
     once = sum(s.once for s in slowest)
     stored = sum(float(parts[s].figures.stored[s.start : s.stop].sum()) for s in fullest)
     memory = sum(s.memory for s in fullest)

@@ -54,7 +54,7 @@ def from_measurements(found: Any, *, name: str, tolerance: float, inside: Cluste
     levels = []
     for level, size in dict.fromkeys((level, size) for level, size, _ in joined if ":" not in level):
         levels.append(fit_level(level, size, measured, shared_by=shared if level == "nic" else 1))
-    return calibrated(name, found.backend, fit_device(device), levels, measured, inside=inside)
+    return calibrated(name, found.backend, fit_device(device), levels, measured, inside=inside, cores=found.cores)
 
 
 def _named(times: Mapping[tuple[str, str, int, int], Sequence[float]]) -> dict[str, Sequence[float]]:

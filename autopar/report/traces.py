@@ -12,6 +12,7 @@ import numpy as np
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.step.estimate import timeline
+from autopar.costmodel.step.host_share import shared_seconds
 from autopar.costmodel.step.pipeline_simulation import PipelineRun, simulate
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.costmodel.step.streams import COMPUTE, Event
@@ -72,7 +73,8 @@ def _of_stages(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str,
 def stages_seconds(plan: Plan, analysis: Analysis, cluster: Cluster) -> float:
     """Seconds of a step of a plan whose stages have equal meshes."""
     run, last = _played(plan, analysis, cluster)
-    return run.seconds + once_seconds(last, cluster.backend, plan.schedule.interleave)
+    seconds = run.seconds + once_seconds(last, cluster.backend, plan.schedule.interleave)
+    return shared_seconds(cluster, seconds, [one.busy(plan.schedule.micro_batches) for one in last])
 
 
 def _played(plan: Plan, analysis: Analysis, cluster: Cluster) -> tuple[PipelineRun, list[Once]]:
@@ -95,7 +97,10 @@ def _played(plan: Plan, analysis: Analysis, cluster: Cluster) -> tuple[PipelineR
         schedule.pipeline, stages, schedule.micro_batches, schedule.interleave, edges=neighbours(chunks), train=analysis.train
     )  # fmt: skip
     last = [
-        Once(forward=ahead, backward=back, gather=first, reduce=all_once - first, update=own, units=units_of(size, schedule.unit_bytes))
+        Once(
+            forward=ahead, backward=back, gather=first, reduce=all_once - first, update=own,
+            units=units_of(size, schedule.unit_bytes, cluster),
+        )
         for ahead, back, all_once, first, own, size in zip(forward, backward, once, gather, update, travel, strict=True)
     ]
     return simulate(orders, times, schedule.interleave), last

@@ -22,7 +22,7 @@ from autopar.search.conditioning import condition
 from ..plan import Plan
 from ..planning.building import build_tables
 from ..planning.early import early_on
-from ..planning.expected import tables_alone, weight_share
+from ..planning.expected import Pipe, tables_alone, weight_share
 from ..planning.found import evaluate
 from ..planning.offload import offering_host
 from ..planning.once import hideable
@@ -90,8 +90,9 @@ def work_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Work:
     zero = 3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1
     alone = analysis.train and stages == 1 and (count == 1 or zero < 2)
     share = sum(p.bytes for p in analysis.graph.parameters) / stages
+    pipe = Pipe(stages=stages, micro_batches=count, weight=weight, share=cluster.core_share)
     return Work(
-        passes=count + row.bubble(stages, weight, schedule.interleave), accumulating=count > 1, segments=schedule.recompute,
+        passes=count + pipe.bubble(schedule.pipeline, schedule.interleave), accumulating=count > 1, segments=schedule.recompute,
         in_flight=in_flight(schedule.pipeline, 0, stages, count, schedule.interleave),
         zero=zero, early=early_on(plan.mesh_, analysis, cluster, Counts()).readers if alone else {},
         hidden=hideable(_prices(plan, cluster), share) if analysis.train else 0.0,

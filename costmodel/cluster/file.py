@@ -129,6 +129,7 @@ class _ClusterFile(Model):
     name: str
     backend: str = "nccl"
     shared_host: bool = False
+    cores: float | None = Field(default=None, gt=0)
     device: _DeviceFile
     levels: tuple[_LevelFile, ...]
     measured: tuple[_MeasuredFile, ...] = ()
@@ -169,7 +170,8 @@ def _cluster(file: _ClusterFile) -> Cluster:
     levels = tuple(_level(level, sources) for level in file.levels)
     measured = tuple(map(_measured, file.measured))
     return Cluster(
-        name=file.name, device=device, levels=levels, backend=file.backend, shared_host=file.shared_host, sources=sources, measured=measured
+        name=file.name, device=device, levels=levels, backend=file.backend, shared_host=file.shared_host, cores=file.cores,
+        sources=sources, measured=measured,
     )  # fmt: skip
 
 
@@ -323,6 +325,7 @@ def _dumped(cluster: Cluster) -> dict[str, object]:
         "name": cluster.name,
         "backend": cluster.backend,
         "shared_host": cluster.shared_host,
+        **({} if cluster.cores is None else {"cores": cluster.cores}),
         "device": {"name": cluster.device.name, **_dump_device(cluster)},
         "levels": [{"size": level.size, "slots": level.slots, **_dump_level(cluster, level)} for level in cluster.levels],
         **({"measured": [_dump_measured(entry) for entry in cluster.measured]} if cluster.measured else {}),

@@ -28,7 +28,8 @@ class Cluster:
     """Devices of one kind and the `levels` that join them, inside out; or several such clusters, its pools.
 
     `backend`: whose collectives run ("nccl" or "gloo"). `shared_host`: the devices are ranks of one host, which divide its compute, memory
-    and links among them; the figures are those of one rank at the present number. `sources`: where each figure comes from, by
+    and links among them; the figures are those of one rank at the present number. `cores`: of the host for each of its ranks; with less
+    than one, a rank that waits leaves its share to the others (None: each rank has its own). `sources`: where each figure comes from, by
     "device.launch", "device.peak.float32", "nic.bandwidth". `measured`: collectives as calibrated, which go before the table of algorithms.
     `joined`: the pools of a cluster of several kinds of devices (`join`); `device` and `levels` then say what a mesh over all has.
     """
@@ -38,6 +39,7 @@ class Cluster:
     levels: tuple[Level, ...]
     backend: str = "nccl"
     shared_host: bool = False
+    cores: float | None = None
     sources: Mapping[str, Source] = field(default_factory=dict, hash=False)
     measured: tuple[Measured, ...] = field(default=(), hash=False)
     joined: tuple[Cluster, ...] = field(default=(), hash=False)
@@ -76,6 +78,11 @@ class Cluster:
     def starts(self) -> tuple[int, ...]:
         """Number of the first device of each pool."""
         return tuple(itertools.accumulate((pool.devices for pool in self.pools[:-1]), initial=0))
+
+    @property
+    def core_share(self) -> float:
+        """The share of a core that a rank has while all ranks of its host are at work: 1 where each has one of its own."""
+        return 1.0 if self.cores is None else min(self.cores, 1.0)
 
     def level(self, name: str) -> Level:
         """The level called `name`."""
@@ -142,7 +149,8 @@ def _sized(cluster: Cluster, devices: int) -> Cluster:
     factor = cluster.devices / devices
     shared = tuple(replace(level, bandwidth=level.bandwidth * factor) for level in levels)
     measured = tuple(entry.shared(factor) for entry in cluster.measured)
-    return replace(cluster, levels=shared, device=cluster.device.shared(factor), measured=measured)
+    cores = None if cluster.cores is None else cluster.cores * factor
+    return replace(cluster, levels=shared, device=cluster.device.shared(factor), measured=measured, cores=cores)
 
 
 @functools.lru_cache(maxsize=4096)

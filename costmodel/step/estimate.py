@@ -20,6 +20,7 @@ from autopar.sharding.schedule import PLAIN, Schedule
 from ..device.operators import operator_parts
 from ..memory.peak import Memory, predicted_memory
 from .host import state_bytes, stream_seconds
+from .host_share import hides
 from .pass_player import Seconds
 from .pricing import MeshPrices, update_seconds
 from .timeline import SLOWDOWN, Overlap, Timeline, step_timeline
@@ -94,7 +95,8 @@ def timeline(
             known[key] = step_seconds(step, analysis, prices)
         return known[key]
 
-    habits = overlap or Overlap(slowdown=SLOWDOWN[prices.cluster.backend])
+    seen = not hides(prices.cluster)
+    habits = overlap or Overlap(gradients=not seen, prefetch=not seen, slowdown=SLOWDOWN[prices.cluster.backend])
     update = _update(plan, prices, optimizer) if analysis.train else 0.0
     return step_timeline(plan, prices, seconds, update=update, overlap=habits)
 

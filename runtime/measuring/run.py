@@ -34,7 +34,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """Repeats of seconds; `port`: of messages that one rank of a node sends alone, and that all its ranks send at once."""
+    """Repeats of seconds, on hosts of so many `cores`.
+
+    `port`: of messages that one rank of a node sends alone, and that all its ranks send at once.
+    """
 
     backend: str
     nodes: int
@@ -43,6 +46,7 @@ class Measurements:
     collectives: dict[Key, tuple[float, ...]]
     device: DeviceTimes | None
     port: tuple[tuple[float, ...], tuple[float, ...]] | None
+    cores: int | None = None
 
 
 def measure(wanted: Wanted, *, nproc: int | None, backend: str | None) -> tuple[Measurements, bool]:
@@ -76,6 +80,7 @@ def measure_on_rank(wanted: Wanted, device: torch.device) -> Measurements:
         collectives=times,
         device=measure_device(crew, wanted.settled, memory=memory, quick=wanted.quick) if wanted.device else None,
         port=_port(crew, where, wanted) if wanted.device else None,
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     )
 
 

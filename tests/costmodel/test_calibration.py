@@ -203,7 +203,9 @@ def test_two_calibrations_of_two_ranks_predict_four() -> None:
     inner = fit_collectives(times_of(alone["loopback"], "loopback"), {})
     outer = fit_collectives(times_of(alone["nic"], "nic"), {})
     node = calibrated("node", "gloo", device, [fit_level("loopback", 2, inner, shared_by=1)], inner)
-    assert node.shared_host
+    assert node.shared_host and node.cores is None
+    crowded = calibrated("node", "gloo", device, [fit_level("loopback", 2, inner, shared_by=1)], inner, cores=1)
+    assert crowded == replace(node, cores=0.5) and crowded.core_share == 0.5
     found = calibrated("both", "gloo", device, [fit_level("nic", 2, outer, shared_by=1)], outer, inside=node)
     assert (found.devices, found.units, found.level("nic").shared_by, found.shared_host) == (4, (2, 4), 2, False)
     for kind in set(KINDS) - {"send"}:
