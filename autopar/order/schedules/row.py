@@ -39,15 +39,15 @@ def _anything(stages: int, micro_batches: int, interleave: int) -> str:
 class PipelineSchedule:
     """A schedule of p stages that run m micro-batches, each stage with v chunks of the model.
 
-    name, description, source, year: for people; schedules are listed by year and name words(stage, p, m, v)   the
-    passes of a stage in order; B is a whole backward pass, I leaves the weight gradients to a W visits(p, m, v)
-    (chunk of the stage, micro-batch) of each forward pass, in order seconds(times, m, v)    a step of p > 1 stages in
-    closed form bubble(p, w, v)         passes (forward and backward of a micro-batch) that a stage waits in a step of
-    equal stages without sends,
-                            where the share w of a pass makes gradients of weights
-    preferred               the schedule with the lowest is taken where several are equally fast
-    chunks                  numbers of chunks a stage that a search tries; none: a stage holds one chunk
-    refuses(p, m, v)        why the schedule cannot run these, or nothing
+        name, description, source, year   for people; schedules are listed by year and name
+        words(stage, p, m, v)   the passes of a stage in order; B is a whole backward pass, I leaves the weight gradients to a W
+        visits(p, m, v)         (chunk of the stage, micro-batch) of each forward pass, in order
+        seconds(times, m, v)    a step of p > 1 stages in closed form
+        bubble(p, w, v)         passes (forward and backward of a micro-batch) that a stage waits in a step of equal stages
+                                without sends, where a share w of a pass makes gradients of weights
+        preferred               of several equally fast schedules, the one with the lowest number is taken
+        chunks                  numbers of chunks a stage that a search tries; none: a stage holds one chunk
+        refuses(p, m, v)        the reason why the schedule cannot run these, or nothing
     """
 
     name: str
