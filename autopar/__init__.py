@@ -37,7 +37,7 @@ _LAZY |= dict.fromkeys(
 _LAZY["recalibrated"] = "autopar.report.recalibrated"
 _LAZY["summary_html"] = "autopar.report.described"
 _NAMES = {"summary_html": "html"}
-"""What is called otherwise in its module."""
+"""Public names with another name in their module."""
 
 
 def __getattr__(name: str) -> Any:
@@ -53,11 +53,11 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `autopar.plan` the function of `autopar/api.py`, whether or not the module `autopar/plan.py` has been imported."""
+    """Keeps `autopar.plan` the function of `autopar/api.py`, even after an import of the module `autopar/plan.py`."""
 
     @property
     def plan(self) -> Callable[..., Any]:
-        """The function that plans a model; its module's namesake is reached by `from autopar.plan import ...`."""
+        """The function that plans a model; `from autopar.plan import ...` reaches the module."""
         function: Callable[..., Any] = import_module("autopar.api").plan
         return function
 
@@ -66,7 +66,7 @@ class _Package(ModuleType):
         """The import system binds a loaded submodule here; the function stays."""
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
-        """A program that is pickled with its globals, as Ray sends one to its workers, imports this there."""
+        """Support pickling with a program's globals, as Ray does: the worker imports this package."""
         return import_module, (__name__,)
 
 

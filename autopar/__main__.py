@@ -1,4 +1,4 @@
-"""The command line, as `autopar` and as `python -m autopar`; Ctrl-C ends it in a line, while it is still loading too."""
+"""The command line, as `autopar` and as `python -m autopar`; Ctrl-C ends it with one line, even while it is loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line `autopar`: parses arguments, calls the Python interface, prints; what is heavy is imported where it is used."""
+"""The command line `autopar`: parses arguments, calls the Python interface, prints; heavy modules load where used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BROKEN_PIPE = 128 + 13
 VERBOSE = "--verbose"
-"""Beside any command: errors with where they were raised."""
+"""An option of every command: errors come with their traceback."""
 
 
 def main() -> None:
@@ -162,7 +162,7 @@ def _run(args: argparse.Namespace) -> None:
     require_weights(args.model)
     plan = Plan.load(args.plan)
     cluster = cluster_to_scale(args, plan)
-    if args.nproc not in (None, plan.devices, plan.devices + plan.unused):  # ranks that the plan leaves idle are not started
+    if args.nproc not in (None, plan.devices, plan.devices + plan.unused):  # idle ranks of the plan are not started
         remedy = f"give --nproc {plan.devices}, or plan again with --devices {args.nproc}"
         raise PlanError(f"the plan is for {plan.devices} ranks, not {args.nproc}: {remedy}")
     if plan.devices > RANKS and "RANK" not in os.environ:

@@ -1,4 +1,4 @@
-"""Formats of gradients for a plan: those that a user names, or those that save most time within an error."""
+"""Formats of gradients for a plan: named by the user, or those that save most time within an error."""
 
 from __future__ import annotations
 

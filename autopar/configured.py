@@ -1,4 +1,4 @@
-"""Models that are named by a configuration alone, `hf:path/config.json`: their graphs, without weights and without torch."""
+"""Models named by a configuration alone, `hf:path/config.json`: their graphs, without weights and without torch."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 
 class AutoparError(ValueError):
-    """Base of all errors caused by what a user gave; `exit_code` is the process status of the command line."""
+    """Base of all errors caused by the user's input; `exit_code` is the process status of the command line."""
 
     exit_code = 2
 
@@ -33,7 +33,7 @@ class ModelError(AutoparError):
 
 
 NEAR = 0.7
-"""How alike two operator names must be for one to be shown for the other: 1 is equal."""
+"""The least similarity of two operator names at which one is suggested for the other; 1 is equal."""
 
 
 class UnsupportedOperators(ModelError):
@@ -73,7 +73,7 @@ class NoPlanFits(AutoparError):
 
 
 class PlanError(AutoparError):
-    """A strategy checkpoint cannot be read, or does not match the model, the world size or the backend (exit code 5)."""
+    """A strategy checkpoint is unreadable, or does not match the model, the world size or the backend (exit code 5)."""
 
     exit_code = 5
 
@@ -89,7 +89,7 @@ class NoisyMeasurement(RunError):
 
 
 def nearest_kinds(kind: str, known: Iterable[str], count: int = 2) -> list[str]:
-    """The known operator kinds whose own names, without library and overload, are most like that of `kind`.
+    """The known operator kinds with the names most similar to that of `kind`, without library and overload.
 
     >>> nearest_kinds("mylib.Rellu", ["onnx.Relu", "aten.relu.default", "aten.mul.Tensor"])
     ['aten.relu.default', 'onnx.Relu']
@@ -105,7 +105,7 @@ def nearest_kinds(kind: str, known: Iterable[str], count: int = 2) -> list[str]:
 
 
 def times(count: int) -> str:
-    """How often, in words.
+    """A number of times, in words.
 
     >>> times(1), times(3)
     ('1 time', '3 times')
@@ -114,7 +114,7 @@ def times(count: int) -> str:
 
 
 def unknown(what: str, given: object, valid: Iterable[object]) -> str:
-    """The message for an unknown name: what it is, what was given, and the valid names.
+    """The message for an unknown name of a `what`, with the valid names.
 
     >>> unknown("optimizer", "adam", ["adamw", "none", "sgd"])
     "unknown optimizer 'adam': valid are adamw, none, sgd. Perhaps you meant 'adamw'?"

@@ -1,13 +1,14 @@
-"""Keeps this process one that ranks can be forked from, where that is possible."""
+"""Keeps this process able to fork ranks, where that is possible."""
 
 from __future__ import annotations
 
 
 def keep_forkable() -> None:
-    """Start autograd's engine while it sees no device, so that it never starts the threads that no forked process may have.
+    """Start autograd's engine while it sees no device, so that it never starts threads that forks cannot have.
 
-    The first backward pass of a process starts a thread for each device that torch then sees, and a process forked later
-    cannot run a backward pass. Fake tensors make torch see devices that are not there. With a real device nothing is done.
+    The first backward pass of a process starts a thread for each device that torch then sees, and a process forked
+    later cannot run a backward pass. Fake tensors make torch see devices that are not there. With a real device nothing
+    is done.
     """
     import torch
 

@@ -1,10 +1,10 @@
-"""The most that files of strangers may hold: what is beyond is refused before it costs memory or time."""
+"""Upper limits for files from strangers: anything larger is refused before it costs memory or time."""
 
 from __future__ import annotations
 
 MIB = 2**20
 PLAN_BYTES = 256 * MIB
-"""A plan file: those of 100,000 operators take some 80 MiB."""
+"""A plan file; a plan of 100,000 operators takes some 80 MiB."""
 CLUSTER_BYTES = 1 * MIB
 """A cluster file."""
 CONFIGURATION_BYTES = 4 * MIB
@@ -16,7 +16,7 @@ TRACE_BYTES = 512 * MIB
 HEADER_BYTES = 100_000_000
 """The header of a safetensors file, as the format has it."""
 GRAPH_NODES = 200_000
-"""Nodes of an ONNX model in which every call of a local function stands for its body."""
+"""Nodes of an ONNX model after all local functions are inlined."""
 GRAPH_BYTES = 2**31
 """Bytes of that model: more cannot be serialized."""
 GRAPH_DEPTH = 200

@@ -13,9 +13,9 @@ from .ir import Graph
 class TorchModel:
     """An imported module: its graph, and how its calls and state map to the graph's tensors.
 
-    `constants`: values of lifted constants; `buffers` and `parameters`: graph name → attribute path in the module;
-    `aliases`: further paths of tied parameters → the path that names them; `out_spec`: structure of the outputs;
-    `output_names`: their tensors, None for those that are numbers or texts, which stand in `output_values`.
+    `constants`: values of lifted constants. `buffers`, `parameters`: graph name → attribute path in the module.
+    `aliases`: further paths of tied parameters → the path that names them. `in_spec`, `out_spec`: structures of inputs
+    and outputs. `output_names`: the tensors of the outputs; None for numbers and texts, which are in `output_values`.
     """
 
     graph: Graph
@@ -30,13 +30,13 @@ class TorchModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A graph ready to plan, and where its weights come from.
+    """A graph ready to plan, and the source of its weights.
 
-    An ONNX model has `weights`, which reads them one at a time (none when the file holds none); a PyTorch model has its
-    `module`, which `build` gives when it is first asked for, and the `torch` record of its import.
-    `source` is the graph as imported, without an added loss; `inputs` the example inputs' tensors in the graph's order, and
-    `call` the arguments that hold them; `loss` the function that was given for it; `notes` sentences worth telling the user. `dtype`: the
-    floating-point type that was asked for; `given`: a PyTorch module as it was before it was cast to that.
+    An ONNX model has `weights`, which reads them one at a time (None if the file holds none). A PyTorch model has
+    `module`, which `build` makes when it is first needed, and the `torch` record of its import. `source`: the graph as
+    imported, without an added loss. `inputs`: the tensors of the example inputs in the graph's order; `call`: the
+    arguments that hold them. `loss`: the user's loss function. `notes`: sentences worth telling the user. `dtype`: the
+    floating-point type that was asked for. `given`: the PyTorch module before its cast to that type.
     """
 
     graph: Graph

@@ -20,7 +20,7 @@ from .plan import Plan
 
 
 def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> Cluster:
-    """The cluster that a plan was made for, or `cluster` in its place, sized to the plan's devices; it must have the mesh's levels."""
+    """The cluster of a plan, or `cluster` instead, sized to the plan's devices; it must have the levels of the mesh."""
     if cluster is None and plan.cluster not in presets():
         raise UsageError(f"the plan's cluster {plan.cluster!r} is no preset: give its file with --cluster")
     found = cluster if isinstance(cluster, Cluster) else load_cluster(cluster or plan.cluster)
@@ -87,7 +87,7 @@ def _is_onnx(model: Any) -> bool:
 
 
 def _example_inputs(plan: Plan, module: Any) -> Any:
-    """Zeros of the planned shapes, by name where all names are arguments of the module, else as positional arguments."""
+    """Zeros of the planned shapes: by name if all names are arguments of the module, else as positional arguments."""
     import torch
 
     zeros = {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in plan.model.inputs.items()}

@@ -1,4 +1,4 @@
-"""The user's own operators: giving them rules, having rules found by execution, and planning without any."""
+"""The user's own operators: rules given by hand, rules found by execution, and planning without a rule."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def register_rule(
 ) -> Any:
     """Give operators a sharding rule, from now on in this process.
 
-    `kinds`: `"mylib.my_op.default"` (several separated by spaces; `mylib::my_op` means its default overload), a `torch.ops`
-    operator or overload, what `torch.library.custom_op` returns, or a sequence of these. `rule`: the notation, or a function of
-    the call that writes it. Without `rule` this is a decorator: of the operator where the text given is a rule, else of the
-    function that writes the rule. `linear`, `products`, `differentiable`, `saves`, `view`: see `autopar.sharding.rules.Entry`.
-
-    `samples`: calls (a tuple of arguments, or a dict by name) on which the rule is proven by execution before it is accepted, on
-    meshes of 2, 3 and 2 x 2: sizes that divide by 12 let every split be tried. Raises a `RuleError` where the rule is unreadable,
-    contradicts itself or an execution, or an operator has a rule already.
+    `kinds`: `"mylib.my_op.default"` (several separated by spaces; `mylib::my_op` means its default overload), a
+    `torch.ops` operator or overload, the result of `torch.library.custom_op`, or a sequence of these. `rule`: the
+    notation, or a function of the call that writes it. Without `rule` this is a decorator: of the operator if the given
+    text is a rule, else of the function that writes the rule. `linear`, `products`, `differentiable`, `saves`, `view`:
+    see `autopar.sharding.rules.Entry`. `samples`: calls (a tuple of arguments, or a dict by name). The rule is accepted
+    only after a proof by executing them on meshes of 2, 3 and 2 x 2; sizes that divide by 12 let every split be tried.
+    Raises `RuleError` if the rule is unreadable or contradicts itself or an execution, or if an operator already has a
+    rule.
     """
     columns: dict[str, Any] = {
         "linear": tuple(tuple(members) for members in linear), "products": tuple(products), "differentiable": differentiable,
@@ -99,7 +99,7 @@ def _kind(name: str) -> str:
 
 
 def _check_columns(rule: RuleText, columns: Mapping[str, Any]) -> None:
-    """Refuse what contradicts itself before anything is planned with it."""
+    """Refuse contradictory columns before anything is planned with them."""
     if columns["saves"] not in SAVES:
         raise RuleError(unknown("kind of saved tensors", columns["saves"], map(repr, SAVES)))
     if not isinstance(rule, str):
@@ -129,9 +129,9 @@ def import_rules(modules: Iterable[str]) -> None:
 
 
 def provide_rules(model: LoadedModel, *, discover: bool, replicate_unknown: bool) -> tuple[LoadedModel, tuple[str, ...]]:
-    """The model with its unknown operators provided for as asked: found by execution, else whole; and sentences that say so.
+    """The model with rules for its unknown operators, found by execution or else whole, and sentences about them.
 
-    An operator whose rule cannot be found is an error that names all of them, unless it is to be whole.
+    Operators whose rules cannot be found raise one `DiscoveryError` that names them all, unless they are to be whole.
     """
     notes: list[str] = []
     failures: dict[str, str] = {}
@@ -149,7 +149,8 @@ def provide_rules(model: LoadedModel, *, discover: bool, replicate_unknown: bool
 
 
 def _discovered(model: LoadedModel, failures: dict[str, str]) -> list[str]:
-    """Find the rules of a model's unknown operators, one for each signature; what goes wrong is added to `failures`."""
+    """Find the rules of a model's unknown operators, one for each signature; add the reasons of failures to `failures`.
+    """
     calls = {signature(call): call for call in (Call.of(model.graph, op) for op in without_rule(model.graph))}
     if not calls:
         return []
@@ -182,9 +183,10 @@ def found_rule(found: Discovery, key: str) -> FoundRule:
 
 
 def bring_rules(model: LoadedModel, plan: Plan) -> LoadedModel:
-    """The model with what the plan says of operators without a rule.
+    """The model with the plan's rules for operators without a rule.
 
-    A plan file may say anything, and the table is for every model of this process: a rule is proven by executing the operator first.
+    A plan file may say anything, and the table is for every model of this process, so a rule is first proven by
+    executing the operator.
     """
     calls: dict[tuple[str, str], list[Call]] = {}
     for call in (Call.of(model.graph, op) for op in model.graph.operators if plan.rules):
@@ -202,7 +204,7 @@ def bring_rules(model: LoadedModel, plan: Plan) -> LoadedModel:
 
 
 def _prove(rule: FoundRule, calls: Sequence[Call], model: LoadedModel, plan: Plan) -> None:
-    """A `PlanError` unless the operator, executed on small shards, does what the rule says, on every factor that the plan splits."""
+    """Raise a `PlanError` unless execution on small shards confirms the rule on every factor that the plan splits."""
     try:
         from autopar.runtime.discovery import prove_call
         from autopar.runtime.proof import Disproved
@@ -224,11 +226,12 @@ def _prove(rule: FoundRule, calls: Sequence[Call], model: LoadedModel, plan: Pla
 
 
 def discover(target: str | Callable[..., Any], *inputs: Any, **arguments: Any) -> Discovery:
-    """Find an operator's sharding rule by executing it on small shards, and prove it; `print(found.line)` shows how to register it.
+    """Find an operator's sharding rule by executing it on small shards, and prove it; `found.line` registers it.
 
-    `target`: an operator of `torch.ops` or its name, with example inputs in the order of its arguments; or `package:function`, which
-    returns (operator or function, example inputs[, keyword arguments]), or is the function itself where the module also has
-    `<function>_inputs`. Raises a `DiscoveryError` where the operator is no function of its inputs.
+    `target`: an operator of `torch.ops` or its name, with example inputs in the order of its arguments; or
+    `package:function`, which returns (operator or function, example inputs[, keyword arguments]), or is the function
+    itself if the module also has `<function>_inputs`. Raises `DiscoveryError` if the operator is not a function of its
+    inputs.
     """
     from autopar.runtime.discovery import discover_target
 

@@ -1,4 +1,4 @@
-"""Files that are written: whole or not at all, to regular files alone, never over what a command reads."""
+"""Output files: written whole or not at all, only to regular files, never over a command's input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .errors import UsageError
 
 
 def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Refuse at once what could not, or must not, be written after the work; `inputs` are files that the command reads."""
+    """Refuse, before the work, a path that cannot or must not be written; `inputs` are files that the command reads."""
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"{path}: cannot be written: " + ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}"))
     _target(path)
@@ -25,7 +25,8 @@ def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file through a temporary one beside it, so that a reader never sees half of it; a link is followed to what it names."""
+    """Write a file through a temporary one in its folder, so that a reader never sees half of it; links are followed.
+    """
     target = _target(path)
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
@@ -42,7 +43,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def _target(path: Path) -> Path:
-    """The regular file, present or not, that a path leads to: replacing a device or a pipe would remove it for everybody."""
+    """The regular file, present or not, at the end of a path's links; replacing a device or pipe would remove it for
+    all.
+    """
     try:
         found = path.resolve()
         odd = found.exists() and not found.is_file()
@@ -54,7 +57,7 @@ def _target(path: Path) -> Path:
 
 
 def _mode(target: Path) -> int:
-    """The permissions of the file that is replaced, else those of a new one."""
+    """The permissions of the replaced file, or else of a new one."""
     if target.exists():
         return target.stat().st_mode & 0o777
     umask = os.umask(0)

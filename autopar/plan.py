@@ -1,4 +1,4 @@
-"""`Plan`: the strategy checkpoint, its file, and how it is matched with a model."""
+"""`Plan`: the strategy checkpoint, its file, and its match with a model."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ UPGRADED = 1
 class Plan(Part):
     """All strategies of a model on a mesh, with the predicted costs.
 
-    `mesh`: of the devices, or of each stage's where there are `stages` (none are listed where there is but one). `unused`: devices of
-    the cluster that the plan leaves idle. `redistributions`: for every tensor the chains of layouts that bring it to its readers. `rules`:
-    those that were found for this model rather than taken from the table; `replicated`: the operator kinds without a rule, computed
+    `mesh`: of all devices, or of each stage's devices if there are `stages` (a single stage is not listed). `unused`:
+    idle devices of the cluster. `redistributions`: for every tensor the chains of layouts that bring it to its readers.
+    `rules`: rules found for this model, not taken from the table. `replicated`: operator kinds without a rule, computed
     whole on every device.
     """
 
@@ -78,7 +78,7 @@ class Plan(Part):
         return mesh
 
     def __repr__(self) -> str:
-        """What is planned, where, and how long a step takes: the operators are thousands."""
+        """Model, mesh and seconds of a step, not its thousands of operators."""
         mesh = " x ".join(f"{axis.name}={axis.size}" for axis in self.mesh) or "one device"
         stages = f"{len(self.stages) // self.schedule.interleave} stages of " if self.stages else ""
         return f"Plan({self.model.name!r}, {self.model.mode}, {stages}{mesh} of {self.cluster}, {self.predicted.step:.4g} s a step)"
@@ -106,7 +106,7 @@ class Plan(Part):
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a strategy checkpoint; a file that is none is a `PlanError` that says what is wrong with it."""
+        """Read a strategy checkpoint; `PlanError` with the fault for any other file."""
         path = Path(path)
         try:
             if path.stat().st_size > PLAN_BYTES:
@@ -132,7 +132,7 @@ class Plan(Part):
             raise PlanError(f"{path}: not a valid plan: {where}: {first['msg']} ({error.error_count()} problems in all)") from error
 
     def summary(self) -> str:
-        """What the plan comes to, in lines: times and memory with their units."""
+        """Times and memory of the plan, in lines with units."""
         import autopar
 
         return str(autopar.summary(self))
@@ -143,17 +143,17 @@ class Plan(Part):
         return str(autopar.summary_html(self))
 
     def what_if(self, model: Any, example_inputs: Any = None, **asked: Any) -> Any:
-        """The best plan if something were otherwise, beside this one: `autopar.what_if(self, model, ...)`."""
+        """The best plan under changed conditions, compared with this one: `autopar.what_if(self, model, ...)`."""
         import autopar
 
         return autopar.what_if(self, model, example_inputs, **asked)
 
     def differences(self, graph: Graph) -> list[str]:
-        """What keeps the plan from matching a model, in words; empty where it matches."""
+        """The differences between the plan and a model, in words; empty if it matches."""
         return _differences(self, graph)
 
     def require_match(self, graph: Graph) -> None:
-        """Raise a `PlanError` that lists what differs, unless the plan is for this very model."""
+        """Raise a `PlanError` that lists the differences, unless the plan is for this very model."""
         found = self.differences(graph)
         if found:
             shown = "\n  ".join(found[:20]) + (f"\n  and {len(found) - 20} more" if len(found) > 20 else "")
@@ -185,7 +185,7 @@ class Plan(Part):
             raise PlanError(f"the plan stores {name!r} as [{format_layout(layout)}]; what is stored is whole or split on each axis")
 
     def _decided(self, analysis: Analysis) -> Decided:
-        """What the file says, in our words."""
+        """The decisions in the file, as layouts and chains."""
         try:
             storage = {name: parse_layout(parameter.storage) for name, parameter in self.parameters.items()}
             outputs = {name: parse_layout(text) for name, text in self.outputs.items()}
@@ -195,7 +195,7 @@ class Plan(Part):
         missing = [name for name in (*analysis.outputs, *(t.name for t in analysis.graph.parameters)) if name not in {**outputs, **storage}]
         if missing:
             raise PlanError(f"the plan gives no layout for {', '.join(map(repr, missing[:10]))}")
-        # In evaluation a model gives less than it was planned to give.
+        # In evaluation a model has fewer outputs than planned.
         given = outputs if self._is_of(analysis.graph) else {}
         unknown = [name for name in (*storage, *given) if name not in analysis.graph.tensors]
         if unknown:
@@ -236,7 +236,7 @@ class Plan(Part):
         return build_program(analysis.graph, self.assignment(analysis))
 
     def execution(self, analysis: Analysis) -> Execution:
-        """How a step of the plan is executed; a `PlanError` says what of it cannot be."""
+        """The execution of a step of the plan; `PlanError` if part of it cannot be executed."""
         if not self.stages:
             return execution(self.assignment(analysis), analysis, self.schedule.in_stage)
         meshes = tuple(mesh_of(stage.mesh) for stage in self.stages)
@@ -291,7 +291,7 @@ def _other_inputs(plan: Plan, graph: Graph) -> list[str]:
 
 
 def as_text(layouts: Mapping[str, Layout]) -> dict[str, str]:
-    """Layouts as they stand in the file."""
+    """Layouts in the notation of the file."""
     return {name: format_layout(layout) for name, layout in layouts.items()}
 
 

@@ -1,4 +1,4 @@
-"""Whether the parts of a plan fit one another, asked before a plan file is read without its model, against which it would be matched."""
+"""Checks that the parts of a plan file fit one another, where it is read without its model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .sharding.layout import parse_layout
 
 
 def require_consistent(plan: Plan) -> None:
-    """Raise a `PlanError` unless strategies and layouts have a place for each axis, layouts can be read, and stages hold equal chunks."""
+    """Raise a `PlanError` unless strategies and layouts have a readable entry per axis, and stages hold equal chunks.
+    """
     if plan.stages and len(plan.stages) % plan.schedule.interleave:
         raise PlanError(f"the plan has {len(plan.stages)} chunks, which are not {plan.schedule.interleave} for each stage")
     lengths = {len(plan.mesh), *(len(stage.mesh) for stage in plan.stages)}

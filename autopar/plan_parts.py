@@ -1,4 +1,4 @@
-"""The parts of a strategy checkpoint: what its file holds, validated on load."""
+"""The parts of a strategy checkpoint's file, validated on load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .sharding.schedule import UNIT_BYTES, Reductions, Schedule, Types
 
 
 class Part(BaseModel):
-    """Nothing beside the named fields, and nothing changes."""
+    """Only the named fields, and none of them changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -39,7 +39,7 @@ class InputSpec(Part):
 
 
 class ModelSpec(Part):
-    """Which model the plan is for, and how it is run; `dtype`: the floating-point type to which it was cast (null: it keeps its own)."""
+    """The model of the plan, and how it runs; `dtype`: the floating-point type of its cast (null: it keeps its own)."""
 
     name: str
     fingerprint: str
@@ -61,7 +61,7 @@ class AxisSpec(Part):
 class OperatorPlan(Part):
     """An operator's strategy: one factor (or R, B, P) for each mesh axis.
 
-    `inputs` and `outputs` pair its tensors with the layouts that follow, for those who read the plan without the model.
+    `inputs` and `outputs` pair its tensors with the layouts that follow, for readers without the model.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class OperatorPlan(Part):
 
 
 class ParameterPlan(Part):
-    """A parameter's storage layout, and where its optimizer state is: on the device, or in the memory of the device's host."""
+    """A parameter's storage layout, and the place of its optimizer state: the device's memory or its host's."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -93,7 +93,7 @@ class RulePlan(Part):
 
 
 class CollectivePlan(Part):
-    """One collective of a step, as priced: its phase, kind, mesh axis, bytes and seconds, and the tensor that it moves."""
+    """One priced collective of a step: phase, kind, mesh axis, bytes, seconds, and the tensor that it moves."""
 
     phase: str
     kind: str
@@ -125,13 +125,14 @@ FormatName = Annotated[str, AfterValidator(_gradient_format)]
 
 
 class ReductionsPlan(Part):
-    """How gradients are brought home, where it is another way than in units of about equal bytes, summed.
+    """How gradients are reduced, where that differs from sums in units of about equal bytes.
 
-    `fused`: sets of parameters, each a unit of its own. `cuts`: the other parameters, in the order in which the backward pass gives their
-    gradients, make a unit up to each of these numbers, and one of the rest. `local`: parameters of which every rank has its own, whose
-    gradients are not summed. Gradients are multiplied by `weight` and, with `mean`, divided by the number of ranks that share them.
-    `formats`: parameters whose gradients travel in another format where they are summed whole: a floating-point type, or low-rank factors
-    (`powersgd-R` of rank R, `powersgd/F` of a share 1 / F of the elements).
+    `fused`: sets of parameters, each a unit of its own. `cuts`: bounds of the units of the other parameters, counted in
+    the order in which the backward pass gives their gradients; the parameters behind the last bound make one more unit.
+    `local`: parameters of which every rank has its own, whose gradients are not summed. `formats`: parameters whose
+    gradients travel in another format where they are summed whole: a floating-point type, or low-rank factors
+    (`powersgd-R` of rank R, `powersgd/F` of a share 1 / F of the elements). Gradients are multiplied by `weight` and,
+    with `mean`, divided by the number of ranks that share them.
     """
 
     fused: tuple[tuple[str, ...], ...] = ()
@@ -143,16 +144,17 @@ class ReductionsPlan(Part):
 
 
 class SchedulePlan(Part):
-    """When the work of a step is done, and in which types, beside where.
+    """The order and the number types of a step's work.
 
-    `micro_batches`: equal parts of the global batch, run one after the other, their gradients added up. `recompute`: segments, each
-    the names of operators whose outputs are made again in the backward pass. `gathered`: parameters stored split and used whole
-    are "kept" from their first use to the backward pass (ZeRO 1 and 2) or gathered "again" (ZeRO 3). `accumulated`: gradients of kept
-    parameters are added up "whole" and scattered once a step (ZeRO 1), or as "shards" after every micro-batch (ZeRO 2). `pipeline`,
-    `interleave`: the order in which stages run micro-batches, and how many chunks of the model each holds. `master`: the type in which
-    trained parameters are stored and updated; `reduce`: that in which their gradients travel and are added up (null: the type in which
-    they are used). `unit_bytes`, `prefetch`: parameters are gathered, and their gradients reduced, in units of about so many bytes, so many
-    segments of the model ahead. `reductions`: how gradients are brought home.
+    `micro_batches`: equal parts of the global batch, run one after the other, their gradients added up. `recompute`:
+    segments, each the names of operators whose outputs are computed again in the backward pass. `gathered`: parameters
+    stored split and used whole stay "kept" from their first use to the backward pass (ZeRO 1 and 2) or are gathered
+    "again" (ZeRO 3). `accumulated`: gradients of kept parameters are added up "whole" and scattered once a step (ZeRO
+    1), or added up as "shards" after every micro-batch (ZeRO 2). `pipeline`, `interleave`: the order in which stages
+    run micro-batches, and the number of chunks of the model on each. `master`: the type in which trained parameters are
+    stored and updated; `reduce`: the type in which their gradients travel and are added up (null: the type in which
+    they are used). `unit_bytes`: the approximate size of the units in which parameters are gathered and their gradients
+    reduced; `prefetch`: how many segments ahead a unit is gathered. `reductions`: how gradients are reduced.
     """
 
     micro_batches: int = Field(default=1, ge=1, le=MICRO_BATCHES)
@@ -174,7 +176,7 @@ class SchedulePlan(Part):
 
     @property
     def in_stage(self) -> Schedule:
-        """The part of it that concerns one stage."""
+        """The part of the schedule inside one stage."""
         return Schedule(
             micro_batches=self.micro_batches, recompute=self.recompute, gathered=self.gathered, accumulated=self.accumulated,
             unit_bytes=self.unit_bytes, prefetch=self.prefetch, types=self.types, reductions=Reductions(**dict(self.reductions)),
@@ -182,14 +184,13 @@ class SchedulePlan(Part):
 
 
 class StagePlan(Part):
-    """One pipeline stage (or one of its chunks, where stages are interleaved: chunk k of p stages lies on the devices of stage k modulo p).
+    """One pipeline stage, or one of its chunks: chunk k lies on stage k modulo the number of stages.
 
-    It holds the operators from `first` on, in the model's order, to where the next one begins, on devices of its own.
-
-    `cluster`: the part of a cluster of several device types that its devices belong to (empty: there is one type). `forward`,
-    `backward`: predicted seconds of one micro-batch. `memory`: predicted bytes of one of its devices at the peak. `moved`, `once`: seconds
-    of the collectives of a step, of all micro-batches (within forward and backward), and of parameters once. `handed`: bytes of a
-    micro-batch that one of its devices sends to the next stage, in `send` seconds.
+    It holds the operators from `first` to the next one's `first`, in the model's order, on devices of its own.
+    `cluster`: the pool of its devices in a cluster of several device types (empty: one type). `forward`, `backward`:
+    predicted seconds of one micro-batch. `memory`: predicted peak bytes of one device. `moved`: seconds of a step's
+    collectives, of all micro-batches (part of forward and backward); `once`: seconds of the parameters' collectives
+    once a step. `handed`: bytes of a micro-batch that one device sends to the next stage, in `send` seconds.
     """
 
     first: str
@@ -210,10 +211,11 @@ class StagePlan(Part):
 
 
 class Predicted(Part):
-    """Seconds of one step and bytes of one device, by part; of the communication, `overlapped` seconds run under computation.
+    """Seconds of one step and bytes of one device, by part.
 
-    `bubble`: seconds that the slowest stage waits for others. `host_memory`: bytes beside, in the memory of the device's host, and
-    `streamed`: by how many seconds they make the update longer. All figures are those of the slowest stage, and of the fullest device.
+    `overlapped`: seconds of the communication that run under computation. `bubble`: seconds that the slowest stage
+    waits for others. `host_memory`: further bytes in the memory of the device's host; `streamed`: seconds that they add
+    to the update. All figures are those of the slowest stage and of the fullest device.
     """
 
     step: float
@@ -232,9 +234,10 @@ class Predicted(Part):
 class Provenance(Part):
     """Who made the plan: version of autopar, search method, seed, and the optimality gap.
 
-    `objective`: seconds as the search adds them up. `lower_bound`: seconds that no plan undercuts of all that the search could have tried
-    (on meshes of up to two axes, unless one was given); `gap`: of the predicted step above it, as a share of it (null: not bounded).
-    `complete`: whether the search ran to its end or was interrupted, when the gap counts all that it left undone.
+    `objective`: seconds as the search adds them up. `lower_bound`: a lower bound on the seconds of every plan in reach
+    of the search (on meshes of up to two axes, unless one was given). `gap`: the predicted step's excess over it, as a
+    share (null: not bounded). `complete`: whether the search ran to its end; if it was interrupted, the gap counts
+    everything left undone.
     """
 
     autopar: str

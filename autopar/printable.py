@@ -1,4 +1,5 @@
-"""Names from files as a terminal may be given them: what would move its cursor, colour it or reverse its text is spelled out."""
+"""Names from files, made safe for a terminal: characters that move its cursor, colour or reverse text are spelled out.
+"""
 
 from __future__ import annotations
 

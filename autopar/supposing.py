@@ -1,4 +1,4 @@
-"""What the best plan would be if something were otherwise: memory, link speeds, devices, batch, or strategies that are forced."""
+"""The best plan under changed conditions: memory, link speeds, devices, batch, or forced strategies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEPT = ("mesh", "stages", "micro_batches", "recompute", "zero", "offload", "sche
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """A plan, what was `asked` of it in words, and the plan found then."""
+    """A plan, the conditions `asked` in words, and the plan found under them."""
 
     plan: Plan
     asked: tuple[str, ...]
@@ -52,7 +52,7 @@ class WhatIf:
         )  # fmt: skip
 
     def tables(self) -> tuple[Table, ...]:
-        """Figures side by side, and what is split or stored otherwise."""
+        """Figures side by side, and differences in splits and storage."""
         return difference_tables(self.plan, self.other)
 
     def __repr__(self) -> str:
@@ -78,12 +78,13 @@ def what_if(
     progress: Progress | None = None,
     **pinned: Any,
 ) -> WhatIf:
-    """Plan the model of `plan` again with something changed, and set the plan found beside it.
+    """Plan the model of `plan` again under changed conditions, and compare the two plans.
 
-    `memory`: bytes per device, or a text such as "40GiB". `links`: by level of the cluster a factor (0.5, "2x") or a bandwidth
-    ("100GB/s"). `devices`, `cluster`, `batch`: in place of the plan's. `pinned`: what `autopar.plan` fixes: `pins`, `scheme`, `mesh`,
-    `stages`, `micro_batches`, `recompute`, `zero`, `offload`, `schedule`, `interleave`. `keep`: whether what the plan chose of these stays
-    where nothing else is said; otherwise all is searched again. Raises the errors of `autopar.errors`.
+    `memory`: bytes per device, or a text such as "40GiB". `links`: by level of the cluster a factor (0.5, "2x") or a
+    bandwidth ("100GB/s"). `devices`, `cluster`, `batch`: replace those of the plan. `pinned`: choices to fix, as for
+    `autopar.plan`: `pins`, `scheme`, `mesh`, `stages`, `micro_batches`, `recompute`, `zero`, `offload`, `schedule`,
+    `interleave`. `keep`: whether the plan's own choices of these stay where `pinned` has none; otherwise all is
+    searched again. Raises the errors of `autopar.errors`.
     """
     wrong = [name for name in pinned if name not in (*KEPT, "pins", "scheme")]
     if wrong:
@@ -124,7 +125,7 @@ def scaled(cluster: Cluster, links: Mapping[str, float | str]) -> Cluster:
 
 
 def _kept(plan: Plan, devices: int) -> dict[str, Any]:
-    """What the plan chose of the outer search; a plan whose stages differ cannot be held to it."""
+    """The plan's choices in the outer search; stages that differ cannot be kept."""
     if any(stage.mesh != plan.mesh for stage in plan.stages):
         raise UsageError("the plan's stages are on different meshes, which cannot be kept")
     schedule, train = plan.schedule, plan.model.mode == "train"
@@ -142,7 +143,7 @@ def _asked(
     memory: float | str | None, links: Mapping[str, float | str], devices: int | None, cluster: object, batch: int | None,
     pinned: Mapping[str, Any], keep: bool,
 ) -> Sequence[str]:  # fmt: skip
-    """What was asked, in words."""
+    """The changed conditions, in words."""
     said = [f"{memory if isinstance(memory, str) else bytes_text(memory)} of memory"] if memory is not None else []
     said += [f"{name} at {value if isinstance(value, str) else f'{value:g}x'}" for name, value in links.items()]
     said += [f"{devices} devices"] if devices is not None else []

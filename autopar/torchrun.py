@@ -1,4 +1,4 @@
-"""`python -m autopar.torchrun`: torchrun, with its arguments, that ends with 0 at SIGTERM where all ranks saved and ended with 0."""
+"""`python -m autopar.torchrun`: torchrun, but with exit code 0 after SIGTERM if all ranks saved and ended with 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster is, and what communication and computation cost on it."""
+"""Clusters, and the cost of communication and computation on them."""
 
 from .cluster.file import dump, load_cluster, presets
 from .cluster.level import Level

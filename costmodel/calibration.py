@@ -1,9 +1,10 @@
-"""Calibration: from repeated measurements on ranks to the figures of a cluster, or to an error where the repeats do not agree (the device
-is fitted in `device_calibration`).
+"""Calibration: repeated measurements on ranks become the figures of a cluster, or an error if the repeats disagree.
 
-collectives      alpha + beta * min(x, limit) + beta_above * max(x - limit, 0): the break that leaves the least squared relative
-                 error, figures not negative (least squares by active sets: Lawson and Hanson 1974)
-noise            of the repeats, the fastest three must agree, since what disturbs a measurement only adds time; their median counts
+The device is fitted in `device_calibration`.
+
+collectives   alpha + beta * min(x, limit) + beta_above * max(x - limit, 0): the break with the least squared relative
+              error, figures not negative (least squares by active sets: Lawson and Hanson 1974)
+noise         the fastest three repeats must agree, since a disturbance only adds time; their median counts
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ Key = tuple[str, str, int, int]
 """Collective, level, group size, bytes."""
 
 AGREE = 3
-"""How many repeats must agree."""
+"""The number of repeats that must agree."""
 TOLERANCE = 0.10
-"""How far they may differ, as a fraction of the fastest."""
+"""Their largest difference, as a fraction of the fastest."""
 WORTH, EXACT = 0.9, 1e-10
-"""A second segment is kept where it leaves less than this part of the error of one line, and one line is not exact (squared error)."""
+"""A second segment is kept if the squared error falls below `WORTH` times that of one line, and one line is not exact.
+"""
 
 
 def spread(repeats: Sequence[float]) -> float:
-    """How far the fastest `AGREE` repeats differ, as a fraction; infinite where there are not as many.
+    """The difference of the fastest `AGREE` repeats, as a fraction; infinite if there are fewer repeats.
 
     >>> round(spread([1.0, 2.0, 1.05, 1.02]), 3), spread([1.0, 1.0])
     (0.05, inf)
@@ -140,12 +142,12 @@ def fit_collectives(times: Mapping[Key, Sequence[float]], drivers: Mapping[tuple
 
 
 def _constant(curve: Curve) -> Curve:
-    """The time of what moves no bytes."""
+    """The curve of a collective that moves no bytes."""
     return Curve(alpha=float(curve.seconds(1.0)), beta=0.0)
 
 
 def fit_level(name: str, size: int, measured: Sequence[Measured], *, shared_by: int) -> tuple[Level, dict[str, str]]:
-    """A level whose latency and rate are those of one message of one sender."""
+    """A level with the latency and rate of one sender's message."""
     send = next(entry for entry in measured if (entry.kind, entry.level) == ("send", name))
     per_byte = send.curve.beta_above if send.curve.limit < math.inf else send.curve.beta
     rate = min(shared_by, send.drivers) / max(per_byte, 1e-15)
@@ -155,7 +157,7 @@ def fit_level(name: str, size: int, measured: Sequence[Measured], *, shared_by: 
 
 
 def ports_shared(alone: Sequence[float], together: Sequence[float], ranks: int) -> int:
-    """By how many of the `ranks` of a node a port is shared: how much slower a message is when all of them send at once.
+    """The number of a node's `ranks` that share a port, from the slowdown when all of them send at once.
 
     >>> ports_shared([1.0] * 3, [4.1] * 3, 4), ports_shared([1.0] * 3, [1.05] * 3, 4)
     (4, 1)
@@ -168,8 +170,7 @@ def calibrated(
     name: str, backend: str, device: tuple[Device, Mapping[str, str]], levels: Sequence[tuple[Level, Mapping[str, str]]], measured:
     Sequence[Measured], *, inside: Cluster | None = None, cores: int | None = None,
 ) -> Cluster:  # fmt: skip
-    """The cluster of what was measured, on hosts of so many `cores`; with `inside`, the ranks across nodes stand for whole nodes calibrated
-    before."""
+    """The measured cluster on hosts of `cores`; with `inside`, each rank across nodes stands for a whole node calibrated before."""
     sources = {where: Source.of(text) for part in (device, *levels) for where, text in part[1].items()}
     shared = len(levels) == 1 and backend == "gloo" and levels[0][0].name != "nic"
     found = Cluster(

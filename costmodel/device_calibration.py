@@ -1,8 +1,8 @@
-"""A device from repeated measurements on its ranks: kernels in the same form as those of devices fitted to published tables.
+"""A device from repeated measurements on its ranks: kernels in the form of those fitted to published tables.
 
-products     constants of `device.products` by least squares on log(predicted / measured); what so few shapes do not tell is neutral
-attention    the rate at which `device.attention` takes what one shape took, forward, and backward beside it
-elementwise  the part of the memory's rate that a stream of the usual operators reaches
+products     constants of `device.products` by least squares on log(predicted / measured); undetermined ones stay neutral
+attention    rates at which `device.attention` reproduces the seconds of one shape, forward and backward
+elementwise  the share of the memory's rate that a stream of the usual operators reaches
 residuals    each shape priced by constants that were fitted to the others
 """
 
@@ -34,23 +34,27 @@ SIDES: Mapping[str, tuple[float, float, float]] = {
     "rate": (0.9, 0.05, 1.5), "small": (0.8, 0.1, 1.1), "prologue": (8.0, 0.0, 400.0), "epilogue": (8.0, 0.0, 400.0),
     "stream": (0.8, 0.1, 4.0), "launch": (3e-6, 1e-7, 1e-3),
 }  # fmt: skip
-"""Of each constant that is fitted the start, the least and the most; `small`: the rate of the smallest tiles, which those between share."""
+"""Start, least and most of each fitted constant; `small`: the rate of the smallest tiles; larger ones are interpolated.
+"""
 FEW = 8
 """From fewer shapes no residuals are told."""
 FALLS = 0.5
-"""Larger products whose time is less than this part of a smaller one's are noise."""
+"""A larger product in less than this share of a smaller one's time is noise."""
 GENERATIONS = ("flash1", "flash2", "flash3", "cudnn")
 KERNEL = "measured"
 WAVES, FIRM, CACHE = 0.5, 4.0, 1e6
-"""What is neither fitted nor known: how far waves are whole on many units, how sharply traffic and arithmetic hide each other, no limit
-by a cache."""
+"""Constants neither fitted nor known: wholeness of waves on many units, sharpness of the overlap of traffic and
+arithmetic, and a cache that never limits.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRepeats:
-    """Repeats of seconds on a device: `products` by dtype, m, n, k; a `copy` and a `stream` of the usual operators between products,
-    which read and write `copied` and `streamed` bytes; causal `attention` "forward", and "backward" with forward, of `attention_shape`
-    (batch, heads, sequence, width); a launch.
+    """Repeated measurements on a device, in seconds.
+
+    `products`: by dtype, m, n, k. `copy`, `stream`: a copy, and the usual operators between products, which read and
+    write `copied` and `streamed` bytes. `attention`: causal, "forward", and "backward" including forward, of
+    `attention_shape` (batch, heads, sequence, width). Also a launch.
     """
 
     name: str
@@ -74,7 +78,7 @@ class DeviceRepeats:
 
 
 def product_form(constants: Mapping[str, float], units: float) -> ProductForm:
-    """The form of what is fitted; on one unit tiles need not fill waves, and no inner side is split."""
+    """The form with the fitted constants; on one unit tiles need not fill waves, and no inner side is split."""
     clock = Clock(rate=constants["rate"], heat=0.0, warm=1.0)
     small = constants["small"]
     return ProductForm(
@@ -137,7 +141,7 @@ def attention_form(found: DeviceRepeats, scores: Scores, speed: Speed) -> Attent
 
 
 def fitted_to(products: Floats, count: int) -> Fitted:
-    """How the constants of products came about."""
+    """The provenance of the constants of products."""
     if not len(products):
         return Fitted(kind="measured", source="measured on all ranks at once", rows=count)
     errors, left = np.expm1(-products), Residual.of(products)

@@ -1,11 +1,11 @@
-"""Which formats gradients should have: those that save most time for the error that they bring, within a budget.
+"""Formats for gradients: those that save most time within a budget of relative error.
 
-The relative error of a gradient of N elements whose parameters i have N_i of them is taken to be
+The relative error of a gradient of N elements, whose parameters i have N_i of them, is taken to be
 
     E^2 = sum_i N_i e_i^2 / N      e = 2^-9 (bfloat16), 2^-12 (float16), sqrt(1 - r / k) (factors of rank r of a matrix of rank k)
 
-the last for the flattest of spectra, the worst case. Beginning with all of them exact, the step is taken again and again that saves most
-seconds for what it adds to E^2, as long as E stays within the budget.
+The last holds for the flattest spectrum, the worst case. From exact gradients, the step that saves most seconds per
+added E^2 is taken again and again, as long as E stays within the budget.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OFFERED = ("bfloat16", *(f"powersgd-{2**power}" for power in range(10)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradient:
-    """A parameter's gradient as it is summed: its shape and type, and the seconds of a message by its bytes."""
+    """A parameter's gradient in its sum: shape, type, and the seconds of a message as a function of its bytes."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -35,7 +35,7 @@ class Gradient:
         return math.prod(self.shape)
 
     def of(self, form: str | None) -> tuple[float, float]:
-        """Seconds and squared relative error in a format (None: as it is)."""
+        """Seconds and squared relative error in a format (None: the gradient's own type)."""
         if form is None:
             return self.seconds(self.size * DTYPE_BYTES[self.dtype]), 0.0
         rank = rank_of(form, self.shape)

@@ -1,10 +1,10 @@
-"""How far a price may be off: between which multiples of it nine measurements in ten lie, as rows said that no fit had seen.
+"""Intervals of prices: the multiples of a price between which nine measurements in ten lie.
 
     interval = exp(5th, 50th, 95th percentile of log(measured / predicted))
 
-each row predicted by constants that were fitted without its shape (`device.kernels.Fitted`, `Level.residuals`). What was not measured
-has the wide intervals below, which are those of every measured device's rows priced with the constants of every other device, scaled by
-data sheets (`benchmarks/fit_devices.py --transfer`).
+Each row is predicted by constants fitted without its shape (`device.kernels.Fitted`, `Level.residuals`). Unmeasured
+kinds have the wide intervals below. They are those of every measured device's rows, priced with the constants of every
+other device, scaled by data sheets (`benchmarks/fit_devices.py --transfer`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,18 @@ from .device.prices import TENSOR, experts_kernel, stands_for
 WIDE: Mapping[str, tuple[float, float]] = {
     "products": (0.73, 1.41), "attention": (0.56, 1.75), "grouped": (0.61, 2.41), "elementwise": (0.8, 1.25), "collectives": (0.6, 1.6),
 }  # fmt: skip
-"""Least and most of measured over predicted, by kind, where no row says more; of elementwise operators no table of rows exists: assumed."""
+"""Least and most of measured over predicted by kind, where no row says more. No table of rows exists for elementwise
+operators: assumed.
+"""
 STEP = Residual(low=-0.2275, middle=0.0226, high=0.4536, rows=1094)
 MEMORY = Residual(low=-0.0812, middle=0.0479, high=0.3842, rows=150)
-"""What predicted steps and peaks of memory leave on published runs of 22 and 10 sources, to none of which anything was fitted, every source
-weighing as much (`benchmarks/validation.py`, which prints how many of a source lie inside the interval of the others)."""
+"""Errors of predicted steps and memory peaks on published runs, to which nothing was fitted.
+
+The runs are of 22 (steps) and 10 sources (memory), each with the same weight. `benchmarks/validation.py` prints how
+many rows of a source lie inside the interval of the others.
+"""
 BACKWARD = 1.2
-"""How much wider attention is backward, whose rule rests on published ratios and not on rows: assumed."""
+"""Widening of the interval of backward attention, whose rule rests on published ratios, not on rows: assumed."""
 ALIKE: Mapping[str, str] = {
     "barrier": "all_reduce", "broadcast": "all_gather", "reduce": "reduce_scatter", "gather": "all_to_all", "scatter": "all_to_all",
     "send": "all_to_all",
@@ -42,7 +47,10 @@ ALIKE: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """Nine in ten measurements lie between `low` and `high` times the price, half of them below `middle` times it: `rows` rows say so."""
+    """Nine in ten measurements lie between `low` and `high` times the price, half of them below `middle` times it.
+
+    `rows`: the number of rows behind it.
+    """
 
     low: float
     middle: float
@@ -62,8 +70,9 @@ class Interval:
 
 
 def kernel_interval(cluster: Cluster, kind: str, what: str = "", *, direction: str = "forward") -> Interval:
-    """Of a `kind` of kernels of the cluster's device: "products" and "grouped" of a dtype, "attention" of a framework's kernel
-    ("flash2") in a `direction`, "elementwise".
+    """The interval of a `kind` of kernels of the cluster's device.
+
+    "products" and "grouped" of a dtype, "attention" of a framework's kernel ("flash2") in a `direction`, "elementwise".
 
     >>> from autopar.costmodel import load_cluster
     >>> found = kernel_interval(load_cluster("dgx-h100"), "products", "bfloat16")
@@ -83,8 +92,10 @@ def kernel_interval(cluster: Cluster, kind: str, what: str = "", *, direction: s
 
 
 def step_interval(cluster: Cluster) -> Interval:
-    """Of the seconds of a predicted step: on devices whose kernels were measured as published runs say, on others wider by what products
-    of an unmeasured device leave."""
+    """The interval of the seconds of a predicted step, from published runs.
+
+    On a device without measured kernels it is wider, by the errors of products of an unmeasured device.
+    """
     found = _of(STEP, Source(text="published runs", kind="fitted"))
     if not _products(cluster, "bfloat16"):
         low, high = WIDE["products"]
@@ -104,7 +115,8 @@ def assumed_constants(cluster: Cluster) -> list[str]:
 
 
 def collective_interval(kind: str, nbytes: float, group: int, *, level: str, cluster: Cluster) -> Interval:
-    """Of a collective as `collective_time` prices it: what the outermost level of its group was measured to leave, or the curve did."""
+    """The interval of a price of `collective_time`: the residuals of its outermost level, or of its own measured curve.
+    """
     span = parse_span(cluster, level, group)
     for entry in cluster.measured:
         if (entry.kind, entry.level, entry.group) == (kind, level, group):
@@ -137,7 +149,7 @@ def _elementwise(cluster: Cluster, _: str) -> Interval | None:
 
 
 def _attention(cluster: Cluster, name: str) -> Interval | None:
-    """A kernel that stands for another is off by its own interval and by that of the ratio between them."""
+    """The interval of an attention kernel; one priced by another kernel is wider by the assumed ratio."""
     kernels = cluster.device.kernels
     if kernels is None or name not in kernels.generations:
         return None
@@ -157,7 +169,7 @@ def _family(dtype: str) -> str:
 
 
 def _fitted(cluster: Cluster, name: str) -> Interval | None:
-    """What the rows of some constants left; None where there are none."""
+    """The interval of constants from their rows; None if there are none."""
     kernels = cluster.device.kernels
     fit = kernels.fits.get(name) if kernels else None
     if fit is None or not _known(fit):

@@ -1,8 +1,8 @@
 """The primitives of collective communication, over torch.distributed.
 
-Tensors are left as they are: each primitive gives a new one.
+A primitive never changes its argument; it returns a new tensor.
 
-    primitive        what rank i gives, of what the ranks hold as x_0 .. x_{n-1}
+    primitive        result on rank i, where rank j holds x_j
     broadcast        x_root
     reduce           op(x_0 .. x_{n-1}) on the root, None elsewhere
     all_reduce       op(x_0 .. x_{n-1})
@@ -12,8 +12,8 @@ Tensors are left as they are: each primitive gives a new one.
     reduce_scatter   part i of op(x_0 .. x_{n-1})
     all_to_all       part i of x_0, ..., part i of x_{n-1}, joined along dim 0
 
-`all_reduce` and `all_gather` take several tensors, too, and give a list: those of one type travel as one message, as collectives of one
-fusion number do.
+`all_reduce` and `all_gather` also take several tensors and return a list. Tensors of one type travel as one message,
+like collectives with one fusion number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _own(value: Tensor) -> Tensor:
 
 
 def _moved(value: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
-    """Run a primitive that only moves rows, in one piece; those of types that backends cannot carry go as bytes."""
+    """Run a primitive that only moves rows; types that backends cannot carry travel as bytes."""
     import torch
 
     from autopar.runtime.collectives import MOVABLE
@@ -110,7 +110,7 @@ def all_reduce(value: Tensor | Sequence[Tensor], op: str = "sum", group: Group =
 
 
 def _together(values: Sequence[Tensor], move: Callable[[Tensor], Tensor], *, joined: bool) -> list[Tensor]:
-    """Run a primitive on all elements of the tensors of each type; `move` gives rows, which are `joined` along dim 0, or only one."""
+    """Run a primitive once for all tensors of a type; `move` returns rows, `joined` along dim 0, or a single row."""
     import torch
 
     found: dict[int, Tensor] = {}
@@ -186,7 +186,7 @@ def reduce_scatter(value: Tensor, op: str = "sum", group: Group = None) -> Tenso
 
 
 def all_to_all(value: Tensor, group: Group = None) -> Tensor:
-    """Part j along dim 0 goes to rank j; what comes is joined in the order of the ranks."""
+    """Send part j along dim 0 to rank j; join the received parts along dim 0 in the order of the ranks."""
     import torch
     import torch.distributed as dist
 

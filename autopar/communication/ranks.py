@@ -22,11 +22,12 @@ _NAMED: dict[str, tuple[int, ...]] = {}
 
 
 def init(backend: str | None = None, *, timeout: float = 600.0) -> None:
-    """Join the process group of all ranks that the launcher describes in the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+    """Join the process group of all ranks that the launcher's environment describes.
 
-    `backend`: nccl (NVIDIA GPUs), gloo (CPUs), hccl (Ascend, where torch_npu is installed), mpi (where torch was built with it); by default
-    the one of the device at hand. `global_rank` and `device_num` of the context, where they are set, go before the environment. Where there
-    is a process group already it is taken, if its backend is the one that is asked for.
+    It reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. `backend`: nccl (NVIDIA GPUs), gloo (CPUs), hccl (Ascend,
+    where torch_npu is installed), mpi (where torch was built with it); by default the backend of the device at hand. If
+    the context sets `global_rank` and `device_num`, they overrule the environment. An existing process group is used if
+    it has the wanted backend.
     """
     import torch.distributed as dist
 
@@ -88,7 +89,7 @@ def _require_there(backend: str) -> None:
 
 
 def create_group(name: str, ranks: Sequence[int]) -> None:
-    """Name the group of these ranks; each of them calls this at the same point. In a group, ranks are numbered in ascending order."""
+    """Name the group of these ranks, numbered in ascending order; each of them calls this at the same point."""
     world = get_group_size()
     wanted = tuple(sorted(int(rank) for rank in ranks))
     if name == WORLD or name in _NAMED:
@@ -122,7 +123,7 @@ def get_group_size(group: Group = None) -> int:
 
 
 def get_world_rank_from_group_rank(group: Group, rank: int) -> int:
-    """The number among all of what is number `rank` of a group."""
+    """The global number of rank `rank` of a group."""
     ranks = ranks_of(group)
     if not 0 <= rank < len(ranks):
         raise UsageError(f"the group has the ranks 0 to {len(ranks) - 1}, not {rank}")

@@ -1,4 +1,5 @@
-"""What the context makes of a call of `autopar.plan`: the devices, the scheme or the cuts of operators, and how gradients are reduced."""
+"""The context's effect on a call of `autopar.plan`: devices, the scheme or the cuts of operators, gradient reduction.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _FIXED = "{name}={value!r} is another than the {wanted!r} of the auto-parallel c
 
 
 def in_context(context: Context, model: LoadedModel, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `plan_loaded` as the context has them; those given to `plan` beside it must not contradict it."""
+    """The arguments of `plan_loaded` with those of the context; arguments of `plan` must not contradict them."""
     context.require()
     _require_marks(context, model)
     wanted = _of_mode(context, model)
@@ -44,7 +45,7 @@ def in_context(context: Context, model: LoadedModel, given: Mapping[str, Any]) -
 
 
 def _joined(pins: Any, restriction: Restriction) -> Restriction:
-    """The context's restriction beside pins that were given."""
+    """The context's restriction joined with the given pins."""
     if not pins:
         return restriction
     own = pins if callable(pins) else Pins(operators=dict(map(parse_pin, pins)))
@@ -85,7 +86,7 @@ def _of_mode(context: Context, model: LoadedModel) -> dict[str, Any]:
     cuts, stored = cuts_of(model), {}
     if path := context.strategy_ckpt_load_file:
         if is_plan(path):
-            wanted["reuse_from"], rest = path, None  # its operators are cut as they were; the search completes what else there is
+            wanted["reuse_from"], rest = path, None  # its operators keep their cuts; the search decides the rest
         else:
             loaded = loaded_strategies(path, model.graph)
             cuts, stored = {**loaded.cuts, **cuts}, dict(loaded.parts)
@@ -115,8 +116,9 @@ def _data_parallel(context: Context, devices: int, batch: int) -> dict[str, Any]
 def reductions_of(context: Context, model: LoadedModel) -> Reductions:
     """How gradients are reduced.
 
-    In the data-parallel modes the loss that counts is each rank's own, of its part of the batch: where it is a mean, the sum over n ranks
-    is n times the gradient of the whole batch's mean. In the others the loss is that of the whole batch.
+    In the data-parallel modes each rank has a loss of its own, over its part of the batch. If that loss is a mean, the
+    sum over n ranks is n times the gradient of the whole batch's mean. In the other modes the loss is that of the whole
+    batch.
     """
     own_loss = not context.cut_by_operator and is_mean(model.graph)
     return Reductions(
@@ -138,7 +140,9 @@ def require_own(plan: Plan, graph: Graph) -> None:
 
 
 def _fused(model: LoadedModel) -> tuple[tuple[str, ...], ...]:
-    """The sets of parameters whose gradients are reduced together, as modules are marked; the innermost mark counts."""
+    """The sets of parameters whose gradients are reduced together, from the marks of modules; the innermost mark
+    counts.
+    """
     marks = {path: found["fusion"] for path, found in marked(model.given, ATTRIBUTES) if "fusion" in found}
     sets: dict[object, list[str]] = {}
     for tensor in model.graph.parameters:
@@ -152,7 +156,7 @@ _LINEAR = ("add", "sub", "mul", "div", "neg", "view", "reshape", "squeeze", "to"
 
 
 def is_mean(graph: Graph) -> bool:
-    """Whether a loss is a mean over the batch rather than a sum: by the reductions that it is made of, or else as losses usually are."""
+    """Whether a loss is a mean over the batch, not a sum: by the reductions in it, and True if there are none."""
     made = {name: op for op in graph.operators for name in op.outputs}
     seen, waiting = set(), [graph.loss]
     while waiting:
@@ -169,4 +173,4 @@ def is_mean(graph: Graph) -> bool:
 
 
 _SUMMED = 2
-"""How torch numbers the reduction "sum" of a loss function."""
+"""Torch's number of the reduction "sum" of a loss function."""

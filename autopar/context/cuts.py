@@ -1,7 +1,7 @@
-"""Cuts of operators as restrictions of the search: of each cut operator the strategies that cut just so, of the others those of the mode.
+"""Cuts of operators as restrictions of the search: cut operators have these cuts, other operators follow the mode.
 
-A cut of a dim is one of the factor that runs over it (of the outer one where a dim has several), and a factor is cut alike in all inputs.
-On mesh axes that no cut needs an operator keeps copies. Which mesh has room for the cuts, and on which axes they lie, is searched.
+A cut of a dim is a cut of its factor (the outer one of several), and a factor is cut alike in all inputs. On mesh axes
+that no cut needs, an operator keeps copies. The search finds a mesh with room for the cuts, and their axes.
 """
 
 from __future__ import annotations
@@ -112,11 +112,13 @@ def _divisible(offer: Offer) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutOperators:
-    """A restriction: `cuts` by operator; `stored`: the parts of parameters that no cut operator reads. `devices`: of a stage.
+    """A restriction of the search to cut operators.
 
-    `rest`: the axis scheme of all other operators, or None where they are free; where it splits the `batch`, so must every micro-batch be.
-    A parameter that a cut operator reads is stored as it is used there, and any other whole where the operators have a scheme. With
-    `divided` every one is stored in further parts, `parts` times as many where that is possible (None: as many as there can be).
+    `cuts`: by operator. `stored`: the parts of parameters that no cut operator reads. `devices`: of a stage. `rest`:
+    the axis scheme of all other operators, or None where they are free; if the devices then divide the global `batch`,
+    they must divide every micro-batch too. A parameter that a cut operator reads is stored in its used layout; any
+    other is stored whole if the other operators have a scheme. With `divided`, every parameter is stored in `parts`
+    times as many parts where that is possible (None: as many as there can be).
     """
 
     cuts: Mapping[str, Cuts]
@@ -170,7 +172,7 @@ class CutOperators:
 
 
 def axes_needed(cuts: Sequence[Sequence[int]], devices: int) -> int:
-    """The least number of mesh axes on which all these cuts of factors lie, each on axes of its own within its operator.
+    """The least number of mesh axes that hold all these cuts, with each operator's cuts on distinct axes.
 
     >>> axes_needed([[4, 1, 1], [1, 1, 4]], 4), axes_needed([[2, 4, 1], [8, 1, 1]], 8), axes_needed([[2, 1]], 8)
     (1, 2, 2)
@@ -189,7 +191,7 @@ def _lies(cuts: Sequence[int], sizes: Sequence[int]) -> bool:
 
 
 def _more(layout: Layout, cut: Sequence[int], mesh: Mesh) -> int:
-    """How many times as many parts a layout makes of a parameter as its use does; 0 where these are no parts of those."""
+    """The ratio of a layout's parts of a parameter to those of its use; 0 if it does not subdivide them."""
     degrees = _degrees(layout, mesh)
     if any(degrees.get(dim, 1) % count for dim, count in enumerate(cut)):
         return 0
@@ -206,7 +208,7 @@ def _degrees(layout: Layout, mesh: Mesh) -> dict[int, int]:
 
 
 def _cut_so(found: Strategies, wanted: NDArray[np.int64], mesh: Mesh) -> Bools:
-    """The strategies that cut every factor into as many parts, one behind the other, and do nothing on the other axes."""
+    """The strategies that cut every factor into the wanted number of contiguous parts and do nothing else."""
     plain = np.array([_is_plain(option) for option in found.options])
     allowed = (found.degrees(mesh.shape) == wanted).all(axis=1) & (plain[found.choices] | (np.array(mesh.shape) == 1)).all(axis=1)
     if not allowed.any():

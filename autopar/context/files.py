@@ -1,4 +1,4 @@
-"""Strategy checkpoints that the context names: what is kept of the one that is loaded, and the one that is saved."""
+"""Strategy checkpoints that the context names: the one to load, matched to the model, and the one to save."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def is_plan(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a strategy checkpoint says of a model: cuts by operator, and the parts of parameters whose operators have none."""
+    """A strategy checkpoint for a model: cuts by operator, and the parts of parameters whose operators have none."""
 
     cuts: Mapping[str, Cuts]
     parts: Mapping[str, tuple[int, ...]]
 
 
 def loaded_strategies(path: str, graph: Graph) -> Loaded:
-    """The strategies of a file for a model, matched by the names of parameters; a `PlanError` lists those that the model has not."""
+    """The strategies of a file, matched to a model by the names of parameters; `PlanError` lists unmatched ones."""
     found = read_strategies(path)
     own = {tensor.name: tensor for tensor in graph.parameters}
     names = {name: _matching(name, own) for name in found.parameters}
@@ -64,7 +64,7 @@ def loaded_strategies(path: str, graph: Graph) -> Loaded:
 
 
 def _matching(name: str, own: Mapping[str, Any]) -> str | None:
-    """The parameter of that name, or the one whose name it ends with, behind the name of a network around it."""
+    """The parameter called `name`, or the one whose name is the end of it, behind the name of an outer network."""
     return _ending(name, own, ".")
 
 
@@ -99,7 +99,8 @@ def _parts(found: Strategies, name: str, shape: tuple[int, ...], path: str) -> t
 
 
 def save_strategies(plan: Plan, graph: Graph, path: str) -> None:
-    """Write the strategies of a plan for MindSpore: `.json`, or `.ckpt` in protobuf; to a path that ends with `.plan.json`, the plan."""
+    """Write a plan's strategies for MindSpore (`.json`, or protobuf `.ckpt`); to `*.plan.json` write the plan itself.
+    """
     if path.endswith(".plan.json"):
         plan.save(Path(path))
     else:

@@ -1,7 +1,8 @@
-"""The price of a batch that comes in parts (`full_batch=False`): what a stage gathers of it before a step, added to the predicted step.
+"""The price of a batch that comes in parts (`full_batch=False`): gathers of each stage before a step.
 
-The search does not weigh it: it is none where the plan splits the batch over all devices, as the data-parallel modes do, and else equal
-for all strategies of a mesh. Stages gather beside one another, so the slowest counts.
+They are added to the predicted step after the search, which does not weigh them. A plan that splits the batch over all
+devices, as the data-parallel modes do, has none; for other plans they are equal for all strategies of a mesh. Stages
+gather at the same time, so the slowest stage counts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..sharding.analysis import analyse
 
 
 def with_parts_gathered(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
-    """The plan with the all-gathers of inputs that some stage reads in other parts than those in which they come."""
+    """The plan with all-gathers for the inputs that some stage reads in other parts than the ones that come."""
     execution = plan.execution(analyse(graph, train=plan.model.mode == "train"))
     found: list[CollectivePlan] = []
     slowest = 0.0

@@ -1,4 +1,4 @@
-"""The keys of the auto-parallel context: what each takes, its default, and in which modes it says something."""
+"""The keys of the auto-parallel context: values, defaults, and the modes in which they have an effect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ RENAMED: Mapping[str, str] = {"mirror_mean": "gradients_mean", "search_mode": "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """`check` gives the value as it is kept, or raises; `modes`: where a value other than the default means anything."""
+    """A key. `check` returns the value to keep, or raises; `modes`: modes in which a value other than the default
+    counts.
+    """
 
     default: object
     words: str
@@ -115,7 +117,7 @@ KEYS: Mapping[str, Key] = {
 
 
 def key_named(name: str) -> str:
-    """The name of a key as it is now; an unknown one is an error that lists the valid ones."""
+    """The present name of a key; an unknown key is a `UsageError` that lists the valid ones."""
     found = RENAMED.get(name, name)
     if found not in KEYS:
         raise UsageError(unknown("key of the auto-parallel context", name, KEYS))

@@ -1,4 +1,4 @@
-"""Marks that a user leaves on modules and parameters: how an operator is cut, its attributes, what every rank has of its own.
+"""Marks that a user leaves on modules and parameters: cuts of operators, their attributes, and parameters of one rank.
 
 They are ordinary attributes, so they stay where a module is copied or saved, and nothing here imports torch.
 """
@@ -18,10 +18,11 @@ VALID = ("cross_batch", "fusion")
 
 
 def shard(target: Any, cuts: Sequence[Sequence[int]]) -> Any:
-    """Cut the inputs of an operator: `shard(torch.matmul, ((4, 1), (1, 1)))` gives a module; a module is marked and given back.
+    """Cut the inputs of an operator: mark a module and return it, or make a module of a function.
 
-    One tuple for each input, in it for every dim the number of equal parts. Devices that no cut needs hold copies. A module must hold one
-    operator that takes such inputs. The cuts count in the modes semi_auto_parallel and auto_parallel.
+    `shard(torch.matmul, ((4, 1), (1, 1)))` returns a module. `cuts` has one tuple for each input, with the number of
+    equal parts of every dim. Devices that no cut needs hold copies. A module must hold one operator that takes such
+    inputs. The cuts count in the modes semi_auto_parallel and auto_parallel.
     """
     found = _checked(cuts)
     if not hasattr(target, "named_modules"):
@@ -45,10 +46,10 @@ def _checked(cuts: Sequence[Sequence[int]]) -> Cuts:
 
 
 def add_prim_attr(target: Any, name: str, value: Any) -> Any:
-    """Give the operators of a module an attribute, and the module back.
+    """Set an attribute of a module's operators, and return the module.
 
-    `cross_batch`: where True, a reduction over the batch takes each rank's part of it alone, as data parallelism does, and not all of it.
-    `fusion`: gradients of the module's parameters are reduced together with those of equal number; 0: each of them alone.
+    `cross_batch`: if True, a reduction over the batch reduces each rank's part alone, as data parallelism does.
+    `fusion`: gradients of modules with equal numbers are reduced together; 0: each of the module's gradients alone.
     """
     if name not in VALID:
         raise UsageError(unknown("attribute of an operator", name, VALID))
@@ -63,7 +64,7 @@ def add_prim_attr(target: Any, name: str, value: Any) -> Any:
 
 
 def layerwise_parallel(parameter: Any, value: bool = True) -> Any:
-    """Mark a parameter of which, in the mode hybrid_parallel, every rank has its own, and give it back: its gradient is not reduced."""
+    """Mark a parameter as each rank's own in the mode hybrid_parallel, and return it: its gradient is not reduced."""
     if not hasattr(parameter, "requires_grad") or hasattr(parameter, "named_modules"):
         raise UsageError(f"layerwise_parallel marks parameters, not {type(parameter).__name__}")
     setattr(parameter, OWN, bool(value))

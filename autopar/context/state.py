@@ -1,4 +1,4 @@
-"""The auto-parallel context: which keys have been set, and that they do not contradict one another."""
+"""The auto-parallel context: the keys that have been set, checked for contradictions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Context:
 
     @property
     def active(self) -> bool:
-        """Whether a plan is to be made as the context says: some key has been set."""
+        """Whether plans follow the context: some key has been set."""
         return bool(self.values)
 
     @property
@@ -53,7 +53,7 @@ class Context:
 
     @property
     def devices(self) -> int:
-        """The number of devices: what is set, or else the size of the process group."""
+        """The number of devices: `device_num`, or else the size of the process group."""
         return int(self.device_num) if self.device_num is not None else _group_size()
 
     def require(self) -> None:
@@ -87,10 +87,10 @@ def current() -> Context:
 
 
 def set_auto_parallel_context(**keys: Any) -> None:
-    """Set keys of the context; those that are not named stay as they are. Nothing is set where one of them is wrong.
+    """Set keys of the context; keys that are not named stay unchanged, and an error leaves all of them unchanged.
 
-    From then on `autopar.plan` and `autopar.parallelize` do as the context says. Keys that say nothing in the mode are refused as soon as a
-    mode has been set, or else when a plan is made.
+    From then on `autopar.plan` and `autopar.parallelize` follow the context. Keys without effect in the mode are
+    refused as soon as a mode has been set, or else when a plan is made.
     """
     checked = {key_named(name): KEYS[key_named(name)].check(key_named(name), value) for name, value in keys.items()}
     made = Context(values=MappingProxyType({**current().values, **checked}))
@@ -103,7 +103,7 @@ def set_auto_parallel_context(**keys: Any) -> None:
 
 
 def get_auto_parallel_context(key: str) -> Any:
-    """The value of a key: what has been set, or its default; of `device_num` and `global_rank` that of the process group."""
+    """The value of a key, or its default; `device_num` and `global_rank` default to those of the process group."""
     name = key_named(key)
     value = getattr(current(), name)
     if value is None:

@@ -1,4 +1,5 @@
-"""Plans as the configurations of other projects: each target says by name what of a plan it cannot express."""
+"""Plans as the configurations of other projects: each target lists by name the parts of a plan that it cannot express.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ TARGETS = {
     "dtensor": dtensor, "hf-tp-plan": tensor_plan, "torchtitan": torchtitan, "megatron": megatron, "deepspeed": deepspeed, "fsdp2": fsdp2,
     "pipelining": pipelining,
 }  # fmt: skip
-"""By name: the functions that write a plan's setup for a target, or raise a `UsageError` that names what the target lacks."""
+"""The writers of a plan's setup, by target; each raises a `UsageError` that names what the target lacks."""
 
 
 def convert(plan: Plan, to: str) -> Converted:
-    """The plan as the target `to` writes it, with sentences on what is left out."""
+    """The plan in the format of the target `to`, with sentences on the parts left out."""
     if to not in TARGETS:
         raise UsageError(unknown("target", to, TARGETS))
     return TARGETS[to](setup_of(plan))

@@ -1,4 +1,4 @@
-"""What a plan does on a tensor axis beside the modules that have a style: styles slice, gather and split nothing else."""
+"""Work of a plan on a tensor axis outside styled modules: styles slice, gather and split nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .setup import is_product, placements
 
 
 def uncovered(plan: Plan, index: int, styled: Sequence[str], shares: bool) -> Iterable[str]:
-    """The parameters that are split, and the values that travel, at operators that are not `styled`; after the last product comes the loss.
+    """Sentences on parameters that are split and values that travel at operators without a style, up to the loss.
 
     `shares`: the target gives every rank its share of the batch, which for values is as good as the whole.
     """
@@ -35,7 +35,7 @@ def uncovered(plan: Plan, index: int, styled: Sequence[str], shares: bool) -> It
 
 
 def _travels(plan: Plan, tensor: str, needed: Placement, index: int, shares: bool, made: bool) -> bool:
-    """Whether a value is redistributed for a reader; one that a style's module made leaves it as the style says, in one way."""
+    """Whether a value is redistributed for a reader; a styled module redistributes its own output, in one way."""
     chains = [(parse_layout(chain[0])[index], parse_layout(chain[-1])[index]) for chain in plan.redistributions.get(tensor, ())]
     if made and len({after for _, after in chains}) == 1:
         return False
@@ -43,7 +43,7 @@ def _travels(plan: Plan, tensor: str, needed: Placement, index: int, shares: boo
 
 
 def _moves(before: Placement, after: Placement, shares: bool) -> bool:
-    """Whether a value is sliced or gathered; a partial sum is brought together where the module that made it says."""
+    """Whether a value is sliced or gathered; partial sums are reduced by the module that made them."""
     if shares and all(place.kind is not Kind.SPLIT or place.dim == 0 for place in (before, after)):
         return False
     return before != after and before.kind is not Kind.PARTIAL and Kind.SPLIT in (before.kind, after.kind)

@@ -1,4 +1,4 @@
-"""PyTorch's `parallelize_module`: the plan as a Python file of `ParallelStyle`s, with data parallelism by `fully_shard`."""
+"""PyTorch's `parallelize_module`: the plan as a Python file of `ParallelStyle`s; data parallelism by `fully_shard`."""
 
 from __future__ import annotations
 

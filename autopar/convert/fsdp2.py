@@ -1,4 +1,5 @@
-"""PyTorch's FSDP2: `fully_shard` on the layers of a model, for plans that split the batch, and the storage of parameters or not."""
+"""PyTorch's FSDP2: `fully_shard` on the layers of a model, for plans that split only the batch and parameter storage.
+"""
 
 from __future__ import annotations
 

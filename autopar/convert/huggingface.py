@@ -1,4 +1,4 @@
-"""The tensor-parallel plan of Hugging Face transformers (`tp_plan`), which other projects read as well: styles by module pattern."""
+"""The tensor-parallel plan of Hugging Face transformers (`tp_plan`), also read by other projects: styles by module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the modules of a model are split over a tensor axis: each linear layer and embedding by its weight, each norm by its values."""
+"""Splits of modules over a tensor axis: each linear layer and embedding by its weight, each norm by its values."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from .setup import EMBEDDINGS, Setup, is_product, placements
 Style = Literal["column", "row", "embedding rows", "embedding columns", "norm"]
 Values = Literal["whole", "batch", "sequence", "features"]
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
-# Which dim of a weight is the output: [out, in] in torch's linear layers, [in, out] in ONNX. Other products are no linear layers of torch.
+# The output dim of a weight: [out, in] in torch's linear layers, [in, out] in ONNX. Other products are not linear
+# layers of torch.
 _OUTPUT_DIM: Mapping[str, int] = {"aten.linear.default": 0, "onnx.MatMul": 1}
 _HOPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A module on the tensor axis: its style, in how many `parts` its features are split each (fused projections), how its values come and
-    leave, and for a norm the `dim` along which they are split."""
+    """The split of a module on the tensor axis.
+
+    `parts`: equal parts of its features, each of which is split (fused projections). `comes`, `leaves`: how its values
+    come and leave. `dim`: of a norm, the dim along which its values are split.
+    """
 
     style: Style
     parts: int = 1
@@ -52,13 +56,13 @@ def splits_of(setup: Setup, target: str) -> dict[str, Split]:
             last = module if split.style == "column" else "" if split.style == "row" else last
         odd = list(uncovered(setup.plan, index, styled, bool(setup.axes[index].mixed)))
         setup.refuse(target, *odd[:3], f"and {len(odd) - 3} more" if len(odd) > 3 else "")
-        if last:  # what follows the last product is the loss, which other projects compute on whole outputs
+        if last:  # behind the last product stands the loss, which other projects compute on whole outputs
             found[last] = replace(found[last], leaves="batch" if setup.axes[index].mixed else "whole")
     return patterns(found, list(dict.fromkeys((*(name.rpartition(".")[0] for name in setup.plan.parameters), *found))))
 
 
 def _in_shares(split: Split) -> Split:
-    """Where the ranks have shares of the batch, what the plan has each of them repeat is split as well: values stay the same."""
+    """The split on ranks that have shares of the batch: work that the plan repeats on each rank is split too."""
     comes, leaves = ("batch" if place == "whole" else place for place in (split.comes, split.leaves))
     return replace(split, comes=comes, leaves=leaves)
 
@@ -92,7 +96,7 @@ def _split_of(setup: Setup, target: str, name: str, operator: OperatorPlan, inde
 
 
 def _module(plan: Plan, name: str, weight: str) -> str:
-    """The module whose weight an operator reads: where it is tied to another's, the parameter has the name of the first of them."""
+    """The module whose weight an operator reads; a tied weight has the name of the first module that holds it."""
     owner, called = weight.rpartition(".")[0], name.rpartition("/")[0]
     alone = called and not any(other != name and other.rpartition("/")[0] == called for other in plan.operators)
     return called if alone else owner
@@ -105,7 +109,7 @@ def _values(place: Placement) -> Values:
 
 
 def _source(plan: Plan, tensor: str, needed: Placement, index: int) -> Placement:
-    """How a value was before it was redistributed for its reader."""
+    """A value's placement before its redistribution for a reader."""
     for chain in plan.redistributions.get(tensor, ()):
         if parse_layout(chain[-1])[index] == needed:
             return parse_layout(chain[0])[index]
@@ -113,7 +117,7 @@ def _source(plan: Plan, tensor: str, needed: Placement, index: int) -> Placement
 
 
 def _leaves(plan: Plan, operator: OperatorPlan, index: int) -> Values:
-    """How the value that an operator makes is read, through the bias and the casts that hand on a partial sum."""
+    """How an operator's result is read, behind the bias and the casts that pass on a partial sum."""
     for _ in range(_HOPS):
         if not operator.outputs:
             break
@@ -131,7 +135,7 @@ def _leaves(plan: Plan, operator: OperatorPlan, index: int) -> Values:
 
 
 def patterns(found: Mapping[str, Split], modules: Collection[str]) -> dict[str, Split]:
-    """Those of the `modules` that are split, by pattern: where all layers of a list are split alike, the number is `*`.
+    """The split modules by pattern: where all layers of a list are split alike, the number is `*`.
 
     >>> both = Split(style="row")
     >>> list(patterns({"h.0.up": both, "h.1.up": both, "g.1.up": both}, ["h.0.up", "h.1.up", "g.0.up", "g.1.up"]))

@@ -1,4 +1,4 @@
-"""The arguments of Megatron-LM's training scripts that say how a model is parallelised, one a line."""
+"""The parallelism arguments of Megatron-LM's training scripts, one a line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TARGET = "megatron"
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
 SCHEDULES = ("1f1b", "interleaved")
 WITH_FSDP2 = ("--no-gradient-accumulation-fusion", "--ckpt-format torch_dist")
-"""What its parser demands beside, as of Megatron-LM d98e8a64dd."""
+"""Further arguments that its parser demands with FSDP2, as of Megatron-LM d98e8a64dd."""
 TYPES = {"bfloat16": "--bf16", "float16": "--fp16"}
 
 

@@ -1,4 +1,4 @@
-"""The Python that `pipelining` writes: a module traced and cut at operators, what stages share handed on or held by each, a schedule.
+"""The Python that `pipelining` writes: a module traced and cut at operators, its stages, and a schedule.
 
     stage 0: ... clone(x)  |  stage 1: ... clone(x)  |  stage 2: reads x
 """
@@ -35,7 +35,7 @@ UNITS = {units}
 POLICY = MixedPrecisionPolicy(reduce_dtype={reduce})
 RESHARD, SINGLE = {reshard}, {single}
 '''
-"""What is of one plan."""
+"""The part of the file that depends on the plan."""
 
 BODY = r'''
 
@@ -255,4 +255,4 @@ UNCOUNTED = (
     "pippy._pipe_split.default",
 )
 '''
-"""What is the same for all plans."""
+"""The part of the file that is the same for all plans."""

@@ -1,4 +1,5 @@
-"""PyTorch's `torch.distributed.pipelining`: stages cut at any operator and a schedule, with DDP or FSDP2 within each stage."""
+"""PyTorch's `torch.distributed.pipelining`: stages cut at any operator, a schedule, and DDP or FSDP2 within each stage.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ SCHEDULES: Mapping[str, str] = {
     "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B",
     "zero_bubble": "ScheduleInterleavedZeroBubble",
 }  # fmt: skip
-"""The class of each schedule, which has the same order; with one chunk on each rank the last is ZB-H1, as autopar's is."""
+"""The class of each schedule, with the same order; with one chunk per rank the last one is ZB-H1, as in autopar."""
 SINGLE = ("gpipe", "1f1b")
-"""Schedules whose class takes one stage, not a list of them."""
+"""Schedules whose class takes a single stage, not a list."""
 
 
 def pipelining(setup: Setup) -> Converted:
@@ -38,7 +39,7 @@ def pipelining(setup: Setup) -> Converted:
 
 
 def _lacks(setup: Setup) -> Iterable[str]:
-    """What no stage of the target does, whatever its order."""
+    """Parts of a plan that no stage of the target can do."""
     plan = setup.plan
     yield "" if plan.model.mode == "train" else "inference: its schedules are written for training"
     yield setup.lacking("tensor", "splitting weights within a stage")
@@ -57,7 +58,7 @@ def _lacks(setup: Setup) -> Iterable[str]:
 
 
 def _schedule_lacks(setup: Setup) -> Iterable[str]:
-    """What the schedule's class demands that the plan does not keep."""
+    """Demands of the schedule's class that the plan does not meet."""
     schedule = setup.plan.schedule
     count, stages = schedule.micro_batches, setup.stages
     yield setup.pipeline_beyond(SCHEDULES)

@@ -1,4 +1,6 @@
-"""What a plan does on each mesh axis and in time, read from its file alone, in the words that configurations of training share."""
+"""A plan's work on each mesh axis and in time, read from its file alone, in the words that training configurations
+share.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ LINEAR = (
 NORMS = (
     "aten.layer_norm.default", "aten.rms_norm.default", "aten.mul.Tensor", "onnx.LayerNormalization", "onnx.RMSNormalization", "onnx.Mul",
 )  # fmt: skip
-"""What scales values [batch, sequence, features] by a weight of the features."""
+"""Operators that scale values [batch, sequence, features] by a weight of the features."""
 MOST = 0.9
-"""Share of the operators that are recomputed from which on all of them count as recomputed."""
+"""Smallest share of recomputed operators at which all of them count as recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """The text of a file, and what of the plan it leaves out."""
+    """The text of a file, and sentences on the parts of the plan that it leaves out."""
 
     text: str
     lost: tuple[str, ...]
@@ -41,10 +43,11 @@ class Converted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisWork:
-    """What a mesh axis is for; `stored_split`: whether parameters that are used whole on it are stored split.
+    """The work of a mesh axis.
 
-    `repeated`: products that the plan has every device of the axis compute, which the target splits as all others: values stay the same.
-    `mixed`: by kind of other work, the operators that do it; `share`: that of all which do what the axis is for.
+    `stored_split`: whether parameters that are used whole on it are stored split. `repeated`: the number of products
+    that the plan repeats on every device of the axis; the target splits them like the others, with the same values.
+    `mixed`: operators that do other work, by its kind. `share`: the share of operators that do the axis's own work.
     """
 
     name: str
@@ -58,8 +61,11 @@ class AxisWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A plan by degrees. `zero`: 0 to 3 as for the data axes; `sequence_parallel`: whether activations between the products of a
-    tensor axis are split along the sequence; `lost`: what no target says."""
+    """A plan by degrees.
+
+    `zero`: the ZeRO stage of the data axes, 0 to 3. `sequence_parallel`: whether activations between the products of a
+    tensor axis are split along the sequence. `lost`: sentences on the parts that no target can say.
+    """
 
     plan: Plan
     axes: tuple[AxisWork, ...]
@@ -91,41 +97,43 @@ class Setup:
         return self.batch // (self.plan.schedule.micro_batches * self.degree("data", "expert"))
 
     def refuse(self, target: str, *lacks: str) -> None:
-        """Raise a `UsageError` that names what the target lacks, where there is anything."""
+        """Raise a `UsageError` that lists `lacks`, unless all of them are empty."""
         found = [lack for lack in lacks if lack]
         if found:
             raise UsageError(f"{target} cannot express this plan: {'; '.join(found)}")
 
     def lacking(self, work: Work, words: str) -> str:
-        """What a target without a kind of work says of the plan's axes that have it; "" where none has."""
+        """The complaint of a target without a kind of work about the axes that have it; "" if none has."""
         names = [f"{axis.name}={axis.size}" for axis in self.axes if axis.work == work and axis.size > 1]
         return f"{words} over {', '.join(names)}" if names else ""
 
     def mixed(self, share: float = MOST) -> Iterable[str]:
-        """What a target says that has one kind of work on an axis, where less than a share of the operators do it."""
+        """Complaints of a target with one kind of work per axis, where less than `share` of the operators do it."""
         for axis in self.axes:
             if axis.mixed and axis.share < share:
                 yield f"on axis {axis.name} most operators {_WORDS[axis.work]}, but {_said(axis)}"
 
     def minor(self) -> Iterable[str]:
-        """What such a target leaves out, where only a few operators do other work: they do what the others do, and values stay the same."""
+        """Losses of such a target where few operators do other work: it makes them follow the rest, with the same
+        values.
+        """
         for axis in self.axes:
             if axis.mixed and axis.share >= MOST:
                 lost = f"of the operators that {_WORDS[axis.work]} along {axis.name} as all others do, the plan has {_said(axis)}"
                 yield printable(f"{lost}: values stay the same, time and memory do not", lines=False)
 
     def optimizer_beyond(self, known: Collection[str]) -> str:
-        """What a target says that has only the `known` optimizers; "" where the plan's is one of them."""
+        """The complaint of a target with only the `known` optimizers; "" if the plan's is one of them."""
         model = self.plan.model
         return f"the optimizer {model.optimizer}" if model.mode == "train" and model.optimizer not in known else ""
 
     def pipeline_beyond(self, known: Collection[str]) -> str:
-        """What a target says that has only the `known` pipeline schedules; "" where the plan's is one of them."""
+        """The complaint of a target with only the `known` pipeline schedules; "" if the plan's is one of them."""
         pipeline = self.plan.schedule.pipeline
         return f"the pipeline schedule {pipeline}" if self.stages > 1 and pipeline not in known else ""
 
     def split_beyond(self) -> str:
-        """What a target says that splits the weights of linear layers, embeddings and experts alone."""
+        """The complaint of a target that splits only the weights of linear layers, embeddings and experts."""
         odd = {operator.kind: name for name, operator in reversed(self.plan.operators.items()) if self._splits_odd(operator)}
         return "; ".join(f"splitting the weights of {kind} (such as {name})" for kind, name in odd.items())
 
@@ -136,7 +144,7 @@ class Setup:
         return any(_split(place) for layout in weights for place in layout)
 
     def staged(self) -> str:
-        """What a target without pipelines says; "" where there is one stage."""
+        """The complaint of a target without pipelines; "" for a single stage."""
         return f"{self.stages} pipeline stages" if self.stages > 1 else ""
 
 
@@ -175,7 +183,7 @@ def is_product(operator: OperatorPlan) -> bool:
 
 
 def _axis(plan: Plan, index: int) -> AxisWork:
-    """What most products do on the axis, and what others do."""
+    """The work of most products on the axis, and the other kinds of work there."""
     axis = plan.mesh[index]
     names: dict[Work, list[str]] = defaultdict(list)
     for name, operator in plan.operators.items():
@@ -205,7 +213,9 @@ _WORDS: dict[Work, str] = {
 
 
 def _work(plan: Plan, operator: OperatorPlan, index: int) -> Work | None:
-    """What a product of a stored weight and a value does on an axis, and an embedding whose weight is split; of others nothing is asked."""
+    """The work on an axis of a product of a weight and a value, or of an embedding with a split weight; None for
+    others.
+    """
     if not is_product(operator) and operator.kind not in EMBEDDINGS:
         return None
     inputs = placements(operator.inputs)
@@ -227,7 +237,7 @@ def _split(place: Placement) -> bool:
 
 
 def _stored_split(plan: Plan, index: int) -> bool:
-    """Whether any parameter is stored split on an axis where no operator reads it so."""
+    """Whether some parameter is stored split on an axis on which no operator reads it split."""
     uses = _uses(plan)
     for name, parameter in plan.parameters.items():
         stored = parse_layout(parameter.storage)[index]
@@ -258,7 +268,7 @@ def _between_sequences(plan: Plan, index: int) -> bool:
 
 
 def _lost(plan: Plan, axes: Sequence[AxisWork]) -> Iterable[str]:
-    """What changes where things are stored and when they travel, but no value."""
+    """Sentences on changes in where things are stored and when they travel; no value changes."""
     for axis in axes:
         if axis.work == "idle" and axis.size > 1:
             yield f"the devices along {axis.name}={axis.size} repeat each other's work, so the target goes without them"

@@ -11,9 +11,10 @@ from ..plan import Plan
 
 
 def cuts(plan: Plan) -> tuple[tuple[str, bool], ...]:
-    """The operator before which (False) or after which (True) each stage but the first begins.
+    """For each stage but the first, the operator at its start: the one it begins before (False) or after (True).
 
-    Of what was joined from several operators only the one before it is in the module. A `PlanError` where stages do not follow one another.
+    A joined operator is not in the module, so the stage begins after the operator in front of it. `PlanError` if the
+    stages do not follow one another.
     """
     names = list(plan.operators)
     places = {name: index for index, name in enumerate(names)}
@@ -25,7 +26,7 @@ def cuts(plan: Plan) -> tuple[tuple[str, bool], ...]:
 
 
 def held_twice(plan: Plan) -> Iterable[str]:
-    """What cannot be said of parameters that two chunks on the same devices read: each would have its own copy."""
+    """Complaints about parameters that two chunks on the same devices read: each chunk would have its own copy."""
     ranks = max(len(plan.stages) // plan.schedule.interleave, 1)
     firsts, stage = {spec.first for spec in plan.stages[1:]}, 0
     read: dict[str, set[int]] = defaultdict(set)

@@ -1,6 +1,7 @@
 """The `training`, `parallelism` and `activation_checkpoint` sections of a torchtitan configuration.
 
-TOML, as torchtitan reads it up to 0.2; later ones take the same names on their command line (`--parallelism.tensor_parallel_degree 8`).
+The format is TOML, as torchtitan reads it up to 0.2. Later versions take the same names on the command line
+(`--parallelism.tensor_parallel_degree 8`).
 """
 
 from __future__ import annotations

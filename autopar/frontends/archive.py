@@ -1,4 +1,4 @@
-"""Opens a `torch.export` archive as untrusted bytes: bounded entries under safe names, JSON, and what in it could run code."""
+"""Opens a `torch.export` archive as untrusted bytes: bounded entries, safe names, JSON, and a list of risks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Malformed(ValueError):
 
 @dataclass(slots=True)
 class Doubts:
-    """What of an archive cannot be read without the risk that code of the file runs, in words."""
+    """Parts of an archive that could run code of the file when read, in words."""
 
     found: list[str] = field(default_factory=list)
 
@@ -35,7 +35,7 @@ class Doubts:
             self.found.append(text)
 
     def raise_any(self, path: str) -> None:
-        """A `ModelError` that says what needs trust, if anything does."""
+        """Raise a `ModelError` that lists the parts that need trust, if there are any."""
         if not self.found:
             return
         more = f" and {len(self.found) - SHOWN} more" if len(self.found) > SHOWN else ""
@@ -85,7 +85,7 @@ class Archive:
 
 @contextmanager
 def opened(path: str | IO[bytes], size: int, doubts: Doubts) -> Iterator[Archive]:
-    """The archive in a file of `size` bytes; an entry is never larger than what the file holds of it."""
+    """The archive in a file of `size` bytes; no entry is larger than its bytes in the file."""
     try:
         with zipfile.ZipFile(path) as file:
             entries = bounded_entries(file, size, doubts)
@@ -100,7 +100,7 @@ def opened(path: str | IO[bytes], size: int, doubts: Doubts) -> Iterator[Archive
 
 
 def bounded_entries(file: zipfile.ZipFile, size: int, doubts: Doubts) -> dict[str, zipfile.ZipInfo]:
-    """The entries by name. Torch stores them as they are, so that all of them together are no larger than the file."""
+    """The entries by name; torch stores them uncompressed, so together they are no larger than the file."""
     infos = file.infolist()
     if len(infos) > ARCHIVE_ENTRIES:
         raise Malformed(f"it has {len(infos)} entries")

@@ -1,7 +1,8 @@
-"""Rebuilds the program of an archive from what is known to be harmless: torch turns names into source code and evaluates the rest.
+"""Rebuilds the program of an archive from harmless parts, since torch evaluates names and expressions as source code.
 
-What is handed on holds identifiers, numbers, texts that are quoted where they are used, and operators of `torch.ops`. Expressions of
-sizes, guards, annotations and example inputs are left behind; what the model cannot do without is doubted or `Malformed`.
+The rebuilt program holds identifiers, numbers, texts that are quoted where they are used, and operators of `torch.ops`.
+Expressions of sizes, guards, annotations and example inputs are dropped. A part that the model needs and that may be
+harmful becomes a doubt; a part of a wrong form is `Malformed`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .archive import Doubts, Malformed
 from .archive_values import SIMPLE, integer, listed, one, open_size, shown, tensor_meta
 
 REGIONS = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
-"""The operators of `torch.ops.higher_order` that stand for a part of the model rather than for control flow."""
+"""Operators of `torch.ops.higher_order` that hold a part of the model rather than control flow."""
 _VERIFIERS = frozenset({"", "ATEN", "TRAINING"})
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?", re.ASCII)
@@ -26,7 +27,7 @@ _CONTAINERS = {"builtins.tuple": "tuple", "builtins.list": "list", "builtins.dic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Rebuilds one program; `operator` says of a target what speaks against it ("" where nothing does)."""
+    """Rebuilds one program; `operator` gives the objection against a target ("" if there is none)."""
 
     doubts: Doubts
     operator: Callable[[str, str, str], str]
@@ -163,7 +164,7 @@ class Program:
         }
 
     def _spec(self, spec: Any) -> dict[str, Any]:
-        """What one input or output is: the argument, and what it stands for."""
+        """Rebuild the specification of one input or output: the argument and its meaning."""
         kind, inner = one(spec)
         if kind in ("custom_obj", "token"):
             self.doubts.add(f"an input or output is a {kind}")
@@ -200,7 +201,7 @@ class Program:
         }
 
     def _structure(self, text: Any) -> dict[str, Any]:
-        """How arguments or outputs are nested: tuples, lists and dicts only, for others bring functions that read them."""
+        """Rebuild the nesting of arguments or outputs: only tuples, lists and dicts, since other types bring code."""
         try:
             protocol, spec = json.loads(text)
         except (ValueError, TypeError, RecursionError) as error:

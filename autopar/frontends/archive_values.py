@@ -1,4 +1,4 @@
-"""The values of an archive's JSON: numbers, texts, devices and tensors, each of the form that it must have."""
+"""The values of an archive's JSON: numbers, texts, devices and tensors, each checked for its form."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .archive import Malformed
 _LINE = 200
 _INT64 = 2**63
 _UNREAL = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
-"""Floats as an archive spells those that JSON lacks."""
+"""Spellings of floats that JSON lacks."""
 
 
 def tensor_meta(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The type, sizes and place of a tensor, all of them numbers."""
+    """The type, sizes and device of a tensor, all of them numbers."""
     return {
         "dtype": integer(meta["dtype"]),
         "sizes": [size(value, name) for value in listed(meta["sizes"])],
@@ -38,7 +38,7 @@ def size(value: Any, name: str = "") -> dict[str, int]:
 
 
 def device(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A device; which of them this machine has is for the caller to see."""
+    """A device; the caller checks whether this machine has it."""
     if value["type"] not in ("cpu", "cuda", "meta"):
         raise Malformed(f"a tensor lies on the device {shown(value['type'])}")
     return {"type": value["type"], "index": None if value.get("index") is None else integer(value["index"])}
@@ -92,7 +92,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def open_size(name: str) -> str:
-    """What is wrong with a size that is no number."""
+    """The message about a size that is no number."""
     return f"the size of {name!r} is an expression; export the model again with fixed sizes, without dynamic_shapes"
 
 

@@ -23,10 +23,10 @@ ONNX_ENDINGS = (".onnx", ".onnxtxt", ".textproto")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """How to read a model: sizes of its symbolic dims, its batch, its floating-point type, and its loss.
+    """Options for reading a model: sizes of symbolic dims, batch, floating-point type, and loss.
 
-    Which stored floats of an ONNX model are parameters: `frozen` ones are not, `trained` ones are; or exactly `parameters`.
-    `trust`: whether a `.pt2` file may execute code that it holds.
+    Parameters among the stored floats of an ONNX model: `frozen` ones are not, `trained` ones are; or exactly
+    `parameters`. `trust`: whether a `.pt2` file may execute code that it holds.
     """
 
     dims: Mapping[str, int] = field(default_factory=dict)

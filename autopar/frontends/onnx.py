@@ -32,8 +32,9 @@ def import_onnx(
 ) -> Graph:
     """The graph of an ONNX model: constants folded, every shape known, weights left in the file.
 
-    `dims` gives sizes to symbolic dims, `shapes` whole shapes to inputs, `batch` a new size to the inputs' leading dims. `roles`:
-    which stored floats are parameters, where the rule of `onnx_untrained` is not wanted. `seen` is handed the file's content and folder.
+    `dims`: sizes of symbolic dims by name. `shapes`: whole shapes of inputs by name. `batch`: a new size for the
+    inputs' leading dims. `roles`: which stored floats are parameters, instead of the rule of `onnx_untrained`. `seen`:
+    called with the file's content and folder.
     """
     label = Path(model).name if isinstance(model, str | Path) else "in memory"
     try:
@@ -93,7 +94,7 @@ def _walk(graph: GraphProto, versions: Mapping[str, int], inputs: list[ValueInfo
 
 
 def _finish(builder: Builder, title: str, inputs: list[object], roles: Roles | None) -> Graph:
-    """Drops dead operators, tells constants from parameters, and declares the tensors that are left."""
+    """Drops dead operators, tells constants from parameters, and declares the remaining tensors."""
     outputs: list[Val] = []
     for item in builder.graph.output:
         entry = builder.env.get(item.name)

@@ -1,4 +1,5 @@
-"""Refuses ONNX models that cannot be written out: names that are no text, and local functions that repeat, recur or grow without end."""
+"""Refuses ONNX models that cannot be expanded: names that are not text, local functions that recur or grow without end.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Key: TypeAlias = tuple[str, str, str]
 
 
 def require_text(model: ModelProto) -> None:
-    """Protobuf hands on names that are not UTF-8 as bytes; what is read by name cannot have such a name."""
+    """Refuse names that are not UTF-8: protobuf gives them as bytes, and nothing can be looked up by them."""
     for name in _names(model):
         if not isinstance(name, str):
             raise ModelError(f"the model holds the name {name!r}, which is not UTF-8")
@@ -49,7 +50,7 @@ def _node_names(nodes: Sequence[NodeProto]) -> Iterator[object]:
 
 
 def nodes_within(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
-    """The nodes, and those of their subgraphs."""
+    """The nodes and, recursively, the nodes of their subgraphs."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -58,7 +59,7 @@ def nodes_within(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
 
 
 def require_bounded(model: ModelProto) -> None:
-    """Count what the model's local functions come to when every call stands for its body, before any of it is written out."""
+    """Count the operators and bytes of the model with all local functions inlined, before any is inlined."""
     functions: dict[Key, FunctionProto] = {}
     for function in model.functions:
         key = (function.domain, function.name, function.overload)
@@ -75,7 +76,7 @@ def require_bounded(model: ModelProto) -> None:
 
 
 def _written_out(nodes: Sequence[NodeProto], size: int, sizes: dict[Key, tuple[int, int]]) -> tuple[int, int]:
-    """Nodes and bytes, those of the called functions included."""
+    """Number and bytes of the nodes, called functions included."""
     calls = [sizes.get(_called(node), (1, 0)) for node in nodes_within(nodes)]
     return sum(count for count, _ in calls), size + sum(extra for _, extra in calls)
 
@@ -85,7 +86,7 @@ def _called(node: NodeProto) -> Key:
 
 
 def _callees_first(functions: dict[Key, FunctionProto]) -> list[Key]:
-    """The functions, each after those that it calls; a circle or a long row of calls is an error."""
+    """The functions, each after its callees; `ModelError` for a cycle or a long chain of calls."""
     depths: dict[Key, int] = {}
     for first in functions:
         open_calls = [(first, _calls(functions[first], functions))]

@@ -1,4 +1,4 @@
-"""Walks an ONNX graph once: folds what is known, infers every shape, and records each remaining operator in one spelling."""
+"""Walks an ONNX graph once: folds known values, infers every shape, and spells each remaining operator one way."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Record:
 
 
 class Builder:
-    """The state of one walk: what each name of the ONNX graph stands for, and the operators so far."""
+    """The state of one walk: the value of each name of the ONNX graph, and the operators so far."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Builder:
         return found
 
     def value(self, node: NodeProto, name: str) -> Val:
-        """What a node's input stands for."""
+        """The value of a node's input."""
         entry = self.env.get(name)
         if entry is None:
             refuse(node, f"reads {name!r}, which nothing before it makes")
@@ -175,7 +175,7 @@ class Builder:
             self.env[name] = val
 
     def record(self, node: NodeProto, spec: Signature, inputs: list[Val | None], attributes: dict[str, Value], outputs: list[Val]) -> None:
-        """Spells the operator canonically and keeps it, or stands its output for its input where it does nothing."""
+        """Spell the operator canonically and keep it, or replace its output by its input if it does nothing."""
         call = Call(
             op_type=node.op_type,
             version=spec.schema.since_version,

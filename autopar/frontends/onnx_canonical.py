@@ -1,4 +1,4 @@
-"""Spells every ONNX operator one way: the newest opset's names, constant arguments folded, axes positive, sizes resolved."""
+"""Spells every ONNX operator one way: names of the newest opset, constants folded, axes positive, sizes resolved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autopar.ir.graph import Value
 
 Argument: TypeAlias = "Val | tuple[Val, ...] | Value"
 
-# Formal inputs that must be known, and those that are folded only where they are known.
+# Formal inputs that must be known, and formal inputs that are folded if they are known.
 REQUIRED: Mapping[str, tuple[str, ...]] = {
     "Squeeze": ("axes",), "Unsqueeze": ("axes",), "Slice": ("starts", "ends", "axes", "steps"), "Split": ("split",), "Tile": ("repeats",),
     "Pad": ("pads", "axes"), "Resize": ("roi", "scales", "sizes"), "Upsample": ("scales",), "TopK": ("K",), "OneHot": ("depth",),

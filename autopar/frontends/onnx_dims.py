@@ -43,7 +43,7 @@ class _Expression:
         return token
 
     def value(self) -> int:
-        """The size that the whole text stands for."""
+        """The size to which the whole text evaluates."""
         result = self._sum()
         if self._peek():
             raise ModelError(f"the dim {self.text!r} cannot be evaluated at {self._peek()!r}")
@@ -146,7 +146,7 @@ class _Binder:
         self.inputs[name] = given
 
     def use_batch(self, batch: int) -> int | None:
-        """Gives `batch` to every leading dim that is symbolic or the common batch of the file, and returns the latter."""
+        """Gives `batch` to every leading dim that is symbolic or the file's common batch, and returns the latter."""
         if batch < 1:
             raise UsageError(f"the batch cannot be {batch}")
         for name, shape in self.inputs.items():
@@ -162,7 +162,7 @@ class _Binder:
         return old
 
     def unbound(self) -> list[str]:
-        """What the user still has to give, as options of the command line."""
+        """The missing sizes, as options of the command line."""
         names, shapes = [], []
         for name, shape in self.inputs.items():
             missing = [part for dim in shape or () if isinstance(dim, str) for part in symbols(dim) if part not in self.sizes]

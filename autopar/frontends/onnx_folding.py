@@ -1,4 +1,4 @@
-"""Evaluates operators on known values: numpy for the common shape arithmetic, onnx's reference evaluator for the rest."""
+"""Evaluates operators on known values: numpy for common shape arithmetic, onnx's reference evaluator for the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Infers what every node makes: its outputs' element types and shapes, from its inputs and the constants that decide shapes."""
+"""Infers the element types and shapes of every node's outputs, from its inputs and the constants that decide shapes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _with_onesided(node: NodeProto) -> NodeProto:
 
 
 class Inference:
-    """Node by node inference; `declared` holds what the file says about its values, `read` fetches stored data."""
+    """Node by node inference; `declared` holds the types that the file declares, `read` fetches stored data."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Linear layers: the product with a stored matrix that the file turns over first reads the matrix as it is stored."""
+"""Linear layers: a product with the transpose of a stored matrix becomes `linear`, which reads the matrix as stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LINEAR = "aten.linear.default"
 
 
 def as_linear(records: Iterable[Record]) -> Iterator[Record]:
-    """`MatMul(x, Transpose(W))` as `linear(x, W)`, so that the gather of W and the sum of its gradient are those of a parameter."""
+    """`MatMul(x, Transpose(W))` as `linear(x, W)`, so that W is gathered and its gradient summed as a parameter's."""
     turned: dict[int, Val] = {}
     for record in records:
         if record.kind == "onnx.Transpose":

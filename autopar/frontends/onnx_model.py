@@ -1,4 +1,4 @@
-"""Reads an ONNX file without its weights, and refuses what lies outside its folder."""
+"""Reads an ONNX file without its weights, and refuses data files outside its folder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def read_model(source: str | Path | ModelProto) -> tuple[ModelProto, Path | None
 
 
 def stored_tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    """Every tensor in a graph and its subgraphs: initializers and the values of Constant nodes (under the output's name)."""
+    """Every tensor in a graph and its subgraphs: initializers, and values of Constant nodes (under the output's name).
+    """
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -63,7 +64,7 @@ def external_entries(tensor: TensorProto) -> dict[str, str]:
 
 
 def external_path(folder: Path | None, tensor: TensorProto) -> Path:
-    """Where a tensor's external data lies: always inside the model's folder."""
+    """The path of a tensor's external data, always inside the model's folder."""
     location = external_entries(tensor).get("location", "")
     windows, posix = PureWindowsPath(location), PurePosixPath(location)
     escapes = windows.drive or windows.root or posix.is_absolute() or ".." in windows.parts or ".." in posix.parts
@@ -81,7 +82,7 @@ def domain_of(node: NodeProto) -> str:
 
 
 def kind_of(node: NodeProto) -> str:
-    """How a graph spells the node's operator."""
+    """The operator kind of a node, as the graph spells it."""
     return f"{domain_of(node) or 'onnx'}.{node.op_type}"
 
 
@@ -94,7 +95,7 @@ def opset_versions(model: ModelProto) -> dict[str, int]:
 
 
 def inline_functions(model: ModelProto) -> ModelProto:
-    """The same model with its local functions, and the operators that hold arithmetic as subgraphs, replaced by their bodies."""
+    """The model with its local functions, and operators that hold arithmetic as subgraphs, replaced by their bodies."""
     import onnx.inliner
 
     require_bounded(model)

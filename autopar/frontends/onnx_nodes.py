@@ -14,11 +14,11 @@ from autopar.frontends.onnx_model import domain_of, kind_of
 from autopar.frontends.onnx_values import Signature, Val, signature
 from autopar.ir.graph import Value
 
-SPELLING = 23  # the opset of the default domain whose names and defaults every older one takes
+SPELLING = 23  # opset of the default domain whose names and defaults all older ones get
 
 
 def refuse(node: NodeProto, reason: str) -> NoReturn:
-    """Raises the error that names a node and what is wrong with it."""
+    """Raise a `ModelError` that names the node and the reason."""
     raise ModelError(f"node {label(node)!r} ({kind_of(node)}) {reason}")
 
 
@@ -56,7 +56,7 @@ def call_arguments(
     attributes: Mapping[str, Value],
     read: Callable[[TensorProto], np.ndarray],
 ) -> dict[str, Argument]:
-    """Everything the operator is called with, by formal name: tensors first, then folded inputs and attributes with defaults."""
+    """All arguments of the operator by formal name: tensors first, then folded inputs and attributes with defaults."""
     domain = domain_of(node)
     newest = signature(domain, node.op_type, max(spec.schema.since_version, SPELLING)) if _has_newest(domain, node.op_type) else spec
     names = spec.inputs if node.op_type in ("Resize", "Upsample") else newest.inputs

@@ -1,4 +1,4 @@
-"""Carries a new batch through a file whose constants hold the old one, or refuses where that would change the model."""
+"""Carries a new batch through a file whose constants hold the old one; refuses where that would change the model."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Rebatch:
         return tuple(result)
 
     def indices(self, node: NodeProto, source: Val, array: np.ndarray) -> np.ndarray:
-        """Constant indices into a tensor that carries the batch: those that count through it count further."""
+        """Constant indices into a tensor with the batch: indices that count through the batch are continued."""
         before = self.shapes.get(node.input[0])
         if before is None or before == source.shape:
             return array
@@ -110,7 +110,7 @@ class Rebatch:
         return longer
 
     def check(self, node: NodeProto, name: str, shape: tuple[int, ...], source: Val | None) -> None:
-        """Refuses a tensor whose shape changed otherwise than by the batch."""
+        """Refuse a tensor whose shape changed in more than the batch."""
         before = self.shapes.get(name)
         if before is None:
             return

@@ -13,7 +13,7 @@ from autopar.frontends.onnx_values import FOLD_LIMIT, Val, constant
 
 
 class Importer(Protocol):
-    """What the handlers need of the importer: the names' values, and a way to process a node in their place."""
+    """The part of the importer that handlers use: values by name, and processing of a node in place of another."""
 
     env: dict[str, Val | list[Val]]
     versions: Mapping[str, int]
@@ -82,7 +82,7 @@ def _argument(importer: Importer, name: str, numbers: list[int]) -> str:
 def _process(
     importer: Importer, op_type: str, name: str, inputs: list[str], outputs: list[str], numbers: dict[str, list[int]], axis: int
 ) -> None:
-    """A Split, Squeeze or Unsqueeze whose list argument is an attribute or an input, as the opset wants it."""
+    """A Split, Squeeze or Unsqueeze whose list argument is an attribute or an input, depending on the opset."""
     attributes: dict[str, Any] = {"axis": axis} if op_type in ("Split", "Concat") else {}
     if importer.versions[""] < 13:
         attributes.update(numbers)

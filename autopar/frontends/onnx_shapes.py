@@ -1,4 +1,4 @@
-"""Output shapes of the operators whose inference in onnx leaves holes though all inputs are known."""
+"""Output shapes of operators for which onnx infers incomplete shapes from known inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Canonical attributes of the operators whose attributes name the type of the elements they make."""
+"""Canonical attributes of operators with an attribute for the type of their result's elements."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 A stored float tensor of several elements is a trained parameter, unless
 
 - it is a running statistic of a batch normalisation in inference form;
-- it is a vector of frequencies, or of positions: on every way to an output it meets nothing but integers, numbers and a product with
+- it is a vector of frequencies, or of positions: on every way to an output it meets nothing but integers, numbers and a
+product with
   another such vector before a sine or cosine;
 - it is a mask: some element is infinite, NaN, or the lowest number of its type.
 
@@ -32,7 +33,9 @@ _MASKING = frozenset(f"onnx.{kind}" for kind in ("Add", "Sub", "Where", "Min", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """What a user says: patterns of stored floats that are constants or parameters, or the parameters `exactly` by name."""
+    """The user's choice: patterns of stored floats that are constants or parameters, or the parameters `exactly` by
+    name.
+    """
 
     frozen: tuple[str, ...] = ()
     trained: tuple[str, ...] = ()
@@ -111,7 +114,7 @@ def _is_vector(val: Val) -> bool:
 
 
 def _masks(records: Sequence[Record]) -> set[int]:
-    """Stored tensors that masks are made of, and that hold what no weight holds."""
+    """Stored tensors that masks are made of and that hold values no weight holds."""
     readers: dict[int, set[str]] = {}
     known: dict[int, Val] = {}
     for record in records:

@@ -1,4 +1,4 @@
-"""What the importer knows about one value of an ONNX graph, and about the signature of one operator."""
+"""The importer's knowledge of one value of an ONNX graph, and the signature of one operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DTYPES: Mapping[int, str] = {
     TensorProto.UINT64: "uint64", TensorProto.UINT32: "uint32", TensorProto.UINT16: "uint16", TensorProto.UINT8: "uint8",
     TensorProto.BOOL: "bool", TensorProto.COMPLEX64: "complex64", TensorProto.COMPLEX128: "complex128",
     TensorProto.FLOAT8E4M3FNUZ: "float8_e4m3fnuz", TensorProto.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
-    # By number: older versions of onnx lack the names. What is narrower than a byte takes a byte, as the runtime holds it.
+    # By number: older versions of onnx lack the names. Types narrower than a byte take a byte, as in the runtime.
     21: "uint8", 22: "int8", 23: "float8_e4m3fn", 24: "float8_e8m0fnu", 25: "uint8", 26: "int8",
 }  # fmt: skip
 
@@ -140,7 +140,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def _short_float(number: float) -> float:
-    """The shortest decimal that rounds to the same float32: 0.1 rather than 0.10000000149, but nothing beyond its range."""
+    """The shortest decimal that rounds to the same float32 (0.1, not 0.10000000149), unless it leaves the range."""
     short = float(str(np.float32(number)))
     return number if abs(short) > _LARGEST and math.isfinite(short) else short
 

@@ -1,4 +1,4 @@
-"""Finds weights that a file makes by Constant or ConstantOfShape nodes instead of storing them as initializers."""
+"""Finds weights that a file creates by Constant or ConstantOfShape nodes instead of storing them as initializers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _slots(node: NodeProto, name: str, vector: bool) -> bool:
 
 
 def weight_like(graph: GraphProto) -> frozenset[str]:
-    """Names of the values made by nodes that serve as weights: those that reach a weight's place, reshaped or not.
+    """Names of created values that serve as weights: they reach a weight's input, reshaped or not.
 
     A vector of one repeated value that is unsqueezed and then multiplied or added is a per-channel scale or bias.
     """

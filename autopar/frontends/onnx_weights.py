@@ -14,7 +14,7 @@ from autopar.frontends.onnx_model import external_entries, external_path, inline
 
 
 def load_weights(source: str | Path | ModelProto, names: Collection[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
-    """Every stored tensor of the model, or those called `names`, read when its turn comes."""
+    """The stored tensors of the model (all, or those in `names`), each read when the iterator reaches it."""
     model, folder = read_model(source)
     stored = _stored(inline_functions(model))
     missing = sorted(set(names) - set(stored)) if names is not None else []
@@ -30,7 +30,9 @@ def has_weights(source: str | Path | ModelProto) -> bool:
 
 
 def missing_weights(model: ModelProto, folder: Path | None) -> str:
-    """Which external files are not there, and what they hold, in words; "" where none is missing. A model without data names none."""
+    """The missing external files and their tensors, in words; "" if none is missing, or if the model has no data at
+    all.
+    """
     lost: dict[Path, list[str]] = {}
     for tensor in stored_tensors(model.graph):
         if tensor.data_location == TensorProto.EXTERNAL and not (path := external_path(folder, tensor)).is_file():
@@ -42,7 +44,7 @@ def missing_weights(model: ModelProto, folder: Path | None) -> str:
 
 
 def external_files(source: str | Path) -> list[Path]:
-    """The files beside a model file that hold its tensors; none where it is no model."""
+    """The external files with a model's tensors; none if the file is no model."""
     try:
         model, folder = read_model(source)
     except ModelError:

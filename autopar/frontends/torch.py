@@ -1,4 +1,4 @@
-"""PyTorch model → `Graph`: `torch.export` under fake tensors, so that no weight is ever allocated or computed on."""
+"""PyTorch model → `Graph`: `torch.export` on fake tensors, so no weight is allocated or computed on."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def import_torch(
 ) -> TorchModel:
     """Export `module` on (fake copies of) its example inputs and read the graph.
 
-    With `loss`, the graph also computes `loss(outputs, *args, **kwargs)`, a scalar, and names it as its loss. With `dtype`, its floats are
-    of that type in the graph; the module itself stays as it is.
+    `loss`: the graph also computes `loss(outputs, *args, **kwargs)`, a scalar, and names it as its loss. `dtype`: the
+    type of floats in the graph; the module itself keeps its type.
     """
     forward, own = module.forward, vars(module).get("forward")
     if loss is not None:
@@ -60,5 +60,5 @@ def read_exported(exported: torch.export.ExportedProgram, *, module: torch.nn.Mo
     except ModelError:
         if not reader.hazards:
             raise
-    # With an empty table this decomposes nothing: it only makes functional what writes into views.
+    # With an empty table this decomposes nothing and only makes writes into views functional.
     return Reader(exported.run_decompositions({}), module, name).read()

@@ -1,4 +1,5 @@
-"""A `.pt2` file → `ExportedProgram` without running code of the file: torch is handed a rebuilt archive, and the weights as raw bytes."""
+"""A `.pt2` file → `ExportedProgram` without running its code: torch gets a rebuilt archive, and weights as raw bytes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ _FIRST_LINE = 300
 
 
 def read_archive(path: str, *, trust: bool = False) -> tuple[torch.nn.Module, TorchModel]:
-    """The module and the graph of an archive; unless its maker is trusted, what could run code of the file is a `ModelError`."""
+    """The module and the graph of an archive; without `trust`, parts that could run code raise a `ModelError`."""
     size = size_of_file(path)
     with _in_words(path), _without_logs() as logged:
         exported = _loaded(path, logged) if trust else _distrusted(path, size, logged)
@@ -71,7 +72,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Held(logging.Filter):
-    """Keeps records from being printed, and the last error that one of them tells of."""
+    """Suppresses log records and keeps the last error in one of them."""
 
     error: BaseException | None = None
 
@@ -116,7 +117,7 @@ def _checked(archive: Archive, doubts: Doubts, path: str, logged: _Held) -> torc
 
 
 def _objection(space: str, name: str, overload: str) -> str:
-    """What speaks against calling an operator of `torch.ops`: it must be one that makes tensors of its arguments."""
+    """The objection against calling an operator of `torch.ops`: it must only make tensors from its arguments."""
     packet = getattr(getattr(torch.ops, space, None), name, None)
     found = getattr(packet, overload or "default", None)
     if not isinstance(packet, torch._ops.OpOverloadPacket) or not isinstance(found, torch._ops.OpOverload):
@@ -168,7 +169,7 @@ def _values(archive: Archive, part: str, doubts: Doubts) -> dict[str, torch.Tens
 
 
 def _tensor(archive: Archive, entry: str, name: str, meta: Mapping[str, Any], flat: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A view of the bytes of an entry. An entry without bytes is of a tensor without values, which lies on the meta device."""
+    """A view of an entry's bytes; an entry without bytes gives a tensor without values, on the meta device."""
     described = tensor_meta(meta["tensor_meta"], name)
     dtype = _DTYPES.get(described["dtype"])
     if dtype is None or described["layout"] != _STRIDED:

@@ -1,4 +1,4 @@
-"""Key-value caches of language models: switched off while a module is exported, since a planned pass begins with an empty one."""
+"""Key-value caches of language models: switched off during export, since a planned pass begins with an empty one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ NOTE = "the key-value cache, an output for generation, is left out: the model wa
 
 
 def caching(module: torch.nn.Module) -> list[Any]:
-    """The configurations in the module (transformers keeps them in `config`, one in another) that ask for a key-value cache."""
+    """The configurations in the module that ask for a key-value cache; transformers keeps them in `config`, also
+    nested.
+    """
     found: dict[int, Any] = {}
     waiting = [part.config for part in module.modules() if hasattr(part, "config")]
     while waiting:

@@ -1,4 +1,4 @@
-"""A copy of a module in another floating-point type, which leaves the module itself as it is."""
+"""A copy of a module in another floating-point type; the module itself is unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def recast(module: torch.nn.Module, dtype: torch.dtype | None) -> torch.nn.Modul
     state = {id(value): value for value in (*module.parameters(), *module.buffers())}
     if dtype is None or all(value.dtype == dtype for value in state.values() if value.is_floating_point()):
         return module
-    # What stands in the memo is not copied in its old type first.
+    # Tensors in the memo are not first copied in their old type.
     memo: dict[int, object] = {key: _cast(value, dtype) for key, value in state.items()}
     try:
         return copy.deepcopy(module, memo)

@@ -2,11 +2,12 @@
 
     rows → product with `up` → activation → product with `down`        becomes        rows → `autopar.experts`
 
-so that rows travel to their experts once. Where the rows are tokens that the layer itself sorts by expert and brings back into their
-order, the sorting is left out too: the operator then takes the tokens [n, h] and the expert chosen for each of their rows [n k].
+so that rows travel to their experts once. If the layer itself sorts tokens by expert and restores their order, the
+sorting is left out too: the operator then takes the tokens [n, h] and the expert chosen for each of their rows [n k].
 
-What an expert computes is a small program, the attribute `network`: calls (kind, arguments, results), each result as (width, dtype,
-dims in the notation of rules). Its values are the texts `%rows`, `%ends`, `%experts` (of every row), `%w0` (an operand), `%0` (a result).
+An expert's computation is a small program, the attribute `network`: calls (kind, arguments, results), each result as
+(width, dtype, dims in the notation of rules). Its values are the texts `%rows`, `%ends`, `%experts` (of every row),
+`%w0` (an operand), `%0` (a result).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .torch_routing import Finder, Product, Routing, find_routing
 
 KIND = "autopar.experts"
 _PARTS = (1, 2, 3, 4)
-"""In how many equal parts the columns of a product may be read: one, or a gate and what it gates."""
+"""Numbers of equal parts in which the columns of a product may be read: one, or a gate and the gated columns."""
 
 
 def _kinds(text: str) -> frozenset[str]:
@@ -37,7 +38,7 @@ _SLICED = _kinds("slice.Tensor")
 
 
 def join_experts(graph: Graph) -> Graph:
-    """The graph with every layer of experts as one operator; what is written otherwise stays as it is."""
+    """The graph with every layer of experts as one operator; other operators stay unchanged."""
     finder = Finder(graph)
     sorted_up_to = dict.fromkeys(found.ends for op in graph.operators if (found := finder.product(op)) is not None)
     for ends in sorted_up_to:
@@ -48,7 +49,7 @@ def join_experts(graph: Graph) -> Graph:
 
 
 class _Layer:
-    """The products over rows with the same `ends`, and what lies between them."""
+    """The products over rows with the same `ends`, and the operators between them."""
 
     def __init__(self, finder: Finder, ends: str) -> None:
         self.finder, self.ends, self.graph = finder, ends, finder.graph
@@ -57,14 +58,16 @@ class _Layer:
         own = [(op, found) for op, found in products if found is not None and found.ends == ends]
         self.products: dict[str, Product] = {op.name: found for op, found in own}
         self.last = own[-1][0]
-        self.final = self.last  # what gives the results: the last product, or the sum with its bias
+        self.final = self.last  # the maker of the results: the last product, or its sum with the bias
         self.own: dict[str, Operator] = {}  # by name, all that the layer consists of
         self.parts: dict[str, int] = {}  # of the values between: in how many parts their columns lie
         self.source = ""
         self.operands: list[str] = []
 
     def reads(self) -> bool:
-        """Whether the products are a layer: all but the last take the same rows, and nothing in between is read elsewhere."""
+        """Whether the products are a layer: all but the last take the same rows, and only the layer reads values
+        between.
+        """
         if not self._collect():
             return False
         first = [product for name, product in self.products.items() if name != self.last.name]
@@ -106,7 +109,7 @@ class _Layer:
         return len(set(shapes)) == 1 if op.kind in _ELEMENTWISE else op.attributes.get("dim", 0) in (-1, 1)
 
     def _add_bias(self) -> None:
-        """What adds a bias to the last product belongs to the layer."""
+        """Take a bias that is added to the last product into the layer."""
         product = self.last.outputs[0]
         reader = self.finder.reader(product)
         if reader is None or reader.kind != "aten.add.Tensor" or len(reader.inputs) != 2:
@@ -124,7 +127,8 @@ class _Layer:
     # --- what it computes ---
 
     def _divides(self) -> bool:
-        """Whether the inner dim can be split: its columns stay where they are, or lie in equal parts that are taken apart."""
+        """Whether the inner dim can be split: its columns keep their order, or lie in equal parts that are taken apart.
+        """
         for count in _PARTS:
             self.parts = {op.outputs[0]: count for name, op in self.own.items() if name in self.products and op is not self.last}
             if self._spread() and self.parts.get(self.products[self.last.name].rows) == 1:
@@ -188,7 +192,7 @@ class _Layer:
         return known[name]
 
     def _dims(self, op: Operator, name: str, divides: bool) -> str:
-        """The columns of a value, as a rule spells them; a bias's are those of what it is added to."""
+        """The columns of a value, as a rule spells them; a bias has the columns of the value it is added to."""
         reader = self.finder.reader(name) if self._is_bias(op) else None
         if op in (self.last, self.final) or reader is self.final:
             return "!o"
@@ -200,12 +204,12 @@ class _Layer:
     # --- the graph with it ---
 
     def joined(self) -> Graph:
-        """The graph with the layer in the place of its operators; those that nobody reads any more are left out."""
+        """The graph with the layer in place of its operators, without operators that nobody reads any more."""
         routing = find_routing(self.finder, self.source, self.ends, self.final.outputs[0])
         layer = self._operator(routing)
         made = self.final.outputs[0]
         renamed = {} if made in self.finder.wanted else {made: layer.outputs[0]}
-        if routing is not None:  # what is made of the rows is in the order of the tokens from here on
+        if routing is not None:  # readers of the rows get them in the order of the tokens from here on
             renamed[routing.result] = routing.ordered
         operators: list[Operator] = []
         for op in self.graph.operators:

@@ -1,4 +1,4 @@
-"""How a module is exported without its weights: `torch.export` on fake tensors, cast where another dtype is asked for."""
+"""Export of a module without its weights: `torch.export` on fake tensors, cast where another dtype is asked for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ keep_forkable()  # before the first fake tensor
 def export_fake(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None
 ) -> torch.export.ExportedProgram:
-    """`torch.export` on fake tensors: real weights stay where and what they are, meta weights become fake cpu ones."""
+    """`torch.export` on fake tensors: real weights stay untouched, meta weights become fake CPU ones."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The one form in which the graph holds an aten operator: out of place, with the arguments that a shard needs said in full."""
+"""The one form of an aten operator in the graph: out of place, with the arguments that a shard needs spelled out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PLAIN_FORMS = {"aten.normal_.default": torch.ops.aten.normal_functional.default
 
 
 def plain_form(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The operator that gives what `target` writes in place (`relu` for `relu_`); None where torch has none."""
+    """The out-of-place form of `target` (`relu` for `relu_`); None where torch has none."""
     namespace, name = target._schema.name.split("::")
     if not name.endswith("_"):
         return None
@@ -22,7 +22,7 @@ def plain_form(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
 
 
 def explicit(target: torch._ops.OpOverload, given: dict[str, Any]) -> tuple[torch._ops.OpOverload, dict[str, Any]]:
-    """The operator with what it reads from whole tensors written as arguments: the dims that `squeeze` drops, the dtype of `type_as`."""
+    """The operator with facts of whole tensors as arguments: the dims that `squeeze` drops, the dtype of `type_as`."""
     if target._schema.name == "aten::squeeze":
         return torch.ops.aten.squeeze.dims, {"self": given["self"], "dim": _dims_of_one(given)}
     if target._schema.name == "aten::type_as":

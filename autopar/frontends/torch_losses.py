@@ -1,4 +1,4 @@
-"""Splits a loss that is a mean over counted rows into a sum and a count, so that its rows can be split over devices."""
+"""Splits a mean loss over counted rows into a sum and a count, so that its rows can be split over devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def split_means(graph: Graph) -> Graph:
 
 
 def _split(operator: Operator, tensors: dict[str, Tensor]) -> list[Operator]:
-    """The sum under the operator's own name, what counts the rows, and the quotient that takes the place of its output."""
+    """Three operators: the sum under the operator's name, the count of rows, and the quotient that replaces its output.
+    """
     loss = tensors[operator.outputs[0]]
     made: list[Operator] = []
 

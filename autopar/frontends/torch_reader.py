@@ -37,13 +37,13 @@ class Reader:
         self.operators: list[Operator] = []
         self.names: set[str] = set()
         self.values: dict[torch.fx.Node, Any] = {}
-        self.memory: dict[torch.fx.Node, torch.fx.Node] = {}  # a node → the first of those that may share its memory
+        self.memory: dict[torch.fx.Node, torch.fx.Node] = {}  # a node → the first node that may share its memory
         self.constants: dict[str, torch.Tensor] = {}
         self.buffers: list[str] = []
-        self.updates: dict[str, str] = {}  # a buffer → what it becomes
+        self.updates: dict[str, str] = {}  # a buffer → the tensor with its new value
         self.inputs: list[str] = []
         self.problems: list[str] = []
-        self.hazards = False  # whether a write into a view keeps the graph from being read as it is
+        self.hazards = False  # whether a write into a view prevents reading the graph unchanged
         parameters = dict(module.named_parameters(remove_duplicate=False)) if module is not None else dict(exported.named_parameters())
         self.frozen = {path for path, value in parameters.items() if not value.requires_grad}
         first: dict[int, str] = {}
@@ -212,12 +212,12 @@ class Reader:
         return self._buffer_of(self.values[base])
 
     def _buffer_of(self, name: str) -> str | None:
-        """The buffer that a tensor is, as it stands now."""
+        """The buffer whose current value a tensor is."""
         first = next((buffer for buffer, value in self.updates.items() if value == name), name)
         return first if first in self.buffers else None
 
     def _statistics(self, name: str, running: Sequence[torch.fx.Node]) -> list[str]:
-        """Declare the further results of a batch norm: the batch's mean and deviation, then the running ones, read from now on."""
+        """Declare the further results of a batch norm: the batch's mean and deviation, then the new running ones."""
         made = [f"{name}:{i}" for i in range(1, 5)]
         for index, out in enumerate(made):
             old = running[index % 2]
@@ -229,7 +229,7 @@ class Reader:
         return made
 
     def _results(self, node: torch.fx.Node, name: str) -> str | list[str]:
-        """Declare what a node makes: one tensor, or several."""
+        """Declare the results of a node: one tensor, or several."""
         results: Any = node.meta.get("val")
         many = isinstance(results, (tuple, list))
         outputs = [f"{name}:{i}" for i in range(len(results))] if many else [f"{name}:0"]

@@ -1,4 +1,4 @@
-"""Finds the parts of a layer of experts in a graph: grouped products, biases by expert, and the sorting of tokens by expert."""
+"""Finds the parts of a layer of experts in a graph: grouped products, biases by expert, sorting of tokens by expert."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Product:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Tokens that a layer sorts by expert: row j of its results is what expert `chosen[j]` makes of token j // k.
+    """Tokens that a layer sorts by expert: expert `chosen[j]` makes row j of the results from token j // k.
 
-    `changed`: operators on the sorted rows that read unsorted ones instead; `ordered`: the tensor in which the rows are back in their
-    order, `result`: the sorted rows that it is made of.
+    `changed`: operators on the sorted rows, rewritten to read unsorted rows. `ordered`: the tensor with the rows back
+    in their order, made of the sorted rows `result`.
     """
 
     tokens: str
@@ -41,7 +41,7 @@ class Routing:
 
 
 class Finder:
-    """Who makes and who reads the tensors of a graph."""
+    """Makers and readers of the tensors of a graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -74,7 +74,7 @@ class Finder:
         return Product(rows=rows, weight=weight, ends=ends) if shapes == [2, 3] else None
 
     def changes_nothing(self, op: Operator) -> bool:
-        """Whether an operator gives what it is given, in its type."""
+        """Whether an operator is a cast to its input's own type."""
         same = op.kind in _CASTS and len(op.inputs) == 1
         return same and self.graph.tensors[op.inputs[0]].dtype == self.graph.tensors[op.outputs[0]].dtype
 
@@ -125,7 +125,7 @@ class Finder:
 
 
 def find_routing(finder: Finder, source: str, ends: str, final: str) -> Routing | None:
-    """How the rows `source` come from tokens and the results `final` go back to them, where both are so."""
+    """How the rows `source` come from tokens and the results `final` return to them; None if either does not hold."""
     counted, given = finder.counted(ends), finder.looked_up(source)
     if counted is None or given is None:
         return None
@@ -155,7 +155,7 @@ def find_routing(finder: Finder, source: str, ends: str, final: str) -> Routing 
 
 
 def _undoes(finder: Finder, index: str, places: str) -> bool:
-    """Whether an index brings sorted rows back into their order: `index[places] = 0, 1, 2, ...`, or the order of `places`."""
+    """Whether an index restores the order of sorted rows: `index[places] = 0, 1, 2, ...`, or the order of `places`."""
     op = finder.makers.get(index)
     if op is None:
         return False

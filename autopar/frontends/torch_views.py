@@ -1,4 +1,4 @@
-"""Reads an index by counts, which takes every element in its place, as the view that it is, so that its dims can be split.
+"""Reads an index by counts, which leaves every element in place, as a view, so that its dims can be split.
 
 Masks made by `torch.vmap` come so: `mask[arange(b)[:, None, None, None], arange(s)]` is `mask.view(b, 1, 1, s)`.
 """
@@ -16,7 +16,7 @@ _RANGES = frozenset({"aten.arange.default", "aten.arange.start"})
 
 
 def read_as_views(graph: Graph) -> Graph:
-    """The graph with every index whose index tensors count along the dims that they index, in their order, as a reshape."""
+    """The graph with a reshape for every index whose index tensors count along the indexed dims, in order."""
     counts: set[str] = set()
     operators = []
     for operator in graph.operators:
@@ -28,7 +28,7 @@ def read_as_views(graph: Graph) -> Graph:
 
 
 def _counts(operator: Operator, counts: set[str], tensors: Mapping[str, Tensor]) -> bool:
-    """Whether an operator gives 0, 1, ..., n - 1 along a dim of n, all others being of size 1."""
+    """Whether an operator gives 0, 1, ..., n - 1 along a dim of n, with all other dims of size 1."""
     given = operator.attributes
     if operator.kind in _RANGES:
         return given.get("start", 0) == 0 and given.get("end") == tensors[operator.outputs[0]].size

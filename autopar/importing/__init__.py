@@ -1,4 +1,4 @@
-"""Configurations of other projects as pins of the search: read, planned within, and set beside what the search finds without them."""
+"""Configurations of other projects as pins of the search: read, planned, and compared with the search's own plan."""
 
 from __future__ import annotations
 

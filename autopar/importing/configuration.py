@@ -1,4 +1,4 @@
-"""What a configuration of training says about parallelism, in the words that all projects share."""
+"""The parallelism in a training configuration, in the words that all projects share."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from ..printable import printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Degrees and choices; what is None is not said there.
+    """Degrees and choices of a configuration; None: it does not say.
 
-    `data`: devices that split the batch, of which parameters are stored split over `shards` (None: all of them where `zero`); `zero`: 0 to
-    3; `tensor`: devices that split weights, with `sequence_parallel` values between them; `context`: the sequence; `expert`: experts,
-    which split the batch as well; `stages`, `schedule`, `interleave`: of the pipeline. `batch`: the global one; `micro_batch`: samples
-    of a device in a micro-batch, where `micro_batches` are not said, and `local_batch` of all that it has before gradients are reduced;
-    `styles`: by module pattern, how weights are split; `lost`: what is not taken over, in sentences.
+    `data`: devices that split the batch; `shards`: those of them over which parameters are stored split (None: all of
+    them if `zero`). `zero`: the ZeRO stage, 0 to 3. `tensor`: devices that split weights; `sequence_parallel`: whether
+    these split the values in between. `context`: devices that split the sequence. `expert`: devices that split experts,
+    and the batch too. `stages`, `schedule`, `interleave`: of the pipeline. `batch`: the global batch; `micro_batch`:
+    samples of a device in a micro-batch; `local_batch`: samples of a device before gradients are reduced; both count
+    where `micro_batches` is None. `styles`: splits of weights by module pattern. `lost`: sentences on options that are
+    not taken over.
     """
 
     source: str
@@ -57,7 +59,7 @@ class Configuration:
 
     @property
     def inner(self) -> int:
-        """Devices of a stage beside those that split the batch alone."""
+        """Devices of a stage apart from those that split only the batch."""
         return self.tensor * self.context
 
     def degree_of_data(self, devices: int | None) -> int:
@@ -108,14 +110,14 @@ def number(source: str, table: Mapping[str, Any], key: str, default: int | None 
 
 
 def degree(source: str, table: Mapping[str, Any], key: str) -> int:
-    """A whole number of a table that is 1 where it is not there."""
+    """A whole number in a table; 1 if it is missing."""
     found = number(source, table, key, 1)
     assert found is not None
     return found
 
 
 def left_out(names: Iterable[str], where: str = "") -> list[str]:
-    """The sentence on what a configuration says that no plan does."""
+    """The sentence on options of a configuration that no plan has."""
     found = sorted(printable(name, lines=False) for name in names)
     shown = ", ".join(found[:12]) + (f" and {len(found) - 12} more" if len(found) > 12 else "")
     return [f"not taken over{where}: {shown}"] if found else []

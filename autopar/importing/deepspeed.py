@@ -17,7 +17,7 @@ _KNOWN = {
 
 
 def read_deepspeed(data: Mapping[str, Any]) -> Configuration:
-    """The configuration in a parsed file; what is "auto" is not said."""
+    """The configuration in a parsed file; "auto" counts as missing."""
     said = {key: value for key, value in data.items() if value != "auto"}
     zero, optimizer, tensor = (_table(said, name) for name in ("zero_optimization", "optimizer", "tensor_parallel"))
     lost = left_out(set(data) - _KNOWN)

@@ -28,10 +28,10 @@ STYLES: dict[str, tuple[str, int]] = {
     "rowwise_rep": (INPUT, 1), "local_rowwise": (INPUT, 1), "packed_rowwise": (INPUT, 2), "embedding_rowwise": (ROWS, 1),
     "embedding_colwise": (COLUMNS, 1),
 }  # fmt: skip
-"""Which dim of a module's weight a style splits, in how many parts."""
+"""The dim of a module's weight that a style splits, and the number of parts."""
 WHOLE = ("replicate", "replicated", "replicated_with_grad_allreduce", "auto", "gather", "all_reduce", "sequence_parallel")
 """Styles that split no weight."""
-# Which dim of a weight is the output: [out, in] in torch's linear layers, [in, out] in products as ONNX and GPT-2 write them.
+# The output dim of a weight: [out, in] in torch's linear layers, [in, out] in products of ONNX and GPT-2.
 _OUTPUT_DIM: Mapping[str, int] = {
     "aten.linear.default": 0, "onnx.MatMul": 1, "aten.matmul.default": 1, "aten.mm.default": 1, "aten.addmm.default": 1, "onnx.Gemm": 1,
 }  # fmt: skip
@@ -85,7 +85,7 @@ class Styles:
         return Limits(strategies=strategies)
 
     def style_of(self, module: str) -> str | None:
-        """The style of a module: that of its own name before those of patterns."""
+        """The style of a module: its own name goes before patterns."""
         return next((style for pattern, style in sorted(self.styles.items(), key=_generality) if means(pattern, module)), None)
 
 
@@ -94,7 +94,7 @@ def _generality(pair: tuple[str, str]) -> int:
 
 
 def means(pattern: str, module: str) -> bool:
-    """Whether a pattern, whose stars stand for numbers of layers, is for a module, with or without what its model is called.
+    """Whether a pattern matches a module, with or without the name of its model; stars match numbers of layers.
 
     >>> means("layers.*.q", "layers.3.q"), means("model.layers.*.q", "layers.3.q"), means("layers.*.q", "model.layers.3.q")
     (True, True, True)
@@ -107,7 +107,7 @@ def means(pattern: str, module: str) -> bool:
 
 
 def _is(option: Option, place: int, style: str | None, offer: Offer) -> bool:
-    """Whether an option splits the weight at a place as a style does; without one, whether it leaves it whole."""
+    """Whether an option splits the weight at `place` as a style does; without a style, whether it leaves it whole."""
     placement = option.inputs[place]
     if style is None:
         return placement.kind is not Kind.SPLIT

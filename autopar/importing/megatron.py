@@ -1,4 +1,4 @@
-"""The arguments of Megatron-LM's training scripts, as they stand in a shell script or one a line."""
+"""The arguments of Megatron-LM's training scripts, from a shell script or a list of one a line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 
 
 
 def read_megatron(text: str) -> Configuration:
-    """The configuration in a text of arguments; what comes before the first of them is passed over."""
+    """The configuration in a text of arguments; text before the first argument is ignored."""
     found = arguments(text)
     lost: list[str] = left_out({f"--{name}" for name in found if name not in _KNOWN})
     tensor, stages, context, expert = (

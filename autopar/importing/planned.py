@@ -1,4 +1,4 @@
-"""A configuration planned: the best plan within what it fixes, and the search's own plan beside it."""
+"""A configuration planned: the best plan within its limits, and the search's own plan for comparison."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ WITHOUT_LIMIT = 1e18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A configuration's plan, whether it `fits` the memory, what the search finds `free` of it (None: not asked, or nothing fits)."""
+    """A configuration's plan, whether it `fits` the memory, and the plan `free` of it (None: not asked, or none fits).
+    """
 
     configuration: Configuration
     planned: Planned
@@ -67,7 +68,8 @@ def import_configuration(
     compare: bool = True,
     progress: Progress | None = None,
 ) -> Imported:
-    """Plan the model as the configuration says; where that does not fit the memory, without a limit, so that it shows by how much."""
+    """Plan the model as the configuration says; if that does not fit the memory, without a limit, to show by how much.
+    """
     whole = devices if found.styles else found.devices(devices)
     chosen, _ = choose_cluster(cluster, whole)
     given, called = _styled(found, chosen) if found.styles else _by_scheme(found, chosen)
@@ -100,7 +102,7 @@ def _by_scheme(found: Configuration, cluster: Cluster) -> tuple[dict[str, Any], 
     if not text:
         return given, "one device"
     scheme_named(text)
-    # Where replicas stand beside shards the scheme says which axis stores parameters split.
+    # With replicas and shards, the scheme says which axis stores parameters split.
     mixed = sum(name == "data" for name, _, _ in _factors(found, found.degree_of_data(cluster.devices))) > 1
     return given | {"scheme": text} | ({} if mixed else {"zero": found.zero or 0}), text
 

@@ -1,4 +1,4 @@
-"""Which project a configuration file belongs to, by its name and what it holds, and its text as plain values."""
+"""The project of a configuration file, by its name and contents, and its text as plain values."""
 
 from __future__ import annotations
 

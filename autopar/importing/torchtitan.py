@@ -1,6 +1,7 @@
 """The configuration of torchtitan (TOML): its `training`, `parallelism` and `activation_checkpoint` sections.
 
-The order of its devices from the outside in: pipeline, replicate, shard, context, tensor; experts borrow from shard and context.
+The order of its devices from the outside in: pipeline, replicate, shard, context, tensor; experts borrow from shard and
+context.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def _text(value: object) -> str | None:
 
 
 def _zero(parallel: Mapping[str, Any], shard: int | None, stages: int) -> int:
-    """Parameters that are stored split are gathered again for the backward pass, by default where there is no pipeline."""
+    """The ZeRO stage of the policy; by default parameters are gathered again for the backward pass without a pipeline.
+    """
     if shard == 1:
         return 0
     policy = parallel.get("fsdp_reshard_after_forward", "default")

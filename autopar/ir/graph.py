@@ -21,7 +21,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 class Role(StrEnum):
-    """What a tensor is to the model."""
+    """A tensor's role in the model."""
 
     INPUT = "input"
     PARAMETER = "parameter"
@@ -31,7 +31,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Inside an operator's attributes: the tensor `inputs[index]` stands here."""
+    """Placeholder inside an operator's attributes for the tensor `inputs[index]`."""
 
     index: int
 
@@ -76,7 +76,7 @@ class Tensor:
 class Operator:
     """One call: `kind` is the spelling of its source (`aten.linear.default`, `onnx.MatMul`, `autopar.mean_square`).
 
-    `attributes` holds every other argument by its formal name; where a tensor goes stands a `Ref` into `inputs`.
+    `attributes` holds every other argument by its formal name; a `Ref` into `inputs` marks the place of a tensor.
     ONNX inputs that are constants needed to know shapes (`shape`, `axes`, ...) are folded into attributes too.
     """
 
@@ -92,9 +92,9 @@ class Graph:
     """A model: operators in topological order over named tensors.
 
     `constants` holds the values of small folded constants; parameters and large constants stay in the model file or
-    module. `loss` names the scalar output to differentiate, where the model is to be trained. `replicated`: the operator
-    kinds without a rule that every device computes whole, because the user asked for it. `updates`: constants that a run of
-    the model changes, each with the tensor that it becomes (running statistics, counters).
+    module. `loss` names the scalar output to differentiate when the model is trained. `replicated` names operator kinds
+    without a rule that the user asked every device to compute whole. `updates` maps each constant that a run of the
+    model changes (running statistics, counters) to the tensor with its new value.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Graph:
         return tuple(tensor for tensor in self.tensors.values() if tensor.role is Role.PARAMETER)
 
     def consumers(self) -> dict[str, list[tuple[int, int]]]:
-        """For every tensor that is read: the (operator index, input index) pairs that read it, in order."""
+        """The readers of every tensor, in order, as (operator index, input index) pairs."""
         found: dict[str, list[tuple[int, int]]] = {}
         for index, operator in enumerate(self.operators):
             for position, name in enumerate(operator.inputs):

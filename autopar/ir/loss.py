@@ -9,9 +9,9 @@ from .graph import Graph, Operator, Ref, Tensor, Value
 
 
 def with_loss(graph: Graph, outputs: Iterable[str] | None = None) -> Graph:
-    """The graph with `loss` set: the model's own scalar float output, else the mean square of its float outputs, summed.
+    """The graph with `loss` set: the model's own scalar float output, or else the sum of its outputs' mean squares.
 
-    `outputs` restricts the mean square to these outputs (those that depend on a parameter).
+    `outputs` restricts the mean squares to these outputs (those that depend on a parameter).
     """
     wanted = [name for name in graph.outputs if graph.tensors[name].is_float and (outputs is None or name in set(outputs))]
     scalars = [name for name in wanted if graph.tensors[name].shape == ()]

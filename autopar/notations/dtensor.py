@@ -1,4 +1,7 @@
-"""DTensor's placements as torch prints them: `(Shard(dim=0), Replicate(), _StridedShard(dim=1, sf=3), Partial(sum))`."""
+"""DTensor's placements as torch prints them.
+
+    (Shard(dim=0), Replicate(), _StridedShard(dim=1, sf=3), Partial(sum))
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """GSPMD's tile assignments as XLA prints them: `{devices=[2,1,4]<=[2,4] last_tile_dim_replicate}`.
 
-The list counts the tiles of every dim, and of the copies last. The devices are those of an iota reshaped to `<=[...]`, its axes permuted
-by `T(...)`, read in row-major order.
+The list counts the tiles of every dim, and the copies last. The devices are an iota reshaped to `<=[...]`, with its
+axes permuted by `T(...)`, read in row-major order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _joined(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def read(text: str, place: Place) -> Layout:
-    """The layout whose shards lie on the devices that the text gives them."""
+    """The layout that puts every shard on the device that the text gives it."""
     if text.strip() == "{replicated}":
         return place.from_dims([[] for _ in range(place.rank)], text=text)
     match = _TEXT.fullmatch(text.strip())

@@ -1,7 +1,7 @@
-"""MindSpore's layouts: a device matrix and, for each dim of the tensor, a place in it counted from the right (-1: not split).
+"""MindSpore's layouts: a device matrix, and for each dim a place in it, counted from the right (-1: not split).
 
-A device matrix (2, 4) and a tensor map (1, -1) split dim 0 over the first of the two axes. A dim that several axes split names them all,
-major first: ((1, 0), -1).
+A device matrix (2, 4) and a tensor map (1, -1) split dim 0 over the first of the two axes. A dim that several axes
+split names them all, major first: ((1, 0), -1).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""OneFlow's SBP of n dims: `(oneflow.sbp.split(dim=0), oneflow.sbp.broadcast, oneflow.sbp.partial_sum)`, or short `[S(0), B, P]`."""
+"""OneFlow's SBP of n dims, in full or short.
+
+    (oneflow.sbp.split(dim=0), oneflow.sbp.broadcast, oneflow.sbp.partial_sum)
+    [S(0), B, P]
+"""
 
 from __future__ import annotations
 

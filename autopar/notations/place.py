@@ -1,4 +1,4 @@
-"""What every notation needs beside its text: the mesh, the rank of the tensor, and what it is to be refused with."""
+"""The common arguments of all notations: the mesh, the tensor's rank, and refusals of wrong text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..sharding.mesh import Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a layout is read or written: on `mesh`, of a tensor of `rank` dims."""
+    """The place of a layout: on `mesh`, of a tensor of `rank` dims."""
 
     mesh: Mesh
     rank: int
@@ -32,7 +32,7 @@ class Place:
                 raise RuleError(f"layout [{format_layout(layout)}] splits dim {placement.dim} of a tensor of {self.rank} dims")
 
     def from_dims(self, dims: Sequence[Sequence[int]], partial: Iterable[int] = (), *, text: str) -> Layout:
-        """The layout in which each dim is split over the mesh axes `dims[dim]`, major first; `partial` axes hold partial sums."""
+        """The layout with dim i split over the mesh axes `dims[i]`, major first; `partial` axes hold partial sums."""
         found: list[Placement] = [R] * len(self.mesh.axes)
         for dim, axes in enumerate(dims):
             if list(axes) != sorted(axes):

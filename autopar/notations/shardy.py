@@ -1,4 +1,8 @@
-"""Mesh axes by dim: Shardy's `<@mesh, [{"x", "y"}, {}], unreduced={"z"}>` and JAX's `PartitionSpec(('x', 'y'), None)`."""
+"""Mesh axes by dim, as Shardy and JAX write them.
+
+    <@mesh, [{"x", "y"}, {}], unreduced={"z"}>
+    PartitionSpec(('x', 'y'), None)
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ def write(layout: Layout, place: Place) -> str:
 
 
 def read(text: str, place: Place) -> Layout:
-    """Closed dims of whole axes; what is open, or a part of an axis, is refused."""
+    """The layout of closed dims of whole axes; an open dim or a part of an axis is refused."""
     match = _SHARDY.fullmatch(text.strip())
     if match is None:
         raise RuleError(f'{text!r} is not of the form <@mesh, [{{"x"}}, {{}}], unreduced={{"z"}}>')

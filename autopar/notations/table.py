@@ -1,4 +1,4 @@
-"""The table of notations: a name, who writes so, and the two converters."""
+"""The table of notations: a name, the systems that write it, and the two converters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from .place import Place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notation:
-    """How a system writes layouts. `says`: what of ours it can: "B" the kind of the gradient, "P" partial sums, "parts" splits within."""
+    """A system's notation of layouts.
+
+    `says`: kinds of ours that it has: "B" (the kind of the gradient), "P" (partial sums), "parts" (splits within
+    parts).
+    """
 
     words: str
     write: Callable[[Layout, Place], str]
@@ -47,7 +51,7 @@ def notation_named(name: str) -> Notation:
 
 
 def write_layout(notation: str, layout: Layout, mesh: Mesh, rank: int) -> str:
-    """A layout of a tensor of `rank` dims in a notation; what that cannot say is refused with the nearest that it can.
+    """A layout of a tensor of `rank` dims in a notation; `RuleError` with the nearest layout if the notation lacks it.
 
     >>> write_layout("jax", parse_layout("S0 S0"), Mesh.of(x=2, y=4), 2)
     "PartitionSpec(('x', 'y'), None)"
@@ -58,7 +62,7 @@ def write_layout(notation: str, layout: Layout, mesh: Mesh, rank: int) -> str:
 
 
 def read_layout(notation: str, text: str, mesh: Mesh, rank: int) -> Layout:
-    """The layout that a text of a notation says. Notations without the kind of the gradient give R where ours may have B.
+    """The layout that a text means. Notations without the kind of the gradient give R where ours may have B.
 
     >>> format_layout(read_layout("oneflow", "[S(0), B]", Mesh.of(x=2, y=4), 2))
     'S0 R'

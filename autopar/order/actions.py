@@ -1,19 +1,19 @@
-"""Actions: the words of a step's order, those of `torch.distributed.pipelining` with what a unit of parameters adds.
+"""Actions: the words of a step's order, from `torch.distributed.pipelining`, extended for units of parameters.
 
     word           action                                                          of
     F              forward pass                                                    chunk, segment, micro-batch
     B              backward pass: of inputs and weights at once                    chunk, segment, micro-batch
     I, W           backward pass of the inputs; of the weights, later              chunk, segment, micro-batch
     UNSHARD        gather the parameters of a unit                                 chunk, unit
-    RESHARD        let the gathered parameters go                                  chunk, unit
-    REDUCE_GRAD    bring the unit's gradients home and sum them                    chunk, unit
+    RESHARD        free the gathered parameters                                    chunk, unit
+    REDUCE_GRAD    redistribute the unit's gradients to storage and sum them       chunk, unit
     SEND_F, RECV_F hand values on to a later chunk                                 chunk, micro-batch, peer chunk
     SEND_B, RECV_B hand gradients back to an earlier chunk                         chunk, micro-batch, peer chunk
     SUM_TIED       sum the gradients of parameters that several stages hold        -
     UPDATE         the optimizer's step                                            -
 
-A *chunk* is a stretch of the model that lies on one stage, counted from the model's start (torch calls it a stage). A *segment* is a
-stretch of a chunk that runs between two actions on parameters.
+A *chunk* is a stretch of the model on one stage, counted from the model's start (torch calls it a stage). A *segment*
+is a stretch of a chunk between two actions on parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from enum import StrEnum
 
 
 class Word(StrEnum):
-    """What an action does."""
+    """The kind of an action."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -42,7 +42,7 @@ class Word(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One thing that a rank does; what does not apply to the word is None."""
+    """One action of a rank; fields that do not apply to its word are None."""
 
     word: Word
     chunk: int = 0

@@ -1,4 +1,4 @@
-"""`Execution`: how a step is executed, chunk by chunk of the model, and as it is priced."""
+"""`Execution`: the chunks of a model as they are executed, and as they are priced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from .scheduled import Scheduled, scheduled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handed:
-    """A value that one chunk hands to another: how it lies where it is `made`, and how it is `taken`; whether its gradient comes back."""
+    """A value that one chunk hands to another.
+
+    `made`: its layout in the first chunk. `taken`: its layout in the second. `differentiable`: whether its gradient
+    comes back.
+    """
 
     name: str
     made: Layout
@@ -28,9 +32,11 @@ class Handed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A stretch of the model: the program of the `whole` batch, which runs cut as `split` says, and as it is priced, of one micro-batch.
+    """A stretch of the model on one stage.
 
-    With one micro-batch they are one, and there is no `split`. `first`: the first rank of its mesh.
+    `whole`: the program of the whole batch, which the runtime cuts into micro-batches by `split`. `micro`: the program
+    of one micro-batch, which is priced. With one micro-batch both are equal and `split` is None. `first`: the first
+    rank of its mesh.
     """
 
     whole: Scheduled
@@ -46,9 +52,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """All chunks in the order of the model; chunk k runs on stage k modulo the number of `stages`, in the order of `pipeline`.
+    """All chunks in the order of the model; chunk k runs on stage k modulo `stages`, in the order of `pipeline`.
 
-    `edges`: what each chunk hands to a later one.
+    `edges`: the values that a chunk hands to a later one, by the pair of chunks.
     """
 
     chunks: tuple[Chunk, ...]
@@ -64,7 +70,7 @@ class Execution:
 
     @property
     def schedule(self) -> Schedule:
-        """What concerns each chunk."""
+        """The part of the schedule inside a stage, equal for all chunks."""
         return self.chunks[0].whole.schedule
 
     @property
@@ -86,7 +92,7 @@ class Execution:
 
     @property
     def split(self) -> TimeSplit | None:
-        """How the only chunk is cut into micro-batches."""
+        """The cut into micro-batches of an execution with a single chunk."""
         (chunk,) = self.chunks
         return chunk.split
 

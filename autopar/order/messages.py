@@ -1,7 +1,8 @@
-"""What each action of a step issues: collectives on the axes of its stage, messages to other stages, sums over stages.
+"""Messages of each action of a step: collectives on the axes of its stage, messages to other stages, sums over stages.
 
-Between stages of equal meshes every device sends its shard to the device of its coordinates. Between unequal ones a value is made whole
-first, and each device that reads it gets it from one that holds it; its gradient comes back whole in the same way.
+Between stages of equal meshes every device sends its shard to the device with the same coordinates. Between unequal
+ones a value is gathered whole first, and each device that reads it gets it from a device that holds it. Its gradient
+comes back whole in the same way.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Message:
 
 
 def issued_by(execution: Execution, action: Action, device: int) -> Iterator[Message]:
-    """What the `device` (counted within its stage) issues for an action."""
+    """Messages that `device` (counted within its stage) issues for an action."""
     chunk = execution.chunks[action.chunk]
     match action.word:
         case Word.SEND_FORWARD:

@@ -1,7 +1,7 @@
-"""What has to travel before a step whose batch comes in parts: each device of a stage has one of equal parts, in the order of the devices.
+"""Gathers before a step whose batch comes in parts: device i of a stage holds part i of equal parts.
 
-An input that every reader cuts into just these parts is taken as it comes. Any other that a stage reads is gathered there, over the axes of
-the mesh from the innermost out, so that the parts lie in the order of the devices.
+An input that every reader cuts into just these parts is read as it comes. Any other input is gathered on the stage,
+over the mesh axes from the innermost outwards, which keeps the parts in the order of the devices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .execution import Chunk, Execution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartGather:
-    """An all-gather of an input on a mesh axis; `nbytes`: of what is gathered, as everywhere."""
+    """An all-gather of an input on a mesh axis; `nbytes`: bytes of the gathered result."""
 
     name: str
     axis: int
@@ -39,7 +39,7 @@ def comes_in_parts(graph: Graph, name: str) -> bool:
 
 
 def gathered_inputs(execution: Execution, stage: int) -> tuple[str, ...]:
-    """The inputs that a stage must have whole, or in other parts than those in which they come."""
+    """The inputs that a stage needs whole, or in other parts than the ones that come."""
     chunks = execution.chunks[stage :: execution.stages]
     if chunks[0].mesh.devices == 1:
         return ()
@@ -48,7 +48,7 @@ def gathered_inputs(execution: Execution, stage: int) -> tuple[str, ...]:
 
 
 def _as_it_comes(chunk: Chunk, name: str) -> bool:
-    """Whether a chunk reads no more of an input than the parts that its devices have."""
+    """Whether a chunk reads only those parts of an input that its devices hold."""
     program = chunk.whole.program
     if name in program.assignment.outputs:
         return False

@@ -1,9 +1,9 @@
-"""From passes of chunks to all actions of a rank: segments, and before and behind them the units of their parameters.
+"""From passes of chunks to all actions of a rank: passes become segments, with actions of their units around them.
 
-The passes of a rank are a list of visits of segments. A unit in mode "again" is gathered before a visit that needs it, unless it is still
-there, and let go behind one that does, unless one of the next `prefetch` visits (at least the next) needs it again. Other units are
-gathered once and let go at the end. A gather is issued `prefetch` visits before the one that needs it, so that it runs under their
-computation.
+The passes of a rank are a list of visits of segments. A unit in mode "again" is gathered before a visit that needs it,
+unless it is still there. It is released after the visit, unless one of the next `prefetch` visits (at least the next)
+needs it again. Other units are gathered once and released at the end. A gather is issued `prefetch` visits before the
+visit that needs it, so that it overlaps their computation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .units import Mode, Unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Of one segment: units read by its forward pass, units that its backward pass needs, and those that its backward pass completes."""
+    """Units of one segment: read by its forward pass, needed by its backward pass, and completed by its backward pass.
+    """
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
@@ -26,14 +27,14 @@ class Need:
 
 
 class Chunk(Protocol):
-    """What the order has to know of a chunk."""
+    """The properties of a chunk that decide its order."""
 
     @property
     def units(self) -> Sequence[Unit]:
         """Its units."""
 
     def needs(self) -> Sequence[Need]:
-        """What each of its segments needs."""
+        """The units of each of its segments."""
 
     def moves(self, unit: int) -> bool:
         """Whether gathering a unit does anything."""
@@ -57,7 +58,7 @@ def one_stage(micro_batches: int, *, train: bool) -> Iterator[Action]:
 
 
 def phases(actions: Sequence[Action]) -> list[str]:
-    """The phase of every action: forward or backward; of a gather that of the pass before which it stands."""
+    """The phase of every action: forward or backward; a gather has the phase of the pass behind it."""
     found, phase = [], "forward"
     for action in reversed(actions):
         if action.word is Word.FORWARD:
@@ -119,7 +120,7 @@ def _gathers(
                 before.setdefault(issued, []).append(unit)
                 held.add(unit)
             final[unit] = number
-        # What is needed so soon would have its next gather issued before it is let go.
+        # A unit that is needed so soon would be gathered again before it is released.
         soon = frozenset[tuple[int, int]]().union(*(visits[n].needed for n in computed[place + 1 : place + 1 + max(prefetch, 1)]))
         gone = {u for u in held & visits[number].needed if chunks[u[0]].units[u[1]].mode is Mode.AGAIN and u not in soon}
         behind.setdefault(number, []).extend(sorted(gone))

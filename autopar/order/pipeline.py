@@ -1,8 +1,8 @@
-"""The order of every stage of a pipeline: its passes, with what it sends and receives in between.
+"""The order of every stage of a pipeline: its passes, with sends and receives in between.
 
-A message is sent right behind the pass that makes it. It is received before the pass that needs it, and behind all that the same stage
-sent before: so both ends name the messages between them in one order, which channels without tags need. Nothing waits longer for that,
-since what was sent earlier has been sent when a later message arrives.
+A message is sent right behind the pass that makes it. It is received before the pass that needs it, and behind all
+messages that the same stage sent before. So both ends list the messages between them in one order, as channels without
+tags require. This delays nothing: earlier messages have been sent by the time a later one arrives.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .schedules import schedule_for
 def pipeline_order(
     schedule: str, stages: int, micro_batches: int, interleave: int = 1, *, edges: Edges, train: bool = True
 ) -> list[list[Action]]:
-    """What every stage does in a step; without `train` forward passes only.
+    """The actions of every stage in a step; without `train` forward passes only.
 
-    `edges`: the pairs of chunks of which the first hands values on to the second, and gets their gradients back.
+    `edges`: pairs of chunks; the first hands values to the second and gets their gradients back.
 
     >>> for actions in pipeline_order("1f1b", 2, 1, edges=neighbours(2)):
     ...     print(*actions)
@@ -60,7 +60,7 @@ def with_messages(passes: Orders, edges: Edges) -> list[list[Action]]:
 
 
 class _Link:
-    """The messages from one stage to another in the order in which they are sent, and how many of them have been received."""
+    """The messages from one stage to another in the order of sending, and how many of them have been received."""
 
     def __init__(self) -> None:
         self.receives: list[Action] = []
@@ -81,14 +81,14 @@ class _Link:
 
 
 def _sends(action: Action, hands: Hands) -> list[Action]:
-    """What a pass hands on to chunks on other stages."""
+    """Messages from a pass to chunks on other stages."""
     if action.word is Word.FORWARD:
         return _messages(action, Word.SEND_FORWARD, hands.later, hands)
     return _messages(action, Word.SEND_BACKWARD, hands.earlier, hands) if action.word in BACKWARD else []
 
 
 def _receives(action: Action, hands: Hands) -> list[Action]:
-    """What a pass needs of chunks on other stages."""
+    """Messages that a pass needs from chunks on other stages."""
     if action.word is Word.FORWARD:
         return _messages(action, Word.RECEIVE_FORWARD, hands.earlier, hands)
     return _messages(action, Word.RECEIVE_BACKWARD, hands.later, hands) if action.word in BACKWARD else []

@@ -1,4 +1,4 @@
-"""Where the values of a program are: what a step reads and what it makes, and the casts of parameters that nothing else brings."""
+"""Places of values in a program: reads and results of a step, and casts of parameters that no redistribution makes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ Place = tuple[str, Layout]
 
 
 def reads(step: Step) -> tuple[Place, ...]:
-    """What a step reads."""
+    """The places that a step reads."""
     if isinstance(step, Redistribute):
         return ((step.tensor, step.chain[0]),)
     return tuple(zip(step.operator.inputs, step.decision.inputs, strict=True))
 
 
 def makes(step: Step) -> tuple[Place, ...]:
-    """What a step makes."""
+    """The places that a step fills."""
     if isinstance(step, Redistribute):
         return ((step.tensor, step.chain[-1]),)
     return tuple(zip(step.operator.outputs, step.decision.outputs, strict=True))
 
 
 def boundaries(stretches: Sequence[Sequence[Step]], leaving: Iterable[Place]) -> tuple[list[list[Place]], list[list[Place]]]:
-    """What each stretch of steps reads and does not make; and what it makes that others read, or that is `leaving`."""
+    """Values that enter each stretch of steps, and values that leave it: those read by other stretches or in `leaving`.
+    """
     made = [dict.fromkeys(place for step in steps for place in makes(step)) for steps in stretches]
     read = [dict.fromkeys(place for step in steps for place in reads(step)) for steps in stretches]
     entering = [[place for place in here if place not in own] for here, own in zip(read, made, strict=True)]
@@ -42,16 +43,16 @@ def only_casts(step: Redistribute) -> bool:
 
 
 def moves_value(step: Redistribute) -> bool:
-    """Whether a redistribution gives another value than it takes: it casts, or some step of its chain is neither R to B nor B to R."""
+    """Whether a redistribution changes the value: it casts, or a step of its chain is neither R to B nor B to R."""
     pairs = itertools.pairwise(step.chain[step.bucketed :])
     moved = ((before[axis], after[axis]) for before, after in pairs for axis in (changed_axis(before, after),))
     return only_casts(step) or any(Kind.SPLIT in (before.kind, after.kind) or after.kind is Kind.PARTIAL for before, after in moved)
 
 
 def with_casts(program: Program, types: Types) -> Program:
-    """The program in which each parameter that is used as it is stored, but in another type, is cast before its first reader.
+    """Add a cast before the first reader of each parameter that is used in its stored layout but in another type.
 
-    What is gathered, or cut, is cast on the way there.
+    Parameters that are gathered or cut are cast by that redistribution.
     """
     storage, tensors = program.assignment.storage, program.graph.tensors
     done = {step.tensor for step in program.steps if isinstance(step, Redistribute) and only_casts(step)}

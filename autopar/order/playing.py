@@ -1,7 +1,7 @@
-"""Plays the orders of all stages together: whether they can be run at all, and in which sequence their actions may follow each other.
+"""Plays the orders of all stages together: whether they run to the end, and in which sequence their actions may run.
 
-Sends never wait; a receive waits until its message is the next that has come from the stage of its peer, because what one stage sends
-another arrives in the order in which it was sent; everything else follows the stage's own list.
+Sends never wait. A receive waits until its message is the next one from its peer's stage, because messages from one
+stage to another arrive in the order in which they were sent. Everything else follows the stage's own list.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .actions import Action, Word
 
 Orders = Sequence[Sequence[Action]]
 Edges = Collection[tuple[int, int]]
-"""Pairs of chunks, the earlier one first, of which the one hands values on to the other."""
+"""Pairs of chunks (earlier, later); the earlier hands values to the later."""
 Message = tuple[Word, int, int, int | None]
 """The word of its send, the chunks of sender and receiver, and the micro-batch."""
 
@@ -24,12 +24,13 @@ RECEIVES = {receive: send for send, receive in SENDS.items()}
 
 
 class OrderError(ValueError):
-    """Orders of stages that cannot be run together: a mistake of what made them."""
+    """Orders of stages that cannot run together: a mistake of the code that made them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hands:
-    """The stage of every chunk, and the chunks that a chunk hands values on to (`later`) and gets values from (`earlier`)."""
+    """The stage of every chunk, the chunks that it hands values to (`later`) and those it gets values from (`earlier`).
+    """
 
     stages: Mapping[int, int]
     later: Mapping[int, Sequence[int]]
@@ -37,7 +38,7 @@ class Hands:
 
     @classmethod
     def of(cls, orders: Orders, edges: Edges) -> Hands:
-        """Those of the chunks in the orders."""
+        """The stages and neighbours of the chunks in the orders."""
         later: dict[int, list[int]] = {}
         earlier: dict[int, list[int]] = {}
         for a, b in sorted(set(edges)):
@@ -51,9 +52,10 @@ class Hands:
 
 
 def check_order(orders: Orders, edges: Edges) -> None:
-    """Raise an `OrderError` unless the orders run to their end, each action behind what it needs, and all that is sent is received.
+    """Raise an `OrderError` unless the orders run to their end with all messages received.
 
-    What one stage sends another, forward and backward, it must send in the order in which the other receives it.
+    Each action must stand behind those it needs. Messages from one stage to another, forward and backward, must be sent
+    in the order in which they are received.
     """
     _check_messages(orders)
     hands, done = Hands.of(orders, edges), set[Action]()
@@ -65,7 +67,7 @@ def check_order(orders: Orders, edges: Edges) -> None:
 
 
 def play(orders: Orders) -> Iterator[tuple[int, Action]]:
-    """Every action of every stage, with the stage, none before the message that it waits for; an `OrderError` where all stages wait."""
+    """Every action with its stage, none before the message that it waits for; `OrderError` if all stages wait."""
     stages = stages_of_chunks(orders)
     under_way: dict[tuple[int, int], deque[Message]] = {}
     reached = [0] * len(orders)
@@ -122,7 +124,7 @@ def _peer(action: Action) -> int:
 
 
 def _check_messages(orders: Orders) -> None:
-    """What one stage sends another is what that receives, in the same order."""
+    """Check that each stage receives the messages sent to it, in the order of sending."""
     stages = stages_of_chunks(orders)
     sent: dict[tuple[int, int], list[Message]] = {}
     received: dict[tuple[int, int], list[Message]] = {}
@@ -147,7 +149,7 @@ def _text(message: Message) -> str:
 
 
 def _needs(action: Action, hands: Hands) -> Iterator[list[Action]]:
-    """What must have been done before an action, as lists of which one is enough."""
+    """Requirements of an action, as lists of alternatives: one action of each list must be done before it."""
 
     def of(word: Word, chunk: int = action.chunk, peer: int | None = None) -> Action:
         return Action(word=word, chunk=chunk, micro_batch=action.micro_batch, peer=peer)

@@ -1,9 +1,10 @@
-"""The longest path over positions: the seconds of a step in which forward and backward passes alternate, for stages of unequal times.
+"""The longest path over positions: seconds of a step with alternating forward and backward passes on unequal stages.
 
-Give the k-th forward pass of stage s after its warm-up, and its k-th backward pass, the position k: F(s, k) leads to F(s+1, k+1) and
-B(s, k); B(s, k) leads to F(s, k+1) and B(s-1, k). A path that is on stage s(k) at position k moves down one stage a position, or up any
-number, and the backward passes on the way up telescope: its length is the sum over k of c(s(k)), where c = f + b, plus 2 e (e: a send) for
-every step down; the warm-up before and the cool-down after it add (p - 1 - s) times the longest f or b up to there.
+The k-th forward pass of stage s after its warm-up, and its k-th backward pass, have position k: F(s, k) leads to F(s+1,
+k+1) and B(s, k); B(s, k) leads to F(s, k+1) and B(s-1, k). A path that is on stage s(k) at position k moves down one
+stage per position, or up any number. The backward passes on the way up telescope, so the length of the path is the sum
+over k of c(s(k)), where c = f + b, plus 2 e (e: a send) for every step down. The warm-up before and the cool-down after
+it each add (p - 1 - s) times the longest f or b so far.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ Floats = NDArray[np.float64]
 
 
 def longest_path(forward: Floats, backward: Floats, weight: Floats, send: Floats, micro_batches: int) -> float:
-    """The longest path where sends take time or weight gradients come later: w is added where a path does not move down.
+    """The longest path with sends or late weight gradients: w is added where a path does not move down.
 
-    Stage s runs at position k the weight gradient of micro-batch k - s, so that the first s positions have none and s are left at the end.
+    At position k stage s computes the weight gradient of micro-batch k - s, so its first s positions have none and s
+    weight gradients remain at the end.
     """
     stages = len(forward)
     if micro_batches < stages:
@@ -53,7 +55,11 @@ def _step(path: Floats, own: Floats, weight: Floats, down: Floats) -> Floats:
 
 
 def _advance(path: Floats, own: Floats, weight: Floats, down: Floats, positions: int) -> Floats:
-    """`positions` steps; once the paths grow alike over the length of the critical cycle, they do so for ever (max-plus periodicity)."""
+    """Advance the paths by `positions` steps.
+
+    Once all paths grow equally over the length of the critical cycle, they do so for ever (max-plus periodicity), and
+    the remaining periods are added at once.
+    """
     stages = len(own)
     number = np.arange(stages)
     late = bool(weight.any())
@@ -72,7 +78,9 @@ def _advance(path: Floats, own: Floats, weight: Floats, down: Floats, positions:
 
 
 def _critical_length(own: Floats, weight: Floats, down: Floats) -> int:
-    """Positions of the cycle with the largest mean: down from stage a to stage b, one a position, and back up to a at once."""
+    """Positions of the cycle with the largest mean: down from stage a to stage b, one per position, and back up at
+    once.
+    """
     stages = len(own)
     total = np.concatenate(([0.0], np.cumsum(own)))
     sent = np.concatenate(([0.0], np.cumsum(down)))

@@ -1,4 +1,4 @@
-"""The order of a rank: the passes of its stage, with messages, and with the units of its parameters."""
+"""The order of a rank: the passes of its stage, with messages and with the actions of its units."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A program under a schedule: its segments, the units of its parameters, and the actions of a step.
 
-The steps of a program that are no redistributions of parameters are cut into *segments*: before the first reader of each unit, and
-around what is made again in the backward pass. A segment runs as one; between segments parameters are gathered, released and reduced.
+The steps of a program, apart from redistributions of parameters, are cut into *segments*: before the first reader of
+each unit, and around recomputed stretches. A segment runs as one; between segments parameters are gathered, released
+and reduced.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ __all__ = ["Mode", "Scheduled", "Segment", "makes", "reads", "scheduled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
-    """The program of one micro-batch, and how a step is made of it.
+    """The program of one micro-batch with its segments, units and actions.
 
-    `modes`: of the redistributions of parameters, by step. `segments`: in the order in which they run.
+    `modes`: the mode of each redistribution of a parameter, by its step. `segments`: in the order in which they run.
     """
 
     program: Program
@@ -65,7 +66,7 @@ class Scheduled:
         return tuple(found)
 
     def needs(self) -> tuple[Need, ...]:
-        """What each segment asks of the order."""
+        """The units that each segment needs or completes."""
         first = self.reduced_at()
         return tuple(
             Need(
@@ -76,12 +77,13 @@ class Scheduled:
         )  # fmt: skip
 
     def moves(self, unit: int) -> bool:
-        """Whether gathering a unit does anything: some of its parameters are used in another layout or type than they are stored in."""
+        """Whether gathering a unit does anything: some parameter's used layout or type differs from its stored one."""
         steps = (self.program.steps[index] for index in self.units[unit].members)
         return any(isinstance(step, Redistribute) and moves_value(step) for step in steps)
 
     def reduced_at(self) -> list[int]:
-        """For every unit the segment behind whose backward pass its gradients are complete: the first that reads it."""
+        """For every unit the first segment that reads it: behind its backward pass the unit's gradients are complete.
+        """
         found = [0] * len(self.units)
         for number in reversed(range(len(self.segments))):
             for unit in self.segments[number].units:
@@ -89,7 +91,7 @@ class Scheduled:
         return found
 
     def followers(self) -> dict[int, set[int]]:
-        """For units from whose values others start: these others, whose gradients are brought home first."""
+        """For each unit the units that start from its values: their gradients are reduced before its own."""
         unit_of = {index: unit.number for unit in self.units for index in unit.members}
         found: dict[int, set[int]] = {}
         for number, before in units_before(self.program, self.modes, unit_of).items():
@@ -102,7 +104,7 @@ class Scheduled:
         return expand({0: self}, one_stage(self.schedule.micro_batches, train=self.trains), prefetch=self.schedule.prefetch)
 
     def issued(self, action: Action) -> tuple[Collective, ...]:
-        """The collectives of an action (not of sends); those of one segment's backward pass in no certain order."""
+        """The collectives of an action other than a send; those of a segment's backward pass are unordered."""
         last = action.micro_batch == self.schedule.micro_batches - 1
         match action.word:
             case Word.GATHER:
@@ -128,7 +130,8 @@ class Scheduled:
         return tuple(ahead), tuple(itertools.chain.from_iterable(pair[1] for pair in reversed(each)))
 
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective of one training step (or one inference) without pipeline stages, in the order of the actions."""
+        """Every collective of a training step (or an inference) without pipeline stages, in the order of the actions.
+        """
         known: dict[tuple[Word, int | None, int | None, bool], tuple[Collective, ...]] = {}
         found: list[Collective] = []
         actions = self.actions()
@@ -153,7 +156,7 @@ def _back(c: Collective) -> Collective:
 
 
 def _collectives(program: Program, step: Step, mesh: tuple[int, ...]) -> tuple[list[Collective], list[Collective]]:
-    """Those of a step forward, and those of its backward pass, each in the order of issue."""
+    """The collectives of a step forward, and of its backward pass, each in the order of issue."""
     if isinstance(step, Redistribute):
         if program.graph.tensors[step.tensor].role is Role.PARAMETER:
             return [], []

@@ -1,7 +1,7 @@
-"""The segments of a program: its steps between what is gathered, released, reduced or made again.
+"""The segments of a program: its steps between actions on parameters.
 
-The steps that are no redistributions of parameters are cut before the first reader of each unit, and around what is made again in the
-backward pass.
+The steps, apart from redistributions of parameters, are cut before the first reader of each unit and around recomputed
+stretches.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from .views import Reads
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Consecutive steps, by their index in the program; with `again` their values are not kept but made again in the backward pass.
+    """Consecutive steps, by their index in the program.
 
-    `units`: those whose parameters it reads; `wanted`: those of them that its backward pass needs gathered.
+    `again`: their values are not kept but computed again in the backward pass. `units`: the units whose parameters they
+    read. `wanted`: those of these units that the backward pass needs gathered.
     """
 
     steps: tuple[int, ...]
@@ -65,9 +66,10 @@ def segments_of(program: Program, schedule: Schedule, modes: dict[int, Mode], un
 
 
 def _early(program: Program, indices: Sequence[int]) -> tuple[int, ...]:
-    """Steps of a segment, each redistribution that communicates directly behind the operator that made its value.
+    """Reorder a segment: each redistribution that communicates stands directly behind the operator that made its value.
 
-    Its collective runs beside what is computed from there to its first reader. Values of earlier segments are brought where they are read.
+    Its collective then overlaps the computation up to its first reader. Values of earlier segments are redistributed
+    where they are read.
     """
     mesh = program.assignment.mesh.shape
     behind: dict[Place, list[int]] = {}
@@ -84,7 +86,7 @@ def _early(program: Program, indices: Sequence[int]) -> tuple[int, ...]:
 
 
 def units_before(program: Program, modes: dict[int, Mode], unit_of: Mapping[int, int]) -> dict[int, set[int]]:
-    """For every unit those from whose values some of its redistributions start."""
+    """For every unit the units from whose values its redistributions start."""
     found: dict[int, set[int]] = {}
     for member, source in sources_of(program, modes).items():
         found.setdefault(unit_of[member], set()).add(unit_of[source])
@@ -92,7 +94,7 @@ def units_before(program: Program, modes: dict[int, Mode], unit_of: Mapping[int,
 
 
 def _closed(units: set[int], before: Mapping[int, set[int]]) -> tuple[int, ...]:
-    """Units with all those that have to be there before them; they have lower numbers."""
+    """Units with all units that must be gathered before them; these have lower numbers."""
     found: set[int] = set()
     rest = list(units)
     while rest:
@@ -126,7 +128,10 @@ def _behind(program: Program, schedule: Schedule, modes: dict[int, Mode]) -> lis
 
 
 def _parts(program: Program, schedule: Schedule, modes: dict[int, Mode]) -> list[tuple[list[int], bool]]:
-    """Each recomputed stretch in one piece, what stands between its steps before it; where that depends on the stretch, it is cut there."""
+    """Cut the steps into parts, each recomputed stretch in one piece where possible.
+
+    Steps between those of a stretch move in front of it; a step that depends on the stretch cuts it.
+    """
     stretches = _behind(program, schedule, modes)
     found: list[tuple[int, list[int]]] = [(-1, [])]
     inside: set[Place] = set()

@@ -1,8 +1,8 @@
-"""From a plan with pipeline stages to the programs of its chunks, and what they hand to one another.
+"""From a plan with pipeline stages to the programs of its chunks, and the values that they hand to one another.
 
-A chunk holds the operators from its first to that of the next one. What no parameter leads to (masks, tables of positions), each chunk
-makes for itself where its mesh is the same. Every other value comes from the chunk that makes it: between equal meshes as it lies there,
-rank by rank; between unequal ones whole.
+A chunk holds the operators from its first one to the first one of the next chunk. Values without parameters (masks,
+tables of positions) are computed by each chunk for itself if its mesh is the same. Every other value comes from the
+chunk that makes it: between equal meshes in its layout there, rank by rank; between unequal ones whole.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .scheduled import Scheduled, scheduled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """What a plan says: `decide` gives the decision for an operator on a mesh; layouts of what is stored, of outputs, chains of both."""
+    """A plan's decisions: `decide` gives that of an operator on a mesh; layouts of parameters and outputs; chains."""
 
     decide: Callable[[str, Mesh], Decision]
     storage: Mapping[str, Layout]
@@ -39,7 +39,8 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelined:
-    """How a plan is cut: `firsts`, the first operator of each chunk, and their `meshes`; the schedule of the pipeline."""
+    """The cut of a plan: `firsts`, the first operator of each chunk, their `meshes`, and the schedule of the pipeline.
+    """
 
     firsts: Sequence[str]
     meshes: Sequence[Mesh]
@@ -104,13 +105,13 @@ class _Cutting:
                 found.update(name for name in op.inputs if name in self.analysis.gradients)
         return {name for name in found if name is not None}
 
-    # --- what a chunk holds ---
+    # --- a chunk's contents ---
 
     def _mesh(self, operator: str) -> Mesh:
         return self.cut.meshes[self.chunk_of[operator]]
 
     def _remade(self, operator: Operator, chunk: int) -> bool:
-        """Whether a chunk makes what an operator of another one gives for itself."""
+        """Whether a chunk recomputes the result of another chunk's operator instead of receiving it."""
         if operator.name in self.analysis.cold:
             return True
         return operator.name in self.own and self._mesh(operator.name).shape == self.cut.meshes[chunk].shape
@@ -131,12 +132,12 @@ class _Cutting:
         return [op for op in self.graph.operators if f"operator {op.name}" in wanted]
 
     def _handed_on(self, operator: Operator) -> bool:
-        """Whether some other chunk has to be given what an operator makes from no parameter."""
+        """Whether a value without parameters must be sent to some other chunk."""
         others = {self.chunk_of[op.name] for op in self.graph.operators if not set(op.inputs).isdisjoint(operator.outputs)}
         return any(not self._remade(operator, other) for other in others - {self.chunk_of[operator.name]})
 
     def _arrivals(self, chunk: int, operators: Sequence[Operator]) -> Iterator[tuple[str, Layout]]:
-        """What comes from other chunks, and how."""
+        """Values from other chunks, and the layouts in which they arrive."""
         made = {name for op in operators for name in op.outputs}
         for name in dict.fromkeys(name for op in operators for name in op.inputs):
             if name not in made and self.graph.tensors[name].role is Role.ACTIVATION:
@@ -144,7 +145,7 @@ class _Cutting:
                 yield name, self._made(name) if same else replicated(len(self.cut.meshes[chunk].axes))
 
     def _made(self, name: str) -> Layout:
-        """How a value lies where it is made."""
+        """A value's layout in the chunk that makes it."""
         op = self.maker[name]
         if op.name in self.analysis.cold:
             return replicated(len(self._mesh(op.name).axes))
@@ -160,7 +161,7 @@ class _Cutting:
         return Chunk(whole=whole, micro=micro, split=split, first=first)
 
     def _recompute(self, operators: Sequence[Operator]) -> tuple[tuple[str, ...], ...]:
-        """Of what is made again, that which a chunk holds."""
+        """The recomputed stretches, each restricted to a chunk's operators."""
         here = {op.name for op in operators}
         stretches = (tuple(name for name in stretch if name in here) for stretch in self.cut.schedule.recompute)
         return tuple(stretch for stretch in stretches if stretch)
@@ -209,12 +210,12 @@ class _Cutting:
         )  # fmt: skip
 
     def _leaves(self, name: str, chunk: int) -> bool:
-        """Whether an output of the model leaves it here: behind its maker, or at the end."""
+        """Whether an output of the model leaves this chunk: the chunk of its maker, or the last."""
         last = len(self.cut.firsts) - 1
         return (self.chunk_of[self.maker[name].name] if name in self.maker else last) == chunk
 
     def _fitting(self, name: str, layout: Layout, mesh: Mesh) -> Layout:
-        """A layout that is for this mesh; one that was meant for another stage's gives way to a whole copy."""
+        """The layout if it fits this mesh; a layout meant for another stage's mesh becomes replicated."""
         return layout if self._fits(name, layout, mesh) else (R,) * len(mesh.axes)
 
     def _fits(self, name: str, layout: Layout, mesh: Mesh) -> bool:
@@ -223,7 +224,7 @@ class _Cutting:
     def _chains(
         self, mesh: Mesh, available: Mapping[str, Layout], needed: Sequence[tuple[str, Layout]]
     ) -> dict[str, tuple[tuple[Layout, ...], ...]]:
-        """The plan's chains as far as they lead from what there is, and new ones of fewest bytes to what none leads to."""
+        """The plan's chains that start from available layouts, and new chains of fewest bytes to the rest."""
         found: dict[str, list[tuple[Layout, ...]]] = {}
         reached: dict[str, set[Layout]] = {}
         for name, layout in dict.fromkeys(needed):

@@ -1,4 +1,4 @@
-"""Seconds of a micro-batch on every stage: what a schedule's closed form is a function of."""
+"""Seconds of a micro-batch on every stage: the arguments of a schedule's closed form."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Floats = NDArray[np.float64]
 class Times:
     """Seconds of one micro-batch through all chunks of a stage, as arrays [stages].
 
-    `forward`; `backward`: all of the backward pass; `weight`: the part of it that makes gradients of weights. `send`: of a message
-    from each stage to the next one and back; that of the last stage leads to the first, for the next chunk. `overlap`: whether a
-    stage goes on computing while it sends; otherwise it stands still until its message has arrived.
+    `forward`: the forward pass. `backward`: the whole backward pass; `weight`: the part of it that makes gradients of
+    weights. `send`: a message from each stage to the next one and back; the last stage sends to the first, for the next
+    chunk. `overlap`: whether a stage goes on computing while it sends; otherwise it waits until its message has
+    arrived.
     """
 
     forward: Floats
@@ -50,7 +51,7 @@ class Times:
         return cls(forward=found[0], backward=found[1], weight=found[2], send=found[3], overlap=overlap)
 
     def held(self, interleave: int) -> Times:
-        """The same with the sends that a stage stands still for counted as its work."""
+        """The same times; without `overlap`, sends are counted as work of the stage that waits for them."""
         if self.overlap:
             return self
         # Every chunk sends forward but the model's last, and backward but the model's first.

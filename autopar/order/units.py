@@ -3,15 +3,15 @@
 A parameter's redistribution (its gather, and the reduction of its gradient) has one of three modes:
 
     mode      value                                gradient
-    once      made once a step, kept               added up as it is used, brought home once a step
-    shards    made once a step, kept               brought home and added up after every micro-batch       (ZeRO 2)
-    again     gathered for each run of segments    brought home and added up after every micro-batch       (ZeRO 3)
-              that reads it, let go behind it
+    once      made once a step, kept               added up in its used layout, reduced once a step
+    shards    made once a step, kept               reduced and added up after every micro-batch            (ZeRO 2)
+    again     gathered for each run of segments    reduced and added up after every micro-batch            (ZeRO 3)
+              that reads it, then released
 
-Only what gathers is ever gathered again or brought home often; the rest costs nothing on the way to its value, or no more than a cast,
-and is done once.
-Parameters enter units in the order in which they are first read, until a unit holds `unit_bytes` of them as they are used. Those of one
-mode that take the same steps travel in one message. `Reductions` says otherwise of some parameters, or of all.
+Only a redistribution that gathers has mode shards or again. Any other costs nothing, or a cast, and runs once.
+
+Parameters enter units in the order in which they are first read, until a unit holds `unit_bytes` of them in their used
+layouts. Parameters of one mode that take the same steps travel in one message. `Reductions` may set other units.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Redistributions of parameters, by their steps of the program.
+    """Redistributions of parameters that are issued together, by their steps of the program.
 
-    `groups`: those that travel together, in the order of gathering; the gradients come home in the reverse order. `buckets`: the sums of
-    gradients as they are stored that end here, once a step.
+    `groups`: redistributions that share messages, in the order of gathering; gradients are reduced in the reverse
+    order. `buckets`: the sums of gradients in their stored layouts that end here, once a step.
     """
 
     number: int
@@ -60,7 +60,7 @@ class Unit:
 
 
 def modes_of(program: Program, schedule: Schedule) -> dict[int, Mode]:
-    """The mode of every redistribution of a parameter; a chain that starts from what another one gave runs as often as that."""
+    """The mode of every redistribution of a parameter; one that starts from another's result runs at least as often."""
     order = list(Mode)
     gathered = Mode.AGAIN if schedule.gathered == "again" else Mode.SHARDS if schedule.accumulated == "shards" else Mode.ONCE
     found: dict[int, Mode] = {}
@@ -81,7 +81,7 @@ def gathers(step: Redistribute, mesh: tuple[int, ...]) -> bool:
 
 
 def sources_of(program: Program, modes: Mapping[int, Mode]) -> dict[int, int]:
-    """For the redistributions of parameters that start from what another one gives: that one."""
+    """For each redistribution of a parameter that starts from another's result: that other one."""
     made: dict[Place, int] = {}
     found: dict[int, int] = {}
     for index in modes:
@@ -108,7 +108,7 @@ def units_of(program: Program, schedule: Schedule, modes: Mapping[int, Mode]) ->
 
 
 def _stretches(program: Program, schedule: Schedule, modes: Mapping[int, Mode], sources: Mapping[int, int]) -> list[list[int]]:
-    """The redistributions that make a unit together: as they are told to, or of consecutive parameters up to `unit_bytes`."""
+    """The redistributions of each unit: as `reductions` says, or consecutive parameters up to `unit_bytes`."""
     told = _told(program, schedule.reductions, modes)
     found = _by_bytes(program, schedule, [index for index in modes if index not in told], sources)
     together: dict[int, list[int]] = {}
@@ -118,7 +118,7 @@ def _stretches(program: Program, schedule: Schedule, modes: Mapping[int, Mode], 
 
 
 def _told(program: Program, reductions: Reductions, modes: Mapping[int, Mode]) -> dict[int, int]:
-    """For the redistributions whose unit is given: the number of the set, or of the part between two cuts, that they belong to."""
+    """The unit number of each redistribution that `reductions` assigns: its fused set, or its part between two cuts."""
     steps = {index: step for index in modes if isinstance(step := program.steps[index], Redistribute)}
     sets = {name: number for number, names in enumerate(reductions.fused) for name in names}
     if reductions.cuts:
@@ -154,7 +154,7 @@ def _casts(program: Program, index: int) -> bool:
 
 
 def _groups(program: Program, members: Sequence[int], sources: Mapping[int, int], types: Types) -> tuple[tuple[int, ...], ...]:
-    """Members of equal depth, types and steps; what starts from another member's value comes behind it."""
+    """Groups of members of equal depth, types and steps; a member that starts from another's result comes behind it."""
     found: dict[tuple[int, object], list[int]] = {}
     depth: dict[int, int] = {}
     for index in members:
@@ -172,7 +172,9 @@ def _groups(program: Program, members: Sequence[int], sources: Mapping[int, int]
 
 
 def _buckets(program: Program, members: Sequence[int], summed: set[str], schedule: Schedule) -> tuple[Bucket, ...]:
-    """The gradients that are partial where they are stored, of parameters first read here: by axes and type, last read first."""
+    """Buckets of gradients that are partial in storage, of parameters first read here: by axes and type, last read
+    first.
+    """
     mesh, local = program.assignment.mesh.shape, schedule.reductions.local
     found: dict[tuple[tuple[int, ...], str, bool], list[tuple[Tensor, int]]] = {}
     for index in reversed(members):
@@ -191,7 +193,10 @@ def _buckets(program: Program, members: Sequence[int], summed: set[str], schedul
 
 
 def _of_group(group: Sequence[tuple[Tensor, int]], axes: tuple[int, ...], itemsize: int, factored: bool) -> tuple[Bucket, ...]:
-    """The bucket of these shards, or the two of their factors: the left ones have a matrix's rows, the right ones its columns."""
+    """The bucket of these shards, or two buckets of their low-rank factors.
+
+    The left factors have a matrix's rows, the right ones its columns.
+    """
     names, ranks = tuple(shard.name for shard, _ in group), tuple(rank for _, rank in group)
     if not factored:
         return (Bucket(parameters=names, axes=axes, nbytes=itemsize * sum(shard.size for shard, _ in group)),)
@@ -201,13 +206,13 @@ def _of_group(group: Sequence[tuple[Tensor, int]], axes: tuple[int, ...], itemsi
 
 
 def gather_collectives(program: Program, unit: Unit, phase: str = "forward") -> Iterator[Collective]:
-    """What gathering a unit issues: a collective a step for each group."""
+    """Collectives of a unit's gather: one a step for each group."""
     for group in unit.groups:
         yield from _flat([ahead for ahead, _ in _chains(program, group, PLAIN.types)], phase)
 
 
 def reduce_collectives(program: Program, unit: Unit, types: Types, *, last: bool) -> Iterator[Collective]:
-    """What reducing a unit's gradients issues, for the `last` micro-batch of a step or for one before it."""
+    """Collectives that reduce a unit's gradients, for the `last` micro-batch of a step or an earlier one."""
     if last or unit.mode is not Mode.ONCE:
         for group in reversed(unit.groups):
             yield from _flat([back[::-1] for _, back in _chains(program, group, types)], "backward")

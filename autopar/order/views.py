@@ -1,7 +1,7 @@
-"""Which steps read a parameter as it is used, forward and backward, also by way of values that are its memory in other shapes.
+"""The steps that read a parameter's used value, forward and backward, directly or through views of its memory.
 
-Of what copies only where memory lies out of order, as a reshape does, it is not known whether it does: it counts as a view, since what is
-gathered once too often costs time, and what is not there when it is read is wrong.
+An operator that copies only if memory is out of order, as a reshape does, counts as a view: one gather too many costs
+time, but a read of a released value gives wrong results.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .units import Mode
 
 
 class Reads:
-    """For steps by their index, the redistributions of parameters whose values they read `forward`, and in the `backward` pass.
+    """For each step the redistributions of parameters whose values it reads: `forward`, and in the `backward` pass.
 
-    Backward counts what is gathered again: the rest is there all the time.
+    Backward counts only mode again: other values are there all the time.
     """
 
     def __init__(self, program: Program, modes: Mapping[int, Mode]) -> None:
         self._program, self._mesh = program, program.assignment.mesh.shape
         self._made = {makes(program.steps[index])[0]: index for index in modes}
         self._again = {place for place, index in self._made.items() if modes[index] is Mode.AGAIN}
-        self._roots: dict[Place, Place] = {}  # of a view: what it is a view of
+        self._roots: dict[Place, Place] = {}  # the tensor behind each view
         self.forward: dict[int, tuple[int, ...]] = {}
         self.backward: dict[int, tuple[int, ...]] = {}
         for index, step in enumerate(program.steps):
@@ -51,7 +51,7 @@ class Reads:
         self.backward[index] = tuple(self._made[found[position]] for position in again if kept is None or position in kept)
 
     def _compute(self, step: Compute, found: list[Place]) -> tuple[int, ...] | None:
-        """The inputs that an operator's backward pass reads (None: unknown); what it gives of its first input's memory is noted."""
+        """The inputs that an operator's backward pass reads (None: unknown); also notes results that are views."""
         gradients = self._program.assignment.gradients
         if step.operator.kind not in RULES:
             return None
@@ -63,7 +63,7 @@ class Reads:
         return keeps(call, tuple(name in gradients for name in step.operator.inputs)).inputs
 
     def _stays(self, step: Redistribute) -> bool:
-        """Whether a redistribution may give its source's memory: nothing is communicated."""
+        """Whether a redistribution may share its source's memory, since it communicates nothing."""
         for before, after in itertools.pairwise(step.chain):
             axis = changed_axis(before, after)
             degree = self._mesh[axis]

@@ -1,4 +1,4 @@
-"""Schemes known by name: what each leaves to choose (a restriction of the search), and which of them a plan found is."""
+"""Schemes known by name: each as a restriction of the search, and the scheme of a plan that was found."""
 
 from .axis import AxisScheme
 from .axis_schemes import AXIS_SCHEMES

@@ -1,7 +1,7 @@
-"""What a known scheme leaves to choose on one mesh axis: for every part of a model, what may be split there.
+"""A known scheme on one mesh axis: for every part of a model, the allowed splits.
 
-A scheme is a table: for each part, sets of splits in the order of preference. The first set of which the operator offers
-anything (beside what the other axes leave) is what it may choose from; where no set does, the operator is free.
+A scheme is a table: for each part, sets of splits in the order of preference. An operator may choose from the first set
+of which it offers anything (given the choices on the other axes); if it offers nothing of any set, it is free.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _DIMS = {Split.INNER: "inner dims", Split.HIDDEN: "hidden dim", Split.EXPERT: "e
 class AxisScheme:
     """A scheme on one axis.
 
-    `prefer`: for a part (`Part.OTHER` for those not named) sets of splits, the preferred first. `needs`: parts of which enough must offer
-    one of these splits, or it is not the scheme; those in `has` must be there. `columns`: weights are split where that leaves no partial
-    sum. `storage` of parameters: "whole", "split" on any dim that divides, or as they are "used".
+    `prefer`: for a part (`Part.OTHER` for the rest) sets of splits, the preferred first. `needs`: parts of which enough
+    must offer one of these splits, or the model cannot have the scheme. `has`: parts that must be in the model.
+    `columns`: weights are split where that leaves no partial sum. `storage` of parameters: "whole", "split" on any dim
+    that divides, or as they are "used".
     """
 
     name: str
@@ -74,7 +75,8 @@ def offered(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: 
 
 
 def lacking(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> str | None:
-    """Why the model cannot have these schemes on the axes of a mesh, or None where it can: `ENOUGH` of what each needs must divide."""
+    """The reason why the model cannot have these schemes on a mesh, or None: `ENOUGH` of each needed part must divide.
+    """
     found = offered(by_axis, analysis, profiles, mesh)
     for part in Part:
         wanted = _needed(by_axis, part)
@@ -93,7 +95,7 @@ def lacking(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: 
 
 
 def _needed(by_axis: Sequence[AxisScheme | None], part: Part) -> list[Splits | None]:
-    """What the scheme of each axis needs of a part."""
+    """The needed splits of a part, by axis."""
     return [scheme.needs.get(part) if scheme is not None else None for scheme in by_axis]
 
 
@@ -103,7 +105,7 @@ def _words(part: Part, splits: Splits) -> str:
 
 
 def _offers(offer: Offer, profile: Profile, wanted: Sequence[Splits | None], mesh: Mesh) -> bool:
-    """Whether some strategy has on every axis one of the wanted splits."""
+    """Whether some strategy has a wanted split on every axis."""
     choices = strategies_of(offer.rule, offer.options, mesh.shape).choices
     good = np.ones(len(choices), dtype=bool)
     for axis, splits in enumerate(wanted):

@@ -1,4 +1,4 @@
-"""The table of axis schemes: what data, tensor, sequence and expert parallelism split of every part of a model."""
+"""The table of axis schemes: splits of every part of a model under data, tensor, sequence and expert parallelism."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The schemes known by name: which scheme each mesh axis has, the shape of the mesh, and what is fixed of the schedule.
+"""The schemes known by name: the scheme of each mesh axis, the shape of the mesh, and limits on the schedule.
 
     2d     q x q        rows x columns of every product: SUMMA (van de Geijn and Watts, 1997); Optimus (Xu et al., arXiv:2104.05343)
     2.5d   d x q x q    the batch over d such grids: Tesseract (Wang et al., arXiv:2105.14500)
     3d     l x l x l    rows, hidden and inner dim of every product (Bian et al., arXiv:2105.14450)
 
-ZeRO: Rajbhandari et al., arXiv:1910.02054. Megatron: Shoeybi et al., arXiv:1909.08053; with sequence parallelism, Korthikanti et al.,
-arXiv:2205.05198. Ulysses: Jacobs et al., arXiv:2309.14509. Ring attention: Liu et al., arXiv:2310.01889. Experts: GShard (Lepikhin et
-al., arXiv:2006.16668). Pipelines: GPipe (Huang et al., arXiv:1811.06965), 1F1B and the 64 x 6 x 8 of GPT-3 (Narayanan et al.,
-arXiv:2104.04473).
+ZeRO: Rajbhandari et al., arXiv:1910.02054. Megatron: Shoeybi et al., arXiv:1909.08053; with sequence parallelism,
+Korthikanti et al., arXiv:2205.05198. Ulysses: Jacobs et al., arXiv:2309.14509. Ring attention: Liu et al.,
+arXiv:2310.01889. Experts: GShard (Lepikhin et al., arXiv:2006.16668). Pipelines: GPipe (Huang et al.,
+arXiv:1811.06965), 1F1B and the 64 x 6 x 8 of GPT-3 (Narayanan et al., arXiv:2104.04473).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ PRODUCT = " x "
 class Scheme:
     """A known scheme.
 
-    `axes`: the axis schemes, outermost first; one alone holds on every axis of a mesh of any shape. `sizes`: their degrees, where they are
-    given. `shape`: of the mesh that it wants, where it is not "any". `named`: axis names that
-    `axes` belong to, in place of positions. `zero`, `pipeline`, `stages`: what is fixed of the schedule (stages 0: as many as there are
-    devices and layers).
+    `axes`: the axis schemes, outermost first; a single one holds on every axis of a mesh of any shape. `sizes`: their
+    degrees, if they are fixed. `shape`: the wanted shape of the mesh, or "any". `named`: the axis names that `axes`
+    belong to, instead of positions. `zero`, `pipeline`, `stages`: fixed parts of the schedule (stages 0: as many as
+    devices and layers allow).
     """
 
     name: str
@@ -94,7 +94,7 @@ class Scheme:
         return max(count for count in range(1, min(devices, most) + 1) if devices % count == 0)
 
     def mesh_sizes(self, devices: int) -> tuple[int, ...] | None:
-        """The mesh that the scheme wants of the devices of a stage (None: any); a `UsageError` says which numbers of devices would do."""
+        """The mesh for the devices of a stage (None: any); a `UsageError` lists numbers of devices that would do."""
         if self.sizes:
             if math.prod(self.sizes) != devices:
                 raise UsageError(
@@ -120,7 +120,7 @@ def _square(devices: int) -> tuple[int, ...] | None:
 
 
 def _deep_square(devices: int) -> tuple[int, ...] | None:
-    """The widest grid that is at least as wide as deep."""
+    """The widest square grid q x q whose depth is at most q."""
     sides = (q for q in range(math.isqrt(devices), 1, -1) if devices % (q * q) == 0 and 2 <= devices // (q * q) <= q)
     side = next(sides, None)
     return None if side is None else (devices // (side * side), side, side)
@@ -195,7 +195,7 @@ _FACTOR = re.compile(r"([\w.-]+) (\d+)(?: \((zero[123])\))?")
 
 
 def scheme_named(text: str) -> Scheme:
-    """The scheme of that name, of the form PxDxT (pipeline, data, tensor), of a product as plans are named, or AXIS:NAME,...
+    """The scheme called `text`: a name, PxDxT (pipeline, data, tensor), a product as plans are named, or AXIS:NAME,...
 
     >>> scheme_named("p4d2t8").sizes, scheme_named("pipeline-1f1b 4 x data 2 (zero1) x megatron-sp 8").stages
     ((2, 8), 4)

@@ -1,7 +1,7 @@
-"""What the factors of a model's operators mean to a reader: batch, sequence, heads, features.
+"""Meanings of the factors of a model's operators for a reader: batch, sequence, heads, features.
 
-Meanings start at the model's inputs (dim 0 is the batch, then the sequence, or channels, height and width) and follow the
-rules' factors through the graph; the outer part of a split feature dim is called heads.
+Meanings start at the model's inputs (dim 0 is the batch, then the sequence, or channels, height and width) and follow
+the rules' factors through the graph. The outer part of a split feature dim is called heads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ Dims = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meanings:
-    """`factors`: for every operator the words of each factor of its rule, outermost first; `weights`: tensors made of parameters alone."""
+    """The words of all factors.
+
+    `factors`: for every operator the words of each factor of its rule, outermost first. `weights`: tensors made of
+    parameters alone.
+    """
 
     factors: Mapping[str, tuple[tuple[str, ...], ...]]
     weights: frozenset[str]
@@ -46,7 +50,7 @@ def read_meanings(analysis: Analysis) -> Meanings:
 
 
 def _joined(dim: tuple[int, ...], offer: Offer, found: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The words of a dim of several factors; those of one element, as the batch of one sample, say nothing."""
+    """The words of a compound dim, without those of factors of size 1, such as the batch of one sample."""
     told = [factor for factor in dim if offer.rule.factors[factor].size > 1] or dim
     return tuple(word for factor in told for word in found[factor])
 
@@ -69,7 +73,7 @@ def _same_shape(inputs: tuple[str, ...], outputs: tuple[str, ...], tensors: Mapp
 
 
 def _factor_meanings(offer: Offer, inputs: tuple[str, ...], dims: Mapping[str, Dims]) -> list[tuple[str, ...]]:
-    """The words of each factor: from the inputs that have a meaning, else from what the operator is."""
+    """The words of each factor: from inputs with a meaning, else from the operator's kind."""
     rest = "channels" if "conv" in offer.call.operator.kind.lower() else "features"
     found: list[tuple[str, ...]] = [() for _ in offer.rule.factors]
     for name, spelled in zip(inputs, offer.rule.inputs, strict=True):

@@ -1,6 +1,6 @@
-"""Which known scheme a plan is: the name of every mesh axis, from what most of the work is split along, and of the whole plan.
+"""The known scheme of a plan: a name for every mesh axis, from the split of most of the work, and for the whole plan.
 
-The products of weights vote, each with its multiply-adds; what `ENOUGH` of them do on an axis names it:
+The products of weights vote, each with its multiply-adds. The split that `ENOUGH` of them have on an axis names it:
 
     batch       data; zero1, zero2 or zero3 where most parameters are stored split and used whole
     sequence    ulysses where attention splits heads, context where it splits the sequence, else sequence
@@ -34,7 +34,8 @@ GRIDS = {("zero", "columns"): "2d", ("data", "zero", "columns"): "2.5d", ("rows"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """What a plan is called: as a whole, by mesh axis, and in a sentence. `factors`: the parts of a product, a pipeline first."""
+    """A plan's name: as a whole, by mesh axis, and in a sentence. `factors`: the parts of a product, a pipeline first.
+    """
 
     name: str
     axes: Mapping[str, str]
@@ -43,7 +44,7 @@ class Named:
 
     @property
     def scheme(self) -> str | None:
-        """The name, where `--scheme` takes it; what is mixed has none."""
+        """The name if `--scheme` takes it; a mixed plan has none."""
         try:
             scheme_named(self.name)
         except UsageError:
@@ -52,11 +53,11 @@ class Named:
 
     @property
     def called(self) -> str:
-        """The name, as it is printed: one that is no scheme is not passed off as such."""
+        """The printed name, which says so if it is no known scheme."""
         return self.name if self.scheme else f"no known scheme ({self.name})"
 
     def has(self, scheme: str) -> bool:
-        """Whether the plan is of that scheme, or it is one of its factors.
+        """Whether the plan is of this scheme, or has it as a factor.
 
         >>> Named(name="", axes={}, sentence="", factors=(Factor(scheme="data", size=2, zero=3),)).has("zero3")
         True
@@ -129,7 +130,7 @@ def _kind(factor: Factor, rows: str) -> str:
 
 
 def _number(numbers: Mapping[str, int], operator: str, option: str) -> int:
-    """Which option of an operator a plan names; a plan from a file may name any."""
+    """The index of the option that a plan names; `PlanError` if a file names an unknown one."""
     if option not in numbers:
         raise PlanError(f"the plan's strategy of {operator!r}: " + unknown("factor", option, numbers))
     return numbers[option]
@@ -153,7 +154,7 @@ class _View:
         return self.analysis.offers[name].options[self.options[name][axis]]
 
     def shares(self, axis: int, *parts: Part) -> dict[Split, float]:
-        """The share of the work of these parts that is split so; empty where there are no such parts."""
+        """Shares of the work of these parts by split; empty if the model has no such parts."""
         found = dict.fromkeys(Split, 0.0)
         for name in self.names:
             profile = self.profiles.by_name[name]
@@ -214,7 +215,7 @@ class _View:
         return found[True] > found[False]
 
     def zero(self, axis: int) -> int:
-        """Which ZeRO most parameters have on an axis; 0 where they are used as they are stored."""
+        """The ZeRO stage of most parameters on an axis; 0 if their stored layout is the used one."""
         stored = {name: parse_layout(parameter.storage) for name, parameter in self.plan.parameters.items()}
         gathered: set[str] = set()
         used: set[str] = set()
@@ -233,7 +234,7 @@ class _View:
 
 
 def zero_of(plan: Plan, *, train: bool) -> int:
-    """Which ZeRO a plan's schedule makes of parameters that are stored split and used whole."""
+    """The ZeRO stage that a plan's schedule gives to parameters stored split and used whole."""
     return 3 if plan.schedule.gathered == "again" or not train else 2 if plan.schedule.accumulated == "shards" else 1
 
 

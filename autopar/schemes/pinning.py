@@ -22,7 +22,10 @@ from .splits import profiles_of
 
 
 def pinned(request: Request, scheme: Scheme, analysis: Analysis) -> Request:
-    """The request with what the scheme fixes; what the request fixes already holds. A `UsageError` says why the scheme is impossible."""
+    """The request with the scheme's limits added; limits of the request stay.
+
+    Raises `UsageError` with the reason if the scheme is impossible.
+    """
     devices = request.cluster.devices
     stages = request.stages or scheme.stages_for(devices, analysis)
     if stages and devices % stages:
@@ -45,14 +48,14 @@ def pinned(request: Request, scheme: Scheme, analysis: Analysis) -> Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Possible:
-    """A scheme's limits on meshes where the whole model can have it, and for parts of the model and of the batch that can as well."""
+    """A scheme's limits on meshes where the whole model can have it, and every part of model and batch as well."""
 
     scheme: Scheme
     analysis: Analysis
     whole: dict[Mesh, dict[str, bool]] = field(default_factory=dict)
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
-        """`NoAssignment` where an operator that offers on the whole batch what the scheme needs does not on this part of it."""
+        """`NoAssignment` if an operator offers a needed split on the whole batch but not on this part of it."""
         by_axis = self.scheme.by_axis(mesh)
         if mesh not in self.whole:
             impossible = self.scheme.lacks(self.analysis, mesh) is not None

@@ -1,4 +1,4 @@
-"""What every option of every operator splits, in the terms in which schemes are told: rows, weights, experts."""
+"""The split of every option of every operator, in the terms of schemes: rows, weights, experts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .meanings import Meanings, read_meanings
 
 
 class Split(StrEnum):
-    """What an option splits on its axis; the last three split nothing."""
+    """The dim that an option splits on its axis; the last three split nothing."""
 
     BATCH = "batch"
     SEQUENCE = "sequence"
@@ -33,10 +33,11 @@ class Split(StrEnum):
 
 
 class Part(StrEnum):
-    """The part that an operator has in a model.
+    """An operator's part in a model.
 
-    `PRODUCT`: a product of a value with a weight; `EXPERTS`: with the weights of several experts; `CORE`: a product of two values, as
-    attention has; `LOOKUP`: of rows of a table; `WEIGHT`: an operator on parameters alone.
+    `PRODUCT`: a product of a value with a weight. `EXPERTS`: such a product with the weights of several experts.
+    `CORE`: a product of two values, as in attention. `LOOKUP`: a look-up of rows in a table. `WEIGHT`: an operator on
+    parameters alone.
     """
 
     PRODUCT = "product"
@@ -49,12 +50,13 @@ class Part(StrEnum):
 
 EXPERT_WORDS = frozenset({"dispatch", "masked"})
 ROW_WORDS = frozenset({"batch", "sequence", "height", "width"})
-"""What a factor over rows means; such a factor is none of a weight, even where a view ties it to one's dim."""
+"""Meanings of factors over rows; such a factor is none of a weight, even where a view ties it to a weight's dim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """An operator as schemes see it: what each option splits, whether it leaves a partial sum, and how much the operator multiplies."""
+    """An operator as schemes see it: the split of each option, whether it leaves a partial sum, and the multiply-adds.
+    """
 
     part: Part
     splits: tuple[Split, ...]
@@ -64,7 +66,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiles:
-    """The profiles of the operators that the search decides on, by name; `roots`: the parameters that a weight is made of."""
+    """The profiles of the operators in the search, by name; `roots`: the parameters that a weight is made of."""
 
     by_name: Mapping[str, Profile]
     roots: Mapping[str, tuple[str, ...]]
@@ -98,7 +100,7 @@ def _profile(op: Operator, offer: Offer, held: tuple[bool, ...], classes: tuple[
 
 
 def _work(op: Operator, offer: Offer) -> float:
-    """The multiply-adds of an operator, or at least what all its factors multiply to."""
+    """The multiply-adds of an operator, or else the product of all its factors."""
     if op.kind == EXPERTS:
         return float(multiply_adds(offer.call))
     counted = RULES[op.kind].products or ("",)

@@ -1,4 +1,4 @@
-"""Names of schemes in a plan's product, and what they say in a sentence."""
+"""Names of schemes in a plan's product, and their descriptions in a sentence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ STORED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """One factor of a plan's name: a scheme over `size` devices; `zero`: how parameters that lie split are used (0: they are not)."""
+    """One factor of a plan's name: a scheme over `size` devices; `zero`: the ZeRO stage of split parameters, 0 for
+    none.
+    """
 
     scheme: str
     size: int
@@ -43,7 +45,7 @@ class Factor:
 
     @property
     def alone(self) -> str:
-        """The name where the plan is nothing else."""
+        """The name of a plan with this factor alone."""
         return f"zero{self.zero}" if self.zero and self.scheme == "data" else self.scheme + (f" (zero{self.zero})" if self.zero else "")
 
     def __str__(self) -> str:
@@ -51,7 +53,7 @@ class Factor:
 
 
 def sentence_of(factors: Sequence[Factor], schedule: SchedulePlan) -> str:
-    """What a plan does, in words."""
+    """The description of a plan in words."""
     text = "; ".join(_words(factor, schedule) for factor in factors) or "nothing is split"
     return text[0].upper() + text[1:] + "."
 

@@ -1,4 +1,4 @@
-"""What a model offers to the search, whatever the mesh: rules, options, storage splits, and the kinds of every tensor."""
+"""The search space of a model without its mesh: rules, options, storage splits, and the kinds of every tensor."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """A graph with everything that does not depend on a mesh.
+    """A graph and all that is known about its sharding before a mesh is chosen.
 
-    `classes`: for every operator what its factors run over.
-
-    `cold`: operators that depend on no parameter and are computed whole on every device. `offers`: the others.
-    `kinds`: the placements that a tensor may take on one axis. `readers`: for every tensor that the warm operators read
-    or that leaves the model, (operator index, input index), with (-1, output index) for leaving.
+    `classes`: the class of every factor of every operator (rows, hidden dim, inner dim, experts). `cold`: operators
+    that depend on no parameter and are computed whole on every device. `offers`: rule and options of the other
+    operators, the warm ones. `kinds`: the placements that a tensor may take on one axis. `readers`: the (operator
+    index, input index) pairs of every tensor that warm operators read; an output of the model is read as (-1, output
+    index).
     """
 
     graph: Graph
@@ -50,7 +50,7 @@ class Analysis:
         return tuple(op for op in self.graph.operators if op.name not in self.cold)
 
     def as_offered(self, op: Operator, names: Container[str]) -> frozenset[str]:
-        """Those of `names` that are tensors of `op`, as the (possibly other) operator calls them that its offer was made from."""
+        """Translate the tensors of `op` in `names` to the names in its offer, which may come from an equal operator."""
         theirs = self.offers[op.name].call.operator
         pairs = zip((*op.inputs, *op.outputs), (*theirs.inputs, *theirs.outputs), strict=True)
         return frozenset(other for name, other in pairs if name in names)

@@ -8,7 +8,7 @@ On one axis an operator chooses one *option*:
     B      none, gradients as shares: everything B
     P      a partial sum passes through an operator that is linear in the inputs that carry it
 
-What an option makes of each tensor does not depend on the other axes, so a strategy is one option an axis.
+The placements of an option do not depend on the other axes, so a strategy is one option an axis.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from .rules import RULES, Call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What an operator may do on one axis: `factor` (index, or -1), `parts`, and the placement of each tensor.
+    """One choice of an operator on one axis.
 
-    `limit`: into how many shards it can be split at most (0: any number). `communication`: what it needs
-    inside; such an option is taken on one axis only, and its `partners` are split along with the factor, and on other axes too
-    where `beside` says so, within `inner_parts` equal parts.
+    `factor`: index of the split factor, -1 for none. `parts`: equal parts of the factor, each of which is split.
+    `inputs`, `outputs`: the placement of each tensor. `limit`: the largest number of shards (0: any number).
+    `communication`: the word of a split that communicates inside the operator. Such an option is taken on one axis only
+    and splits its `partners` along with the factor. With `beside`, the partners may be split on other axes too, within
+    `inner_parts` equal parts.
     """
 
     name: str
@@ -131,7 +133,10 @@ def _can_be_partial(tensor: Tensor) -> bool:
 
 
 def _partial(call: Call, rule: Rule) -> list[Option]:
-    """Options in which a partial sum passes through: linear in these inputs together (addends come once), the others as shares."""
+    """Options that pass a partial sum through inputs in which the operator is jointly linear.
+
+    Addends join the partial sum once; the other inputs are shares.
+    """
     found = []
     for group in RULES[call.operator.kind].linear:
         carriers = {*group, *rule.addends}
@@ -145,7 +150,7 @@ def _partial(call: Call, rule: Rule) -> list[Option]:
 
 
 def _normalised(options: Sequence[Option], call: Call, gradients: frozenset[str]) -> tuple[Option, ...]:
-    """Where a tensor carries no gradient R and B are one; options that thereby become equal are dropped."""
+    """Replace B by R for tensors without a gradient, and drop options that become equal."""
 
     def plain(placement: Placement, tensor: Tensor) -> Placement:
         return R if placement == B and tensor.name not in gradients else placement
@@ -189,7 +194,9 @@ class Strategies:
         return factor_degrees(self.options, self.choices, mesh, len(self.rule.factors))
 
     def plain_degree(self, mesh: Sequence[int], names: Sequence[str]) -> NDArray[np.int64]:
-        """Into how many shares strategy i splits the factors `names`, where it does not communicate for it: array [strategies]."""
+        """The number of shares into which each strategy splits the factors `names` without communication: array
+        [strategies].
+        """
         plain = np.array([splits_plainly(option, self.rule, names) for option in self.options])
         return np.asarray(np.where(plain[self.choices], np.array(mesh, dtype=np.int64), 1).prod(axis=1))
 
@@ -237,7 +244,10 @@ def strategies_of(rule: Rule, options: Sequence[Option], mesh: Sequence[int]) ->
 def _on_one_axis(
     index: int, option: Option, options: Sequence[Option], grids: NDArray[np.int64], mesh: Sequence[int], rule: Rule
 ) -> NDArray[np.bool_]:
-    """Where an option that communicates inside is not taken, or on one axis within its limit, which alone splits its factors."""
+    """Rows of `grids` in which a communicating option is either unused or used validly.
+
+    Valid use: on one axis, within its limit, with no other axis splitting its factors.
+    """
     members = {option.factor} if option.beside else {option.factor, *option.partners}
     touching = np.array([not members.isdisjoint((other.factor, *other.partners)) for other in options])
     sizes = np.array(mesh, dtype=np.int64)

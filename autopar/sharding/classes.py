@@ -1,9 +1,10 @@
-"""Sorts factors into rows (batch, sequence), the hidden dim that joins the layers, inner dims (heads, feed-forward, vocabulary), experts.
+"""Sorts factors into four classes: rows, the hidden dim, inner dims and experts.
 
-Two dims are of one class when some operator gives them the same factor, closed over the whole graph (union-find). A class
-that holds no dim of a weight matrix or look-up table is one of rows; of the others, those that a normalisation reduces are
-the hidden dim, and the rest are inner. A dim that a product shares with its weight and keeps counts its experts: it numbers
-matrices, and is no dim of one.
+Rows are batch and sequence; the hidden dim joins the layers; inner dims are heads, feed-forward and vocabulary. Two
+dims are of one class when some operator gives them the same factor, closed over the whole graph (union-find). A class
+without a dim of a weight matrix or look-up table is a class of rows. Of the other classes, the hidden dim is the one
+that a normalisation reduces; the rest are inner. A dim that a product shares with its weight and keeps in its output
+counts the experts: it numbers matrices and is no dim of a matrix.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Node = tuple[str, int, int]
 
 
 class FactorClass(StrEnum):
-    """What a factor runs over."""
+    """The kind of dim that a factor runs over."""
 
     ROW = "row"
     HIDDEN = "hidden"
@@ -34,7 +35,7 @@ class _Sets:
         self.parent: dict[Node, Node] = {}
 
     def find(self, node: Node) -> Node:
-        """The node that stands for the set of `node`."""
+        """The representative of the set that holds `node`."""
         root = node
         while self.parent.setdefault(root, root) != root:
             root = self.parent[root]
@@ -79,7 +80,8 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
 
 
 def _of_weights(op: Operator, rule: Rule, stored: set[str], parameters: set[str]) -> tuple[set[int], set[int]]:
-    """The factors of the weights that an operator multiplies by or looks up in: those of the matrices, and those that number them."""
+    """The factors of an operator's weights: first those of the matrices or tables, then those that number the matrices.
+    """
     if not RULES[op.kind].products and not any(factor.special == "masked" for factor in rule.factors):
         return set(), set()
     pairs = list(zip(op.inputs, rule.inputs, strict=True))

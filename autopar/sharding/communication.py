@@ -1,7 +1,8 @@
-"""What operators communicate inside themselves, when a factor is split that needs it: the words after `:` in a rule, as a table.
+"""Communication inside operators, when a split factor needs it: the words after `:` in a rule, as a table.
 
-An option with such a word is taken on one mesh axis only (unless it stacks), and no other axis splits its factors. Each word
-says what every rank issues, in order, as a function of the local sizes; `runtime/split_operators` holds the local form under the same word.
+An option with such a word is taken on one mesh axis only (unless it stacks), and no other axis splits its factors. Each
+word says which collectives every rank issues, in order, as a function of the local sizes. `runtime/split_operators`
+holds the local form under the same word.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One collective on the axis: `phase` is forward or backward; `nbytes` [strategies] by the collective's convention."""
+    """One collective on the axis: `phase` forward or backward, `nbytes` [strategies] by the collective's convention."""
 
     phase: str
     kind: str
@@ -36,7 +37,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """An operator whose factor `factor` is split on an axis of `size` ranks; `local`: local factor sizes [strategies, factors]."""
+    """An operator with `factor` split on an axis of `size` ranks; `local`: local factor sizes [strategies, factors]."""
 
     call: Call
     rule: Rule
@@ -47,7 +48,7 @@ class Split:
 
     @property
     def train(self) -> bool:
-        """Whether a gradient comes in backward."""
+        """Whether an output of the operator receives a gradient."""
         return any(t.name in self.gradients for t in self.call.outputs)
 
     def has_gradient(self, index: int) -> bool:
@@ -77,12 +78,12 @@ def _unlimited(call: Call, rule: Rule, factor: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """`moves`: what every rank issues, in order; `limit`: the most shards (0: any number, 1: it cannot be split).
+    """A row of the table.
 
-    `beside`: the factors split alongside may be split on other axes too.
-
-    `stacks`: it can be taken on several axes, one after the other. `visits`: every rank meets all shards of the factor, one
-    after another, and does its local work once for each.
+    `moves`: the collectives that every rank issues, in order. `limit`: the largest number of shards (0: any number, 1:
+    no split). `beside`: whether the factors split alongside may be split on other axes too. `stacks`: whether the
+    option can be taken on several axes, one after the other. `visits`: whether every rank meets all shards of the
+    factor in turn and does its local work once for each.
     """
 
     moves: Callable[[Split], Sequence[Move]]
@@ -98,7 +99,9 @@ def _statistics_itemsize(split: Split) -> int:
 
 
 def _vocabulary(split: Split) -> list[Move]:
-    """The rows' maxima, then their sums of exponentials with the score of the target (its weight, and the mean of the scores)."""
+    """All-reduces of each row's maximum, then of its sums: exponentials, the target's score, its weight, the mean
+    score.
+    """
     classes = {f for f in range(len(split.rule.factors)) if f == split.factor}
     rows = sorted({f for dim in split.rule.inputs[0] for f in dim} - classes)
     nbytes = split.elements(*rows) * _statistics_itemsize(split)
@@ -109,17 +112,18 @@ def _vocabulary(split: Split) -> list[Move]:
 
 
 def class_loss_sums(attributes: Mapping[str, Any], call: Call) -> int:
-    """How many sums over the classes a split cross entropy needs for each row."""
+    """The number of sums over the classes that a split cross entropy needs for each row."""
     weighted = call.position("weight") is not None
     smoothed = bool(attributes.get("label_smoothing"))
     return 2 + weighted + smoothed * (1 + weighted)
 
 
 def _dispatch(split: Split) -> list[Move]:
-    """Rows to where they are needed: how many depends on data, priced as if all ranks need as many.
+    """Exchanges of rows between ranks. Their number depends on data and is priced as if all ranks need equally many.
 
-    A look-up: the indices to all, the rows there, their gradients back. A grouped product: the rows to the ranks of their
-    experts and the results back. A layer of experts: how many rows of each expert every rank has, then as a product.
+    - A look-up: the indices to all ranks, the rows to the ranks that asked, their gradients back.
+    - A grouped product: the rows to the ranks of their experts, the results back.
+    - A layer of experts: the row counts of each expert on every rank, then as a grouped product.
     """
     if split.call.operator.kind == EXPERTS:
         return _layer_of_experts(split)
@@ -135,7 +139,9 @@ def _dispatch(split: Split) -> list[Move]:
 
 
 def _layer_of_experts(split: Split) -> list[Move]:
-    """Rows go to their experts once and results come back once: each of tokens x k x width / p, where p ranks share the experts."""
+    """Rows go to their experts and results come back once each: tokens x k x width / p, where p ranks share the
+    experts.
+    """
     call = split.call
     rows = split.output_elements() / call.outputs[0].shape[1]
     there = rows * call.inputs[0].shape[1] * DTYPE_BYTES[call.inputs[0].dtype]
@@ -170,9 +176,9 @@ def _prefix(split: Split) -> list[Move]:
 
 
 def _halo(split: Split) -> list[Move]:
-    """The rows at both borders go to the neighbours; backward, the gradients of those received go home.
+    """Border rows go to the neighbours; backward, the gradients of the received rows return.
 
-    The spatial dims take turns in their order, so that what a later one sends holds the halo of those before it.
+    The spatial dims take turns in their order, so that the rows of a later dim hold the halo of the earlier dims.
     """
     windows = windows_of(split.call)
     dims, space = split.rule.inputs[0], len(windows)
@@ -222,7 +228,9 @@ COMMUNICATIONS: Mapping[str, Communication] = {
 
 
 def visited(strategies: Strategies, mesh: Sequence[int]) -> Floats:
-    """How often each strategy does its local work: once for every shard that passes by; array [strategies]."""
+    """The number of times that each strategy does its local work, once for every shard that passes by: array
+    [strategies].
+    """
     passing = np.array([o.communication is not None and COMMUNICATIONS[o.communication].visits for o in strategies.options])
     return np.asarray(np.where(passing[strategies.choices], np.array(mesh, dtype=np.float64), 1.0).prod(axis=1))
 
@@ -230,9 +238,9 @@ def visited(strategies: Strategies, mesh: Sequence[int]) -> Floats:
 def operator_traffic(
     call: Call, strategies: Strategies, mesh: Sequence[int], gradients: frozenset[str]
 ) -> Iterator[tuple[NDArray[np.int64], int, Sequence[Move]]]:
-    """For each option that communicates and each axis: (the strategies that take it there, the axis, what they issue).
+    """Traffic of the communicating options, as (indices of the strategies, axis, moves).
 
-    They come in the order in which they are issued forward: by factor, then by axis.
+    Entries come in the order of the forward pass: by factor, then by axis.
     """
     sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
     local = sizes / strategies.degrees(mesh)

@@ -1,7 +1,8 @@
-"""From what is wanted of every operator's outputs straight to an assignment: a known scheme needs no search.
+"""From wanted placements of every operator's outputs straight to an assignment: a known scheme needs no search.
 
-On each axis an operator takes the option whose outputs have the wanted placement (one that splits a factor before one that
-does not). A parameter is stored as its operators use it, whole where they take shares of its gradient; or split.
+On each axis an operator takes an option whose outputs have the wanted placement; an option that splits a factor comes
+before one that does not. A parameter is stored split as its first reader uses it and replicated on the other axes,
+unless the scheme splits its storage there.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from .program import Assignment, Decision
 from .redistribution import cheapest_chain, is_step
 
 Pin = Placement | tuple[Placement, Placement]
-"""The placement of an operator's outputs (of its first input, where it gives a scalar), or that and the one of its last input."""
+"""The placement of an operator's outputs (of its first input if the output is scalar), or that and its last input's."""
 Wanted = Mapping[str, Sequence[Pin]]
 """For every operator its pin on each axis."""
 
 
 def pinned_assignment(analysis: Analysis, mesh: Mesh, wanted: Wanted, *, split_storage: Sequence[int] = ()) -> Assignment:
-    """Decide every operator as wanted; parameters are stored split over the axes `split_storage` too (ZeRO-3), where a dim divides.
+    """Decide every operator as wanted.
 
-    Raises `UsageError` that names the operator which has no such option, or whose sizes the mesh does not divide.
+    `split_storage`: axes over which stored parameters are split too (ZeRO-3), on the first dim that divides. Raises
+    `UsageError` that names the operator without a fitting option, or the one whose sizes the mesh does not divide.
     """
     whole: Layout = (R,) * len(mesh.axes)
     decisions: dict[str, Decision] = {}
@@ -77,7 +79,7 @@ def _decision(offer: Offer, options: tuple[Option, ...]) -> Decision:
 
 
 def _storage(analysis: Analysis, mesh: Mesh, decisions: Mapping[str, Decision], split: Sequence[int]) -> dict[str, Layout]:
-    """Split as the first operator that reads it uses it, and over the axes `split` on the first dim that divides."""
+    """Split as in the first reader's use, and over the axes `split` on the first dim that divides."""
     storage: dict[str, Layout] = {}
     for tensor in analysis.graph.parameters:
         layout: Layout = (R,) * len(mesh.axes)
@@ -99,7 +101,7 @@ def _also_split(tensor: Tensor, layout: Layout, axis: int, mesh: Mesh) -> Layout
 
 
 def _connected(analysis: Analysis, mesh: Mesh, decisions: Mapping[str, Decision], storage: Mapping[str, Layout]) -> Assignment:
-    """Add the redistributions between what is there and what is read."""
+    """Add a redistribution wherever a reader's layout differs from the stored or computed one."""
     graph = analysis.graph
     whole: Layout = (R,) * len(mesh.axes)
     home = {t.name: storage.get(t.name, whole) for t in graph.tensors.values() if t.role is not Role.ACTIVATION}

@@ -1,8 +1,8 @@
-"""Which dims want a split within equal parts: fused projections and flattened batches say so to their neighbours.
+"""Dims that need a split within equal parts: fused projections and flattened batches say so to their neighbours.
 
 A `split` into three, or a view `(b s) h -> b s h`, can pass on a split of an inner factor only if the tensor is split
-within the parts of the outer one. Each such rule leaves a hint (dim, parts) on its tensors; hints travel through
-every rule in which the dim is a factor, up to the parameters, until nothing changes.
+within the parts of the outer one. Each such rule leaves a hint (dim, parts) on its tensors. Hints travel up to the
+parameters through every rule in which the dim is a factor, until nothing changes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ MAX_PARTS = 4
 
 
 def keep_useful_factors(graph: Graph, rules: Mapping[str, Rule], classes: Mapping[str, tuple[FactorClass, ...]]) -> dict[str, Rule]:
-    """Keep whole every factor of a memory-bound operator whose split all consumers would have to undo, and parts of heads.
+    """Mark as whole the factors that are useless to split in memory-bound operators.
 
-    A dim is useful if it leaves the model or some consumer can stay split on it; computed from the outputs backwards.
+    A split is useless where all consumers would have to undo it, and inside heads. A dim is useful if it leaves the
+    model or some consumer can stay split on it; usefulness is computed from the outputs backwards.
     """
     useful = {(name, dim) for name in graph.outputs for dim in range(len(graph.tensors[name].shape))}
     kept = dict(rules)
@@ -48,7 +49,8 @@ def keep_useful_factors(graph: Graph, rules: Mapping[str, Rule], classes: Mappin
 
 
 def _inside(rule: Rule, classes: Sequence[FactorClass]) -> set[int]:
-    """Factors of weight dims that lie inside many parts, as the width of each head does: nobody splits those."""
+    """Factors of weight dims that lie inside many parts, as the width of each head does: no known scheme splits them.
+    """
     found = set()
     for dim in (dim for dims in (*rule.inputs, *rule.outputs) for dim in dims):
         for position, factor in enumerate(dim):

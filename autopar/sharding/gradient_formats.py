@@ -32,10 +32,12 @@ def type_of(name: str | None) -> str | None:
 
 
 def rank_of(name: str | None, shape: Sequence[int]) -> int:
-    """The number of columns of the factors of a matrix of this shape; 0 where it travels whole.
+    """The number of columns of a matrix's low-rank factors; 0 if the gradient travels whole.
 
-    >>> rank_of("powersgd-4", (64, 32)), rank_of("powersgd/8", (64, 64)), rank_of("powersgd-4", (4, 4)), rank_of("powersgd-4", (64,))
-    (4, 4, 4, 0)
+    >>> rank_of("powersgd-4", (64, 32)), rank_of("powersgd/8", (64, 64))
+    (4, 4)
+    >>> rank_of("powersgd-4", (4, 4)), rank_of("powersgd-4", (64,))
+    (4, 0)
     """
     match = _FACTORS.fullmatch(name or "")
     if match is None or len(shape) < 2:

@@ -142,7 +142,7 @@ def local_shape(layout: Layout, shape: Sequence[int], mesh: Sequence[int]) -> tu
 
 
 def local_parts(layout: Layout, axis: int, mesh: Sequence[int]) -> int:
-    """How many equal parts a shard's dim has at the level of `axis`: what is left of `parts` after the splits outside it."""
+    """The number of equal parts in a shard's dim at the level of `axis`: `parts` divided by the splits outside it."""
     own = layout[axis]
     outside = math.prod(mesh[a] for a, p in enumerate(layout) if p.kind is Kind.SPLIT and p.dim == own.dim and p.parts < own.parts)
     return own.parts // outside

@@ -1,7 +1,8 @@
 """Micro-batches: the model, its options and a plan's decisions on one of m equal parts of the batch.
 
-A dim that lies as S(d, q) on the axis of time (see `time_split`) holds 1/m of its elements on a micro-batch, and a split within p parts of
-it becomes one within p / m parts where p > q (the parts lie inside the cut), and stays as it is where p <= q.
+`time_split` lays every tensor on an axis of time. A dim that lies as S(d, q) there holds 1/m of its elements on a
+micro-batch. A split of that dim within p parts becomes a split within p / m parts where p > q, since its parts lie
+inside the cut; where p <= q it stays as it is.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ __all__ = ["inner", "micro_batch_options", "of_micro_batch", "of_whole_batch", "
 
 
 def inner(placement: Placement, time: Placement, m: int, *, single: bool = False) -> Placement | None:
-    """A placement of the whole batch's tensor as it is on one of m micro-batches; None where it is none there.
+    """Translate a placement from the whole batch to one of m micro-batches; None where no equal placement exists.
 
-    `single`: a micro-batch is one sample, so that no split takes samples apart, and the parts of the cut are the whole of it.
+    `single`: a micro-batch is one sample, so no split takes samples apart, and the parts of the cut are the whole of
+    it.
 
     >>> str(inner(S(0, 8), S(0), 4)), inner(S(0, 2), S(0), 4), str(inner(S(1), S(0), 4))
     ('S0/2', None, 'S1')
@@ -49,9 +51,10 @@ def outer(placement: Placement, time: Placement, m: int, *, single: bool = False
 
 
 def split_batch(analysis: Analysis, m: int) -> Analysis:
-    """The analysis of one of m micro-batches: tensors in their local shapes, options under the names that they have for the whole batch.
+    """The analysis of one of m micro-batches: local tensor shapes, options under their names of the whole batch.
 
-    Operators that share an offer go on sharing one. What holds sizes in attributes stays as it is; pricing reads shapes and rules only.
+    Operators that share an offer go on sharing one. Sizes inside attributes are not rewritten, since pricing reads only
+    shapes and rules.
     """
     if m < 1:
         raise UsageError(f"{m} micro-batches: there must be at least one")
@@ -75,7 +78,7 @@ class _Split:
     def run(self) -> Analysis:
         analysis, time = self.analysis, self.time
         given = analysis.graph.tensors
-        # Constants lie whole on every device, and inputs of which the preamble makes something once for all micro-batches.
+        # Whole on every device: constants, and inputs that the preamble processes once for all micro-batches.
         cold = (op for op in analysis.graph.operators if op.name in analysis.cold and op.name not in time.options)
         once = {name for op in cold for name in op.inputs if given[name].role is Role.INPUT}
         once |= {name for name, tensor in given.items() if tensor.role is Role.CONSTANT}
@@ -143,12 +146,17 @@ class _Split:
 
 
 def of_micro_batch(assignment: Assignment, analysis: Analysis, micro: Analysis, m: int) -> Assignment:
-    """The decisions for the whole batch as those for one of m micro-batches of it; `UsageError` where it cannot be split so."""
+    """Translate the decisions for the whole batch to one of m micro-batches; `UsageError` where the batch cannot be cut
+    so.
+    """
     return _translated(assignment, micro, micro_batch_options(analysis), m, inner)
 
 
 def of_whole_batch(assignment: Assignment, analysis: Analysis, micro: Analysis, m: int) -> Assignment:
-    """The decisions for one of m micro-batches as those for the whole batch: strategies have the same names, splits their own parts."""
+    """Translate the decisions for one of m micro-batches to the whole batch.
+
+    Strategies keep their names; splits within parts get the part counts of the whole batch.
+    """
     return _translated(assignment, analysis, micro_batch_options(analysis), m, outer)
 
 

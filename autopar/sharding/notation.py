@@ -35,10 +35,12 @@ _TERM = re.compile(r"(!?)([A-Za-z_]\w*)(?:=(\d+))?|(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """A loop of an operator: `reduction` is what splitting it leaves behind, `special` the local form that a rank then runs.
+    """A loop of an operator.
 
-    `communication`: how the operator can be split by communicating inside itself, with its `partners` (indices of factors)
-    split alongside; where there is one, the plain split is offered only if `special` names a local form for it.
+    `reduction`: the reduction that a split of the factor leaves behind (a partial sum, ...). `special`: the local form
+    that a rank runs for such a split. `communication`: the word of a split that communicates inside the operator, with
+    the `partners` (indices of factors) that are split alongside. A factor with `communication` offers the plain split
+    only if `special` names a local form for it.
     """
 
     name: str
@@ -56,7 +58,8 @@ Dims = tuple[Dim, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule bound to sizes; every dim of every tensor is a tuple of factor indices, outermost first (empty: broadcast)."""
+    """A rule bound to sizes; each dim of each tensor is a tuple of factor indices, outermost first (empty: broadcast).
+    """
 
     text: str
     factors: tuple[Factor, ...]
@@ -72,7 +75,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """A parsed rule: dims are tuples of term names; `*` stands as the single-element tuple `("*",)`."""
+    """A parsed rule: dims are tuples of term names; the single-element tuple `("*",)` is the `*` of the text."""
 
     text: str
     inputs: tuple[tuple[tuple[str, ...], ...], ...]
@@ -144,7 +147,8 @@ def _parse_clauses(tail: str, text: str) -> list[tuple[tuple[str, ...], str]]:
 
 
 def bind(pattern: Pattern, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Rule:
-    """Give every factor its size from the shapes; inputs missing at the end (an absent bias) are left out.
+    """Give every factor its size from the shapes; a rule may have more inputs at its end than the call (an absent
+    bias).
 
     >>> rule = bind(parse_rule("* k, n k, +n -> * n | k: sum"), [(8, 16, 4), (6, 4)], [(8, 16, 6)])
     >>> [(f.name, f.size, f.reduction) for f in rule.factors]
@@ -188,7 +192,7 @@ def bind(pattern: Pattern, inputs: Sequence[Sequence[int]], outputs: Sequence[Se
 
 
 def local_elements(dims: Dims, local: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Elements of a tensor's shard for each strategy: array [strategies], from the local factor sizes [strategies, factors]."""
+    """Elements of a tensor's shard: array [strategies], from the local factor sizes [strategies, factors]."""
     out = np.ones(len(local))
     for dim in dims:
         for factor in dim:
@@ -208,7 +212,8 @@ def _expand_star(tensor: tuple[tuple[str, ...], ...], rank: int, depth: int, tex
 
 
 def _solve_sizes(tensors: Sequence[Sequence[tuple[str, ...]]], shapes: Sequence[Sequence[int]], pattern: Pattern) -> dict[str, int]:
-    """Sizes of all terms: lone dims first (a size above 1 beats a broadcast 1), then the one unknown of each compound."""
+    """Sizes of all terms: first lone dims (a size above 1 beats a broadcast 1), then the one unknown of each compound.
+    """
     text = pattern.text
     sizes: dict[str, int] = {}
     given = dict(pattern.sizes)

@@ -1,8 +1,8 @@
-"""The local program of a plan, free of any framework: what is computed and what is redistributed, in order.
+"""The local program of a plan, free of any framework: operators and redistributions in order.
 
-The cost model prices this program and the runtime executes it, so that what is priced is what is issued. Values are
-addressed by (tensor, layout); a redistribution makes one more layout of a tensor available, once for all its readers. When
-which of its collectives are issued follows from the order of the step (`autopar/order`).
+The cost model prices this program and the runtime executes it, so the priced collectives are the issued ones. Values
+are addressed by (tensor, layout). A redistribution makes one more layout of a tensor available, once for all its
+readers. The order of the step (`autopar/order`) decides when each collective is issued.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a plan decides for one operator: its options by axis, and the layouts that follow."""
+    """A plan's decision for one operator: its options by axis, and the layouts that follow."""
 
     options: tuple[Option, ...]
     rule: Rule | None
@@ -48,11 +48,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redistribute:
-    """Bring `tensor` along `chain`; `gradient`: whether the loss's backward pass runs through it.
+    """Redistribute `tensor` along the layouts of `chain`.
 
-    `differentiable`: whether a gradient may come back at all, be it from a loss that the caller makes of the outputs.
-    The first `bucketed` steps (R → B of a parameter) are not executed one by one: their backward all-reduce is part of a
-    gradient bucket.
+    `gradient`: whether the loss's backward pass runs through it. `differentiable`: whether a gradient may come back at
+    all, including one from a loss that the caller computes from the outputs. The first `bucketed` steps (R → B of a
+    parameter) are not executed one by one: their backward all-reduce is part of a gradient bucket.
     """
 
     tensor: str
@@ -75,9 +75,10 @@ Step = Redistribute | Compute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Gradients of `parameters` that are summed together over `axes` (one all-reduce an axis) after their backward.
+    """Gradients of `parameters` that are summed together over `axes` after their backward, with one all-reduce an axis.
 
-    Of low-rank factors of `ranks` columns there are two buckets, one behind the other: `factor` 1 and 2; it is 0 of gradients themselves.
+    Low-rank gradients have two buckets, one after the other: `factor` is 1 and 2, and `ranks` holds the columns of the
+    factors. Plain gradients have `factor` 0.
     """
 
     parameters: tuple[str, ...]
@@ -89,7 +90,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """All that a plan decides inside one stage; chains are listed for every redistribution that it executes.
+    """All decisions of a plan inside one stage; `chains` lists every redistribution that it executes.
 
     `host`: the parameters whose optimizer state is in the memory of the device's host.
     """
@@ -113,7 +114,7 @@ class Program:
 
 
 def inputs_read(program: Program) -> tuple[tuple[str, Layout], ...]:
-    """The inputs of the model with the layouts in which they are read: these parts of them a device has."""
+    """The model's inputs with every layout in which they are read: the parts of the inputs that a device needs."""
     tensors = program.graph.tensors
     computed = (step for step in program.steps if isinstance(step, Compute))
     read = [pair for step in computed for pair in zip(step.operator.inputs, step.decision.inputs, strict=True)]
@@ -121,7 +122,7 @@ def inputs_read(program: Program) -> tuple[tuple[str, Layout], ...]:
 
 
 def operator_collectives(graph: Graph, step: Compute, mesh: Sequence[int], gradients: frozenset[str]) -> list[Collective]:
-    """The collectives that an operator issues inside itself, those of each phase in order."""
+    """The collectives that an operator issues inside itself, first forward, then backward, each in order."""
     operator, decision = step.operator, step.decision
     assert decision.rule is not None
     choice = np.arange(len(decision.options))[None, :]
@@ -155,7 +156,10 @@ def chain_collectives(
 
 
 def departure(step: Redistribute, mesh: Sequence[int]) -> int | None:
-    """The first step of a chain that communicates, forward or backward: it runs beside computation, from there to the first reader."""
+    """The index of the first step of a chain that communicates, forward or backward; None if none does.
+
+    From there to the first reader the chain runs alongside computation.
+    """
     for number, (before, after) in enumerate(itertools.pairwise(step.chain)):
         axis = changed_axis(before, after)
         ahead, back = transfers(before[axis], after[axis], mesh[axis])
@@ -172,10 +176,10 @@ def build_program(
     arrivals: Mapping[str, Layout] | None = None,
     ends: Collection[str] | None = None,
 ) -> Program:
-    """Order the redistributions before their first readers; an error names any that the assignment lacks.
+    """Place each redistribution before its first reader; `PlanError` names one that the assignment lacks.
 
-    Of a part of the model `operators` are run, `arrivals` come from elsewhere, and at the values `ends` the backward pass begins (by
-    default at the loss).
+    For a part of the model: `operators` are the ones to run, `arrivals` the tensors that come from elsewhere, `ends`
+    the values at which the backward pass begins (by default the loss).
     """
     builder = _Builder(graph, assignment)
     builder.available.update((name, {layout}) for name, layout in (arrivals or {}).items())
@@ -212,7 +216,7 @@ class _Builder:
         self.chains = {name: {chain[-1]: chain for chain in chains if chain} for name, chains in assignment.chains.items()}
 
     def bring(self, name: str, layout: Layout) -> None:
-        """Make `layout` of tensor `name` available, and before it what its chain starts from."""
+        """Make `layout` of tensor `name` available, after the layout from which its chain starts."""
         if layout in self.available[name]:
             return
         chain = self.chains.get(name, {}).pop(layout, None)
@@ -230,12 +234,12 @@ class _Builder:
 
 
 def _given(step: Compute) -> Iterator[tuple[str, Layout]]:
-    """What an operator makes, and how it lies."""
+    """An operator's outputs and their layouts."""
     return zip(step.operator.outputs, step.decision.outputs, strict=True)
 
 
 def _mark_gradients(assignment: Assignment, steps: Sequence[Step], needed: set[tuple[str, Layout]]) -> list[Step]:
-    """Mark the redistributions whose result reaches an operator on the way to what is `needed`, from the last step backwards."""
+    """Mark the redistributions that lead to `needed` values through operators, from the last step backwards."""
     marked: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, Compute):
@@ -260,7 +264,7 @@ def _leading(chain: tuple[Layout, ...]) -> tuple[int, ...]:
 
 
 def _mark_bucketed(graph: Graph, assignment: Assignment, steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Mark the leading R → B steps of parameters that all their uses share: those gradients are reduced in buckets."""
+    """Mark the leading R → B steps that all uses of a parameter share: their gradients are reduced in buckets."""
     leading: dict[str, tuple[int, ...]] = {}
     for step in steps:
         if isinstance(step, Redistribute) and step.gradient and graph.tensors[step.tensor].role is Role.PARAMETER:

@@ -174,9 +174,10 @@ def chain_price(chain: Sequence[Layout], nbytes: int, mesh: Sequence[int], price
 def parameter_chain(
     source: Layout, target: Layout, chain: ChainFinder, share: StepPrice, nbytes: int, mesh: Sequence[int]
 ) -> tuple[Layout, ...]:
-    """The cheapest chain from a parameter's storage, where leading R → B steps cost only a `share` of a gradient bucket.
+    """The cheapest chain from a parameter's storage to `target`.
 
-    `chain` finds the cheapest ordinary chain between two layouts, and its price.
+    Leading R → B steps cost only `share`, the price as part of a gradient bucket. `chain` finds the cheapest ordinary
+    chain between two layouts, and its price.
     """
     best: tuple[float, tuple[Layout, ...]] = (math.inf, ())
     for lead in leading_shares(source):
@@ -192,7 +193,7 @@ def parameter_chain(
 
 
 def leading_shares(source: Layout) -> list[tuple[int, ...]]:
-    """Every set of the axes on which a stored parameter is whole, in order: those that may turn to B at once."""
+    """Every set of axes on which a stored parameter is replicated, so that it may turn to B there at once."""
     whole = [axis for axis, placement in enumerate(source) if placement.kind is Kind.REPLICATED]
     return [lead for count in range(len(whole) + 1) for lead in itertools.combinations(whole, count)]
 

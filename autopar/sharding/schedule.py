@@ -1,4 +1,4 @@
-"""`Schedule`: when the work of a step is done inside one stage, and in which types, beside where."""
+"""`Schedule`: the order and the number types of a step's work inside one stage, besides its placement."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ UNIT_BYTES = 25 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Types:
-    """Floating-point types of trained parameters beside the one in which they stand in the model, that of the computation.
+    """Floating-point types of trained parameters where they differ from the type of the computation.
 
-    `master`: in which they are stored and updated. `reduce`: in which their gradients travel and are added up. None: that of the
-    computation.
+    `master`: the type in which they are stored and updated. `reduce`: the type in which their gradients travel and are
+    added up. None: the type of the computation.
     """
 
     master: str | None = None
@@ -36,11 +36,11 @@ class Types:
         return self.reduce if self.reduce is not None and _trained(tensor) else tensor.dtype
 
     def casts(self, tensor: Tensor) -> bool:
-        """Whether a parameter is used in another type than it is stored in."""
+        """Whether the type in which a parameter is used differs from its stored type."""
         return self.stored(tensor) != tensor.dtype
 
     def stored_bytes(self, tensor: Tensor) -> int:
-        """Bytes of a parameter as it is stored, whole."""
+        """Bytes of a whole parameter in its stored type."""
         return tensor.size * DTYPE_BYTES[self.stored(tensor)]
 
     def reduced_bytes(self, tensor: Tensor) -> int:
@@ -49,7 +49,9 @@ class Types:
 
     @classmethod
     def of(cls, master: str | None, reduce: str | None, *, dtype: str | None) -> Types:
-        """What is asked for: beside a 16-bit `dtype` `master` is float32 unless it is given, and `reduce` is as `master`."""
+        """The types that a request means: with a 16-bit `dtype`, `master` defaults to float32; `reduce` defaults to
+        `master`.
+        """
         for name in (master, reduce):
             if name is not None and name not in FLOATS:
                 raise UsageError(unknown("dtype", name, FLOATS))
@@ -57,14 +59,14 @@ class Types:
         return cls(master=master, reduce=reduce or master)
 
     def within(self, graph: Graph) -> Types:
-        """The same, without what changes nothing in this model."""
+        """The same types, with None where the model already computes in that type."""
         trained = [tensor for tensor in graph.parameters if _trained(tensor)]
         master = self.master if any(tensor.dtype != self.master for tensor in trained) else None
         reduce = self.reduce if any(tensor.dtype != self.reduce for tensor in trained) else None
         return Types(master=master, reduce=reduce)
 
     def require(self, graph: Graph) -> None:
-        """Refuse to store what is computed in a type that cannot hold all its values."""
+        """Raise `UsageError` if a master type cannot hold all values of the type of the computation."""
         for tensor in graph.parameters:
             wider = DTYPE_BYTES[self.stored(tensor)] > DTYPE_BYTES[tensor.dtype]
             if self.casts(tensor) and not wider:
@@ -78,12 +80,13 @@ def _trained(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reductions:
-    """How gradients are brought home, where it is another way than in units of about equal bytes, summed.
+    """How gradients are reduced, where that differs from sums in units of about equal bytes.
 
-    `fused`: sets of parameters, each a unit of its own. `cuts`: the other parameters, in the order in which the backward pass gives their
-    gradients, make a unit up to each of these numbers, and one of the rest. `local`: parameters of which every rank has its own, whose
-    gradients are not summed. Gradients are multiplied by `weight` and, with `mean`, divided by the number of ranks that share them.
-    `formats`: parameters whose gradients travel in another format (`gradient_formats`) where they are summed whole.
+    `fused`: sets of parameters, each a unit of its own. `cuts`: bounds of the units of the other parameters, counted in
+    the order in which the backward pass gives their gradients; the parameters behind the last bound make one more unit.
+    `local`: parameters of which every rank has its own, whose gradients are not summed. `formats`: parameters whose
+    gradients travel in another format (`gradient_formats`) where they are summed whole. Gradients are multiplied by
+    `weight` and, with `mean`, divided by the number of ranks that share them.
     """
 
     fused: tuple[tuple[str, ...], ...] = ()
@@ -110,13 +113,15 @@ PLAINLY = Reductions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """`micro_batches`: equal parts of the batch, run one after the other, their gradients added up.
+    """The order of a step's work inside one stage.
 
-    `recompute`: segments, each the names of operators whose outputs are made again in the backward pass. `gathered`: parameters stored
-    split and used whole are "kept" from their first use on (ZeRO 1 and 2) or gathered "again" for the backward pass (ZeRO 3).
-    `accumulated`: gradients of kept parameters are added up "whole" and scattered once a step (ZeRO 1), or as "shards" after every
-    micro-batch (ZeRO 2). `unit_bytes`: parameters are gathered and their gradients reduced in units of about so many bytes, gathers
-    `prefetch` segments ahead. `types`: of stored parameters and of gradients. `reductions`: how these are brought home.
+    `micro_batches`: equal parts of the batch, run one after the other, their gradients added up. `recompute`: segments,
+    each the names of operators whose outputs are computed again in the backward pass. `gathered`: parameters stored
+    split and used whole stay "kept" after their first use (ZeRO 1 and 2) or are gathered "again" for the backward pass
+    (ZeRO 3). `accumulated`: gradients of kept parameters are added up "whole" and scattered once a step (ZeRO 1), or
+    added up as "shards" after every micro-batch (ZeRO 2). `unit_bytes`: the approximate size of the units in which
+    parameters are gathered and their gradients reduced. `prefetch`: how many segments ahead a unit is gathered.
+    `types`: the types of stored parameters and of gradients. `reductions`: how gradients are reduced.
     """
 
     micro_batches: int = 1

@@ -1,4 +1,6 @@
-"""How the optimizer's state in host memory is cut into what is streamed at once, by the runtime and in its price alike."""
+"""Chunks of the optimizer's state in host memory: the runtime streams them one at a time, and the price assumes the
+same.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from collections.abc import Sequence
 
 
 def chunks(sizes: Sequence[float]) -> list[slice]:
-    """Neighbours joined to chunks of at most the largest size, so that all are about as large and none makes the others wait.
+    """Join neighbours to chunks of at most the largest size, so that chunks are about equal and none holds up the
+    others.
 
     >>> [[5, 1, 1, 7, 2][chunk] for chunk in chunks([5, 1, 1, 7, 2])]
     [[5, 1, 1], [7], [2]]

@@ -1,10 +1,11 @@
-"""Which factor of every operator runs over the batch: the batch is split over time exactly as over a mesh axis.
+"""The batch factor of every operator: micro-batches split the batch over time exactly as over a mesh axis.
 
-Every operator takes one option on the axis of time, on which nothing may be communicated. It is found from the inputs on:
+Every operator takes one option on the axis of time, on which nothing may be communicated. Options are found from the
+inputs onwards:
 
     tensor                     on the axis of time
     inputs of the model        S(0), cut before the micro-batch
-    parameters                 R, and B as they are read: their gradients are added up
+    parameters                 R, and B when read: their gradients are added up
     constants                  whole, and sliced where an operator reads them split
     preamble                   S where it is made of samples; the rest is made once, and sliced as constants are
     results                    S, B where they hold no sample, P where the samples are summed or averaged (losses)
@@ -26,17 +27,18 @@ from .rules import RULES, Call, rule_of, without_parameters
 
 REMEMBERED = 16
 TRIES = 8
-"""Of what came whole to an operator that wants it split, so many are tried."""
+"""The most tensors to try split, of those that came whole to an operator that needs them split."""
 BATCH_DIMS = 2
-"""The batch is looked for in the first so many dims of the inputs: in the first one, else in the second."""
+"""The number of leading dims of the inputs in which the batch is searched: the first one, else the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
     """How a model runs on parts of its batch of `size` samples.
 
-    `options`: what every warm operator does on the axis of time, and those of the preamble that make samples of samples; the others of
-    the preamble run once, on the whole batch. `placements`: how every tensor lies on it: inputs and constants as they are read.
+    `options`: the option on the axis of time of every warm operator, and of preamble operators that map samples to
+    samples; the other preamble operators run once, on the whole batch. `placements`: the placement of every tensor on
+    that axis; inputs and constants have the placement in which they are read.
     """
 
     size: int
@@ -67,7 +69,10 @@ def micro_batch_options(analysis: Analysis) -> TimeSplit:
 
 
 class _Conflict(Exception):
-    """No option of an operator takes its inputs as they come; what came `whole` behind it might have come split, the nearest first."""
+    """No option of an operator takes its inputs as they come.
+
+    `whole`: tensors behind it that came whole and might have come split, the nearest first.
+    """
 
     def __init__(self, place: int, whole: list[str]) -> None:
         self.place, self.whole = place, whole
@@ -78,7 +83,7 @@ def _find(analysis: Analysis) -> TimeSplit:
     sizes = [next((shape[dim] for shape in inputs if len(shape) > dim), 1) for dim in range(BATCH_DIMS)]
     if sizes[0] <= 1:
         raise UsageError("the model's inputs hold one sample: there are no micro-batches of it")
-    # What holds as many rows as the batch is tried split at once, or as the walk asks for it.
+    # A tensor with as many rows as the batch is tried split at once, or as the walk asks for it.
     free = without_parameters(analysis.graph)
     made = [name for op in free if op.name not in analysis.cold for name in op.outputs]
     first: UsageError | None = None
@@ -94,7 +99,7 @@ def _find(analysis: Analysis) -> TimeSplit:
 
 
 def _find_on(analysis: Analysis, dim: int, size: int, preferred: frozenset[str]) -> TimeSplit:
-    """Walk the model; where an operator meets what came whole, have that split which leads further, one thing after another."""
+    """Walk the model; at a conflict, split the tensor that lets the walk get further, of those that came whole."""
     split = preferred
     found = _walked(analysis, dim, size, split)
     while isinstance(found, _Conflict):
@@ -118,13 +123,14 @@ def _walked(analysis: Analysis, dim: int, size: int, split: frozenset[str]) -> T
 class _Walk:
     """The placements on the axis of time, in the model's order.
 
-    `split`: what holds the batch though no input leads to it: constants, results of the preamble, what is repeated for every sample.
+    `split`: tensors that hold the batch though no input leads to them: constants, results of the preamble, rows that
+    are repeated for every sample.
     """
 
     def __init__(self, analysis: Analysis, dim: int, size: int, split: frozenset[str]) -> None:
         self.analysis, self.dim, self.size, self.split = analysis, dim, size, split
         self.graph: Graph = analysis.graph
-        self.made: dict[str, Placement] = {}  # of what warm operators make
+        self.made: dict[str, Placement] = {}  # of results of warm operators
         self.natural: dict[str, Placement] = {}  # of sources that hold the batch
         self.read: dict[str, Placement] = {}  # of sources, as warm operators read them
         self.options: dict[str, Option] = {}
@@ -155,7 +161,7 @@ class _Walk:
         return TimeSplit(size=self.size, options=self.options, placements=placements)
 
     def _cold(self, operator: Operator) -> None:
-        """What the preamble makes of samples is made for each micro-batch; the rest of it once, for the whole batch."""
+        """Run a preamble operator for each micro-batch if it maps samples to samples, else once for the whole batch."""
         wanted = operator.outputs[0] in self.split
         self.natural.update((name, S(self.dim)) for name in operator.outputs if name in self.split)
         if operator.kind not in RULES or not (wanted or any(name in self.natural for name in operator.inputs)):
@@ -178,7 +184,9 @@ class _Walk:
         return None
 
     def _all_options(self, operator: Operator) -> list[Option]:
-        """Options that a search leaves out too: those that lie as the inputs come, whatever their number of parts."""
+        """All options without communication that fit the inputs as they come, including part counts that a search
+        leaves out.
+        """
         call = Call.of(self.graph, operator)
         try:
             rule = rule_of(call)
@@ -206,7 +214,7 @@ class _Walk:
         return all(self.read.setdefault(name, placement) == placement for name, placement in sliced)
 
     def _comes(self, name: str) -> tuple[Placement | None, bool]:
-        """How an input comes, and whether it is a source, to be sliced as it is read."""
+        """An input's placement, and whether it is a source, which is sliced when it is read."""
         if name in self.made:
             return self.made[name], False
         if self.graph.tensors[name].role is Role.PARAMETER:
@@ -214,7 +222,7 @@ class _Walk:
         return self.natural.get(name), True
 
     def _option(self, operator: Operator, offer: Offer) -> Option | None:
-        """The option that takes the inputs as they come; what nothing says to split is left whole."""
+        """The option that takes the inputs as they come; an input that nothing splits stays whole."""
         found = self._best(operator, (o for o in offer.options if o.communication is None))
         return found or self._best(operator, self._all_options(operator))
 
@@ -230,7 +238,7 @@ class _Walk:
         return best[1] if best is not None else None
 
     def _whole_behind(self, operator: Operator) -> list[str]:
-        """What holds as many rows as the batch and came whole, behind the inputs of an operator, the nearest first."""
+        """Tensors behind an operator's inputs that came whole and have as many rows as the batch, the nearest first."""
         seen: dict[str, bool] = {}
         behind = list(operator.inputs)
         for name in behind:
@@ -252,7 +260,8 @@ class _Walk:
 
 
 def factor_of(split: tuple[int, int], dims: Dims, rule: Rule) -> tuple[int, int] | None:
-    """The (factor, parts) that a split (dim, parts) of a tensor means: the innermost term whose outer terms divide the parts."""
+    """The (factor, parts) of a split (dim, parts) of a tensor: the innermost term whose outer terms divide the parts.
+    """
     dim, parts = split
     outside = 1
     for factor in dims[dim]:

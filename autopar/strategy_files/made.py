@@ -1,4 +1,4 @@
-"""A plan in the words of MindSpore's strategy checkpoints: the operators that have weights, and the layouts of these as they are used."""
+"""A plan in the words of MindSpore's strategy checkpoints: operators with weights, and these weights' used layouts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {"linear": "MatMul", "matmul": "MatMul", "mm": "MatMul", "addmm": "MatMu
 
 
 def strategies_of_plan(plan: Plan, graph: Graph) -> Strategies:
-    """What a strategy checkpoint says of a plan of this model; a layout that it cannot say is a `UsageError`.
+    """The strategy checkpoint of a plan; `UsageError` for a layout that it cannot express.
 
     An operator is called by its kind and the first of its parameters: `MatMul_fc1.weight`.
     """
@@ -37,7 +37,7 @@ def strategies_of_plan(plan: Plan, graph: Graph) -> Strategies:
 
 
 def _in_stages(plan: Plan) -> Iterator[tuple[int, OperatorPlan]]:
-    """Every operator with its stage; those of interleaved chunks have that of their devices."""
+    """Every operator with its stage; an interleaved chunk has the stage of its devices."""
     firsts = {stage.first: number for number, stage in enumerate(plan.stages)}
     count = max(len(plan.stages) // plan.schedule.interleave, 1)
     chunk = 0
@@ -53,7 +53,7 @@ def _cuts(plan: Plan, layout: Layout, rank: int) -> tuple[int, ...]:
 
 
 def _layout(plan: Plan, name: str, used: Layout) -> ParameterLayout:
-    """The layout of a parameter as it is used, with how much further it is divided where it is stored."""
+    """The used layout of a parameter, with the further division of its storage."""
     shape, refused = plan.parameters[name].shape, f"{name!r} is used as [{format_layout(used)}], which MindSpore's tensor map cannot say"
     if any(placement.parts > 1 for placement in used):
         raise UsageError(f"{refused}: it is split within parts; the nearest is the plan's own file")

@@ -1,4 +1,4 @@
-"""What a strategy checkpoint of MindSpore holds, and its two forms.
+"""The contents of a MindSpore strategy checkpoint, and its two forms.
 
 The protobuf form has the fields of `node_strategy.proto`:
 
@@ -7,7 +7,7 @@ The protobuf form has the fields of `node_strategy.proto`:
     ParallelLayoutItem     1 param_name       2 parallel_layouts {1 dev_matrix {1 dim*}, 2 tensor_map {1 dim*}, 3 param_split_shape,
                                                 4 indices_offset, 5 field, 6 opt_weight_shard_step, 7 opt_weight_shard_size}
 
-The JSON form has the same names; items are keyed by node and by parameter, and a layout has its tensor_shape beside.
+The JSON form has the same names; items are keyed by node and by parameter, and a layout also has its tensor_shape.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OperatorStrategy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterLayout:
-    """A parameter's device matrix and tensor map. `size`, `step`: among how many devices its state is divided, and how far apart."""
+    """A parameter's device matrix and tensor map; its state is divided over `size` devices, `step` apart."""
 
     device_matrix: tuple[int, ...]
     tensor_map: tuple[int, ...]
@@ -91,7 +91,7 @@ class _File(BaseModel):
 
 
 def read_strategies(path: str | Path) -> Strategies:
-    """Read a strategy checkpoint in either form; a file that is none is a `PlanError` that says what is wrong with it."""
+    """Read a strategy checkpoint in either form; `PlanError` with the fault for any other file."""
     path = Path(path)
     try:
         if path.stat().st_size > STRATEGY_BYTES:

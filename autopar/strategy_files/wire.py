@@ -1,8 +1,8 @@
 """The wire format of protocol buffers, as far as numbers, texts and messages within messages need it.
 
-A message is a row of fields, each a tag (number << 3 | type) and a value: type 0 a varint, 1 eight bytes, 2 a length and so many bytes, 5
-four bytes. A varint has seven bits a byte, the lowest first, and the top bit set where more follow; a negative number is its complement
-in 64 bits.
+A message is a row of fields, each a tag (number << 3 | type) and a value. Types: 0 a varint, 1 eight bytes, 2 a length
+and so many bytes, 5 four bytes. A varint has seven bits a byte, the lowest first, and the top bit set if more follow; a
+negative number is its complement in 64 bits.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def text(data: bytes) -> str:
 
 
 def varint(value: int) -> bytes:
-    """A number as it is written.
+    """The bytes of a number.
 
     >>> varint(300), len(varint(-1))
     (b'\\xac\\x02', 10)

@@ -1,1 +1,1 @@
-"""Trainings that go on where they were, on the devices that are there: planned, resumed and saved by themselves."""
+"""Trainings that continue on whatever devices there are: planned, resumed and saved automatically."""

@@ -1,4 +1,4 @@
-"""`autopar train`: the training of a file, on the ranks that a launcher has started, or on ranks of this machine."""
+"""`autopar train`: the training that a file describes, on ranks of a launcher or ranks of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import RunError, UsageError
 from .config import Config, load_config
 
 COLLECTIVE_TIMEOUT = 600.0
-"""Seconds that a rank waits for another before the first step is through, while one of them plans."""
+"""Seconds that a rank waits for another until the first step is done, since one of them may be planning."""
 
 
 def train(args: argparse.Namespace) -> None:
@@ -38,7 +38,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def _with_options(config: Config, args: argparse.Namespace) -> Config:
-    """The file's training with what the command line says instead."""
+    """The file's training, overruled by the command line."""
     for name, value in (("ranks", args.ranks), ("steps", args.steps)):
         if value is not None and value < 1:
             raise UsageError(f"--{name} is {value}; it must be at least 1")

@@ -1,4 +1,4 @@
-"""The file of `autopar train`: TOML, each key checked, an unknown one answered with those that there are."""
+"""The file of `autopar train`: TOML; each key is checked, and an unknown one is refused with the valid names."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class _Table(BaseModel):
-    """Nothing beside the named keys, and no text for a number."""
+    """Only the named keys, and no text in place of a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ModelTable(_Table):
-    """What is trained: a Hugging Face configuration, or a callable of the user's own that returns (module, example inputs).
+    """The model: a Hugging Face configuration, or the user's callable that returns (module, example inputs).
 
-    `weights`: safetensors files that a new training begins with. `dtype`: in which the model computes.
+    `weights`: safetensors files that a new training begins with. `dtype`: the type in which the model computes.
     """
 
     config: str | None = None
@@ -44,9 +44,9 @@ class ModelTable(_Table):
 
 
 class DataTable(_Table):
-    """What it is trained on: a file of tokens in windows of `sequence`, or a callable of the user's own that returns a dataset.
+    """The data: a file of tokens in windows of `sequence`, or the user's callable that returns a dataset.
 
-    `type`: of the numbers of a file that is no .npy; a text of bytes is one of uint8.
+    `type`: the number type of a file other than .npy; a text of bytes is uint8.
     """
 
     tokens: str | None = None
@@ -67,7 +67,7 @@ class DataTable(_Table):
 
 
 class OptimizerTable(_Table):
-    """How weights are updated. Weight decay is for matrices alone; `clip`: the largest norm of all gradients."""
+    """The optimizer. Weight decay applies to matrices only; `clip`: the largest norm of all gradients."""
 
     name: Literal["adamw", "sgd", "momentum", "lamb"] = "adamw"
     lr: Annotated[float, Field(gt=0, strict=False)]
@@ -78,7 +78,7 @@ class OptimizerTable(_Table):
 
 
 class ScheduleTable(_Table):
-    """The learning rate over the steps: it rises for `warmup` steps, then falls to `final` of the whole, unless it is constant."""
+    """The learning rate over the steps: it rises for `warmup` steps, then falls to `final` times the peak, or stays."""
 
     name: Literal["constant", "linear", "cosine"] = "constant"
     warmup: Annotated[int, Field(ge=0)] = 0
@@ -86,7 +86,7 @@ class ScheduleTable(_Table):
 
 
 class TrainingTable(_Table):
-    """How long, and where what is saved and written goes."""
+    """Length of the training, and where checkpoints and logs go."""
 
     folder: str
     steps: Positive

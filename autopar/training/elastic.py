@@ -1,4 +1,4 @@
-"""`elastic`: a training that is planned, built and resumed for the ranks that are there, and saved while it runs."""
+"""`elastic`: a training that is planned, built and resumed for the present ranks, and saved while it runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ PLANNING = (
 
 
 class Training:
-    """A training under way. `module`, `optimizer`, `sampler` and `plan` are those of this life; `step` steps are done."""
+    """A training under way: its `module`, `optimizer`, `sampler` and `plan` on the present ranks; `step` steps are
+    done.
+    """
 
     def __init__(
         self, folder: Path, module: ParallelModule, optimizer: torch.optim.Optimizer, sampler: ResumableSampler | None, found: Replanned
@@ -48,9 +50,9 @@ class Training:
         self._wait: float | None = None
 
     def track(self, name: str, kept: Kept) -> Kept:
-        """Save the state of a scheduler, a gradient scaler or whatever else has a `state_dict` of plain data; here it gets what was saved.
+        """Save the state of an object with a plain `state_dict` (a scheduler, a gradient scaler), and restore it now.
 
-        A scheduler sets the learning rate when it is made; what the optimizer was resumed with stays.
+        A scheduler sets the learning rate when it is made; the optimizer keeps the resumed one.
         """
         if name in self._tracked:
             raise UsageError(f"{name!r} is tracked already")
@@ -74,9 +76,10 @@ class Training:
         wait: float | None = 60.0,
         grace: float = 25.0,
     ) -> Iterator[Any]:
-        """The steps that are left of `count`: their numbers, with a `loader` over `sampler` pairs of number and batch.
+        """The remaining steps of `count`: their numbers, or with a `loader` over `sampler` pairs of number and batch.
 
-        After every `save_every` steps, after the last one and at SIGTERM all is saved; `keep` and `wait` as `autopar.save` takes them.
+        A checkpoint is saved after every `save_every` steps, after the last one and at SIGTERM; `keep` and `wait` are
+        as for `autopar.save`.
         """
         from autopar.runtime.training.stopping import steps
 
@@ -136,15 +139,16 @@ def elastic(
     trust: bool = False,
     **planning: Any,
 ) -> Training:
-    """A training of `model` on the ranks that are there, resumed from the latest checkpoint in `folder`, if there is one.
+    """A training of `model` on the present ranks, resumed from the latest checkpoint in `folder`, if there is one.
 
-    Every rank calls this, as it is started by `torchrun` (with `--max-restarts`, and with any number of machines), or alone. The plan for
-    as many ranks is that of `folder`, where it was made before; else rank 0 searches it, keeping strategies of one for another number.
-    Ranks that keep failing by themselves are left out (`autopar.runtime.launch.lives`).
+    Every rank calls this, whether started by `torchrun` (with `--max-restarts`, on any number of machines) or alone. A
+    plan for this number of ranks in `folder` is used again. Otherwise rank 0 searches one, keeping strategies of a plan
+    for another number. Ranks that keep failing by themselves are left out (`autopar.runtime.launch.lives`).
 
-    `model`, `example_inputs`, `batch`, `dtype`, `loss`, `trust`: as for `autopar.plan`. `folder`: all ranks see it. `optimizer`: makes the
-    optimizer of the module; `optimizer_name`: as which it is planned. `data`: the dataset, or its length, for `Training.sampler`, which
-    draws by `seed`, or takes them in order without `shuffle`. `weights`: what a new training begins with (`autopar.parallelize`).
+    `model`, `example_inputs`, `batch`, `dtype`, `loss`, `trust`: as for `autopar.plan`. `folder`: the folder of
+    checkpoints and plans, visible to all ranks. `optimizer`: makes the optimizer of the module; `optimizer_name`: the
+    optimizer that is planned for. `data`: the dataset, or its length, for `Training.sampler`, which draws by `seed`, or
+    in order without `shuffle`. `weights`: the weights that a new training begins with (`autopar.parallelize`).
     `planning`: other options of `autopar.plan`.
     """
     place = _folder(folder, planning)
@@ -171,7 +175,7 @@ def elastic(
 
 
 def _folder(folder: str | Path, planning: dict[str, Any]) -> Path:
-    """Where everything goes; what is missing or misspelt is refused before ranks wait for one another."""
+    """The folder of the training; checks it and the options before ranks wait for one another."""
     if not str(folder):
         raise UsageError("elastic needs a folder for checkpoints and plans, which all ranks see")
     for name in planning:

@@ -1,4 +1,4 @@
-"""What each rank of `autopar train` does: model, data, optimizer and schedule out of the file, and the steps."""
+"""The work of each rank of `autopar train`: model, data, optimizer and schedule from the file, and the steps."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _arguments(module: ParallelModule, batch: Any) -> Any:
 
 
 def named_callable(text: str, key: str) -> Callable[[], Any]:
-    """What `package.module:function` names."""
+    """The function that `package.module:function` names."""
     module, _, name = text.partition(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
@@ -103,7 +103,7 @@ def named_callable(text: str, key: str) -> Callable[[], Any]:
 
 
 def _model(config: Config) -> tuple[torch.nn.Module, Any]:
-    """The module, with its weights drawn by the seed or on the meta device where files hold them, and example inputs."""
+    """The module and example inputs; weights are drawn by the seed, or on the meta device if files hold them."""
     import torch
 
     from ..api import parameters_on_meta
@@ -176,7 +176,7 @@ def _optimizer(table: OptimizerTable, module: ParallelModule) -> torch.optim.Opt
     import autopar
 
     own = [value for value in module.parameters() if value.requires_grad]
-    # Every rank has both groups, also one whose stage has nothing for one of them: a checkpoint compares their number.
+    # Every rank has both groups, even if a stage has no parameters for one: a checkpoint compares their number.
     groups = [
         {"params": [value for value in own if value.dim() > 1], "weight_decay": table.weight_decay},
         {"params": [value for value in own if value.dim() <= 1], "weight_decay": 0.0},
@@ -228,7 +228,7 @@ def _resident() -> int:
 
 
 def _memory(module: ParallelModule, before: int) -> float:
-    """The peak of the device: what was allocated on a GPU, on a CPU by what the process has grown since the model was read."""
+    """The device's peak in bytes: allocated on a GPU; on a CPU the growth of the process since the model was read."""
     import torch
 
     if module.engine.device.type == "cuda":
@@ -237,7 +237,8 @@ def _memory(module: ParallelModule, before: int) -> float:
 
 
 def _warn_of_memory(run: Training) -> None:
-    """After the first step every rank says where it fills more than was predicted of its stage; a CPU's figure is too rough for that."""
+    """After the first step each rank warns if it uses more memory than predicted; a CPU's figure is too rough for that.
+    """
     import torch
 
     if run.module.engine.device.type != "cuda":

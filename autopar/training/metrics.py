@@ -1,4 +1,4 @@
-"""What a training tells while it runs: a line every few steps, JSON lines, and TensorBoard's files where it is installed."""
+"""Reports of a running training: a line every few steps, JSON lines, and TensorBoard's files if it is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..report.units import bytes_text, seconds_text
 
 METRICS = "metrics.jsonl"
 MEMORY_SHARE = 0.1
-"""By how much more than predicted a device may fill before that is worth a warning."""
+"""Excess over the predicted memory, as a share of it, that is worth a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Predicted:
 
 
 class Metrics:
-    """The figures of one process; only the one that `speaks` writes. `first`: steps that are done already; `tokens`: of a step."""
+    """The figures of one process; only one that `speaks` writes. `first`: steps done before; `tokens`: of a step."""
 
     def __init__(self, folder: Path, first: int, count: int, *, every: int, tokens: int | None, predicted: Predicted, speaks: bool) -> None:
         self.folder, self.first, self.count, self.every, self.tokens = folder, first + 1, count, every, tokens
@@ -47,7 +47,7 @@ class Metrics:
         self._began = time.perf_counter()
 
     def wanted(self, step: int) -> bool:
-        """Whether the figures of this step are told: the first, the last, and every few."""
+        """Whether this step is reported: the first, the last, and every few."""
         return step % self.every == 0 or step in (self.first, self.count)
 
     def end(self, step: int, figures: Mapping[str, float], memory: float | None) -> None:
@@ -111,7 +111,7 @@ def _tensorboard(folder: Path, first: int) -> Any:
 
 
 def memory_warning(memory: float, predicted: Predicted, where: str) -> str | None:
-    """What to say of a peak that is far above the predicted one; None where it is not.
+    """The warning about a peak far above the predicted one; None if it is not.
 
     >>> memory_warning(1.2e9, Predicted(seconds=1.0, memory=1e9, parts={"activations": 8e8, "parameters": 2e8}), "rank 0")
     'rank 0 fills 1.12 GiB, 20% more than the predicted 954 MiB; the largest part of these are activations (763 MiB)'

@@ -1,10 +1,10 @@
-"""A plan for the devices that are there, kept by their number beside the checkpoints, so that it is searched once.
+"""A plan for the present number of devices, kept beside the checkpoints, so that it is searched once.
 
-FOLDER/plans/8-devices-1f2e3d4c.json   the plan for 8 devices of a model that was planned with these options
+    FOLDER/plans/8-devices-1f2e3d4c.json   the plan for 8 devices of a model that was planned with these options
 
-Where there is none for this number of devices, one is searched that keeps the strategies of a plan for another number: an operator is
-split on every axis of the new mesh by what some axis of the old mesh split it by, wherever that divides. Stages, micro-batches and what is
-recomputed stay, too. Where no such plan fits the memory, the search is free.
+A missing plan is searched with the strategies of a plan for another number of devices: an operator is split on every
+axis of the new mesh by a factor that some axis of the old mesh split, wherever that divides. Stages, micro-batches and
+recomputation stay, too. If no such plan fits the memory, the search is free.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Replanned:
 
 
 def plan_for(model: LoadedModel, devices: int, folder: Path, options: Mapping[str, Any]) -> Replanned:
-    """The plan of a model for so many devices: that of before, or one that keeps the strategies of the nearest, or a new one.
+    """The plan of a model for `devices` devices: an earlier one, one adapted from the nearest number, or a new one.
 
     `folder`: of the checkpoints. `options`: those of `autopar.planning`, as `plan_loaded` takes them.
     """
@@ -62,19 +62,21 @@ def plan_for(model: LoadedModel, devices: int, folder: Path, options: Mapping[st
 
 
 def _key(options: Mapping[str, Any]) -> str:
-    """Of everything that makes it another plan, beside model and devices."""
+    """A digest of the options, which distinguish plans of one model and number of devices."""
     return hashlib.sha256(repr(sorted(options.items())).encode()).hexdigest()[:8]
 
 
 class _Held:
-    """The plans of before that are for this very model, by number of devices; what is damaged is as good as absent. Each is read when asked
-    for: reading those of large models takes as long as some searches."""
+    """Earlier plans for this very model, by number of devices; a damaged file counts as absent.
+
+    Each is read when asked for, since reading the plans of large models takes as long as some searches.
+    """
 
     def __init__(self, folder: Path, key: str, model: LoadedModel) -> None:
         self.folder, self.key, self.model = folder, key, model
 
     def path(self, devices: int) -> Path:
-        """Where the plan for so many devices is."""
+        """The path of the plan for `devices` devices."""
         return self.folder / f"{devices}-devices-{self.key}.json"
 
     def plan(self, devices: int) -> Plan | None:
@@ -96,7 +98,7 @@ class _Held:
 
 
 def _searched(model: LoadedModel, devices: int, held: _Held, options: Mapping[str, Any]) -> tuple[Plan, str]:
-    """A plan for all devices, or for as many of them as what is fixed (a scheme, say) can be split over: more than half."""
+    """A plan for all devices, or for the most of them that the fixed options (a scheme, say) allow: more than half."""
     refused: UsageError | None = None
     for count in range(devices, devices // 2, -1):
         try:
@@ -110,7 +112,7 @@ def _searched(model: LoadedModel, devices: int, held: _Held, options: Mapping[st
 def _found(model: LoadedModel, devices: int, held: _Held, options: Mapping[str, Any]) -> tuple[Plan, str]:
     near = held.nearest(devices) if devices > 1 else None  # one device splits nothing
     if near is not None:
-        # Fewer devices may need what saves memory, and others may divide nothing by what was kept.
+        # Fewer devices may need to save memory, and other numbers may not divide by the kept strategies.
         with contextlib.suppress(NoPlanFits, UsageError):
             return _keeping(near[1], model, devices, options), f"planned with the strategies for {near[0]} devices"
     return plan_loaded(model, devices=devices, **options).plan, "planned anew"
@@ -128,7 +130,8 @@ def _keeping(old: Plan, model: LoadedModel, devices: int, options: Mapping[str, 
 
 
 def keeping(plan: Plan, graph: Graph) -> Restriction:
-    """Each operator that the model still holds is split by what the plan splits it by, on a mesh of any axes, where that divides."""
+    """Restrict each unchanged operator to the factors that the plan splits, on a mesh of any axes, where that divides.
+    """
     names = {op.name: op for op in graph.operators}
     same = ((name, op) for name, op in plan.operators.items() if name in names)
     wanted = {name: frozenset(op.strategy) for name, op in same if graph.operator_fingerprint(names[name]) == op.fingerprint}

@@ -1,8 +1,8 @@
 """Figures of a cluster file: a value with its unit and source, read into base units and written back.
 
-A figure is `{"value": 312, "unit": "TFLOP/s", "source": "...", "kind": "data sheet"}`, or a plain number in the base unit (FLOP/s, B/s, B,
-s). What is fitted also has its median relative `error` on `rows` rows that the fit did not see. A figure outside what such things have is
-asked back, unless it says that it is `unusual`.
+A figure is `{"value": 312, "unit": "TFLOP/s", "source": "...", "kind": "data sheet"}`, or a plain number in the base
+unit (FLOP/s, B/s, B, s). A fitted figure also has its median relative `error` on `rows` rows that the fit did not see.
+An implausible figure is refused with a question, unless it says that it is `unusual`.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class FigureFile(Model):
     unusual: bool = False
 
     def said(self) -> Source | None:
-        """Where it comes from, as far as it says so."""
+        """The figure's source, if it states one."""
         if self.kind is None:
             return Source.of(self.source) if self.source else None
         return Source(text=self.source, kind=self.kind, error=self.error, rows=self.rows)
 
 
 def _figure(given: object) -> object:
-    """A plain number stands for a figure in the base unit."""
+    """Read a plain number as a figure in the base unit."""
     return {"value": given} if isinstance(given, int | float | str) and not isinstance(given, bool) else given
 
 
@@ -83,7 +83,7 @@ Figure = Annotated[FigureFile, BeforeValidator(_figure)]
 
 
 class SaidFile(Model):
-    """What all figures of a part say of themselves, where they say nothing of their own."""
+    """The source of those figures of a part that state none of their own."""
 
     source: str
     kind: Kind
@@ -106,7 +106,7 @@ def _number(figure: FigureFile, base: str, where: str, sources: dict[str, Source
 
 
 def numbers(model: Model, owner: str, sources: dict[str, Source], said: SaidFile | None = None) -> dict[str, Any]:
-    """The figures of `model` by field; `said` holds for those without a source."""
+    """The figures of `model` by field; `said` is the source of figures without one."""
     known = None if said is None else Source(text=said.source, kind=said.kind, error=said.error, rows=said.rows)
     out: dict[str, Any] = {}
     for name, base in BASE_UNITS.items():

@@ -1,8 +1,11 @@
 """Cluster files and presets: JSON or YAML, checked by pydantic, with the unit and the source of every figure.
 
-A file says what its devices and levels are, or which pools of devices it joins: `{"name": "mixed", "pools": [{"cluster": "dgx-a100",
-"devices": 16}, {"cluster": "dgx-h100", "devices": 8}], "between": {"latency": ..., "bandwidth": ...}}`, where `cluster` is a preset, a
-file of the same folder, or what a file holds.
+A file describes devices and levels, or joins pools of devices:
+
+    {"name": "mixed", "pools": [{"cluster": "dgx-a100", "devices": 16}, {"cluster": "dgx-h100", "devices": 8}],
+     "between": {"latency": ..., "bandwidth": ...}}
+
+`cluster` is a preset, a file of the same folder, or the contents of a file.
 """
 
 from __future__ import annotations
@@ -176,7 +179,7 @@ def _cluster(file: _ClusterFile) -> Cluster:
 
 
 def _device(file: _DeviceFile, sources: dict[str, Source]) -> Device:
-    """A device, whose kernels are those of a measured one by its name, or given; without them fractions of its peak are."""
+    """A device with the named measured kernels, or with given ones; without kernels it needs fractions of its peak."""
     absent = [name for name in ("matmul_fraction", "half_size") if getattr(file, name) is None]
     if file.kernels is None and absent:
         raise ClusterError(f"device.{absent[0]}: Field required where no kernels are given; {', '.join(measured())} were measured")
@@ -223,7 +226,7 @@ def _pool(file: _PoolFile, where: str, folder: Path | None) -> Cluster:
 
 
 def _made(data: object, where: str, folder: Path | None) -> Cluster:
-    """The cluster that the contents of a file describe; those of a pool (no `folder`) cannot have pools of their own."""
+    """The cluster in the contents of a file; a pool (no `folder`) cannot have pools of its own."""
     try:
         if not (isinstance(data, dict) and "pools" in data and folder is not None):
             return _cluster(_ClusterFile.model_validate(with_links(data) if isinstance(data, dict) else data))

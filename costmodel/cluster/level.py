@@ -1,4 +1,4 @@
-"""`Level`: links that join devices, or units of them, into one unit; seconds, bytes and per second throughout."""
+"""`Level`: links that join devices, or units of them, into one unit; in seconds, bytes and bytes per second."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from .residual import Residual
 from .wiring import Wiring
 
 FEATURES = ("in_switch", "pat", "rails")
-"""What a level can do: add up in its switch, run PAT; `rails`: it joins devices of equal place in their units only, and other traffic
-passes the level inside first."""
+"""Features of a level. `in_switch`: its switch adds up. `pat`: it runs PAT. `rails`: it joins only devices of equal
+place in their units; other traffic first passes the level inside.
+"""
 ALONE = "device"
 
 
@@ -23,13 +24,14 @@ ALONE = "device"
 class Level:
     """Links that join `size` children (devices, or units of the level inside) into one unit.
 
-    `latency`: seconds per message. `bandwidth`: B/s one way of one port (the NVLink bundle of a device, a NIC), of which `efficiency` is
-    reached; `shared_by`: how many devices use one port. `duplex`: a port sends and receives at full rate at once.
-    `peer_bandwidth`: B/s one way to one peer where devices are joined pair by pair (None: any part of `bandwidth` reaches any peer).
-    `features`: of `FEATURES`. `protocols`: how the backend sends over it; an algorithm that none of them names runs at `latency` and
-    `efficiency`. `slots`: children that a unit has room for, where fewer are in use (0: all are). `oversubscription`: how many times less
-    than its ports together the level carries when all of them are driven. `wiring`: how its children are joined where no switch does it.
-    `residuals`: what the fit of its protocols left, by `residual.left_by`.
+    `latency`: seconds per message. `bandwidth`: B/s one way of one port (the NVLink bundle of a device, a NIC);
+    `efficiency`: the share of it that is reached. `shared_by`: the number of devices that use one port. `duplex`: a
+    port sends and receives at full rate at once. `peer_bandwidth`: B/s one way to one peer, where devices are joined
+    pair by pair (None: any part of `bandwidth` reaches any peer). `features`: of `FEATURES`. `protocols`: how the
+    backend sends over it; an algorithm without a protocol runs at `latency` and `efficiency`. `slots`: places for
+    children in a unit, where fewer are in use (0: all are in use). `oversubscription`: ratio of all ports' bandwidth to
+    the level's. `wiring`: how its children are joined without a switch. `residuals`: errors of the fit of its
+    protocols, by `residual.left_by`.
     """
 
     name: str
@@ -70,15 +72,16 @@ class Level:
         return Protocol(name="plain", algorithms=ALGORITHMS, overhead=0.0, latency=self.latency, efficiency=self.efficiency)
 
     def protocols_for(self, kind: str, algorithm: str) -> tuple[Protocol, ...]:
-        """The protocols that an algorithm may run in: those with figures for this collective, or else those for all."""
+        """Protocols in which an algorithm may run: those with figures for this collective, else those for all."""
         able = [protocol for protocol in self.protocols if algorithm in protocol.algorithms]
         own = tuple(protocol for protocol in able if kind in protocol.collectives)
         return own or tuple(protocol for protocol in able if not protocol.collectives) or (self.plain,)
 
     def rate(self, group: int, efficiency: float | None = None, *, exchanging: bool = False) -> float:
-        """B/s one way that one device reaches in a group of `group`, when it has the port to itself.
+        """B/s one way that one device reaches in a group of `group`, with the port to itself.
 
-        `exchanging`: each sends something else to each, which is more than some wirings carry when each tells all the same.
+        `exchanging`: each device sends different bytes to each other one (all-to-all), for which some wirings are
+        slower.
         """
         bandwidth = self.bandwidth
         if self.peer_bandwidth is not None:

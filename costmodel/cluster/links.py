@@ -1,6 +1,6 @@
-"""Links that several clusters have alike: a level of a file that names `links` takes from `presets/links` what it does not state itself.
+"""Links that several clusters share: a level that names `links` takes missing figures from `presets/links`.
 
-One that names them under `like` is assumed to be as they are, which the source of every figure then says.
+A level that names them under `like` only resembles them: the source of every figure then says that it is assumed.
 """
 
 from __future__ import annotations

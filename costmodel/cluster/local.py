@@ -1,4 +1,4 @@
-"""The cluster that is assumed when none is named: the GPUs of this machine, asked without torch, or else one DGX H100."""
+"""The default cluster: the GPUs of this machine, asked without torch, or else one DGX H100."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TIMEOUT_S = 5.0
 
 
 def local_gpus() -> tuple[tuple[str, float], ...]:
-    """Name and memory (bytes) of each GPU of this machine; none where there is no driver, or it does not answer within 5 s."""
+    """Name and memory (bytes) of each GPU of this machine; none without a driver or an answer within 5 s."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()

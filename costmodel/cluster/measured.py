@@ -1,4 +1,4 @@
-"""`Measured`: what a collective took on real ranks, as a curve of two straight lines over bytes.
+"""`Measured`: seconds of a collective on real ranks, as a curve of two straight lines over bytes.
 
 seconds(x) = alpha + beta * min(x, limit) + beta_above * max(x - limit, 0)
 """
@@ -32,7 +32,7 @@ class Curve:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """The lines whose minimum is the time; of a curve that steepens, one line above it."""
+        """The lines whose minimum is the time; a curve that steepens gives a single line above it."""
         if self.limit == math.inf:
             return ((self.alpha, self.beta),)
         if self.beta_above > self.beta:
@@ -42,9 +42,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One collective in groups of `group` on `level` (a text of `bind_axes`), `drivers` devices at once through each unit's port.
+    """One collective in groups of `group` on `level` (a text of `bind_axes`).
 
-    `residual`: the mean relative difference between curve and measurement; `spread`: how far the repeats differed at the worst size.
+    `drivers`: devices that send at once through each unit's port. `residual`: mean relative difference between curve
+    and measurement. `spread`: difference of the repeats at the worst size.
     """
 
     kind: str

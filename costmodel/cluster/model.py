@@ -1,4 +1,4 @@
-"""`Cluster`: devices joined by levels of links from the inside out, of one kind or in pools; seconds, bytes and per second throughout.
+"""`Cluster`: devices joined by levels of links from the inside out, of one kind or in pools; in seconds and bytes.
 
 Devices are numbered so that neighbours share the innermost levels: with 8 devices a node, devices 0 to 7 are node 0.
 A mesh numbers its ranks in row-major order, so its last axis varies over neighbouring devices.
@@ -27,11 +27,12 @@ BACKENDS = ("nccl", "gloo")
 class Cluster:
     """Devices of one kind and the `levels` that join them, inside out; or several such clusters, its pools.
 
-    `backend`: whose collectives run ("nccl" or "gloo"). `shared_host`: the devices are ranks of one host, which divide its compute, memory
-    and links among them; the figures are those of one rank at the present number. `cores`: of the host for each of its ranks; with less
-    than one, a rank that waits leaves its share to the others (None: each rank has its own). `sources`: where each figure comes from, by
-    "device.launch", "device.peak.float32", "nic.bandwidth". `measured`: collectives as calibrated, which go before the table of algorithms.
-    `joined`: the pools of a cluster of several kinds of devices (`join`); `device` and `levels` then say what a mesh over all has.
+    `backend`: the library of its collectives ("nccl" or "gloo"). `shared_host`: the devices are ranks of one host,
+    which divide its compute, memory and links; the figures are those of one rank at the present number. `cores`: of the
+    host for each rank; below 1, a waiting rank leaves its share to the others (None: each rank has its own). `sources`:
+    the source of each figure, by "device.launch", "device.peak.float32", "nic.bandwidth". `measured`: calibrated
+    collectives, which overrule the table of algorithms. `joined`: the pools of a cluster of several kinds of devices
+    (`join`); `device` and `levels` are then those of a mesh over all pools.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Cluster:
 
     @property
     def pools(self) -> tuple[Cluster, ...]:
-        """The clusters of one kind of device that it consists of, in the order of their devices: itself where all are of one kind."""
+        """Its clusters of one kind of device, in the order of their devices; itself if all devices are of one kind."""
         return self.joined or (self,)
 
     @property
@@ -94,11 +95,12 @@ class Cluster:
     def sized(self, devices: int) -> Cluster:
         """The cluster cut or grown to `devices`, any positive number.
 
-        From the inside out each level takes the largest divisor of what is left that it has room for, and the outermost takes the rest:
-        all units stay equal. With nodes of 8, 3072 devices are 384 nodes; 12 are 2 nodes of which 6 devices each are used; 7 are
-        one node with 7 in use; 11 have no such divisor but 1, so they are one device in each of 11 nodes. A cluster that is cut has no
-        more nodes than before: where equal ones are not enough, its first devices are taken (`part`): 11 of 16 are a node of 8 and 3 more.
-        Several pools are cut from the last one on, and do not grow: which of them should is not known.
+        From the inside out each level takes the largest divisor of the remaining number that it has room for, and the
+        outermost level takes the rest, so all units stay equal. With nodes of 8, 3072 devices are 384 nodes; 12 are 2
+        nodes with 6 devices in use each; 7 are one node with 7 in use; 11 have no such divisor but 1, so they are one
+        device in each of 11 nodes. A cut cluster has no more nodes than before: if equal units would need more, its
+        first devices are taken (`part`), so 11 of 16 are a node of 8 and 3 more. Pools are cut from the last one on.
+        They do not grow, since nothing says which of them should.
         """
         if devices < 1:
             raise ClusterError(f"cluster {self.name!r}: the number of devices is {devices}; it must be at least 1")
@@ -109,12 +111,12 @@ class Cluster:
         return _sized(self, devices)
 
     def part(self, start: int, count: int) -> Cluster:
-        """The `count` devices from number `start` on while the rest is in use as well: what a stage of a pipeline has.
+        """The `count` devices from number `start` on while the rest is in use as well: the devices of a pipeline stage.
 
-        `sized` says what a cluster of another size would be; a part keeps what a device has of its host and of a port that it shares.
-        A unit of u devices is filled in blocks of g = gcd(start, count, u), none of which crosses a unit: blocks count as members of one
-        unit, and devices of different blocks as if no two were nearer than the unit outside. With nodes of 8, devices 0 to 11 are 3
-        blocks of 4 over the network. Devices of several pools are a part of the mesh over all.
+        `sized` describes a cluster of another size; a part keeps each device's share of its host and of a shared port.
+        A unit of u devices is filled in blocks of g = gcd(start, count, u), none of which crosses a unit. Blocks count
+        as members of one unit, and devices of different blocks as if they only shared the unit outside. With nodes of
+        8, devices 0 to 11 are 3 blocks of 4 over the network. Devices of several pools are a part of the mesh over all.
         """
         if start < 0 or count < 1 or start + count > self.devices:
             raise ClusterError(f"cluster {self.name!r}: of {self.devices} devices there are no {count} from number {start} on")
@@ -134,7 +136,7 @@ class Cluster:
 
 @functools.lru_cache(maxsize=4096)
 def _sized(cluster: Cluster, devices: int) -> Cluster:
-    """A cluster of one kind of device with another number of them."""
+    """The cluster, of one kind of device, with another number of devices."""
     left, levels = devices, []
     for level in cluster.levels[:-1]:
         room = max(level.size, level.slots)
@@ -155,7 +157,7 @@ def _sized(cluster: Cluster, devices: int) -> Cluster:
 
 @functools.lru_cache(maxsize=4096)
 def _part(cluster: Cluster, sizes: tuple[int, ...]) -> Cluster:
-    """The cluster with levels of these sizes, a port of which gives a device what it does in the whole cluster."""
+    """The cluster with levels of these sizes; a port gives each device as much as in the whole cluster."""
     count = math.prod(sizes)
     levels, held = [], 1
     for level, size, unit in zip(cluster.levels, sizes, (1, *cluster.units), strict=False):
@@ -166,7 +168,7 @@ def _part(cluster: Cluster, sizes: tuple[int, ...]) -> Cluster:
 
 
 def _cut(cluster: Cluster, devices: int) -> Cluster:
-    """The first pools of a cluster, as many as hold `devices`, the last of them cut."""
+    """The first pools of a cluster that hold `devices`, with the last of them cut."""
     if devices > cluster.devices:
         raise ClusterError(f"cluster {cluster.name!r} has {cluster.inventory}, not {devices} devices; its file can add some")
     kept = [pool for first, pool in zip(cluster.starts, cluster.pools, strict=True) if first < devices]
@@ -177,10 +179,10 @@ def _cut(cluster: Cluster, devices: int) -> Cluster:
 
 
 def join(name: str, pools: Sequence[Cluster], *, between: Level, sources: Mapping[str, Source] | None = None) -> Cluster:
-    """A cluster of two or more pools, whose nodes `between` joins (its size is that of the cluster).
+    """A cluster of two or more pools whose nodes are joined by `between` (its size is that of the cluster).
 
-    A mesh over devices of several pools runs at the pace of the slowest: its `device` is the one with the least of the rate that its
-    matrix products reach, with the least memory and memory bandwidth of all, and its nodes are as the slowest inside.
+    A mesh over devices of several pools runs at the pace of the slowest pool. Its `device` is the one with the slowest
+    matrix products, with the least memory and memory bandwidth of all; inside its nodes it has the slowest links.
     """
     names = {level.name for pool in pools for level in pool.levels}
     if len(pools) < 2 or any(pool.joined for pool in pools):
@@ -199,7 +201,7 @@ def join(name: str, pools: Sequence[Cluster], *, between: Level, sources: Mappin
 
 
 def _slowest(name: str, devices: Sequence[Device]) -> Device:
-    """What each of the devices can do."""
+    """A device with the least of every figure."""
     common = set.intersection(*(set(device.peak) for device in devices))
     if not common:
         raise ClusterError(f"cluster {name!r}: no dtype family has a peak FLOP/s on the devices of every pool")
@@ -222,7 +224,7 @@ def _bind(units: tuple[int, ...], names: tuple[str, ...], stride: int, size: int
     if size == 1:
         return ALONE
     outer = next(i for i, unit in enumerate(units) if unit % (stride * size) == 0)
-    inside = [max(unit // stride, 1) for unit in units[:outer]]  # members of a group that one unit holds, where it is a whole number
+    inside = [max(unit // stride, 1) for unit in units[:outer]]  # members of a group in one unit, if whole
     even = all(max(unit, stride) % min(unit, stride) == 0 and size % held == 0 for unit, held in zip(units, inside, strict=False))
     if not even:
         return names[outer]
@@ -232,11 +234,11 @@ def _bind(units: tuple[int, ...], names: tuple[str, ...], stride: int, size: int
 
 
 def bind_axes(cluster: Cluster, sizes: tuple[int, ...]) -> tuple[str, ...] | None:
-    """The levels that each axis of a mesh spans (outermost axis first), or None when the mesh has not as many devices as the cluster.
+    """The levels that each axis of a mesh spans (outermost axis first); None if mesh and cluster differ in devices.
 
-    A group on one level is bound to it by name. One that spans several is bound to "nvlink:8+nic:2": 8 members in each unit of the inner
-    level, and 2 such units. A group that fills its units unevenly is bound to the outermost level that it crosses, as if no two members
-    were nearer. An axis of size 1 is bound to "device".
+    A group on one level is bound to it by name. A group over several levels is bound to "nvlink:8+nic:2": 8 members in
+    each unit of the inner level, and 2 such units. A group that fills its units unevenly is bound to the outermost
+    level that it crosses, as if no two members were nearer. An axis of size 1 is bound to "device".
 
     >>> from autopar.costmodel import load_cluster
     >>> cluster = load_cluster("dgx-h100").sized(64)
@@ -251,7 +253,9 @@ def bind_axes(cluster: Cluster, sizes: tuple[int, ...]) -> tuple[str, ...] | Non
 
 
 def parse_span(cluster: Cluster, text: str, group: int) -> tuple[tuple[Level, int], ...]:
-    """The levels that a group of `group` devices spans, inside out, and its branches on each, from the text of `bind_axes`."""
+    """The levels that a group of `group` devices spans, inside out, each with its branches, from the text of
+    `bind_axes`.
+    """
     if group == 1:
         return ()
     if ":" not in text:

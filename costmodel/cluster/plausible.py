@@ -1,4 +1,4 @@
-"""What figures of a cluster may be: a link of a millionth or a million times the usual rate is a slip of the unit, and is asked back."""
+"""Plausible figures of a cluster: a link at a millionth or a million times the usual rate is a slip of the unit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 Range = tuple[float, float]
 TERA = 1e12
 
-# By the last part of a figure's name: the least and the most of what has been built, with room on both sides. Base units.
+# By the last part of a figure's name: the least and the most ever built, with room on both sides, in base units.
 RANGES: Mapping[str, tuple[Range, str]] = {
     "peak": ((1e5, 1e18), "FLOP/s"),
     "memory_bandwidth": ((1e6, 1e14), "B/s"),
@@ -21,8 +21,8 @@ RANGES: Mapping[str, tuple[Range, str]] = {
     "launch": ((0.0, 0.1), "s"),
     "dispatch": ((0.0, 0.1), "s"),
 }
-# By a word in the name of a level: B/s one way of a port. NVLink 1 had 20 GB/s a link, NVLink 6 has 1.8 TB/s a device; a PCIe 1 lane
-# 250 MB/s, PCIe 7 x 16 242 GB/s; a network port 1 Gbit/s to 1.6 Tbit/s, several of which may make one.
+# By a word in the name of a level: B/s one way of a port. NVLink 1 had 20 GB/s a link, NVLink 6 has 1.8 TB/s a device;
+# a PCIe 1 lane 250 MB/s, PCIe 7 x 16 242 GB/s; a network port 1 Gbit/s to 1.6 Tbit/s, several of which may make one.
 LINKS: Mapping[str, Range] = {
     "nvlink": (1e10, 5 * TERA),
     "xgmi": (1e10, 5 * TERA),
@@ -55,7 +55,7 @@ def asked_back(where: str, value: float) -> str:
     owner, _, rest = where.partition(".")
     name = rest.split(".")[0] if owner == "device" else where.rpartition(".")[2]
     if name not in RANGES or not value > 0:
-        return ""  # what is not positive is refused elsewhere
+        return ""  # a figure that is not positive is refused elsewhere
     (low, high), unit = RANGES[name]
     what = "such figures are"
     if name == "bandwidth":

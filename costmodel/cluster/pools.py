@@ -1,4 +1,4 @@
-"""Where neighbouring stages of a pipeline meet in a cluster, and what a message between them takes."""
+"""The level between neighbouring stages of a pipeline in a cluster, and the seconds of a message over it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from .model import Cluster
 
 
 def crossing(cluster: Cluster, start: int, stop: int) -> tuple[Cluster, str]:
-    """The innermost level that joins all of the devices from `start` to `stop - 1`, and the pool (or the whole cluster) that has it.
+    """The innermost level that joins devices `start` to `stop - 1`, and the pool (or whole cluster) that has it.
 
-    Of two stages on neighbouring devices that hold these together, some message crosses this level, and none one further outside.
+    If these are the devices of two neighbouring stages, some message between them crosses this level, and none a level
+    further outside.
 
     >>> from autopar.costmodel import load_cluster
     >>> cluster = load_cluster("dgx-h100").sized(16)
@@ -37,9 +38,10 @@ def crossing(cluster: Cluster, start: int, stop: int) -> tuple[Cluster, str]:
 
 
 def send_seconds(cluster: Cluster, nbytes: ArrayLike, *, level: str, senders: int | None = None) -> NDArray[np.float64]:
-    """Seconds of a message of `nbytes` (a number or an array) from a device to one that `level` joins it to.
+    """Seconds of a message of `nbytes` (a number or an array) from one device to another over `level`.
 
-    `senders`: how many devices of a unit send over the level at once and so divide the port that they share (None: all of them).
+    `senders`: the number of a unit's devices that send over the level at once and so divide their shared port (None:
+    all).
     """
     if level == ALONE:
         return np.zeros_like(nbytes, dtype=np.float64)
@@ -49,6 +51,6 @@ def send_seconds(cluster: Cluster, nbytes: ArrayLike, *, level: str, senders: in
 
 @functools.lru_cache(maxsize=4096)
 def _driven(cluster: Cluster, level: str, senders: int) -> Cluster:
-    """The cluster where no more than `senders` devices share a port of the level."""
+    """The cluster with at most `senders` devices on a port of the level."""
     levels = tuple(replace(one, shared_by=min(one.shared_by, senders)) if one.name == level else one for one in cluster.levels)
     return replace(cluster, levels=levels)

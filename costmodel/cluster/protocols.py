@@ -1,4 +1,4 @@
-"""`Protocol`: how a library sends the messages of a collective over a level, quick to start or quick for bytes."""
+"""`Protocol`: how a library sends the messages of a collective over a level, with low latency or high bandwidth."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ ALGORITHMS = ("ring", "tree", "in-switch", "pat", "peer to peer", "message")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """For the `algorithms` that run in it: seconds of a collective (`overhead`, with its launch), of a step, part of the bandwidth.
+    """Figures of the `algorithms` that run in it.
 
-    `collectives`: for which its figures hold (none named: all that no other protocol of the level names). `copy_bandwidth`: B/s at which
-    a device moves its own part of a collective inside its memory (None: at no cost).
+    `overhead`: seconds of a collective, with its launch. `latency`: seconds of a step. `efficiency`: the reached share
+    of the bandwidth. `collectives`: those for which the figures hold (empty: all that no other protocol of the level
+    names). `copy_bandwidth`: B/s at which a device moves its own part inside its memory (None: at no cost).
     """
 
     name: str
@@ -49,10 +50,10 @@ class Protocol:
 
     @property
     def key(self) -> str:
-        """What tells it from others of its level: its name, and the first collective that it is for."""
+        """Its identity on its level: its name, and the first of its collectives."""
         return ".".join((self.name, *self.collectives[:1]))
 
     @property
     def partner(self) -> str:
-        """The name of the protocol in which the rest of a collective runs on other levels that have it: a switch works with Simple."""
+        """The protocol of the same collective on other levels: a switch works with Simple."""
         return "simple" if "in-switch" in self.algorithms else self.name

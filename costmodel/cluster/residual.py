@@ -1,4 +1,4 @@
-"""`Residual`: what constants leave on rows that they were not fitted to, as quantiles of log(measured / predicted)."""
+"""`Residual`: errors of constants on rows that they were not fitted to, as quantiles of log(measured / predicted)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Residual:
 
     @classmethod
     def of(cls, logarithms: NDArray[np.float64]) -> Residual:
-        """One more row is as likely to lie outside of them as one in ten (order statistics over n + 1).
+        """Quantiles between which a further row lies with nine chances in ten (order statistics over n + 1).
 
         >>> Residual.of(np.linspace(-1, 1, 39))
         Residual(low=-0.9474, middle=0.0, high=0.9474, rows=39)
@@ -35,7 +35,7 @@ class Residual:
 
 
 def left_by(kind: str, nbytes: float) -> str:
-    """The name under which a level keeps what its fit leaves on collectives of a kind, large ones or the others.
+    """The key of a level's residuals of a kind of collective: large ones or the others.
 
     >>> left_by("all_reduce", 2**20), left_by("all_reduce", 1e6)
     ('all_reduce from 1 MiB', 'all_reduce below 1 MiB')

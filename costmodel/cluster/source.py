@@ -1,4 +1,4 @@
-"""`Source`: where a figure of a cluster comes from, and what that makes it."""
+"""`Source`: the origin of a figure of a cluster, and the kind of figure that it makes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Kind = Literal["data sheet", "measured", "fitted", "assumed", "stated"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a figure comes from: `text`, what `kind` of figure that makes it, and of a fitted one its error on how many rows."""
+    """The origin of a figure: `text`, the `kind` of figure, and for a fitted one its `error` on `rows` rows."""
 
     text: str
     kind: Kind = "stated"

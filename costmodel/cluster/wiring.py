@@ -1,12 +1,14 @@
-"""`Wiring`: devices or units that no switch joins, and what their links carry, from the graph that they make (networkx).
+"""`Wiring`: devices or units that no switch joins, and the rates of their links, from their graph (networkx).
 
-Each of n devices has one of n parts of a buffer; links carry as much both ways, those of a device its `bandwidth` together.
+Each of n devices has one of n parts of a buffer. Links carry the same both ways; a device's links have its `bandwidth`
+together.
 
-- All tell all (all-gather, and reduce-scatter backwards). No schedule passes the narrowest cut, and some schedule is as fast
+- All tell all (all-gather, and reduce-scatter backwards). No schedule passes the narrowest cut, and some schedule is as
+fast
   (Edmonds 1973; Zhao et al. 2024, arXiv:2402.06787): parts a second = min over sets S of devices of links(S, rest) / |S|. Maximum flows
   find it: from a source with an edge of capacity x to every device n x must reach each; a cut where it does not gives the next, smaller x.
-- Each sends each something else (all-to-all) along shortest paths: the fullest link is the one with the largest betweenness.
-- A message takes as many hops as the shortest path has, in the mean of all pairs.
+- Each sends different bytes to each (all-to-all) along shortest paths: the fullest link has the largest betweenness.
+- A message takes the hops of the shortest path, in the mean over all pairs.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """Either a `torus` of these sides, numbered so that the last runs fastest, or the pairs that are `joined`, once for each link."""
+    """Either a `torus` of these sides, with the last side's numbers running fastest, or the `joined` pairs, one per
+    link.
+    """
 
     torus: tuple[int, ...] = ()
     joined: tuple[tuple[int, int], ...] = ()
@@ -53,7 +57,7 @@ class Wiring:
 
     @property
     def children(self) -> int:
-        """How many it joins."""
+        """The number of joined children."""
         return math.prod(self.torus) if self.torus else 1 + max(max(pair) for pair in self.joined)
 
     def links(self) -> Iterator[tuple[int, int]]:
@@ -67,7 +71,7 @@ class Wiring:
                     yield self._number(place), self._number((*place[:axis], (place[axis] + 1) % side, *place[axis + 1 :]))
 
     def reach(self, group: int) -> Reach:
-        """What a group of the first `group` children has of it; one that is larger than the wiring has all of it."""
+        """The rates of a group of the first `group` children; a group larger than the wiring has all of it."""
         return _reach(self, min(group, self.children))
 
     def as_file(self) -> dict[str, object]:
@@ -99,7 +103,7 @@ def _joins_all(wiring: Wiring) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _reach(wiring: Wiring, group: int) -> Reach:
-    """What a group has of the wiring."""
+    """The rates of a group."""
     import networkx as nx
 
     if group < 2:
@@ -107,7 +111,7 @@ def _reach(wiring: Wiring, group: int) -> Reach:
     ports = max(dict(_graph(wiring, wiring.children).degree(weight="capacity")).values())
     graph = _graph(wiring, group)
     if not nx.is_connected(graph):
-        return _reach(wiring, wiring.children)  # its messages pass through others, which are busy with their own
+        return _reach(wiring, wiring.children)  # its messages pass through other children, which send too
     loads = nx.edge_betweenness_centrality(graph, normalized=False)
     fullest = max(load / graph.edges[edge]["capacity"] for edge, load in loads.items())
     even = bool(wiring.torus) and group == wiring.children
@@ -119,13 +123,13 @@ def _reach(wiring: Wiring, group: int) -> Reach:
 
 
 def _parts_a_second(graph: Any, *, even: bool) -> float:
-    """Parts that all can tell all in the time in which a link carries one; `even`: one device stands for all."""
+    """Parts that all can send to all in the time in which a link carries one; `even`: one device stands for all."""
     import networkx as nx
 
     count, degrees = graph.number_of_nodes(), dict(graph.degree(weight="capacity"))
     ends = sorted(degrees, key=lambda node: degrees[node])[: 1 if even else count]
     pipes = graph.to_directed()
-    parts = min(degrees.values()) / (count - 1)  # what the cut around the device with the fewest links lets through
+    parts = min(degrees.values()) / (count - 1)  # capacity of the cut around the device with the fewest links
     narrower: float | None = parts
     while narrower is not None:
         parts, narrower = narrower, None

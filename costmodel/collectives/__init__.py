@@ -1,4 +1,5 @@
-"""What communication costs: the algorithms of each backend in closed form, in its protocols, over the levels of a cluster."""
+"""The cost of communication: the algorithms of each backend in closed form, in its protocols, over a cluster's levels.
+"""
 
 from ..cluster.protocols import KINDS
 from .algorithm import Algorithm

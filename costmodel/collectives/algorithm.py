@@ -1,4 +1,4 @@
-"""`Algorithm`: the closed form of a way to run a collective: how many steps, and how many bytes through the busiest port."""
+"""`Algorithm`: the closed form of a way to run a collective: its steps, and the bytes through the busiest port."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def share(n: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """Steps, and bytes that the busiest port moves as a multiple of the collective's bytes, in a group of n; how it is laid over levels.
+    """Steps, and bytes through the busiest port as a multiple of the collective's bytes, in a group of n.
 
-    `own`: what a device moves inside its own memory besides, as a multiple of the bytes. `inner_steps`: the steps inside the innermost
-    branches, where they differ. `feature`: of the level that it needs. `apart`: it runs only where no two members share a unit.
+    `layout`: how it is laid over levels (`spans`). `own`: bytes that a device moves inside its own memory, as a
+    multiple of the collective's. `inner_steps`: steps inside the innermost branches, where they differ. `feature`: a
+    feature that the level needs. `apart`: it runs only where no two members share a unit.
     """
 
     name: str

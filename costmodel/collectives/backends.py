@@ -1,10 +1,12 @@
-"""What each backend runs: the algorithms of NCCL and of Gloo for every collective, as data.
+"""The algorithms of each backend: those of NCCL and of Gloo for every collective, as data.
 
-NCCL (2.18 and later): rings and double trees for an all-reduce, reduction in an NVLink switch where there is one, rings for the rest,
-PAT (2.23 and later) for gathers and scattered reductions among devices none of which share a node, grouped sends and receives where
-there is no collective. It takes what its own model holds for the fastest, as `lines` does; how fast its protocols are (LL, LL128, Simple:
-`Level.protocols`) belongs to the hardware. Steps as in its src/graph/tuning.cc: a tree is a chain inside a node.
-Gloo (torch 2.13): see the notes beside the rows.
+NCCL (2.18 and later): rings and double trees for an all-reduce, reduction in an NVLink switch if there is one, rings
+for the rest, PAT (2.23 and later) for gathers and scattered reductions among devices on different nodes, grouped sends
+and receives where there is no collective. NCCL picks what its own model holds for the fastest, as `lines` does. The
+rates of its protocols (LL, LL128, Simple: `Level.protocols`) belong to the hardware. Steps as in its
+src/graph/tuning.cc: a tree is a chain inside a node.
+
+Gloo (torch 2.13): see the comments in its rows.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ from .algorithm import Algorithm, log2_up, share
 
 
 def _ring(rounds: int, layout: str = "channels") -> Algorithm:
-    """`rounds` times around: once to gather or to scatter the reduction, twice for both. A device's own part stays in its memory."""
+    """A ring of `rounds` rounds: one to gather or to scatter a reduction, two for both. A device's own part is not
+    sent.
+    """
     return Algorithm(
         name="ring", layout=layout, steps=lambda n: rounds * (n - 1), traffic=lambda n: rounds * share(n), own=lambda n: rounds / n
     )
 
 
-# Each half of the buffer goes up one of two trees and down again: their n - 1 edges carry half of it each way, which makes 2 (n - 1) / n
-# of it for a port on the average. Inside a node a tree is a chain.
+# Each half of the buffer goes up one of two trees and down again: their n - 1 edges carry half of it each way, which
+# makes 2 (n - 1) / n of it for a port on the average. Inside a node a tree is a chain.
 _TREE = Algorithm(
     name="tree",
     layout="nested",
@@ -34,10 +38,11 @@ _TREE = Algorithm(
 )
 # The switch adds up a share for each device, which sends it back through the switch to all: 1 + 1/n each way.
 _IN_SWITCH = Algorithm(name="in-switch", layout="nested", steps=lambda n: 2, traffic=lambda n: 1 + 1 / n, feature="in_switch")
-# Parallel aggregated trees: recursive doubling in the order that needs the least buffers (NCCL 2.23, src/device/all_gather.h).
+# Parallel aggregated trees: recursive doubling in the order that needs the least buffers (NCCL 2.23,
+# src/device/all_gather.h).
 _PAT = Algorithm(name="pat", layout="nested", steps=log2_up, traffic=share, own=lambda n: 1 / n, feature="pat", apart=True)
 _CHAIN = Algorithm(name="ring", layout="channels", steps=lambda n: n - 1, traffic=lambda n: 1.0)
-# A message to each peer. Many are under way at once, so a step is what one more of them costs to start.
+# A message to each peer. Many are sent at once, so a step is the cost of starting one more.
 _PEERS = Algorithm(name="peer to peer", layout="direct", steps=lambda n: n - 1, traffic=share, own=lambda n: 1 / n)
 _ALL_AT_ONCE = Algorithm(name="all at once", layout="direct", steps=lambda n: 1, traffic=share)
 _MESSAGE = Algorithm(name="message", layout="message", steps=lambda n: 1, traffic=lambda n: 1.0)

@@ -1,7 +1,8 @@
-"""What was measured goes before the table of algorithms, and gives the links of the groups that were not measured.
+"""Measured collectives overrule the table of algorithms, and give the links of groups that were not measured.
 
-For other group sizes and levels the closed form of the table is used with the links' latency and rate solved from the nearest measured
-size of the same collective on each level: with A and B the table's seconds and seconds per byte for the measured group
+For other group sizes and levels the closed form of the table is used, with the links' latency and rate solved from the
+nearest measured size of the same collective on each level. With A and B the table's seconds and seconds per byte for
+the measured group:
 
     latency' = latency * alpha / A        rate' = rate * B / beta
 
@@ -23,7 +24,7 @@ Table = Callable[[str, int, str, Cluster], tuple[Line, ...]]
 
 
 def measured_curve(kind: str, group: int, level: str, cluster: Cluster, table: Table) -> Curve | None:
-    """The curve of a collective from what was measured of it; None where that says nothing on some level of the group."""
+    """The curve of a collective from its measurements; None if a level of the group has none."""
     span = parse_span(cluster, level, group)
     known = [entry for entry in cluster.measured if entry.kind == kind]
     if not known or not span:
@@ -41,7 +42,7 @@ def measured_curve(kind: str, group: int, level: str, cluster: Cluster, table: T
 
 
 def _nearest(known: list[Measured], level: str, branches: int) -> Measured | None:
-    """The measurement on one level whose group is nearest in ratio, the larger of two as near."""
+    """The measurement on one level with the nearest group in ratio, the larger of two equally near."""
     here = [entry for entry in known if entry.level == level]
     return min(here, key=lambda entry: (abs(math.log(entry.group / branches)), -entry.group), default=None)
 
@@ -63,7 +64,7 @@ def _derived(kind: str, group: int, level: str, cluster: Cluster, nearest: dict[
 
 
 def _solved(place: Level, entry: Measured, raw: Cluster, table: Table, *, above: bool) -> Level:
-    """The level with the latency and rate that make the table say what was measured, to a device that has its port to itself."""
+    """The level with the latency and rate that reproduce a measurement, for a device that has its port to itself."""
     alone = replace(place, size=entry.group, shared_by=1, latency=place.latency or 1e-6, protocols=())
     lines = table(entry.kind, entry.group, place.name, replace(raw, levels=(alone,), shared_host=False))
     per_byte = lines[-1 if above else 0][1]

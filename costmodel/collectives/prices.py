@@ -1,12 +1,14 @@
-"""What a collective costs: the algorithms of a backend in its protocols, laid over the levels that its group spans.
+"""The cost of a collective: the algorithms of a backend in its protocols, over the levels that its group spans.
 
-A step waits for one message, a byte crosses a port at the rate of a level and the memory of each device. For a group of n on one level
+A step waits for one message; a byte crosses a port at the rate of a level and the memory of each device. For a group of
+n on one level
 
     time = overhead + steps(n) * latency + bytes * (traffic(n) / rate + own(n) / copy bandwidth)
 
-with the overhead of the level's protocol (a launch of the device, where it has none), and the least over what the backend may run
-(`backends`) is taken. `bytes` is the buffer of an all-reduce, broadcast, reduce or send, the *output* of an all-gather or gather (all that
-is gathered), the *input* of a reduce-scatter or scatter (all that is scattered), and the local input of an all-to-all.
+with the overhead of the level's protocol (a launch of the device if it has none). The least over the algorithms and
+protocols of the backend (`backends`) is taken. `bytes` is the buffer of an all-reduce, broadcast, reduce or send, the
+*output* of an all-gather or gather, the *input* of a reduce-scatter or scatter, and the local input of an all-to-all.
+
 Several levels: `spans`.
 """
 
@@ -52,9 +54,10 @@ def _crossing(small: Line, large: Line) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def lines(kind: str, group: int, *, level: str, cluster: Cluster) -> tuple[Line, ...]:
-    """The straight lines (seconds, seconds per byte) whose minimum is the time, from the one for small messages to the one for large.
+    """The straight lines (seconds, seconds per byte) whose minimum is the time, from small messages to large ones.
 
-    `level` is the text that `bind_axes` gives for the axis; `group` is the size of the axis. A group of one: one line of zeros.
+    `level` is the text that `bind_axes` gives for the axis; `group` is the size of the axis. A group of one: one line
+    of zeros.
 
     >>> from autopar.costmodel import load_cluster
     >>> cluster = load_cluster("dgx-a100")
@@ -75,7 +78,7 @@ def lines(kind: str, group: int, *, level: str, cluster: Cluster) -> tuple[Line,
 
 @functools.lru_cache(maxsize=4096)
 def _measured(kind: str, group: int, level: str, cluster: Cluster) -> Curve | None:
-    """The curve of a calibrated cluster, which goes before the table."""
+    """The curve of a calibrated cluster, which overrules the table."""
     if group < 2 or not cluster.measured:
         return None
     return measured_curve(kind, group, level, cluster, lambda kind, group, level, other: lines(kind, group, level=level, cluster=other))
@@ -87,7 +90,8 @@ def linear(kind: str, group: int, *, level: str, cluster: Cluster) -> Line:
 
 
 def collective_time(kind: str, nbytes: ArrayLike, group: int, *, level: str, cluster: Cluster) -> NDArray[np.float64]:
-    """Seconds of one collective of `nbytes` (a number or an array; the module says of what) in each group of an axis, all at once."""
+    """Seconds of one collective of `nbytes` (a number or an array; see the module), in each group of an axis at once.
+    """
     sizes = np.asarray(nbytes, dtype=np.float64)
     if sizes.size and not float(sizes.min()) >= 0:
         raise ClusterError(f"the bytes of a collective cannot be negative or undefined: {sizes.min()}")

@@ -1,18 +1,20 @@
-"""How an algorithm of a backend is laid over the levels that a group spans, and the line (seconds, seconds per byte) that it gives.
+"""Algorithms of a backend laid over the levels that a group spans, and their lines (seconds, seconds per byte).
 
 Of a group of N with n branches on a level and m members inside a branch:
 
-- `channels` (NCCL's rings): one ring over all members, in as many copies as a branch has members, each leaving the branch by another
-  one's port: on every level traffic(N) * bytes / m. Of the N hops of a ring those between branches take the outer latency.
-- `nested` (NCCL's trees, the switch): level by level, outside with a share of the bytes only: traffic(n) * bytes / m. The levels work on
-  different chunks at once, so the slowest bounds the time; their steps add up.
+- `channels` (NCCL's rings): one ring over all members, in as many copies as a branch has members. Each copy leaves the
+  branch by another member's port: on every level traffic(N) * bytes / m. Of a ring's N hops, those between branches take
+  the outer latency.
+- `nested` (NCCL's trees, the switch): level by level, outside with a share of the bytes: traffic(n) * bytes / m. The
+  levels work on different chunks at once, so the slowest bounds the time; their steps add up.
 - `flat` (Gloo): one ring or tree over all members, with traffic(N) on every level; each step waits for the slowest.
-- `direct`: each member sends to its peers; on a level move the bytes for the peers that are reached through it. On rails, bytes for
-  another place of another unit pass the level inside on their way.
+- `direct`: each member sends to its peers; a level carries the bytes for the peers reached through it. On rails, bytes
+  for another place of another unit first pass the level inside.
 - `message`: between two members that are farthest apart.
 
-All groups of an axis communicate at once (that is what one program on all ranks does), so devices that share a port (`Level.shared_by`)
-divide it: in `channels`, `nested`, `direct` and `message` every device drives it; in `flat` one member of each group in the unit does.
+All groups of an axis communicate at once, since all ranks run one program. So devices that share a port
+(`Level.shared_by`) divide it: in `channels`, `nested`, `direct` and `message` every device drives it; in `flat` one
+member of each group in the unit does.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ Span = tuple[tuple[Level, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One level of a span: its branches, the members of the group inside a branch, the devices inside a branch; the protocol in use."""
+    """One level of a span: its branches, members of the group inside a branch, devices inside a branch, and the
+    protocol.
+    """
 
     level: Level
     branches: int
@@ -100,7 +104,7 @@ def _direct(choice: tuple[Algorithm, ...], parts: Parts) -> Line:
     (algorithm, *_), group = choice, math.prod(part.branches for part in parts)
     peers = [(part.branches - 1) * part.members for part in parts]
     steps = max(algorithm.steps(count + 1) * part.hop for count, part in zip(peers, parts, strict=True))
-    # What is for another rail goes to it inside the unit first.
+    # Bytes for another rail first go to it inside the unit.
     detours = [0.0] * len(parts)
     for i, part in enumerate(parts[1:]):
         detours[i] += peers[i + 1] * share(part.members) if "rails" in part.level.features else 0.0
@@ -123,7 +127,10 @@ Choice = tuple[tuple[Algorithm, Protocol], ...]
 
 
 def _per_level(kind: str, algorithms: tuple[Algorithm, ...], parts: Parts) -> Iterator[Choice]:
-    """An algorithm and a protocol for each level. Algorithms are mixed where they nest; a protocol is not, where both levels have it."""
+    """Choices of an algorithm and a protocol for each level.
+
+    Algorithms are mixed only where they nest; protocols are not mixed if both levels have the same one.
+    """
     for layout in dict.fromkeys(algorithm.layout for algorithm in algorithms):
         usable = [a for a in algorithms if a.layout == layout and not (a.apart and (len(parts) > 1 or parts[0].devices == 1))]
         options = [
@@ -156,7 +163,7 @@ class Way:
 
 
 def ways(kind: str, algorithms: tuple[Algorithm, ...], parts: Parts, *, launch: float) -> list[Way]:
-    """Every way to run one of `algorithms` over the levels. Where no level has a protocol, the start takes a `launch`."""
+    """Every way to run one of `algorithms` over the levels; without any protocol, the start takes a `launch`."""
     found, group = [], math.prod(part.branches for part in parts)
     for choice in _per_level(kind, algorithms, parts):
         chosen = tuple(algorithm for algorithm, _ in choice)

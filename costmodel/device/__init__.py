@@ -1,4 +1,4 @@
-"""What a device is and what its kernels take: products, attention, grouped products, elementwise traffic and launches."""
+"""Devices and the seconds of their kernels: products, attention, grouped products, elementwise traffic and launches."""
 
 from .model import FAMILIES, Device, check, check_fractions
 

@@ -1,18 +1,20 @@
-"""Attention in one kernel: blocks of 128 queries that walk over the keys they see, with constants fitted to measured kernels.
+"""Attention in one kernel: blocks of 128 queries that walk over their keys, with constants fitted to measured kernels.
 
-B batches of H heads with d elements, S queries and K keys, in b = B H ceil(S / 128) blocks on the units of a device. With a causal mask
-half of the keys is skipped, up to the block on the diagonal; with a window, all keys outside of it but for the blocks at its edges:
+B batches of H heads with d elements, S queries and K keys, in b = B H ceil(S / 128) blocks on the units of a device.
+With a causal mask half of the keys is skipped, up to the block on the diagonal. With a window all keys outside it are
+skipped, except in the blocks at its edges:
 
     pairs   = K', or (K' + 128) / 2 causal, at most window + 128 + edge,  K' = K rounded up to 128;  + start, for each block
     round   = 4 d 128 / (rate(d) peak / units)                                       seconds of a block for each key
     compute = max(round pairs (b / units + quantum (ceil(b / units) - b / units)), round longest K'), times `grouped` where heads share keys
-    traffic = bytes^2 / (memory (bytes + held))                         what a cache of about `held` bytes still has does not move
+    traffic = bytes^2 / (memory (bytes + held))                         bytes in a cache of about `held` bytes do not move
     busy    = (compute^blend + traffic^blend)^(1 / blend)
     seconds = launch + busy (1 + heat h / (1 + h)) + passes traffic,  h = (compute / warm)^2
 
-`passes` is what a framework's kernel does beside (rotary positions, a cache of keys). Backward there are five products for the forward
-pass's two, at 0.863 of its rate: FlashAttention-2 reaches 73 % of the peak forward and 63 % backward (Dao, arXiv:2307.08691, abstract and
-section 4.1), FlashAttention-3 the same ratio within 2 % (Shah et al., arXiv:2407.08608, figures 5 and 6, heads of 128).
+`passes` counts further work of a framework's kernel (rotary positions, a cache of keys). Backward there are five
+products for the forward pass's two, at 0.863 of its rate: FlashAttention-2 reaches 73 % of the peak forward and 63 %
+backward (Dao, arXiv:2307.08691, abstract and section 4.1), FlashAttention-3 the same ratio within 2 % (Shah et al.,
+arXiv:2407.08608, figures 5 and 6, heads of 128).
 """
 
 from __future__ import annotations
@@ -29,13 +31,16 @@ Floats = NDArray[np.float64]
 
 BLOCK = 128
 BACKWARD_WORK, BACKWARD_RATE = 2.5, 0.863
-"""Products of the backward pass as a multiple of the forward ones, and what it reaches of the forward pass's rate."""
+"""Products of the backward pass as a multiple of the forward ones, and their rate as a fraction of the forward rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Local sizes of attention, arrays of one shape or numbers: `kv_heads` of the `heads` have keys of their own; `window`: keys before
-    a query that it sees (0: all of them); `itemsize`: bytes of an element."""
+    """Local sizes of attention, arrays of one shape or numbers.
+
+    `kv_heads`: heads with keys of their own, of all `heads`. `window`: keys before a query that it sees (0: all of
+    them). `itemsize`: bytes of an element.
+    """
 
     batch: Floats
     heads: Floats
@@ -65,8 +70,9 @@ class Scores:
 class AttentionForm:
     """Constants of one device and kernel, as the formulas above name them.
 
-    `widths`: what heads of other sizes reach of the rate of 128. `backward_rate`: what the backward pass reaches of the forward one's,
-    where that was measured. `versions`: how much longer other versions of the kernel take than the one most often measured.
+    `widths`: rates of other head sizes, as fractions of that of 128. `backward_rate`: rate of the backward pass as a
+    fraction of the forward one, where it was measured. `versions`: slowdown of other versions of the kernel, against
+    the one most often measured.
     """
 
     burst: Clock
@@ -92,7 +98,9 @@ class AttentionForm:
         return np.asarray(self.launch + heated(busy, compute, clock) + self.passes * traffic)
 
     def backward(self, scores: Scores, speed: Speed, *, sustained: bool = True) -> Floats:
-        """Seconds of the backward pass, by the rule above: a kernel before it sums rows, another after it casts the gradient."""
+        """Seconds of the backward pass by the rule above; a kernel before it sums rows, one behind it casts the
+        gradient.
+        """
         forward = self.seconds(scores, speed, sustained=sustained) - self.launch - self.passes * self._traffic(scores, speed)
         return np.asarray(3 * self.launch + forward * BACKWARD_WORK / self.backward_rate)
 
@@ -101,7 +109,7 @@ class AttentionForm:
         return np.asarray(uncached(scores.traffic, self.held) / speed.memory)
 
     def rate(self, width: Floats) -> Floats:
-        """What heads of this size reach of the rate of 128, straight lines between the sizes measured."""
+        """Rate of heads of this size as a fraction of that of 128, linear between the measured sizes."""
         known = sorted({128.0: 1.0, **{float(size): share for size, share in self.widths.items()}}.items())
         return np.asarray(np.interp(width, [size for size, _ in known], [share for _, share in known]))
 

@@ -1,4 +1,4 @@
-"""What streams through memory, and launches: the roofline of everything that is no product of a measured device.
+"""Memory traffic and launches: the roofline of every operator that is no product of a measured device.
 
     seconds = max(arithmetic, bytes / (memory_bandwidth memory_fraction)) + launch
 

@@ -1,9 +1,9 @@
-"""Seconds of a layer of experts under every strategy: of what it computes inside, on the rows that a rank has of its experts.
+"""Seconds of a layer of experts under every strategy, from its inner calls on the rows of a rank's experts.
 
     rows of a rank = tokens of the rank * k * (ranks from which rows come) * (its experts / all experts)
 
-as if every expert had as many. Products are grouped, each other call inside is a roofline of its own; sorting the rows and putting them
-back moves each twice.
+This assumes equally many rows for every expert. Products are grouped; each other inner call is a roofline of its own.
+Sorting the rows and restoring their order move each row twice.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Layer:
         return self._sorting() + sum((self._ahead(inner) for inner in self.network), np.zeros(len(self.rows)))
 
     def backward(self) -> Floats:
-        """Of each product two, of what is not one what comes back, what it kept and what it passes on."""
+        """Seconds of the backward pass: two products for each product; other calls move gradients and kept values."""
         if not self.trained:
             return np.zeros(len(self.rows))
         return self._sorting() + sum((self._back(inner) for inner in self.network), np.zeros(len(self.rows)))
@@ -119,11 +119,11 @@ class Layer:
         return product_seconds(product, self.dtype(inner), self.device, itemsize=size, nbytes=product.traffic(size, out))
 
     def dtype(self, inner: Inner) -> str:
-        """What the operands of a product are cast to, or their own dtype."""
+        """The dtype to which a product's operands are cast, or their own."""
         return self.cast or inner.results[0].dtype
 
     def _trains(self, inner: Inner, *, stored: bool = True) -> bool:
-        """Whether a product's weight (a stored one) has a gradient."""
+        """Whether a product's weight has a gradient; `stored`: only weights that are parameters count."""
         places = [2 + int(name[2:]) for name in inner.given if name.startswith("%w")]
         return any(self.wanted[i] and (self.stored[i] or not stored) for i in places)
 

@@ -1,7 +1,7 @@
-"""Chains of elementwise operators that one kernel runs: what stays inside a chain is neither written nor read.
+"""Chains of elementwise operators that one kernel runs: values inside a chain are neither written nor read.
 
-A value stays inside when an elementwise operator makes it and just one operator reads it, elementwise too (the bias, dropout and residual
-of a transformer; what a compiler fuses at least).
+A value stays inside if an elementwise operator makes it and exactly one operator reads it, elementwise too (the bias,
+dropout and residual of a transformer). Every compiler fuses at least these.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """Grouped products, one for each expert of a rank, with constants fitted to measured layers of experts.
 
-Experts have different numbers of rows; each fills tiles of its own, of which there are at least as many as experts with rows:
+Experts have different numbers of rows. Each fills tiles of its own, so there are at least as many tiles as experts with
+rows:
 
     tiles   = sum over the experts of ceil(rows / r) ceil(n / 128)                                at the best r of 16 to 256 rows
     compute = waves(tiles / units) (2 r 128 (k / rate(r) + prologue)) units / (peak rate),  rate(r) = (r / 128)^small below 128 rows
     busy    = (compute^blend + (bytes / stream)^blend)^(1 / blend)
 
-A whole layer, as frameworks measure it, is its two products (the first of two widths where it is gated), made longer by the clock as
-in `products`, and the rows' way there and back: `passes` over what the layer's rows hold, `tokens` over the tokens that come and go,
-`expert` seconds for each expert and a launch. `others` is the share of other ranks' rows that a kernel walks over to skip them.
+A whole layer, as frameworks measure it, is its two products (the first of two widths if it is gated), made longer by
+the clock as in `products`, plus the rows' way there and back: `passes` over the bytes of the layer's rows, `tokens`
+over the tokens that come and go, `expert` seconds for each expert, and a launch. `others` is the share of other ranks'
+rows that a kernel walks over to skip them.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ _COLUMNS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """How rows are dealt out to the experts of a rank: `rows` in all, experts `active` (with rows), and `tiles` [5, n] of `ROWS` rows
-    that hold them."""
+    """Distribution of rows over the experts of a rank.
+
+    `rows`: all rows. `active`: experts with rows. `tiles` [5, n]: tiles of `ROWS` rows that hold them.
+    """
 
     rows: Floats
     active: Floats
@@ -38,15 +42,18 @@ class Dealt:
 
     @classmethod
     def evenly(cls, rows: Floats, experts: Floats) -> Dealt:
-        """As many rows for every expert."""
+        """Equally many rows for every expert."""
         active = np.minimum(experts, np.maximum(rows, 1.0))
         return cls(rows=rows, active=active, tiles=np.asarray(active * np.ceil(rows / active / ROWS)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A layer of experts on one rank: `tokens` of `width` come in, experts have `inner` columns and, where `gated`, a second such product;
-    `others`: rows of other ranks; `even`: whether the rows are dealt evenly."""
+    """A layer of experts on one rank.
+
+    `tokens` of `width` come in; experts have `inner` columns and, if `gated`, a second product of that width. `others`:
+    rows of other ranks. `even`: whether every expert has equally many rows.
+    """
 
     dealt: Dealt
     tokens: Floats
@@ -60,8 +67,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedForm:
-    """Constants of one device, kernel and dtype, as the formulas above name them; `uneven`: how much longer compute takes where rows are
-    not dealt evenly."""
+    """Constants of one device, kernel and dtype, as the formulas above name them.
+
+    `uneven`: slowdown of compute where experts have unequal numbers of rows.
+    """
 
     burst: Clock
     sustained: Clock

@@ -1,4 +1,4 @@
-"""The kernels of a device as they were measured: constants of products by dtype, of attention and grouped products by kernel."""
+"""The measured kernels of a device: constants of products by dtype, of attention and grouped products by kernel."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ITEMSIZE: Mapping[str, float] = {"bfloat16": 2.0, "float16": 2.0, "float8": 1.0,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """How constants came about: fitted to `rows` rows; median and 90th percentile of |error|, and bias, on `held` rows of other shapes.
+    """Provenance of constants: fitted to `rows` rows, with errors on `held` rows of other shapes.
 
-    `low`, `middle`, `high`: the 5th, 50th and 95th percentile of log(measured / predicted) of the rows, each of a shape that the fit it
-    is judged by was made without (all three 0: not known).
+    `median`, `p90`: of the absolute error; `bias`. `low`, `middle`, `high`: the 5th, 50th and 95th percentile of
+    log(measured / predicted), each row judged by a fit without its shape (all three 0: not known).
     """
 
     kind: str
@@ -46,10 +46,10 @@ class Fitted:
 class Kernels:
     """The measured kernels of one kind of device.
 
-    `units`: processors. `peak`: FLOP/s by dtype, and `memory`: B/s, the figures that constants are fractions of. `products` by dtype,
-    `attention` by kernel, `grouped` by "kernel dtype"; `generations`: which kernel an attention of a framework's name ("flash2") is,
-    and by what it is slower; `experts`: the grouped kernel that training runs, by dtype; `fits`: how each came about, by
-    "products bfloat16".
+    `units`: processors. `peak`: FLOP/s by dtype, and `memory`: B/s; constants are fractions of these. `products`: by
+    dtype. `attention`: by kernel. `grouped`: by "kernel dtype". `generations`: the measured kernel for a framework's
+    name of attention ("flash2"), with a slowdown. `experts`: the grouped kernel of training, by dtype. `fits`: the
+    provenance of each, by "products bfloat16".
     """
 
     name: str
@@ -70,7 +70,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """An attention kernel of a framework: the measured `kernel` and by what factor it is slower, with the reason."""
+    """An attention kernel of a framework: the measured `kernel` that prices it, its slowdown, and the reason."""
 
     kernel: str
     slower: float = 1.0
@@ -117,7 +117,7 @@ def dumped(kernels: Kernels) -> dict[str, Any]:
 
 
 def _built(kind: Any, data: object, where: str) -> object:
-    """A value of a type of this room from what JSON has."""
+    """A value of one of this folder's types from JSON data."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _record(kind, data, where)
     arguments = get_args(kind)

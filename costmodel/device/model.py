@@ -1,4 +1,4 @@
-"""`Device`: one accelerator, or one rank of a host, and what it reaches; seconds, bytes and per second throughout."""
+"""`Device`: one accelerator, or one rank of a host, and its rates; in seconds, bytes and bytes per second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autopar.ir import DTYPE_BYTES
 from .kernels import Kernels
 
 TF32 = "tfloat32"
-# Where a device has no figure of its own for a dtype, its arithmetic runs at the rate of this family.
+# A dtype without a figure of its own runs at the rate of this family.
 FAMILIES: Mapping[str, str] = {
     **{dtype: "int" for dtype in DTYPE_BYTES if "int" in dtype or dtype == "bool"},
     **{dtype: dtype for dtype in ("float64", "float32", "float16", "bfloat16")},
@@ -30,7 +30,7 @@ ITEMSIZE: Mapping[str, float] = {**DTYPE_BYTES, "float8_block": 1.0, "float4": 0
 
 
 def check(where: str, *, above: Mapping[str, float] | None = None, least: Mapping[str, float] | None = None) -> None:
-    """Figures in `above` are positive and finite, those in `least` may be zero too."""
+    """Require positive, finite figures in `above`, and finite ones in `least` that may be zero."""
     for name, value in (above or {}).items():
         if not 0 < value < math.inf:
             raise ClusterError(f"{where}: {name} is {value}; it must be positive and finite")
@@ -49,17 +49,17 @@ def check_fractions(where: str, **fractions: float) -> None:
 class Device:
     """One accelerator, or one rank of a host.
 
-    `peak`: FLOP/s by family of dtypes (float64, float32, float16, bfloat16, float8, int).
-    `kernels`: what its products, attention and grouped products were measured to take (None: not measured), and `clock`: the rate of this
-    very device's arithmetic over that of the one that was measured (it has another power limit). Without kernels,
-    `matmul_fraction`: how much of the peak large matrix products reach; `half_size`: the smallest dimension at which half of that is left;
-    `attention`: the fraction of the peak that a kernel reaches, by "flash2.forward".
-    `memory_fraction`: how much of `memory_bandwidth` (B/s) a streaming operator reaches. `launch`: seconds per operator.
-    `reserved`: bytes of `memory_capacity` that the framework and the communication library keep.
-    `dispatch`: seconds of the host for each operator that it issues (it runs ahead of the device while kernels take longer).
-    `units`: processors that compute the tiles of a matrix product (0: as many as `kernels` say, or not known); `ragged_fraction`: what is
-    left of the rate of products whose rows are no multiple of 16 bytes.
-    `host_bandwidth`: B/s one way between the device and its host; `host_memory`: bytes of the host for each device (None: not known).
+    `peak`: FLOP/s by family of dtypes (float64, float32, float16, bfloat16, float8, int). `kernels`: measured constants
+    of products, attention and grouped products (None: not measured). `clock`: the arithmetic rate of this device over
+    that of the measured one (it has another power limit). Without kernels: `matmul_fraction`: the share of the peak
+    that large matrix products reach; `half_size`: the smallest dimension at which half of that remains; `attention`:
+    the fraction of the peak that a kernel reaches, by "flash2.forward". `memory_fraction`: the share of
+    `memory_bandwidth` (B/s) that a streaming operator reaches. `launch`: seconds per operator. `reserved`: bytes of
+    `memory_capacity` that the framework and the communication library keep. `dispatch`: seconds of the host per
+    operator (the host runs ahead of the device while kernels take longer). `units`: processors that compute the tiles
+    of a matrix product (0: as `kernels` say, or not known). `ragged_fraction`: the remaining share of the rate for
+    products whose rows are no multiple of 16 bytes. `host_bandwidth`: B/s one way between the device and its host.
+    `host_memory`: bytes of the host per device. None: not known.
     """
 
     name: str
@@ -111,14 +111,16 @@ class Device:
         if self.kernels is not None and family not in self.peak and family in self.kernels.peak:
             return self.kernels.peak[family]
         if family == TF32 and family not in self.peak:
-            # Tensor units read half as many operands of four bytes as of two; devices without such units add up in float32.
+            # Tensor units read half as many operands of four bytes as of two; devices without such units add up in
+            # float32.
             return max(self.peak.get("float32", 0.0), self.peak.get("bfloat16", 0.0) / 2)
         if family not in self.peak:
             raise ClusterError(f"device {self.name!r} has no peak FLOP/s for {dtype}; it has {', '.join(sorted(self.peak))}")
         return self.peak[family]
 
     def attention_fraction(self, kernel: str, direction: str) -> float:
-        """The fraction of the peak that an attention kernel (flash1, flash2) reaches `direction` forward or backward."""
+        """The fraction of the peak that an attention kernel (flash1, flash2) reaches; `direction`: forward or backward.
+        """
         name = f"{kernel}.{direction}"
         if name not in self.attention and self.attention:
             raise ClusterError(f"device {self.name!r}: " + unknown("attention kernel", name, self.attention))
@@ -130,7 +132,7 @@ class Device:
         return self.memory_capacity - self.reserved
 
     def shared(self, factor: float) -> Device:
-        """The device with `factor` times the compute and memory: what a rank has when a host is shared by more or fewer ranks."""
+        """The device with `factor` times the compute and memory, for a host shared by more or fewer ranks."""
         return replace(
             self,
             peak={family: value * factor for family, value in self.peak.items()},

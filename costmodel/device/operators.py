@@ -1,7 +1,7 @@
 """Seconds of an operator under every strategy, forward and backward, on its local shapes.
 
-forward    the roofline of its products and of what it reads and writes
-backward   a product as large for every operand with a gradient; else what comes back, what was kept, and what is passed on
+forward    the roofline of its products and of the bytes that it reads and writes
+backward   an equally large product for every operand with a gradient; else the bytes of gradients and kept values
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ from .products import Product
 Floats = NDArray[np.float64]
 
 CAST_TRAFFIC = 2.5
-"""Bytes moved for each byte of a 16-bit operand that is cast to 8 bits: read for its largest element, read again, half written."""
+"""Bytes moved per byte of a 16-bit operand in a cast to 8 bits: read for its largest element, read again, half written.
+"""
 DEFAULT_KERNEL = "flash2"
 SOFTMAX = "aten.softmax.int"
 NORMS = frozenset(("aten.layer_norm.default", "aten.native_layer_norm.default", "aten.rms_norm.default", "aten._fused_rms_norm.default"))
 NORM_BACKWARD = 2.4
-"""How much longer than its traffic the backward pass of a norm takes, which sums the gradients of its weights over all rows: median over 74
-sizes on A100, A10G, L4 and V100, 2.1 to 2.8 (Dazz993/Mist@d69e530a, profiled operators), the sum of residual gradients set apart."""
+"""Slowdown of a norm's backward pass against its traffic, as it sums the gradients of its weights over all rows.
+
+Median over 74 sizes on A100, A10G, L4 and V100, 2.1 to 2.8 (Dazz993/Mist@d69e530a, profiled operators), without the sum
+of residual gradients.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,7 @@ class _Operator:
         cast = call.get("compute")
         self.dtype = cast if isinstance(cast, str) else _computed_in(tensors)
         self.is_cast = isinstance(cast, str) and cast != TF32
-        # Measured products of narrow operands include what it takes to make them.
+        # Measured products of narrow operands include making them.
         self.casts = CAST_TRAFFIC if self.is_cast and device.kernels is None else 0.0
         summed = call.get("accumulates", default=0)
         self.summed = float(summed) if isinstance(summed, int) else 0.0
@@ -141,7 +145,9 @@ class _Operator:
         return sum(seconds, self._cast(self.outs)) if seconds else self._seconds(right, whole)
 
     def weight(self) -> Floats:
-        """The product that makes the gradient of a stored operand; operators with nothing but parameters to differentiate count whole."""
+        """The product that gives a parameter's gradient; an operator on parameters alone counts its whole backward
+        pass.
+        """
         trained = [i for i, t in enumerate(self.call.inputs) if t.role is Role.PARAMETER and t.name in self.gradients]
         if self.product is None or self.right not in trained:
             only = trained and all(self.call.inputs[i].role is Role.PARAMETER for i in range(len(self.ins)) if self.call.inputs[i].is_float)
@@ -158,7 +164,7 @@ class _Operator:
         return memory_seconds(self.casts * sum(sizes, np.zeros(self.count)), self.device)
 
     def _made(self) -> list[Floats]:
-        """Bytes of what the kernel keeps beside its tensors (masks, statistics)."""
+        """Bytes of buffers that the kernel keeps besides its tensors (masks, statistics)."""
         found = []
         for made in self.kept.made:
             tensors, sizes = (self.call.outputs, self.outs) if made.output else (self.call.inputs, self.ins)
@@ -173,7 +179,7 @@ class _Operator:
         """Seconds of a product; where operands are cast before it, it reads them in their narrower type."""
         if self.is_cast:
             size = ITEMSIZE[self.dtype]
-            # Operands are narrow, results are not; what is beyond that is a wider sum.
+            # Operands are narrow, results are not; the remaining bytes are a wider sum.
             wider = np.maximum(nbytes - sum(self.bytes, np.zeros(self.count)), 0.0)
             moved = product.traffic(size, DTYPE_BYTES[self.call.outputs[0].dtype]) + wider
             return product_seconds(product, self.dtype, self.device, itemsize=size, nbytes=moved)
@@ -181,7 +187,7 @@ class _Operator:
         return product_seconds(product, self.dtype, self.device, itemsize=itemsize, nbytes=nbytes, launches=self.launches)
 
     def _attention(self, direction: str) -> Floats:
-        """Seconds of attention in one kernel. Backward it moves what forward it moves, and as much in gradients."""
+        """Seconds of attention in one kernel; backward it moves the forward bytes twice, for the gradients."""
         flops = np.zeros(self.count)
         for left_out in self.entry.products:
             members = [i for i, f in enumerate(self.rule.factors) if not f.name.startswith(tuple(left_out))]
@@ -193,7 +199,8 @@ class _Operator:
         return attention_seconds(self._scores(causal=causal), done, moved, kernel, direction, self.dtype, self.device)
 
     def _scores(self, *, causal: bool) -> Scores:
-        """The local sizes of attention, by the letters of its rule: g r heads, q queries, k keys, w and e widths, the rest batch."""
+        """Local sizes of attention by its rule's letters: g r heads, q queries, k keys, w and e widths, the rest batch.
+        """
         found = {letter: np.ones(self.count) for letter in "grqkweb"}
         for i, factor in enumerate(self.rule.factors):
             # The dims of a mask (x, xm) are no loops of the products.
@@ -201,7 +208,7 @@ class _Operator:
             if letter != "x":
                 found[letter if letter in found else "b"] = found.get(letter, found["b"]) * self.local[:, i]
         window = self.call.get("window", default=0)
-        # Keys and values of different widths: a kernel's two products are as long as of their mean.
+        # With keys and values of different widths, a kernel's two products take as long as at their mean.
         width = np.where(found["e"] > 1, (found["w"] + found["e"]) / 2, found["w"])
         return Scores(
             batch=found["b"], heads=found["g"] * found["r"], kv_heads=found["g"], queries=found["q"], keys=found["k"], width=width,
@@ -209,7 +216,9 @@ class _Operator:
         )  # fmt: skip
 
     def _product(self) -> Product:
-        """Rows m, columns n and inner size k of the local product, from the factors that its two operands and its output share."""
+        """Rows m, columns n and inner size k of the local product, from the factors shared by its operands and its
+        output.
+        """
         members = [_members(dims) for dims in (*self.rule.inputs, self.rule.outputs[0])]
         out = members[-1]
         operands = [i for i, found in enumerate(members[:-1]) if len(found) > 1][:2]
@@ -219,7 +228,7 @@ class _Operator:
         shared = {i for i, f in enumerate(self.rule.factors) if left_out.startswith("/") and f.name.startswith(left_out[1:])}
         sides = [(out & left & right) | shared, out - right - shared, (out & right) - left - shared, right - out - shared]
         batch, m, n, k = (np.prod(self.local[:, sorted(side)], axis=1) for side in sides)
-        if shared:  # each row meets one of the experts, and those of other ranks come
+        if shared:  # each row meets one expert; rows of other ranks come too
             m = m * self.come / math.prod(self.rule.factors[i].size for i in shared)
         return Product(batch=batch, m=m, n=n, k=k)
 

@@ -1,13 +1,15 @@
-"""Products and attention of a device whose kernels were not measured one by one: a few fractions of its peak stand for them.
+"""Products and attention of a device without measured kernels, from a few fractions of its peak.
 
-A matrix product [m, k] x [k, n] (a `batch` of them) is computed in tiles by the `units` of a device, wave after wave, each tile with
-a prologue as long as `half_size` steps of k (tile and wave quantisation: NVIDIA, Matrix Multiplication Background User's Guide):
+A matrix product [m, k] x [k, n] (a `batch` of them) is computed in tiles by the `units` of a device, wave after wave,
+each tile with a prologue as long as `half_size` steps of k (tile and wave quantisation: NVIDIA, Matrix Multiplication
+Background User's Guide):
 
     waves = ceil(batch * ceil(m / tile_m) * ceil(n / tile_n) * s / units)
     flops / fraction = waves * units * tile_m * tile_n * 2 (k / s + half_size) / (matmul_fraction * efficiency(tile))
 
-at the best tile and the best split s of k. Where the number of units is not known, the smallest side d stands for all of this:
-fraction = matmul_fraction * d / (d + half_size). Attention in one kernel reaches a fraction of its own, by kernel and direction.
+at the best tile and the best split s of k. Where the number of units is not known, the smallest side d stands for all
+of this: fraction = matmul_fraction * d / (d + half_size). Attention in one kernel reaches a fraction of its own, by
+kernel and direction.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from .products import Product
 
 Floats = NDArray[np.float64]
 
-# Rows and columns of a tile, and what it reaches of the largest tile's rate (smaller tiles read operands more often); assumed, after the
-# kernels that cuBLAS has for half precision.
+# Rows and columns of a tile, and its share of the largest tile's rate (smaller tiles read operands more often).
+# Assumed, after cuBLAS's kernels for half precision.
 _TILES = (
     (256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.6), (128, 32, 0.5), (32, 128, 0.5),
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Seconds of kernels on a device: by the forms of its measured kernels where it has them, by a few fractions of its peak where not.
+"""Seconds of kernels on a device: by the forms of its measured kernels, or else by a few fractions of its peak.
 
-What a training step sees is a device at its power limit: measured kernels are priced at their sustained clock.
+A training step meets a device at its power limit, so measured kernels are priced at their sustained clock.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from .products import Product, Speed
 Floats = NDArray[np.float64]
 
 TENSOR = ("bfloat16", "float16")
-"""Families of dtypes that tensor units run alike. The first that was measured stands for those that were not, at their own peak; another
-where neither was."""
+"""Families of dtypes that tensor units run alike. If one was measured, its constants price the other, at the other's
+peak; if neither was, those of any measured family do.
+"""
 SCALAR = 0.92
-"""What products in float32 reach of the peak of units that are no tensor units, which operands do not keep waiting: layers of OPT-30B take
-7.94 TFLOP in 0.441 s on an A100 (eth-easl/sailor@cf2c8e3c, profiled);
-assumed of other devices, where a low power limit (an L4) or a locked clock may leave less."""
+"""Share of the peak that float32 products reach on units that are no tensor units.
+
+Such units do not wait for operands: layers of OPT-30B take 7.94 TFLOP in 0.441 s on an A100 (eth-easl/sailor@cf2c8e3c,
+profiled). Assumed of other devices, where a low power limit (an L4) or a locked clock may leave less.
+"""
 ALIGNMENT_BYTES = 16
 """Rows of operands whose bytes are no multiple of it are loaded piece by piece, where tensor units wait for them..."""
 TENSOR_BYTES = 2
@@ -36,8 +39,10 @@ TENSOR_BYTES = 2
 def product_seconds(
     product: Product, dtype: str, device: Device, *, itemsize: float, nbytes: Floats | None = None, launches: float = 1.0
 ) -> Floats:
-    """Seconds of a matrix product whose operands have elements of `itemsize` bytes, which moves `nbytes` (None: both operands and the
-    result in their own dtype, each once)."""
+    """Seconds of a matrix product of operands with elements of `itemsize` bytes.
+
+    `nbytes`: the bytes that it moves (None: both operands and the result in their own dtype, each once).
+    """
     moved = product.traffic(itemsize, itemsize) if nbytes is None else nbytes
     packed = itemsize if itemsize >= 1 else 0.5  # the scales of narrower elements lie apart
     n, k = product.n * packed, product.k * packed
@@ -52,12 +57,12 @@ def product_seconds(
 
 
 def stands_for(family: str, kernels: Kernels) -> str:
-    """The family of dtypes whose products were measured and price those of `family`."""
+    """The measured family of dtypes that prices products of `family`."""
     return next(name for name in (family, *TENSOR, *kernels.products) if name in kernels.products)
 
 
 def experts_kernel(family: str, kernels: Kernels) -> str | None:
-    """The grouped kernel that prices those of `family`."""
+    """The measured kernel that prices grouped products of `family`."""
     alike = TENSOR if family in TENSOR else (family,)
     return next((kernels.experts[name] for name in alike if name in kernels.experts), None)
 
@@ -74,8 +79,10 @@ def speed_of(device: Device, dtype: str) -> Speed:
 def attention_seconds(
     scores: Scores, flops: Floats, nbytes: Floats, kernel: str, direction: str, dtype: str, device: Device
 ) -> Floats:  # fmt: skip
-    """Seconds of attention in one `kernel` of a framework's name (flash1, flash2, flash3, cudnn), `direction` forward or backward, of
-    `flops` forward that moves `nbytes`."""
+    """Seconds of attention in one `kernel` of a framework's name (flash1, flash2, flash3, cudnn).
+
+    `direction`: forward or backward. `flops`: of the forward pass. `nbytes`: the bytes that it moves.
+    """
     if device.kernels is None:
         work = BACKWARD_WORK if direction == "backward" else 1.0
         arithmetic = attention_arithmetic(flops * work, kernel, direction, dtype, device)
@@ -89,7 +96,7 @@ def attention_seconds(
 
 
 def grouped_seconds(rows: Floats, experts: Floats, n: Floats, k: Floats, dtype: str, device: Device) -> Floats:
-    """Seconds of products [rows, k] x [k, n], each row with one of the `experts` of a rank, which have as many rows each."""
+    """Seconds of products [rows, k] x [k, n], each row with one of a rank's `experts`, which have equally many rows."""
     itemsize = ITEMSIZE[dtype]
     kernel = experts_kernel(FAMILIES[dtype], device.kernels) if device.kernels else None
     if device.kernels is None or kernel is None:

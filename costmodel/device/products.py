@@ -1,17 +1,19 @@
-"""Matrix products on a device: tiles, waves, a split inner side, cache, memory and power, with constants fitted to measured products.
+"""Matrix products on a device: tiles, waves, a split inner side, cache, memory and power; constants are fitted.
 
-A product [m, k] x [k, n] (a `batch` of them) is computed in tiles by the units of a device, wave after wave (NVIDIA, Matrix Multiplication
-Background User's Guide: tile and wave quantisation). With t tiles in all, w = t / units of them for each unit, s parts of k:
+A product [m, k] x [k, n] (a `batch` of them) is computed in tiles by the units of a device, wave after wave (NVIDIA,
+Matrix Multiplication Background User's Guide: tile and wave quantisation). With t tiles in all, w = t / units tiles for
+each unit, and s parts of k:
 
     waves   = max(w, 1) + quantum (ceil(w) - w)                          quantum 1: whole waves; 0: units take up each other's work
     tile    = 2 area (k / (s rate(area)) + epilogue) + 2 128^2 prologue  operations, `rate` of the largest tiles a fraction of the peak
     compute = max(waves tile, t (rows + columns) k / s / cache) + the sum of s parts          at the best tile and the best s
-    traffic = bytes^2 / (stream (bytes + held))                     what a cache of about `held` bytes still has does not move
+    traffic = bytes^2 / (stream (bytes + held))                     bytes in a cache of about `held` bytes do not move
     busy    = (compute^blend + traffic^blend)^(1 / blend)
     seconds = launch + busy (1 + heat h / (1 + h)),  h = (compute / warm)^2
 
-The last line is the clock: a device that computes for longer than `warm` meets its power limit. `burst` constants are of a few products
-after a rest; `sustained` ones, which a training step sees, of the same products repeated for a second.
+The last line is the clock: a device that computes for longer than `warm` meets its power limit. `burst` constants are
+those of a few products after a rest. `sustained` constants, which hold in a training step, are those of the same
+products repeated for a second.
 """
 
 from __future__ import annotations
@@ -57,7 +59,11 @@ class Product:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The rates of a device for a dtype: FLOP/s of its arithmetic, B/s of its memory now and of the memory that constants are shares of."""
+    """The rates of a device for a dtype.
+
+    `flops`: FLOP/s of its arithmetic. `memory`: B/s of its memory. `reference`: B/s of the memory that constants are
+    shares of.
+    """
 
     flops: float
     memory: float
@@ -67,8 +73,11 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """What power does to arithmetic: the `rate` of a tile of 256 x 128 at rest as a fraction of the peak, by how much products take longer
-    (`heat`) once they last longer than `warm` seconds."""
+    """The effect of power on arithmetic.
+
+    `rate`: of a tile of 256 x 128 at rest, as a fraction of the peak. `heat`: slowdown of products that last longer
+    than `warm` seconds.
+    """
 
     rate: float
     heat: float
@@ -77,8 +86,11 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """How a library's product of this dtype differs: all of it takes `factor` times as long; before it, the left operand is quantised,
-    which moves it `passes` times over in 16 bits, but for what a cache holds of it (`held`), and takes `start` seconds more."""
+    """Differences of a library's product of this dtype.
+
+    `factor`: slowdown of the whole. Before the product the left operand is quantised, which moves it `passes` times in
+    16 bits, except for the bytes in a cache (`held`), and takes `start` seconds more.
+    """
 
     factor: float = 1.0
     passes: float = 0.0
@@ -90,9 +102,10 @@ class Library:
 class ProductForm:
     """Constants of one device and dtype, as the formulas above name them.
 
-    `square`, `whole`, `half`, `quarter`: what tiles of 256 x 256, 128 x 128, 128 x 64 and 64 x 64 reach of the rate of 256 x 128.
-    `prologue`: inner steps of a tile of 128 x 128; `epilogue`: inner steps of each tile. `stream`, `cache`: multiples of the memory's
-    B/s; `held`: bytes of the cache. `split`: seconds to sum the parts of an inner side.
+    `square`, `whole`, `half`, `quarter`: rates of tiles of 256 x 256, 128 x 128, 128 x 64 and 64 x 64, as fractions of
+    that of 256 x 128. `prologue`: inner steps of a tile of 128 x 128; `epilogue`: inner steps of each tile. `stream`,
+    `cache`: multiples of the memory's B/s; `held`: bytes of the cache. `split`: seconds to sum the parts of an inner
+    side.
     """
 
     burst: Clock
@@ -116,8 +129,11 @@ class ProductForm:
         self, product: Product, speed: Speed, *, itemsize: float, nbytes: Floats | None = None, slower: Floats | float = 1.0,
         sustained: bool = True, library: str = "",
     ) -> Floats:  # fmt: skip
-        """Seconds, with launch, of products whose operands have elements of `itemsize` bytes. They move `nbytes` (None: the operands, and
-        results of 16 bits); arithmetic takes `slower` times as long."""
+        """Seconds, with launch, of products of operands with elements of `itemsize` bytes.
+
+        `nbytes`: the bytes that they move (None: the operands, and results of 16 bits). `slower`: factor on the
+        arithmetic.
+        """
         clock = self.sustained if sustained else self.burst
         compute = self._compute(product, speed, clock, itemsize) * slower
         moved = product.traffic(itemsize, 2.0) if nbytes is None else nbytes
@@ -145,7 +161,7 @@ class ProductForm:
 
 
 def uncached(moved: Floats, held: float) -> Floats:
-    """Bytes of those moved that a cache of about `held` bytes does not have: few of few, nearly all of many."""
+    """The moved bytes that a cache of about `held` bytes misses: few of few, nearly all of many."""
     return np.asarray(moved * moved / np.maximum(moved + held, 1.0))
 
 

@@ -1,4 +1,4 @@
-"""Least squares in a box without a library of optimisation: Levenberg's steps with finite differences (Marquardt 1963), cut at the bounds.
+"""Least squares in a box: Levenberg's steps with finite differences (Marquardt 1963), cut at the bounds.
 
     x' = x - (J'J + damping I)^-1 J'r      kept where the sum of squares falls, else the damping grows
 """
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 STEP, STEPS = 1e-4, 60
 GROWS, SHRINKS, LEAST, MOST = 4.0, 0.3, 1e-9, 1e9
-"""How the damping moves, and its range: with none at all, constants that no measurement tells apart leave no step."""
+"""How the damping moves, and its range: without damping, constants that no measurement tells apart leave no step."""
 ENOUGH = 1e-10
 """Part of the sum of squares by which a step must lower it to be worth another one."""
 

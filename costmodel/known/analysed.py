@@ -1,4 +1,4 @@
-"""Graphs of known transformers, analysed once for all configurations that run them, and the kernels that they have."""
+"""Graphs of known transformers, analysed once for all configurations that run them, and their kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from .transformer import Transformer, transformer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysed:
-    """The graph of a transformer, what it offers, the values `inside` fused chains, and the seconds of operators priced so far."""
+    """The graph of a transformer, its analysis, the values `inside` fused chains, and the priced seconds of operators.
+    """
 
     model: Transformer
     analysis: Analysis

@@ -1,4 +1,4 @@
-"""Attention of a transformer layer: projections to heads, positions, the kernel or its pieces, and the projection back."""
+"""Attention of a transformer layer: projections to heads, positions, the kernel or its pieces, and back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from .shape import Latent
 from .wanted import GROUPS, HEADS, INNER, ROWS, SUM, Wanted
 
 FILLED, FILLED_VIEW = 2, 5
-"""Passes of the backward pass of filling masked scores in place: a copy is filled; on a view it takes three copies more (torch: masked_fill
-in derivatives.yaml, CopySlices in csrc/autograd/functions/tensor.cpp)."""
+"""Passes of the backward pass of filling masked scores in place: a copy is filled; a view takes three more copies.
+
+Source: torch's masked_fill in derivatives.yaml, CopySlices in csrc/autograd/functions/tensor.cpp.
+"""
 SKIPPING = 2048
-"""Keys up to which the kernel of the softmax does not read the half of the scores that a causal mask hides; longer ones have another."""
+"""The most keys at which the softmax kernel skips the half of the scores behind a causal mask; above, another kernel
+runs.
+"""
 
 
 def attend(b: GraphBuilder, name: str, x: str, *, memory: str = "", windowed: bool = False, causal: bool = True) -> str:
@@ -34,12 +38,13 @@ def attend(b: GraphBuilder, name: str, x: str, *, memory: str = "", windowed: bo
 
 
 def _heads(b: GraphBuilder, name: str, x: str, memory: str) -> tuple[str, ...]:
-    """Queries of the rows, keys and values of the same rows or of `memory`, [batch, heads, sequence, head size] each."""
+    """Queries of the rows, keys and values of the same rows or of `memory`: [batch, heads, sequence, head size] each.
+    """
     s = b.shape
     bias = s.bias or s.qkv_bias
     groups = s.heads // s.kv_heads
     if not memory and (b.kernels.joined or groups == 1):
-        # Each group of heads lies beside its keys and values, so that a rank of a split product has all three.
+        # Each group of heads lies next to its keys and values, so that a rank of a split product has all three.
         whole = b.linear(f"{name}.qkv", x, (s.heads + 2 * s.kv_heads) * s.width, INNER, bias=bias)
         both = _headed(b, f"{name}.view", whole, s.kv_heads)
         q, k, v = b.pieces(f"{name}.split", both, (groups * s.width, s.width, s.width), INNER)
@@ -76,7 +81,8 @@ def _to_heads(b: GraphBuilder, name: str, x: str) -> str:
 
 
 def _latent(b: GraphBuilder, name: str, x: str, latent: Latent) -> tuple[str, ...]:
-    """Latent attention while training: keys and values are written out for all heads (arXiv:2405.04434, equations 9 to 18)."""
+    """Latent attention in training: keys and values are written out for all heads (arXiv:2405.04434, equations 9-18).
+    """
     heads, width = b.shape.heads, latent.nope + latent.rope
     source = x
     if latent.q_rank:
@@ -86,7 +92,7 @@ def _latent(b: GraphBuilder, name: str, x: str, latent: Latent) -> tuple[str, ..
     down, shared = b.pieces(f"{name}.down", both, (latent.kv_rank, latent.rope), ROWS)
     up = b.linear(f"{name}.kv_up", b.normalised(f"{name}.kv_norm", down), heads * (latent.nope + latent.value), INNER)
     k, v = b.pieces(f"{name}.up", _headed(b, f"{name}.kv_view", up, heads), (latent.nope, latent.value), INNER)
-    # All heads share the part of the keys that has a position: one kernel turns it, another copies it beside that of every head.
+    # All heads share the keys' part with a position: one kernel turns it, another copies it next to that of every head.
     turned = _headed(b, f"{name}.rope_view", b.pointwise(f"{name}.rotate1", "aten.neg.default", shared, ROWS), 1, ROWS)
     spread = (*b.size(k)[:-1], latent.rope)
     k = b.join(f"{name}.keys", (k, b.view(f"{name}.spread", "aten.expand.default", turned, spread, INNER, size=spread)), INNER)

@@ -1,4 +1,4 @@
-"""What is known of a training run: its parallel degrees, its schedule, and what its framework does."""
+"""A known training run: its parallel degrees, its schedule, and the habits of its framework."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ RECOMPUTE = ("none", "selective", "full")
 CONTEXTS = ("ring", "heads")
 """ring: keys and values travel around; heads: all-to-alls give every rank whole sequences of a share of the heads."""
 PARTITIONS = ("even", "greedy", "items", "balanced")
-"""How layers are dealt out. even: as many on each stage; greedy: each takes the most, the last what is left; items: even, embedding and
-head counting as layers; balanced: even in parameters, embedding and head counting as the layers that hold as many."""
+"""How layers are distributed over stages. even: equally many on each; greedy: each stage takes the most, the last the
+rest; items: even, with embedding and head counted as layers; balanced: even in parameters, with embedding and head
+counted as the layers that hold as many.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A cross entropy, by what its kernels do for each logit of a rank: bytes that they move `forward` and `backward` (the cast of 16-bit
-    logits included), bytes alive `at_most`, and whether they work on logits that were cast to float32 (`wide`)."""
+    """A cross entropy, by the work of its kernels for each logit of a rank.
+
+    `forward`, `backward`: bytes moved, including the cast of 16-bit logits. `at_most`: bytes alive at the peak. `wide`:
+    whether the kernels work on logits cast to float32.
+    """
 
     forward: float
     backward: float
@@ -31,53 +36,81 @@ class Loss:
 
 
 LOSSES: Mapping[str, Loss] = {
-    # float32 copy (6), its maximum (4), less that in place (8), exponentials in place (8), their sum (4), over it in place (8);
-    # backward the softmax less one at the target, scaled in place (8) and cast (6).
+    # float32 copy (6), its maximum (4), less that in place (8), exponentials in place (8), their sum (4), over it in
+    # place (8); backward the softmax less one at the target, scaled in place (8) and cast (6).
     "megatron": Loss(forward=38.0, backward=14.0, at_most=6.0),
     # The same with the elementwise steps between reductions in one kernel each, and scaling and cast in one.
     "megatron-fused": Loss(forward=22.0, backward=6.0, at_most=6.0),
     # The passes of "megatron" over 16-bit logits, the difference to their maximum in a tensor of its own.
     "megatron-narrow": Loss(forward=16.0, backward=4.0, at_most=4.0, wide=False),
-    # Two passes of one kernel over 16-bit logits, the second of which writes their gradient in their place; backward scales it.
+    # Two passes of one kernel over 16-bit logits, the second of which writes their gradient in their place; backward
+    # scales it.
     "in-place": Loss(forward=6.0, backward=4.0, at_most=2.0, wide=False),
     # One pass of a kernel over 16-bit logits; backward another writes their gradient beside them.
     "one-kernel": Loss(forward=2.0, backward=4.0, at_most=4.0, wide=False),
-    # float32 copy (6), log-softmax (8); backward the gradient of the loss (4), that of the log-softmax (12), and a cast (6).
+    # float32 copy (6), log-softmax (8); backward the gradient of the loss (4), that of the log-softmax (12), and a cast
+    # (6).
     "torch": Loss(forward=14.0, backward=22.0, at_most=14.0),
     # A compiler puts cast, maximum and sum together and, backward, exponential, scaling and cast.
     "compiled": Loss(forward=6.0, backward=6.0, at_most=8.0),
 }
 """Cross entropies by their kernels. Sources: NVIDIA/Megatron-LM@d98e8a64: megatron/core/tensor_parallel/cross_entropy.py and
-megatron/core/fusions/fused_cross_entropy.py; NVIDIA/TransformerEngine: common/triton/cross_entropy.py; Dao-AILab/flash-attention:
-losses/cross_entropy.py; torch's log_softmax and nll_loss."""
+megatron/core/fusions/fused_cross_entropy.py; NVIDIA/TransformerEngine: common/triton/cross_entropy.py;
+Dao-AILab/flash-attention: losses/cross_entropy.py; torch's log_softmax and nll_loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """What a training framework overlaps and how it stores: facts about a program, not figures of the hardware.
+    """A training framework's overlaps and storage: facts about a program, not figures of the hardware.
 
-    `overlap_tensor`: tensor-parallel collectives of the backward pass run under the products of weight gradients. `pipelined_tensor`:
-    those of both passes run piece by piece under the products before or behind them. `regather`: what sequence parallelism gathers is
-    not kept, but gathered again under the product of the input's gradient. `overlap_context`: messages of ring attention run under it.
-    `overlap_experts`: rows travel to experts and back under another micro-batch's work; `sent_once`: a token's row goes once to every
-    rank that has experts of it, sorted on arrival, and comes back once. `overlap_gradients`: the reduction of gradients runs under the
-    last backward pass. `overlap_gather`: with ZeRO-1 the updated parameters are gathered under the next step's first forward pass.
-    `overlap_sends`: pipeline messages. `prefetch`: the next layer's parameters are gathered under the present layer. `scatter_sends`:
-    tensor-parallel ranks send a share each and gather it on arrival. `fused_accumulation`: the products of weight gradients add to
-    those of earlier micro-batches, with no pass of their own. `fused`: chains of elementwise operators are one kernel. `compiled`: the
-    host runs ahead of the device whatever the kernels. `filled`: every new tensor is filled before a kernel writes it. `loss`: of
-    `LOSSES`. `gradient_bytes`: of an element where they are summed over micro-batches; `reduced_bytes`: in the reduction;
-    `gathered_bytes`: in the gather of parameters (None: as they are used); `reduce_whole`: ZeRO-1 reduces whole gradients on every
-    rank. `accumulation_bytes`: that such a sum moves for each parameter and micro-batch, where it is more than reading both and writing
-    one. `blocking`: the host waits for every kernel before it issues the next. `partition`: how layers are dealt out to stages, of
-    `PARTITIONS`. `send_gathers`: gathers on arrival of a message that was sent in shares. `recompute_ends`: embedding and head are
-    recomputed too. `selective`: operators whose names hold one of these are recomputed selectively; `kept`: the others keep their
-    outputs, instead, and all that is not named is recomputed. `recomputed`: share of the layers that full recompute takes.
-    `gather_rate`: B/s at which ZeRO-3 gathers and scatters at most. `state_bytes`: of the optimizer for each parameter (master weight
-    and moments); `update_traffic`: bytes moved for each in an update. `offloaded`: share of the layers whose activations wait in host
-    memory. `workspace`: bytes that libraries of the framework allocate for good. `expandable`: the allocator's segments
-    grow (`memory.occupancy`). `weight_bytes`: of a stored parameter as the operators
-    use it (None: of the dtype).
+    Overlap of communication:
+
+    - `overlap_tensor`: tensor-parallel collectives of the backward pass run under the products of weight gradients.
+    - `pipelined_tensor`: tensor-parallel collectives of both passes run piece by piece under neighbouring products.
+    - `overlap_context`: messages of ring attention run under it.
+    - `overlap_experts`: rows travel to experts and back under another micro-batch's work.
+    - `overlap_gradients`: the reduction of gradients runs under the last backward pass.
+    - `overlap_gather`: with ZeRO-1 updated parameters are gathered under the next step's first forward pass.
+    - `overlap_sends`: pipeline messages run under computation.
+    - `prefetch`: the next layer's parameters are gathered under the present layer.
+
+    Messages:
+
+    - `regather`: results of sequence-parallel gathers are not kept, but gathered again under the input gradient's
+      product.
+    - `sent_once`: a token's row goes once to every rank with experts of it, is sorted on arrival, and comes back once.
+    - `scatter_sends`: tensor-parallel ranks send a share each and gather on arrival; `send_gathers`: the number of such
+      gathers.
+    - `reduce_whole`: ZeRO-1 reduces whole gradients on every rank.
+    - `gather_rate`: the highest rate at which ZeRO-3 gathers and scatters, in B/s.
+
+    Kernels and host:
+
+    - `fused_accumulation`: products of weight gradients add to those of earlier micro-batches without a pass of their
+      own.
+    - `fused`: chains of elementwise operators are one kernel. `compiled`: the host runs ahead of the device whatever
+      the
+      kernels. `blocking`: the host waits for every kernel. `filled`: every new tensor is filled before a kernel writes it.
+    - `loss`: of `LOSSES`. `partition`: of layers over stages, of `PARTITIONS`.
+
+    Recompute:
+
+    - `recompute_ends`: embedding and head are recomputed too. `recomputed`: the share of the layers in full recompute.
+    - `selective`: operators with one of these words in their names are recomputed selectively. `kept`: instead,
+      operators
+      with these words keep their outputs and all others are recomputed.
+
+    Bytes:
+
+    - `gradient_bytes`: of an element of gradients summed over micro-batches; `reduced_bytes`: of an element in the
+      reduction;
+      `gathered_bytes`: of an element in the gather of parameters (None: as used).
+    - `accumulation_bytes`: moved per parameter and micro-batch by such a sum (None: read both, write one).
+    - `state_bytes`: of the optimizer per parameter (master weight and moments); `update_traffic`: moved per parameter
+      by an
+      update. `weight_bytes`: of a stored parameter in use (None: of the dtype).
+    - `offloaded`: the share of the layers whose activations wait in host memory. `workspace`: allocated for good by the
+      framework's libraries. `expandable`: the allocator's segments grow (`memory.occupancy`).
     """
 
     overlap_tensor: bool = False
@@ -124,11 +157,11 @@ class Habits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Parallel degrees and schedule of a training run; `global_batch` sequences a step, `micro_batch` of them at once on a device.
+    """Parallel degrees and schedule of a training run.
 
-    `expert`: of the `data` ranks, as many split the experts among them; or of all of them and the tensor-parallel ones, which then have
-    whole experts. `kernels`: those that the framework runs.
-    `context_by`: how the ranks of a sequence attend, of `CONTEXTS`.
+    `global_batch`: sequences of a step; `micro_batch`: sequences at once on a device. `expert`: the number of `data`
+    ranks that split the experts; a larger number includes the tensor-parallel ranks, which then have whole experts.
+    `kernels`: those of the framework. `context_by`: how the ranks of a sequence attend, of `CONTEXTS`.
     """
 
     global_batch: int
@@ -173,7 +206,7 @@ class Configuration:
 
     @property
     def whole_experts(self) -> bool:
-        """Whether tensor-parallel ranks split the experts among them, instead of each expert."""
+        """Whether tensor-parallel ranks split the set of experts, not each expert."""
         return self.expert > self.data
 
     @property

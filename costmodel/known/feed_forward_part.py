@@ -1,4 +1,4 @@
-"""The feed-forward part of a transformer layer: dense, or experts with a router and one that every token goes to."""
+"""The feed-forward part of a transformer layer: dense, or experts with a router and a shared expert."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _gate_and_up(b: GraphBuilder, name: str, x: str, width: int) -> tuple[str, s
 
 
 def experts(b: GraphBuilder, name: str, x: str) -> str:
-    """A router, experts that compute the rows of their tokens, none dropped, and the weighted sum of each token's results."""
+    """A router, experts on the rows of their tokens (none dropped), and the weighted sum of each token's results."""
     s = b.shape
     batch, length, whole = b.size(x)
     tokens, width, hidden = batch * length, s.expert_ffn or s.ffn, s.expert_hidden or whole
@@ -51,7 +51,7 @@ def experts(b: GraphBuilder, name: str, x: str) -> str:
     each = (batch, length, s.top_k, hidden)
     results = b.view(f"{name}.results", "aten.view.default", rows, each, ROUTED, size=each)
     total = b.op(f"{name}.sum", "aten.sum.dim_IntList", {"self": results}, (batch, length, hidden), SUMMED, dim=(2,))[0]
-    # The weight of each row: what the router makes of it flows back to the router.
+    # The weight of each row: its gradient flows back to the router.
     narrow = b.pointwise(f"{name}.narrow", "aten.to.dtype", share, ROWS, dtype=b.dtype)
     total = b.op(f"{name}.weigh", "aten.mul.Tensor", {"self": total, "other": narrow}, (batch, length, hidden), ROUTED)[0]
     if s.expert_hidden:
@@ -62,7 +62,7 @@ def experts(b: GraphBuilder, name: str, x: str) -> str:
 
 
 def _layer(b: GraphBuilder, name: str, flat: str, chosen: str, width: int) -> str:
-    """All experts as one operator: what each computes on its rows is its network."""
+    """All experts as one operator, whose network is the computation of each."""
     s = b.shape
     columns = 2 * width if s.gated else width
     hidden = b.size(flat)[1]

@@ -1,13 +1,15 @@
-"""What training frameworks execute, as read in their sources: kernels, fusions, overlaps, precision and what is kept; none is fitted.
+"""The habits of training frameworks, read in their sources: kernels, fusions, overlaps and precision; none is fitted.
 
-Sources: NVIDIA/Megatron-LM (arXiv:2104.04473, arXiv:2205.05198; megatron/core of 2024 to 2026: @d98e8a64); NVIDIA/TransformerEngine;
-bigscience-workshop/Megatron-DeepSpeed@87a9dba0 and microsoft/DeepSpeed@2e1847d6 (pipe/engine.py, zero/stage_1_and_2.py,
-bf16_optimizer.py); bigscience-workshop/bigscience@9e64edec (train/tr11-176B-ml); Aleph-Alpha/scaling@78489292 (later than the sweep of
-arXiv:2311.05610); pytorch/torchtitan@9dec370a; foundation-model-stack/fms-fsdp@5a296afe; mosaicml/llm-foundry@b2a43a14 and
-composer@0.17; NVIDIA/NeMo@e400b6de with NeMo-Framework-Launcher@24.07; NVIDIA-NeMo/Megatron-Bridge@067f987d; alpa-projects/alpa;
-deepspeedai/DeepSpeed@edaa7221 (runtime/zero/config.py, ops/adam/fused_adam.py); huggingface/nanotron@2411b022 (models/llama.py,
-parallel/tensor_parallel/functional.py, optim/gradient_accumulator.py); Oneflow-Inc/libai@9dcbe3b2 (layers/, models/utils/graph_base.py);
-Dazz993/Mist@d69e530a (mist/model/gpt.py, mist/modules/losses.py, mist/analyzer/strategy.py).
+Sources: NVIDIA/Megatron-LM (arXiv:2104.04473, arXiv:2205.05198; megatron/core of 2024 to 2026: @d98e8a64);
+NVIDIA/TransformerEngine; bigscience-workshop/Megatron-DeepSpeed@87a9dba0 and microsoft/DeepSpeed@2e1847d6
+(pipe/engine.py, zero/stage_1_and_2.py, bf16_optimizer.py); bigscience-workshop/bigscience@9e64edec
+(train/tr11-176B-ml); Aleph-Alpha/scaling@78489292 (later than the sweep of arXiv:2311.05610);
+pytorch/torchtitan@9dec370a; foundation-model-stack/fms-fsdp@5a296afe; mosaicml/llm-foundry@b2a43a14 and composer@0.17;
+NVIDIA/NeMo@e400b6de with NeMo-Framework-Launcher@24.07; NVIDIA-NeMo/Megatron-Bridge@067f987d; alpa-projects/alpa;
+deepspeedai/DeepSpeed@edaa7221 (runtime/zero/config.py, ops/adam/fused_adam.py); huggingface/nanotron@2411b022
+(models/llama.py, parallel/tensor_parallel/functional.py, optim/gradient_accumulator.py); Oneflow-Inc/libai@9dcbe3b2
+(layers/, models/utils/graph_base.py); Dazz993/Mist@d69e530a (mist/model/gpt.py, mist/modules/losses.py,
+mist/analyzer/strategy.py).
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from .shape import Shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """`habits` and `kernels` of a framework; `one_rotation`: rotary positions are one kernel; `gathered_logits` and `shared_input`: as of
-    `Shape`."""
+    """A framework: its `habits` and `kernels`.
+
+    `one_rotation`: rotary positions are one kernel. `gathered_logits`, `shared_input`: as in `Shape`.
+    """
 
     habits: Habits = field(default_factory=Habits)
     kernels: Kernels = field(default_factory=Kernels)
@@ -48,17 +52,18 @@ _MEGATRON_2021 = Framework(habits=Habits(loss="megatron"), kernels=Kernels(atten
 _MEGATRON_2022 = replace(
     _MEGATRON_2021, habits=replace(_MEGATRON_2021.habits, overlap_tensor=True, regather=True, fused_accumulation=True)
 )  # fmt: skip
-# Transformer Engine's layers: norms, gate and product, bias, dropout and residual, and rotary positions are one kernel each; gate and up
-# are one product, attention is cuDNN's, messages of context parallelism run under it. An update reads the norm's gradients (4), gradient,
-# master and moments (16), writes the latter (12), reads the master and writes the parameter (6), and zeroes gradients (4).
+# Transformer Engine's layers: norms, gate and product, bias, dropout and residual, and rotary positions are one kernel
+# each; gate and up are one product, attention is cuDNN's, messages of context parallelism run under it. An update reads
+# the norm's gradients (4), gradient, master and moments (16), writes the latter (12), reads the master and writes the
+# parameter (6), and zeroes gradients (4).
 _MEGATRON_CORE = Framework(
     habits=Habits(
         overlap_tensor=True, regather=True, fused_accumulation=True, fused=True, loss="megatron", update_traffic=42.0, overlap_context=True
     ),
     kernels=Kernels(attention="cudnn", joined=True),
 )  # fmt: skip
-# Gradients are summed in 16 bits where the scripts say so, and reduced and gathered under the passes; the master is the parameter with its
-# missing 16 bits. 24.03 runs neither the fused activation nor the fused residual.
+# Gradients are summed in 16 bits where the scripts say so, and reduced and gathered under the passes. A master holds
+# only the 16 bits that its parameter lacks. 24.03 fuses neither the activation nor the residual.
 _NEMO = replace(
     _MEGATRON_CORE,
     habits=replace(
@@ -75,8 +80,9 @@ _DEEPSPEED = Framework(
 )  # fmt: skip
 # Parameters and states in float32 shards, gathered in 16 bits, gradients scattered in float32.
 _FSDP = Habits(gradient_bytes=4, reduced_bytes=4, state_bytes=10)
-# Of the products every second is kept (wq, wv, w1, w2), and attention, whose keys and values are copied for every head. The optimizer of
-# 2024 is a chain of kernels over all parameters (foreach): reads and writes 22 tensors of four bytes.
+# Every second product is kept (wq, wv, w1, w2), and so is attention, whose keys and values are copied for every head.
+# The optimizer of 2024 is a chain of kernels over all parameters (foreach): it reads and writes 22 tensors of four
+# bytes.
 _TITAN = Framework(
     habits=replace(_FSDP, kept=(".query", ".core", ".mlp.gate", ".mlp.down"), update_traffic=88.0, expandable=True),
     kernels=Kernels(norm="unfused", repeats_keys=True), one_rotation=False,
@@ -85,30 +91,34 @@ _TITAN = Framework(
 _COMPILED = replace(
     _TITAN, habits=replace(_TITAN.habits, fused=True, compiled=True, loss="compiled"), kernels=Kernels(repeats_keys=True)
 )  # fmt: skip
-# Composer's optimizer is a loop of float32 kernels over flat shards. Attention is Triton's kernel of the first generation, the default
-# of the scripts of the time.
+# Composer's optimizer is a loop of float32 kernels over flat shards. Attention is Triton's kernel of the first
+# generation, the default of the scripts of the time.
 _COMPOSER = Framework(habits=replace(_FSDP, loss="one-kernel", update_traffic=84.0), kernels=Kernels(attention="flash1"))
 
-# Parameters, gradients and their reduction in 16 bits over float32 shards of master and moments, updated by one kernel; the model is
-# whatever the user gives, in eager mode. Reductions run under the backward pass by default with ZeRO-3 alone.
+# Parameters, gradients and their reduction in 16 bits over float32 shards of master and moments, updated by one kernel;
+# the model is whatever the user gives, in eager mode. Reductions run under the backward pass by default with ZeRO-3
+# alone.
 _ZERO = Habits(gradient_bytes=2, reduced_bytes=2, state_bytes=12, update_traffic=34.0)
-# Queries, keys and values are one product, as are gate and up; norms and positions are kernels of their own, the gate is not fused.
-# Gradients are added to a float32 buffer micro-batch by micro-batch and reduced in it under the last backward pass.
+# Queries, keys and values are one product, as are gate and up; norms and positions are kernels of their own, the gate
+# is not fused. Gradients are added to a float32 buffer micro-batch by micro-batch and reduced in it under the last
+# backward pass.
 _NANOTRON = Framework(
     habits=Habits(regather=True, overlap_gradients=True, loss="megatron", update_traffic=34.0), kernels=Kernels(joined=True)
 )  # fmt: skip
-# A graph that is compiled: biases, activations and dropout, scale, mask and softmax, and updates are fused, and collectives take turns with
-# computation on one stream. Parameters are stored in float32, cast where they are used.
+# A graph that is compiled: biases, activations and dropout, scale, mask and softmax, and updates are fused, and
+# collectives take turns with computation on one stream. Parameters are stored in float32, cast where they are used.
 _LIBAI = Framework(
     habits=Habits(fused=True, compiled=True, loss="one-kernel", weight_bytes=4, state_bytes=8, update_traffic=28.0),
     kernels=Kernels(attention="fused"),
 )  # fmt: skip
-# This project's own runtime: units of parameters gathered ahead and gradients reduced behind, AdamW of torch over float32 masters.
+# This project's own runtime: units of parameters gathered ahead and gradients reduced behind, AdamW of torch over
+# float32 masters.
 _AUTOPAR = Framework(habits=Habits(overlap_gradients=True, overlap_gather=True, overlap_context=True, update_traffic=84.0))
 
 FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-2021": _MEGATRON_2021,
-    # Each parameter is gathered by itself into a fresh buffer; 16 to 18 GB/s is what the six published runs come to, whatever their size.
+    # Each parameter is gathered by itself into a fresh buffer; 16 to 18 GB/s is what the six published runs come to,
+    # whatever their size.
     "megatron-2021 zero-3": replace(_MEGATRON_2021, habits=replace(_MEGATRON_2021.habits, reduced_bytes=2, gather_rate=1.7e10)),
     "megatron-2022": _MEGATRON_2022,
     "megatron-core": _MEGATRON_CORE,
@@ -118,8 +128,9 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-deepspeed": _DEEPSPEED,
     # CUDA_LAUNCH_BLOCKING=1 kept 384 devices from hanging; layers are dealt out greedily.
     "megatron-deepspeed bloom": replace(_DEEPSPEED, habits=replace(_DEEPSPEED.habits, blocking=True, partition="greedy")),
-    # Five all-reduces a layer (gate and up have one each backward), the loss on gathered logits, messages whole from every rank, gradients
-    # reduced whole in float32 although the optimizer is sharded, embedding and head recomputed with the layers.
+    # Five all-reduces a layer (gate and up have one each backward), the loss on gathered logits, messages whole from
+    # every rank, gradients reduced whole in float32 although the optimizer is sharded, embedding and head recomputed
+    # with the layers.
     "scaling": Framework(
         habits=Habits(
             gradient_bytes=2, reduced_bytes=4, reduce_whole=True, scatter_sends=False, partition="balanced", recompute_ends=True
@@ -138,7 +149,8 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "nanotron": _NANOTRON,
     "libai": _LIBAI,
     "autopar": _AUTOPAR,
-    # Stages of their own, states sharded and in part in host memory, layers with flash attention or one kernel for the softmax.
+    # Stages of their own, states sharded and in part in host memory, layers with flash attention or one kernel for the
+    # softmax.
     "mist": Framework(
         habits=Habits(fused=True, gradient_bytes=2, reduced_bytes=2, loss="megatron-narrow", overlap_sends=True),
         kernels=Kernels(attention="fused", skips_masked=True),
@@ -147,7 +159,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         habits=Habits(fused=True, compiled=True, gradient_bytes=2, reduced_bytes=2, loss="compiled"), kernels=Kernels(attention="fused")
     ),
 }  # fmt: skip
-"""By name, with the year of what was read where a framework changed."""
+"""Frameworks by name, with the year of the source read if the framework changed."""
 
 
 def framework_named(name: str) -> Framework:

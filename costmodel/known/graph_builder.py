@@ -1,4 +1,4 @@
-"""Builds a graph operator by operator, each with what the known schemes make of it."""
+"""Builds a graph operator by operator, each with its placements under the known schemes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,32 @@ from .shape import Shape
 from .wanted import ROWS, Wanted
 
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3", "cudnn")
-"""Attention: separate kernels for scale, mask and softmax; these three in one kernel; kernels that never write the scores."""
+"""Attention: separate kernels for scale, mask and softmax; these in one kernel; kernels that never write the scores."""
 LIBRARY = "fused"
-"""Where scale, mask and softmax are one kernel; all that is neither this nor `unfused` is one kernel from queries to results."""
+"""Attention with scale, mask and softmax in one kernel. All others but `unfused` are one kernel from queries to
+results.
+"""
 SCORES = 4
 """Matrices of scores that Megatron's kernel takes at once."""
 NORMS = ("fused", "unfused")
 PRODUCTS = ("", "float8_e4m3fn", "float8_block", "float4", TF32)
-"""To what linear operators of the layers cast their operands: nothing, 8 bits with a scale for each tensor or each block, or 4 bits. With
-the last, all products read float32 as tensor units do, and nothing is cast."""
+"""The types to which linear operators of the layers cast their operands: none, 8 bits with a scale for each tensor or
+each block, or 4 bits. With the last one all products read float32 as tensor units do, and nothing is cast.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """Which kernels a framework runs for a transformer: `attention` of `ATTENTIONS`; `norm` of `NORMS`, one kernel or the chain of
-    elementwise kernels in float32; `products` of `PRODUCTS`; `joined`: gate and up are one product, as are queries, keys and values;
-    `wide_loss`: the loss is computed on logits that a kernel of its own has cast to float32; `accumulates`: bytes of an element of the
-    sums to which products of weight gradients add their results (0: they write them); `repeats_keys`: keys and values are copied for
-    every head; `skips_masked`: the kernel of scale, mask and softmax reads no scores that a causal mask hides, and there is none for a
-    number of matrices of scores that is no multiple of four (Megatron-LM, fused_softmax.py and scaled_upper_triang_masked_softmax.h)."""
+    """The kernels that a framework runs for a transformer.
+
+    `attention`: of `ATTENTIONS`. `norm`: of `NORMS`, one kernel or the chain of elementwise kernels in float32.
+    `products`: of `PRODUCTS`. `joined`: gate and up are one product, as are queries, keys and values. `wide_loss`: the
+    loss reads logits that a kernel of its own has cast to float32. `accumulates`: bytes of an element of the sums to
+    which products of weight gradients add their results (0: they write them). `repeats_keys`: keys and values are
+    copied for every head. `skips_masked`: the kernel of scale, mask and softmax skips scores behind a causal mask; it
+    needs a number of score matrices divisible by four (Megatron-LM, fused_softmax.py and
+    scaled_upper_triang_masked_softmax.h).
+    """
 
     attention: str = "flash2"
     norm: str = "fused"

@@ -1,4 +1,4 @@
-"""What hides communication in a known configuration: the compute that runs beside it, and what that costs."""
+"""Hidden communication in a known configuration: the compute that covers it, and its slowdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ..step.timeline import SLOWDOWN
 
 
 def exposed(communication: float, cover: float) -> float:
-    """Seconds that a collective adds to the compute that covers it: what is longer than the cover, and the slowdown of the rest."""
+    """Seconds that a collective adds to the compute that covers it: its excess over the cover, and the cover's
+    slowdown.
+    """
     return max(0.0, communication - cover) + (SLOWDOWN["nccl"] - 1) * min(communication, cover)
 
 
@@ -23,8 +25,11 @@ def in_pieces(communication: float, cover: float, pieces: int) -> float:
 
 @dataclass(slots=True)
 class Covers:
-    """Seconds of the products beside a redistribution of a tensor: of those that read it in a layout forward, backward for their inputs and
-    for their weights, and of the one that made it."""
+    """Seconds of the products next to a redistribution of a tensor.
+
+    `ahead`: of its readers in a layout, forward. `back`, `weight`: of the same backward, for their inputs and for their
+    weights. `made`: of the product that made it.
+    """
 
     ahead: dict[tuple[str, Layout], float] = field(default_factory=dict)
     back: dict[tuple[str, Layout], float] = field(default_factory=dict)

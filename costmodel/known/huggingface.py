@@ -1,4 +1,6 @@
-"""Sizes from Hugging Face `config.json` files: which keys of a model type say what. Nothing of the file is executed."""
+"""Sizes from Hugging Face `config.json` files: the meaning of their keys by model type. Nothing in the file is
+executed.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,7 @@ def _llama(**more: Any) -> Traits:
 
 
 def _state(c: Config, pattern: str, **more: Any) -> dict[str, Any]:
-    """A model of that pattern, whose layers are one mixer each."""
+    """The traits of a model with this pattern, whose layers are one mixer each."""
     heads = c.mamba_num_heads or c.expand * c.hidden_size // c.mamba_head_dim
     state = {"heads": heads, "width": c.mamba_head_dim, "size": c.ssm_state_size, "groups": c.n_groups, "chunk": c.chunk_size}
     return {**_LLAMA, "position": "none", "pattern": pattern, "layers": len(pattern), "state": state, **more}
@@ -155,14 +157,14 @@ TYPES: Mapping[str, Traits] = {
         "tied": False,
     },
 }  # fmt: skip
-"""By `model_type`, what its sizes do not tell."""
+"""Traits by `model_type` that the sizes do not tell."""
 
 
 def sizes_of(path: str | Path, *, sequence: int | None = None) -> dict[str, Any]:
-    """The fields of a `Shape` that a configuration file describes, for sequences of that length (default: the longest that its positions
-    allow); `latent` as a table of its own.
+    """The fields of a `Shape` in a configuration file; `latent` is a table of its own.
 
-    Raises `ModelError` where the file cannot be read or lacks a size, `UsageError` for a model type that is not known.
+    `sequence`: the length of the sequences (default: the longest that the positions allow). Raises `ModelError` if the
+    file cannot be read or lacks a size, `UsageError` for an unknown model type.
     """
     config = _read(Path(path))
     if config.model_type not in TYPES:

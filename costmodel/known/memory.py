@@ -1,7 +1,7 @@
 """Bytes of a device in a known configuration, at the peak of each of its stages.
 
-A stage holds its parameters with gradients and optimizer state, and for every micro-batch in flight what its layers keep (`occupancy`, from
-one walk of the program of two layers of each kind with embedding and head).
+A stage holds its parameters with gradients and optimizer state, and the kept values of its layers for every micro-batch
+in flight (`occupancy`, from one walk of the program of two layers of each kind with embedding and head).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .state_part import SCAN
 
 
 def working(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Load]:
-    """What a micro-batch puts on a device, part by part, whatever the pipeline and the number of micro-batches."""
+    """The load of a micro-batch on a device, by part, whatever the pipeline and the number of micro-batches."""
     h = c.habits
     kept = Habits(selective=h.selective, kept=h.kept, regather=h.regather, loss=h.loss, fused=h.fused)
     return _working(of_kinds(shape), tuple(shape.of_each_kind()), replace(alone(c), zero=0, habits=kept), cluster)
@@ -36,7 +36,9 @@ def working(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Lo
 
 @functools.lru_cache(maxsize=1024)
 def _working(shape: Shape, kinds: tuple[str, ...], c: Configuration, cluster: Cluster) -> Mapping[str, Load]:
-    """From the program of two layers of each kind: the second stands for all, since its input is a layer's output too."""
+    """Loads from the program of two layers of each kind; the second stands for all, as its input is a layer's output
+    too.
+    """
     parts = Parts(shape, c, cluster, places_of(c, cluster.sized(c.devices)), kinds=(*kinds, *kinds))
     program, part_of = parts.program(), parts.model.part
     second = tuple(f"layers.{index}." for index in range(len(kinds), 2 * len(kinds)))
@@ -48,7 +50,7 @@ def _working(shape: Shape, kinds: tuple[str, ...], c: Configuration, cluster: Cl
         return "before" if part == "embed" or (part in kinds and not name.startswith(second)) else part
 
     found = loads(
-        program, parts.analysis, place, optimizer="none", precision=precision_named("same"),  # what is stored is counted apart
+        program, parts.analysis, place, optimizer="none", precision=precision_named("same"),  # stored bytes are counted apart
         recompute=Recompute(segments=_repeated(parts, c, len(kinds))), regather=c.habits.regather,
     )  # fmt: skip
     layers = {kind: found[kind] for kind in kinds}
@@ -65,8 +67,11 @@ def _working(shape: Shape, kinds: tuple[str, ...], c: Configuration, cluster: Cl
 
 
 def _spared(parts: Parts, program: Program) -> dict[str, float]:
-    """By kind of layer, what its kernels keep less than autograd does: operands of narrow products as they cast them (beside what attention
-    keeps of its results), and nothing of what is inside the fused activation of experts."""
+    """Bytes by kind of layer that its kernels keep less than autograd would.
+
+    Operands of narrow products are kept in their cast type (in addition to attention's results); values inside the
+    fused activation of experts are not kept.
+    """
     c, tensors, mesh = parts.c, program.graph.tensors, program.assignment.mesh.shape
     size = ITEMSIZE[c.kernels.products] / DTYPE_BYTES[c.dtype] if c.kernels.products not in ("", TF32) else 1.0
     found: dict[str, float] = {}
@@ -93,9 +98,9 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
 
 
 ACTIVATION = ".experts.activation"
-"""The word of selective recompute that stands for what experts compute between their products."""
+"""The word of selective recompute for the calls between the products of experts."""
 LOSS = ("head.float", "head.view", "head.loss")
-"""What a loss has alive while it is computed is its kernels' business, of `LOSSES`, not autograd's."""
+"""Operators of the loss; their memory follows its kernels (`LOSSES`), not autograd."""
 
 
 def _logits(program: Program) -> float:
@@ -106,7 +111,9 @@ def _logits(program: Program) -> float:
 
 
 def _repeated(parts: Parts, c: Configuration, kinds: int) -> tuple[tuple[str, ...], ...]:
-    """What is computed again, layer by layer: what recompute names, and what stays inside fused kernels, whose backward ones do so."""
+    """Recomputed segments by layer: the operators of the recompute, and those that fused backward kernels compute
+    again.
+    """
     layers = tuple(f"layers.{index}." for index in range(2 * kinds))
     again = [op.name for op in parts.analysis.warm if op.name.startswith("layers.") and (c.habits.kept or c.repeats(op.name))]
     segments = [tuple(name for name in again if name.startswith(layer)) for layer in layers] if c.recompute != "none" else []
@@ -146,7 +153,9 @@ def _kept_outputs(program: Program, c: Configuration, parts: Parts) -> dict[str,
 
 
 def stored_bytes(part: PartSeconds, c: Configuration) -> float:
-    """Parameters of a part with their gradients and optimizer state; experts are sharded over the ranks that have the same ones."""
+    """Bytes of a part's parameters, gradients and optimizer state; experts are sharded over the ranks with the same
+    ones.
+    """
     gradients, states = c.habits.gradient_bytes, c.habits.state_bytes
     weights = DTYPE_BYTES[c.dtype] if c.habits.weight_bytes is None else c.habits.weight_bytes
     total = 0.0
@@ -170,7 +179,7 @@ def peak_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members:
-    """How often a stage has each part, with what the parts put on a device under one configuration."""
+    """The number of each part on a stage, with the parts' loads under one configuration."""
 
     load: Mapping[str, Load]
     parts: Mapping[str, PartSeconds]
@@ -191,7 +200,7 @@ def stage_peak(members: Sequence[Members], *, flying: float, tied: bool) -> Memo
 
 
 def loads_of(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Load]:
-    """What the parts put on a device, where only a share of the layers is recomputed, or waits in host memory, too."""
+    """The loads of the parts, also if only a share of the layers is recomputed or waits in host memory."""
     found = dict(working(shape, c, cluster))
     whole = working(shape, replace(c, recompute="none"), cluster) if c.recompute == "full" and c.habits.recomputed < 1 else found
     for kind in shape.of_each_kind():

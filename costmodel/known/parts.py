@@ -1,7 +1,7 @@
-"""Seconds and stored elements of the parts of a known transformer (embedding, each kind of layer, head), from the program of its pins.
+"""Seconds and stored elements of the parts of a known transformer (embedding, kinds of layers, head), from its pins.
 
-The program of one layer of each kind with embedding and head is the ordinary one (`pinned_assignment`, `build_program`); each step is
-priced for the part that its name begins with, once for all configurations in which its local sizes are the same.
+The program of one layer of each kind with embedding and head is the ordinary one (`pinned_assignment`,
+`build_program`). Each step is priced for the part in its name, once for all configurations with equal local sizes.
 """
 
 from __future__ import annotations
@@ -32,21 +32,25 @@ from .state_part import SCAN
 from .wanted import WHOLE_EXPERTS
 
 EXPERT_OPERATORS = 20
-"""Operators that a layer of experts issues beside the products of each expert: sorting rows by expert and by rank, exchanges of counts,
-rows and results, activation (counted in megatron/core/transformer/moe: token_dispatcher.py and moe_utils.py, fused permutation)."""
+"""Operators of a layer of experts besides its products: sorts of rows, exchanges, activation.
+
+Counted in megatron/core/transformer/moe: token_dispatcher.py and moe_utils.py (fused permutation).
+"""
 EXPERT_PRODUCTS = 2
-"""Products of an expert, each a call of its own, as is the cast of its rows to a narrower type (TransformerEngine, GroupedLinear)."""
+"""Products of an expert; each is a call of its own, and so is the cast of its rows (TransformerEngine, GroupedLinear).
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class PartSeconds:
     """Seconds of one micro-batch through a part of the model, and the bytes that it stores on a device.
 
-    `forward`, `backward`: compute. `again`: forward compute and communication of what selective recompute repeats.
-    `moved`: exposed collectives forward and backward. `parameters`: elements that a device uses, of which
-    `experts` differ between expert-parallel ranks. `gathered`: bytes of parameters gathered (ZeRO-3). `issued`: kernels and
-    collectives that the host issues, which is what bounds a part whose kernels are short. `arithmetic`: of products and attention among
-    `forward` and `backward`.
+    `forward`, `backward`: compute. `weight`: the part of `backward` for weights. `again`: forward compute and
+    communication that selective recompute repeats. `moved_forward`, `moved_backward`: exposed collectives.
+    `parameters`: elements that a device uses; `experts`: those of them that differ between expert-parallel ranks.
+    `gathered`: bytes of parameters gathered (ZeRO-3). `issued_forward`, `issued_backward`: kernels and collectives that
+    the host issues, which bound a part of short kernels. `arithmetic`: the share of products and attention in `forward`
+    and `backward`.
     """
 
     forward: float = 0.0
@@ -65,7 +69,10 @@ class PartSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Levels that the axes of a configuration span: `axes` are data, expert, context and tensor; `replicas`: the first three together."""
+    """Levels that the axes of a configuration span.
+
+    `axes`: of data, expert, context and tensor parallelism. `replicas`: of the first three together.
+    """
 
     stages: str
     axes: tuple[str, ...]
@@ -73,7 +80,7 @@ class Places:
 
 
 def places_of(c: Configuration, cluster: Cluster) -> Places:
-    """Pipeline stages outermost, then data, expert and context parallelism, tensor parallelism over neighbouring devices."""
+    """Bind pipeline stages outermost, then data, expert and context parallelism, tensor parallelism over neighbours."""
     levels = bind_axes(cluster, (c.pipeline, c.data // c.expert_data, c.expert_data, c.context, c.tensor))
     together = bind_axes(cluster, (c.pipeline, c.replicas, c.tensor))
     assert levels is not None and together is not None
@@ -81,18 +88,17 @@ def places_of(c: Configuration, cluster: Cluster) -> Places:
 
 
 def parts_of(shape: Shape, c: Configuration, cluster: Cluster, places: Places | None = None) -> Mapping[str, PartSeconds]:
-    """The parts of a configuration on a cluster of as many devices; data-parallel ranks run the program of one. `places`: where its axes
-    lie, if not where they do by themselves."""
+    """The parts of a configuration on a cluster of as many devices; `places`: the levels of its axes, if unusual."""
     return _parts_of(of_kinds(shape), tuple(shape.of_each_kind()), alone(c), cluster, places or places_of(c, cluster))
 
 
 def of_kinds(shape: Shape) -> Shape:
-    """The shape without what only tells how many layers of each kind there are."""
+    """The shape without the fields that only count layers of each kind."""
     return replace(shape, layers=1, dense_layers=0, expert_every=1, full_every=0, encoder_layers=0, pattern="")
 
 
 def alone(c: Configuration) -> Configuration:
-    """The configuration of one micro-batch, without stages and replicas; what is sharded after the passes is not its matter."""
+    """The configuration of one micro-batch, without stages, replicas and shards after the passes."""
     zero, data = (3 if c.zero == 3 else 0), c.expert_data
     return replace(c, pipeline=1, interleave=1, schedule="1f1b", data=data, zero=zero, global_batch=c.micro_batch * data)
 
@@ -117,7 +123,7 @@ class Parts:
         found = analysed(shape, c.micro_batch * c.data, c.dtype, kernels, tuple(kinds))
         self.model, self.analysis, self.seconds = found.model, found.analysis, found.seconds
         self.inside = found.inside if c.habits.fused else frozenset()
-        # Over a network a row goes once to every node that has experts of it, and on from there.
+        # Over a network a row goes once to every node with experts of it, and on from there.
         outer = places.axes[1].rpartition("+")[2].partition(":")[2]
         self.domains = int(outer) if outer and "+" in places.axes[1] else c.expert_data
         self.axis = {axis.name: index for index, axis in enumerate(self.mesh.axes)}
@@ -156,8 +162,7 @@ class Parts:
         return found
 
     def summed(self, program: Program, found: dict[str, PartSeconds]) -> None:
-        """Add what autograd computes between operators: the sum of the gradients of a value, where its readers are, and the gradient of a
-        value that was cut into views, put together again.
+        """Add autograd's work between operators: sums and joins of a value's gradients, from several readers or views.
         """
         graph, mesh = program.graph, program.assignment.mesh.shape
 
@@ -177,7 +182,7 @@ class Parts:
                 add(step.operator.name, 2 * local_bytes(step.decision.inputs[0], graph.tensors[step.operator.inputs[0]].bytes, mesh))
 
     def count(self, step: Compute, part: PartSeconds, covers: Covers) -> None:
-        """Add what an operator takes, and the collectives that it has inside."""
+        """Add the seconds of an operator and of the collectives inside it."""
         name = step.operator.name
         seconds = self.operator(step)
         if self.c.habits.filled:
@@ -266,7 +271,7 @@ class Parts:
         return Seconds(seconds.forward + ahead, seconds.backward + behind, seconds.weight)
 
     def _loss(self, step: Compute, degrees: Sequence[float]) -> Seconds:
-        """Seconds of the loss by the passes of its kernels, less those of the cast, which is an operator of its own."""
+        """Seconds of the loss's kernels, without the cast, which is an operator of its own."""
         logits = float(self.model.graph.tensors[step.operator.inputs[0]].size)
         for degree in degrees:
             logits /= degree

@@ -1,4 +1,4 @@
-"""What the parts of a known configuration take in its passes, and what comes once a step: sends, reductions, gathers and the update."""
+"""Seconds of a known configuration's passes, and once a step: sends, reductions, gathers and the update."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from .shape import Shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a stage has its devices: the cluster of these alone and the levels of its axes, and the clusters that have the levels over
-    which it `sends` to the next one, in groups of `senders`, and `reduces` with its replicas."""
+    """The devices of a stage.
+
+    `cluster`, `places`: the cluster of these alone, and the levels of its axes. `sends`: the cluster with the level to
+    the next stage, in groups of `senders`. `reduces`: the cluster with the level to its replicas.
+    """
 
     cluster: Cluster
     places: Places
@@ -42,7 +45,7 @@ class Passes:
         self.parts = parts_of(shape, c, site.cluster, site.places)
 
     def seconds(self, members: Mapping[str, float]) -> tuple[float, float, float]:
-        """Forward, backward, and what of the latter makes the gradients of weights."""
+        """Seconds of the forward pass, the backward pass, and the part of the latter for gradients of weights."""
         parts = self.parts
         return (
             sum(n * self.ahead(parts[name]) for name, n in members.items()),
@@ -55,7 +58,7 @@ class Passes:
         return sum(n * self.parts[name].arithmetic for name, n in members.items())
 
     def stored(self, members: Mapping[str, float]) -> tuple[float, float]:
-        """Elements of parameters that a device uses, and those of experts among them."""
+        """Elements of parameters that a device uses, and of those the ones of experts."""
         parts = self.parts
         return sum(n * parts[name].parameters for name, n in members.items()), sum(n * parts[name].experts for name, n in members.items())
 
@@ -92,7 +95,7 @@ class Passes:
         return seconds if self.c.habits.compiled else max(seconds, host)
 
     def accumulate(self, part: PartSeconds) -> float:
-        """Seconds of adding the gradients of a micro-batch to those of the ones before it, in the precision of the reduction."""
+        """Seconds of adding the gradients of a micro-batch to earlier ones, in the precision of the reduction."""
         if self.c.zero == 3 or self.c.habits.fused_accumulation:
             return 0.0
         habits = self.c.habits
@@ -121,8 +124,10 @@ class Passes:
         return seconds
 
     def reduction(self, parameters: float, experts: float, forward: float, backward: float) -> float:
-        """Exposed seconds of reducing the gradients of a device once a step, and of gathering the updated shards; `forward` and `backward`:
-        of the micro-batch under which they run."""
+        """Exposed seconds of reducing a device's gradients once a step, and of gathering the updated shards.
+
+        `forward`, `backward`: seconds of the micro-batch under which they run.
+        """
         c = self.c
         if c.replicas == 1 or c.zero == 3:
             return 0.0

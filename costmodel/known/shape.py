@@ -18,10 +18,11 @@ NORMS = ("layer_norm", "rms_norm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
-    """Latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values are made of `kv_rank` elements of a token.
+    """Latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-    Queries are made of `q_rank` (0: of the hidden dim). Of a head, queries and keys have `nope` elements without and `rope` with a
-    position (keys share the latter), values `value`.
+    Keys and values are made of `kv_rank` elements of a token, queries of `q_rank` (0: of the hidden dim). In a head,
+    queries and keys have `nope` elements without a position and `rope` with one (keys share the latter); values have
+    `value`.
     """
 
     kv_rank: int
@@ -33,8 +34,11 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpace:
-    """State-space layers (Mamba-2, arXiv:2405.21060): `heads` of `width` elements, in `groups` that share keys and queries of `size`
-    elements, the dim of their states; scanned in chunks of `chunk` rows."""
+    """State-space layers (Mamba-2, arXiv:2405.21060).
+
+    `heads` of `width` elements, in `groups` that share keys and queries of `size` elements, the dim of their states;
+    scanned in chunks of `chunk` rows.
+    """
 
     heads: int
     width: int
@@ -54,22 +58,22 @@ class StateSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A transformer: sizes in elements. `ffn` is the width of a feed-forward part.
+    """A transformer; sizes are in elements.
 
-    `head_size` (0: hidden / heads). `gated`: SwiGLU with three matrices instead of two. `latent`: attention of another kind.
-    `experts` that the router deals tokens out to, `top_k` for each token, none of them dropped or padded; `expert_ffn`: the width of one
-    (0: `ffn`); `shared_ffn`: of the expert that every token goes to (0: none); `top_groups` of `groups` of experts (0: no groups) are open
-    to a token. Layers of experts: every `expert_every`-th behind the
-    first `dense_layers`. `window`: keys that a query sees, in all layers but every `full_every`-th (0: all of them see so few).
-    `expert_hidden` (0: `hidden`): elements to which a token's row is brought for its experts (latent experts). `pattern`: of layers that
-    are one mixer each, by the letters of `PATTERN`, with the `state` of those that have one.
-    `mtp`: modules that predict further tokens (DeepSeek-V3, arXiv:2412.19437, section 2.2), each a layer (of a pattern: the layers
-    of `mtp_pattern`) and a head more.
-    `encoder_layers`, of `encoder_sequence` tokens (0: `sequence`), which the decoder attends to. `causal`: false for an encoder alone.
-    `patch`: tokens are patches of images with `patch` squared pixels of three colours, and the head sees their mean.
-    `tied`: the head shares the table of the embedding. `dropout`: applied or not. `qk_norm`: queries and keys are normalised by head.
-    `gathered_logits`: the loss is computed on the logits of the whole vocabulary. `shared_input`: the two products of a gated
-    feed-forward part take their input through one redistribution, or each through its own.
+    Sizes: `ffn`: width of a feed-forward part. `head_size` (0: hidden / heads). `gated`: SwiGLU, with three matrices,
+    not two. `latent`: latent attention. `window`: keys that a query sees (0: all); every `full_every`-th layer sees all (0:
+    none does). Experts: `experts` to which the router sends tokens, `top_k` for each, none dropped or padded.
+    `expert_ffn`: width of an expert (0: `ffn`). `shared_ffn`: width of the expert of every token (0: none). `groups` of
+    experts, of which `top_groups` are open to a token (0: no groups). Layers of experts are every `expert_every`-th
+    behind the first `dense_layers`. `expert_hidden`: elements of a token's row for its experts (latent experts; 0:
+    `hidden`). Layers: `pattern`: layers of one mixer each, by the letters of `PATTERN`, some with `state`. `mtp`:
+    modules that predict further tokens (DeepSeek-V3, arXiv:2412.19437, section 2.2), each a layer (with a pattern: the
+    layers of `mtp_pattern`) and a head more. `encoder_layers`, of `encoder_sequence` tokens (0: `sequence`), to which
+    the decoder attends. Kind: `causal`: false for an encoder alone. `patch`: tokens are patches of images of `patch`
+    squared pixels in three colours, and the head sees their mean. `tied`: the head shares the embedding's table.
+    `dropout`: applied or not. `qk_norm`: queries and keys are normalised by head. `gathered_logits`: the loss reads
+    logits of the whole vocabulary. `shared_input`: the two products of a gated feed-forward part share one
+    redistribution of their input.
     """
 
     layers: int
@@ -141,7 +145,9 @@ class Shape:
 
     @classmethod
     def of(cls, path: str | Path, *, sequence: int | None = None) -> Shape:
-        """The shape that a Hugging Face `config.json` describes, for sequences of that length (default: the longest that it allows)."""
+        """The shape in a Hugging Face `config.json`; `sequence`: length of the sequences (default: the longest
+        allowed).
+        """
         from .huggingface import sizes_of
 
         given = sizes_of(path, sequence=sequence)
@@ -157,7 +163,7 @@ class Shape:
         return self.head_size or self.hidden // self.heads
 
     def kind(self, index: int) -> str:
-        """What the layer of that index is: layers of one kind are equal.
+        """The kind of the layer at `index`; layers of one kind are equal.
 
         >>> shape = Shape(layers=4, hidden=8, heads=1, kv_heads=1, ffn=8, vocab=8, sequence=8, experts=4, dense_layers=1)
         >>> [shape.kind(i) for i in range(4)]

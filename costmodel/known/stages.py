@@ -1,4 +1,4 @@
-"""How the layers of a model are dealt out to the stages of a pipeline and the chunks of each."""
+"""The distribution of a model's layers over the stages of a pipeline and the chunks of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from .shape import Shape
 
 
 def dealt(shape: Shape, c: Configuration, parameters: Mapping[str, float]) -> list[Counter[str]]:
-    """By stage, how many layers of each kind it has; `parameters`: elements of the parts, by which "balanced" weighs both ends."""
+    """The number of layers of each kind on each stage; "balanced" weighs both ends by `parameters`, elements of the
+    parts.
+    """
     kinds = shape.kinds()
     chunks = c.pipeline * c.interleave
     stages: list[Counter[str]] = [Counter() for _ in range(c.pipeline)]
@@ -29,7 +31,7 @@ def _ends(c: Configuration, kinds: tuple[str, ...], parameters: Mapping[str, flo
 
 
 def _counts(layers: int, chunks: int, partition: str, ends: int) -> list[int]:
-    """Layers of each chunk; what does not divide is left over in the middle, or (greedy) missing at the end."""
+    """Layers of each chunk; a remainder goes to the middle chunks, or (greedy) is missing at the end."""
     if partition == "greedy":
         each = -(-layers // chunks)
         return [max(min(each, layers - each * chunk), 0) for chunk in range(chunks)]

@@ -5,8 +5,9 @@ Of a chunk of Q rows, with the inputs x [Q, w] of a group's heads (w columns tog
     states = B^T x                     [n, w], summed up over the chunks, one behind the other
     y      = (C B^T, masked) x + C states
 
-T. Dao and A. Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6. Kernels: state-spaces/mamba, ssd_combined.py, of which the backward
-pass computes all this again; what they reach was measured in no table, so they are priced as batched products, which is assumed.
+T. Dao and A. Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6. Kernels: state-spaces/mamba, ssd_combined.py,
+whose backward pass computes all this again. No table has measurements of them, so they are priced as batched products:
+assumed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .shape import StateSpace
 from .wanted import CHUNKED, CHUNKS, GROUPED, INNER, SUM
 
 SCAN = ".scan."
-"""In the names of what the kernels compute again backward, and keep nothing of."""
+"""In the names of operators that the kernels compute again backward, without keeping anything."""
 
 
 def state_space(b: GraphBuilder, name: str, x: str) -> str:
@@ -26,7 +27,8 @@ def state_space(b: GraphBuilder, name: str, x: str) -> str:
     batch, length, _ = b.size(x)
     own, each = m.inner // m.groups, m.heads // m.groups
     joined = own + 2 * m.size
-    # Each group's gate, inputs, keys, queries and steps lie side by side, so that a rank of a split product has whole groups.
+    # Each group's gate, inputs, keys, queries and steps lie side by side, so that a rank of a split product has whole
+    # groups.
     flat = b.linear(f"{name}.in", x, m.groups * (own + joined + each), INNER, bias=False)
     view = (batch, length, m.groups, own + joined + each)
     grouped = b.view(f"{name}.groups", "aten.view.default", flat, view, GROUPED, size=view)

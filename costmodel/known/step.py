@@ -1,7 +1,7 @@
-"""The price of a known configuration: a transformer's shape with its parallel degrees, through the ordinary graph and program.
+"""The price of a known configuration: a transformer's shape and parallel degrees, through graph and program.
 
-The scheme pins every operator of the graph of one layer, the embedding and the head (`parts`); equal layers are priced once. A stage's
-micro-batch takes what its parts take; the pipeline, the reduction of gradients and the optimizer make the step of it:
+The scheme pins every operator of the graph of one layer, the embedding and the head (`parts`); equal layers are priced
+once. A stage's micro-batch takes the sum of its parts. Pipeline, reduction of gradients and optimizer make up the step:
 
     step = pipeline(forward + backward of every stage) + exposed reduction of gradients + update
 """
@@ -26,10 +26,10 @@ from .stages import dealt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """Predicted seconds of a step, by part, what the stages take for a micro-batch, and the bytes of the fullest device.
+    """Predicted seconds of a step by part, seconds of a micro-batch by stage, and bytes of the fullest device.
 
-    `allocated`: of a device of each stage, at the peak of what its tensors take; `memory`: with what the allocator, the context and the
-    libraries take besides. `arithmetic`: of the busiest stage, seconds of products and attention alone, without recompute and bubble.
+    `allocated`: bytes of tensors at the peak, of a device of each stage. `memory`: the same with allocator, context and
+    libraries. `arithmetic`: seconds of products and attention on the busiest stage, without recompute and bubble.
     """
 
     step: float
@@ -47,7 +47,8 @@ class Priced:
 def price(shape: Shape, configuration: Configuration, cluster: Cluster) -> Priced:
     """Predict a step of `configuration` on the cluster, cut or grown to its devices.
 
-    Raises `UsageError` where degrees do not divide the shape (it names the operator), or there are more stages than layers.
+    Raises `UsageError` if degrees do not divide the shape (it names the operator), or if there are more stages than
+    layers.
     """
     chunks = configuration.pipeline * configuration.interleave
     layers = len(shape.kinds())
@@ -62,7 +63,7 @@ def _dealt(passes: Passes) -> list[Counter[str]]:
 
 
 def _members(passes: Passes, stage: int, layers: Mapping[str, float]) -> dict[str, float]:
-    """How often a stage has each part, in the order of the model."""
+    """The number of each part on a stage, in the order of the model."""
     last = stage == passes.c.pipeline - 1
     found = {"embed": float(stage == 0), **layers, "mtp": float(last), "head": float(last)}
     return {name: float(count) for name, count in found.items() if name in passes.parts}

@@ -1,6 +1,7 @@
-"""The graph of a transformer from its shape alone, with what the known schemes make of each operator.
+"""The graph of a transformer from its shape alone, with each operator's placements under the known schemes.
 
-It holds the operators that a framework's kernels run: one operator a fused kernel, several where a framework runs several.
+It holds the operators that a framework's kernels run: one operator for a fused kernel, several where a framework runs
+several.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Transformer:
     kinds: tuple[str, ...]
 
     def part(self, name: str) -> str:
-        """The part of the model that an operator or a tensor belongs to by its name: embed, mtp, head, or the kind of its layer."""
+        """The part of an operator or tensor by its name: embed, mtp, head, or the kind of its layer."""
         first, _, rest = name.partition(".")
         if first == "layers":
             return self.kinds[int(rest.partition(".")[0])]
@@ -44,7 +45,8 @@ def transformer(
     shape: Shape, *, batch: int, dtype: str = "bfloat16", kernels: Kernels = DEFAULT_KERNELS, kinds: Sequence[str] | None = None,
     layers: int | None = None,
 ) -> Transformer:  # fmt: skip
-    """The training graph of `batch` sequences, of the layers of the given `kinds` (default: the first `layers`, or all)."""
+    """The training graph of `batch` sequences, with layers of the given `kinds` (default: the first `layers`, or all).
+    """
     b = GraphBuilder(shape, batch, dtype, kernels)
     found = tuple(shape.kinds()[:layers] if kinds is None else kinds)
     x, memory = embed(b, "embed", shape.sequence), ""
@@ -68,7 +70,8 @@ def transformer(
 
 
 def _layer(b: GraphBuilder, name: str, x: str, kind: str, memory: str) -> str:
-    """A layer: attention, to an encoder's results too where there are any, and a feed-forward part, each beside a residual."""
+    """A layer: attention (also to an encoder's results if there are any) and a feed-forward part, each with a residual.
+    """
     causal = b.shape.causal and kind != "encoder"
     if kind in PATTERN.values():
         return _residual(b, name, x, _mixer(b, name, b.normalised(f"{name}.norm1", x), kind), "1")
@@ -83,7 +86,7 @@ def _layer(b: GraphBuilder, name: str, x: str, kind: str, memory: str) -> str:
 
 
 def _mixer(b: GraphBuilder, name: str, x: str, kind: str) -> str:
-    """What a layer of a pattern computes beside its residual."""
+    """The computation of a layer of a pattern, without its residual."""
     if kind == PATTERN["M"]:
         return state_space(b, f"{name}.state", x)
     if kind == PATTERN["*"]:
@@ -96,7 +99,9 @@ def _residual(b: GraphBuilder, name: str, x: str, h: str, number: str) -> str:
 
 
 def _predicts_further(b: GraphBuilder, name: str, x: str, labels: str, kinds: Sequence[str]) -> str:
-    """A module that predicts a further token: both rows normalised, side by side, brought to the hidden dim, its layers and a head."""
+    """A module that predicts a further token: two normalised rows joined and brought to the hidden dim, layers and a
+    head.
+    """
     again = b.op(f"{name}.lookup", "aten.embedding.default", {"weight": "embed.weight", "indices": "tokens"}, b.size(x), SUM)[0]
     both = b.join(f"{name}.join", (b.normalised(f"{name}.norm1", x), b.normalised(f"{name}.norm2", again)), ROWS)
     x = b.linear(f"{name}.down", both, b.shape.hidden, replace(INNER, tensor=ROWS.tensor, sequence=ROWS.sequence), bias=False)

@@ -1,7 +1,7 @@
 """The price of pipelines whose stages differ: in their devices, their meshes, their layers and in what they recompute.
 
-Every stage is priced on its own devices; the schedule plays the stages as they are. Replicas of the pipeline that differ run beside one
-another, and the slowest one is waited for before gradients are reduced:
+Every stage is priced on its own devices, and the schedule plays these unequal stages. Different replicas of the
+pipeline run at the same time, and the reduction of gradients waits for the slowest:
 
     step = max over pipelines(schedule of their stages) + max over stages(exposed reduction) + max over stages(update)
 """
@@ -27,28 +27,32 @@ from .shape import Shape
 from .step import Priced
 
 CLOSE = 1e-6
-"""Layers by which the sum over the stages may differ from those of the model."""
+"""Tolerance of the number of layers, summed over the stages, against those of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """`layers`: groups of layers, how many and the configuration that they run in; the configurations of a stage differ in what is
-    recomputed, those of different stages in their tensor and data parallelism, too. `start`: number of its first device."""
+    """A stage.
+
+    `layers`: groups of layers, each with their number and their configuration. Configurations of a stage differ in
+    recomputation; those of different stages also in tensor and data parallelism. `start`: number of its first device.
+    """
 
     layers: tuple[tuple[float, Configuration], ...]
     start: int
 
     @property
     def own(self) -> Configuration:
-        """What all its layers have in common."""
+        """The configuration that all its layers share."""
         return self.layers[0][1]
 
 
 def price_stages(shape: Shape, pipelines: Sequence[Sequence[Stage]], cluster: Cluster) -> Priced:
-    """Predict a step of pipelines of those stages, replicas of one another, on devices of the cluster; `shape`: as every stage computes it.
+    """Predict a step of pipelines of these stages, replicas of one another, on devices of the cluster.
 
-    The data parallelism of a configuration counts the replicas in all pipelines. Raises `UsageError` where the stages have more or fewer
-    layers than the model, differ in their micro-batches, or have more devices than the cluster.
+    `shape`: the model as every stage computes it. The data parallelism of a configuration counts the replicas in all
+    pipelines. Raises `UsageError` if the stages have more or fewer layers than the model, differ in their
+    micro-batches, or have more devices than the cluster.
     """
     for stages in pipelines:
         _check(shape, stages)
@@ -82,7 +86,7 @@ def _devices(stage: Stage, replicas: int) -> int:
 
 
 def _sites(stages: Sequence[Stage], pipelines: Sequence[Sequence[Stage]], cluster: Cluster) -> list[Site]:
-    """Where the stages of a pipeline are."""
+    """The sites of the stages of a pipeline."""
     found = []
     for place, stage in enumerate(stages):
         c, count = stage.own, _devices(stage, len(pipelines))
@@ -150,7 +154,7 @@ class _Pipeline:
 
 
 def _members(shape: Shape, stage: Stage, start: float, *, first: bool, last: bool) -> list[dict[str, float]]:
-    """How often each group of a stage has every part: the first group has what stands before all layers, the last what stands behind."""
+    """The number of each part in every group of a stage; the first group has the embedding, the last the head."""
     found: list[dict[str, float]] = []
     for count, _ in stage.layers:
         layers: dict[str, float] = {}

@@ -1,4 +1,5 @@
-"""What the known schemes make of the operators of a transformer, by the kind of axis: rows, inner dims, heads, experts."""
+"""The known schemes' placements for the operators of a transformer, by kind of axis: rows, inner dims, heads, experts.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ from autopar.sharding.layout import P, Placement, R, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What each kind of axis makes of an operator's outputs (of its first input, where it gives a scalar): the pin of every known scheme.
+    """An operator's output placements under the known schemes, by kind of axis (a scalar's: those of its first input).
 
-    `tensor`: on a tensor-parallel axis as Megatron splits it; `sequence`: the same with sequence parallelism. `expert`: on an axis that
-    splits the experts and, elsewhere, the batch (None: as `data`). `weight`: what such an axis, and a tensor-parallel one, make of the
-    operator's last weights, where its outputs alone leave that open.
+    `data`, `context`: on an axis of that kind. `tensor`: on a tensor-parallel axis, as Megatron splits it; `sequence`:
+    the same with sequence parallelism. `expert`: on an axis that splits the experts, and elsewhere the batch (None: as
+    `data`). `weight`: placements of the operator's last weights on such an axis and on a tensor-parallel one, where the
+    outputs leave them open.
     """
 
     data: Placement

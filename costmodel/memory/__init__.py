@@ -1,1 +1,1 @@
-"""Bytes of a device: stored, kept for the backward pass, alive for a moment, and what the allocator takes."""
+"""Bytes of a device: stored, kept for the backward pass, transient, and the allocator's slack."""

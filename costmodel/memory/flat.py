@@ -1,7 +1,8 @@
-"""Flat messages: several redistributed tensors along one chain of steps, those that communicate joined in one message.
+"""Flat messages: several redistributed tensors along one chain of steps, joined in one message where they communicate.
 
-As the runtime has it (`runtime/flat.py`): parts that do not lie together are dealt out, then joined in a message, which lives until what
-comes of it has been waited for; a sum over all is made in the message, and the tensors are views of it.
+As in the runtime (`runtime/flat.py`), parts that are not contiguous are copied together, then joined in a message,
+which lives until its result has been waited for. A sum over all ranks is made in the message, and the tensors are views
+of it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from .moves import actions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatStep:
-    """One step of the tensors' chain: `kind` and bytes of its collective ("" where nothing is sent), and the mesh axis.
+    """One step of the tensors' chain: `kind` and bytes of its collective ("" if nothing is sent), and the mesh axis.
 
-    For each tensor: bytes `before` and `after`, whether that is `made` in new memory, and whether its parts have to be `dealt` out (or
-    joined), as they do not lie together.
+    For each tensor: bytes `before` and `after`; `made`: whether the result is in new memory; `dealt`: whether its parts
+    are not contiguous, so that they are copied apart or together.
     """
 
     kind: str
@@ -42,7 +43,7 @@ class FlatStep:
 
     @property
     def copied(self) -> tuple[int, ...]:
-        """Of each tensor that is copied out of what has come, its bytes."""
+        """Bytes of each tensor that is copied out of the received message."""
         if self.kind not in ("all_gather", "all_to_all") or (len(self.after) == 1 and not self.dealt[0]):
             return ()
         return self.after
@@ -81,7 +82,10 @@ Moving = Iterator[None]
 
 @dataclass(slots=True)
 class Going:
-    """Gradients of a unit on their way, `left` collectives to be issued yet; `rests`: the last is a sum in place, which frees nothing."""
+    """Gradients of a unit on their way, with `left` collectives still to issue.
+
+    `rests`: the last one is a sum in place, which frees nothing.
+    """
 
     unit: int
     moving: Moving

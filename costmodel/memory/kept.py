@@ -1,7 +1,7 @@
-"""Which values autograd keeps from the forward to the backward pass, as facts of operators and as shares of those that keep them.
+"""Values that autograd keeps from the forward to the backward pass, as facts of operators and shares of their keepers.
 
-A value is kept as its reader uses it: gathered, it is the gathered copy that lives on. A value that k operators keep is one
-memory when they use it in the same layout, so each bears 1/k of it; a view's memory is its source's, all of it.
+A value is kept in its reader's layout: of a gathered value the gathered copy lives on. A value that k operators keep is
+one memory if they use it in the same layout, so each bears 1/k of it. A view's memory is all of its source's.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from autopar.sharding.rules.saved import Keeps, Made, backward_scratch, drops, k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What one operator does to memory, whatever the layouts.
+    """An operator's effects on memory, whatever the layouts.
 
-    `view`: its outputs are its first input's memory. `keeps`: what lives on to its backward pass. `flows`: its inputs with a
-    gradient, and whether that is (a view of) the output's. `scratch`: temporaries of its backward pass. `backward`: whether it has one.
+    `view`: its outputs are its first input's memory. `keeps`: the values kept for its backward pass. `flows`: its
+    inputs with a gradient, and whether that is (a view of) the output's. `scratch`: temporaries of its backward pass.
+    `backward`: whether it has one.
     """
 
     view: bool
@@ -33,9 +34,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one operator bears of a kept value: `nbytes` for each element of its input (or output) at `position`.
+    """An operator's share of a kept value: `nbytes` for each element of its input (or output) at `position`.
 
-    `factors`: as of what it makes (`Made`).
+    `factors`: as in `Made`.
     """
 
     output: bool
@@ -47,9 +48,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """`shares` of every operator that keeps something; `weights`: the parameters that are kept as they are used.
+    """The kept values of a graph.
 
-    `passing`: what the operators of the last recomputed segment bear while it is computed again.
+    `shares`: of every operator that keeps something. `weights`: parameters that are kept in their used layouts.
+    `passing`: shares of the last recomputed segment's operators while it is computed again.
     """
 
     shares: Mapping[str, tuple[Share, ...]]
@@ -62,9 +64,10 @@ _facts: OrderedDict[tuple[int, bool, bool], tuple[Analysis, Mapping[str, Facts]]
 
 
 def facts_of(analysis: Analysis, *, composite: bool = False, counted: bool = False) -> Mapping[str, Facts]:
-    """The facts of every operator of a graph, remembered for the graphs asked for last.
+    """The facts of every operator of a graph, cached for the last few graphs.
 
-    `composite`: with a CPU's kernels (see `rules.saved`); but what drops by a `counted` mask, as the runtime does, is made of none.
+    `composite`: with a CPU's kernels (see `rules.saved`). `counted`: with dropout by counted masks, as in the runtime,
+    which is not composite.
     """
     key = (id(analysis), composite, counted)
     found = _facts.get(key)
@@ -116,7 +119,7 @@ class _Orders:
         return not operator.inputs or self.of(operator.inputs[0]) == tuple(range(len(self.graph.tensors[operator.inputs[0]].shape)))
 
     def make(self, operator: Operator, view: bool) -> None:
-        """Where the outputs of an operator lie."""
+        """Note the order of the elements of an operator's outputs."""
         kind, tensors = operator.kind, self.graph.tensors
         if kind == "aten.scaled_dot_product_attention.default" and len(tensors[operator.outputs[0]].shape) == 4:
             self.orders[operator.outputs[0]] = (0, 2, 1, 3)  # flash attention writes the heads of a token side by side
@@ -153,9 +156,9 @@ def _permuted(operator: Operator, order: tuple[int, ...] | None, rank: int) -> t
 
 
 def kept_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> Kept:
-    """The shares of every operator; nothing is kept when not training.
+    """The shares of every operator; nothing is kept outside training.
 
-    Operators of `segments` are computed again in the backward pass: of each segment only what enters it is kept.
+    Operators of `segments` are computed again in the backward pass: only the inputs of each segment are kept.
     """
     if not analysis.train:
         return Kept(shares={}, weights=frozenset())
@@ -192,7 +195,7 @@ def kept_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> K
 
 
 def _passing(analysis: Analysis, segment: Sequence[str]) -> dict[str, tuple[Share, ...]]:
-    """What the operators of a segment keep while it is computed again: activations alone."""
+    """Shares of a segment's operators while it is computed again: activations only."""
     shares = kept_values(analysis).shares
     found = ((name, tuple(share for share in shares.get(name, ()) if not share.weight)) for name in segment)
     return {name: mine for name, mine in found if mine}

@@ -1,8 +1,9 @@
-"""Which bytes are alive at every moment of a training step: the program walked forward, then backward, as autograd runs it.
+"""Bytes alive at every moment of a training step: the program walked forward, then backward, as autograd runs it.
 
-A memory is alive from the moment that makes it to the last that reads it. A value that autograd keeps is read by its keeper's
-backward moment. Gradients of a value with several readers add up in place. live(t) = sum of the sizes of all that is alive at t;
-the peak is its maximum. A segment that is recomputed keeps its inputs only, and is walked again before its backward pass.
+A memory is alive from the moment that makes it to the last one that reads it. A kept value is read by its keeper's
+backward moment. Gradients of a value with several readers add up in place. live(t) is the sum of the sizes of all
+memories alive at t; the peak is its maximum. A recomputed segment keeps only its inputs, and is walked again before its
+backward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .steps import Place, Steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """Groups of operators, by name, whose values are not kept but computed again in the backward pass, group by group."""
+    """Groups of operators, by name, whose values are computed again in the backward pass, group by group, not kept."""
 
     segments: tuple[tuple[str, ...], ...] = ()
 
@@ -32,11 +33,11 @@ def live_bytes(
     program: Program, facts: Mapping[str, Facts], *, train: bool, recompute: Recompute, accumulating: bool, regather: bool = False,
     types: Types = PLAIN.types,
 ) -> Live:  # fmt: skip
-    """Walk a program once, as a training loop of plain autograd has it (`order_liveness` is that of the runtime).
+    """Walk a program once, as a training loop of plain autograd runs it (`order_liveness` is that of the runtime).
 
-    `accumulating`: gradients are added to buffers that exist all the time. `regather`: what was gathered is not kept but its shard
-    is, and gathered again in the backward pass (parameters: ZeRO-3; activations: sequence parallelism as Megatron has it).
-    `types`: of stored parameters, whose casts are counted apart, and of gradients.
+    `accumulating`: gradients are added to permanent buffers. `regather`: of gathered values only the shard is kept, and
+    they are gathered again in the backward pass (parameters: ZeRO-3; activations: Megatron's sequence parallelism).
+    `types`: of gradients, and of stored parameters, whose casts are counted apart.
     """
     walk = _Walk(program, facts, recompute, accumulating, regather, types)
     walk.forward(train)
@@ -53,7 +54,7 @@ class _Walk(Steps):
     ) -> None:
         super().__init__(program, facts, types)
         self.accumulating, self.regather = accumulating, regather
-        self.shard: dict[int, int] = {}  # what was gathered → what it was gathered from
+        self.shard: dict[int, int] = {}  # gathered value → its shard
         self.ready: dict[str, int] = {}  # parameter → the moment at which its gradient is complete
         self.stored = {(name, layout) for name, layout in program.assignment.storage.items()}
         self.segment_of = self._segments(recompute)
@@ -81,7 +82,7 @@ class _Walk(Steps):
         self.forward_end = self.now
 
     def run(self, index: int, step: Compute | Redistribute, values: dict[Place, int], *, keep: bool) -> None:
-        """One step of the forward pass; `keep`: what autograd wants is kept."""
+        """One step of the forward pass; `keep`: whether values for autograd are kept."""
         self.tick(step.tensor if isinstance(step, Redistribute) else step.operator.name)
         segment = -1 if keep else self.segment_of[index]
         if isinstance(step, Redistribute):
@@ -92,7 +93,7 @@ class _Walk(Steps):
             self.compute(index, step, values, keep=keep)
 
     def enter(self, segment: int, places: Sequence[Place], values: dict[Place, int]) -> None:
-        """What a segment reads from outside lives until its backward pass ends."""
+        """Keep a segment's outside inputs alive until its backward pass ends."""
         if segment >= 0:
             began = self.began.setdefault(segment, self.now)
             memories = (self.value(place, values) for place in places)
@@ -131,7 +132,7 @@ class _Walk(Steps):
         self.reduce_buckets()
 
     def recompute(self, segment: int) -> None:
-        """Walk a segment forward once more, now keeping what autograd wants."""
+        """Walk a segment forward once more, now keeping autograd's values."""
         values: dict[Place, int] = {}
         for index, step in enumerate(self.program.steps):
             if self.segment_of[index] == segment:
@@ -157,7 +158,7 @@ class _Walk(Steps):
             self.read(memory)
 
     def reduce_buckets(self) -> None:
-        """A bucket is copied flat, and summed into a copy, once its gradients and the buckets before it are ready; all end together."""
+        """Copy each bucket flat and sum it, once its gradients and earlier buckets are ready; all end together."""
         self.tick("")
         moment = 0
         for bucket in scheduled(self.program).buckets:

@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 STORED = -1
-"""The memory of what is stored for good: it is counted apart."""
+"""The memory of permanently stored tensors, which are counted apart."""
 KEPT, GRADIENT, BUFFER, PASSING, GATHERED = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """Bytes alive at every moment by what they are; `saved`: those that forward leaves to backward (one micro-batch's).
+    """Bytes alive at every moment, by their kind.
 
-    `gathered`: parameters as they are used, where that is not as they are stored.
-    `moments`: the operator or the redistributed tensor of every moment; `saved_of`: what of `saved` each of them is the first to keep.
+    `saved`: bytes that the forward pass of one micro-batch leaves to its backward pass. `gathered`: parameters in used
+    layouts that differ from the stored ones. `moments`: the operator or redistributed tensor of every moment.
+    `saved_of`: the share of `saved` that each of them is the first to keep.
     """
 
     kept: Sequence[float]
@@ -31,7 +32,7 @@ class Live:
 
 
 class Memories:
-    """The growing list of memories: sizes, what they are, and the moments of their birth and last use."""
+    """The growing list of memories: sizes, kinds, and the moments of their birth and last use."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -61,7 +62,7 @@ class Memories:
             self.death[memory] = max(self.death[memory], self.now)
 
     def live(self, *, accumulating: bool) -> Live:
-        """The sums at every moment; `accumulating`: a gradient that is complete has been added to a buffer and is gone."""
+        """The sums at every moment; `accumulating`: a complete gradient has been added to a buffer and is gone."""
         moments = self.now + 2
         changes = [[0.0] * moments for _ in range(5)]
         saved_of: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What one step of a redistribution does to memory, forward to the value and backward to its gradient."""
+"""Effects of a redistribution's step on memory: forward on the value, backward on its gradient."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from autopar.sharding.layout import Kind, Placement
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a single-axis step does to a value or a gradient: memory of its own or none (the same memory), and temporaries.
+    """The effect of a single-axis step on a value or a gradient: new memory or none, and temporaries.
 
-    `gathers`: the memory of its own holds what the ranks hold already, so that it can be made again.
+    `gathers`: the new memory holds only data that the ranks already have, so it can be made again.
     """
 
     made: bool
@@ -25,9 +25,9 @@ SAME = Action(False, 0.0)
 
 @functools.lru_cache(maxsize=1 << 12)
 def actions(before: Placement, after: Placement, size: float, degree: int) -> tuple[Action, Action]:
-    """The actions on the value (of `size` local bytes before) and on the gradient of one step, as the runtime takes them.
+    """The effects of one step on the value (of `size` local bytes before) and on its gradient, as in the runtime.
 
-    Gathering along another dim than the first joins the pieces in a second copy; scattering deals them out in one.
+    A gather along another dim than the first joins the pieces in a second copy; a scatter separates them in one.
     """
     split, whole, share, partial = Kind.SPLIT, Kind.REPLICATED, Kind.BROADCAST, Kind.PARTIAL
     dim = before.dim if before.kind is split else after.dim

@@ -1,10 +1,10 @@
-"""The memory of a device that holds many equal layers, from the program of one layer with what stands before and behind it.
+"""The memory of a device with many equal layers, from the program of one layer and both ends of the model.
 
-peak of a stage = states + (in_flight - 1) * saved(all) + max over its parts of (saved(up to the part) + excess(part))
+    peak of a stage = states + (in_flight - 1) * saved(all) + max over its parts of (saved(up to the part) + excess(part))
 
-saved(part): what its operators are the first to keep for the backward pass. excess(part): what is alive at most while the part is at work,
-above all that it and the parts before it saved. Source of the form: V. Korthikanti et al., "Reducing activation recomputation in large
-transformer models" (arXiv:2205.05198), sections 4 and 5.
+saved(part): bytes that its operators are the first to keep for the backward pass. excess(part): the most bytes alive
+while the part runs, above those that it and the parts before it saved. Source of the form: V. Korthikanti et al.,
+"Reducing activation recomputation in large transformer models" (arXiv:2205.05198), sections 4 and 5.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from .memories import Live
 from .peak import NO_RECOMPUTE, Memory, Precision, States, states_of
 
 KEPT_SLACK, PASSING_SLACK = 0.05, 0.25
-"""What the caching allocator holds besides what is kept for the backward pass, and besides what comes and goes (blocks of other sizes,
-fragments), as shares of those: on 22 runs it had reserved 3 to 8 % more than was allocated at the peak (MooreThreads/SimuMax@4dcaae51,
-docs/b200)."""
+"""The caching allocator's overhead (blocks of other sizes, fragments), as shares of kept and of transient bytes.
+
+On 22 runs it had reserved 3 to 8 % more than was allocated at the peak (MooreThreads/SimuMax@4dcaae51, docs/b200).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What one part of a model puts on a device: what it stores, and by micro-batch what it saves and what its work takes beside."""
+    """The load of one part of a model on a device: stored bytes, and per micro-batch saved bytes and excess."""
 
     states: States
     saved: float
@@ -49,9 +50,9 @@ def loads(
     optimizer_shards: int = 1,
     gradient_shards: int = 1,
 ) -> dict[str, Load]:
-    """The loads of the parts of a program, in their order; `part_of` tells the part of an operator or a tensor by its name.
+    """The loads of the parts of a program, in their order; `part_of` maps an operator's or tensor's name to its part.
 
-    What belongs to no part (an input that is cut) counts to the first.
+    Values of no part (an input that is cut) count to the first part.
     """
     live = live_bytes(program, facts_of(analysis), train=True, recompute=recompute, accumulating=True, regather=regather)
     order = dict.fromkeys(part_of(op.name) for op in program.graph.operators)
@@ -73,7 +74,7 @@ def loads(
 
 
 def _excess(live: Live, part_of: Callable[[str], str], saved: Mapping[str, float]) -> dict[str, float]:
-    """By part: the most that is alive at one of its moments, above what it and the parts before it saved."""
+    """By part: the most bytes alive at one of its moments, above those that it and the parts before it saved."""
     below, total = {}, 0.0
     for part, size in saved.items():
         total += size
@@ -88,7 +89,9 @@ def _excess(live: Live, part_of: Callable[[str], str], saved: Mapping[str, float
 
 
 def stage_memory(members: Sequence[tuple[Load, float]], *, in_flight: float) -> Memory:
-    """The peak of a device that holds each load so many times, in this order; `in_flight`: micro-batches between forward and backward."""
+    """The peak of a device with each load so many times, in this order; `in_flight`: micro-batches between their
+    passes.
+    """
     saved = math.fsum(count * load.saved for load, count in members)
     held, peak = (in_flight - 1) * saved, (0.0, 0.0)
     for load, count in members:
@@ -108,8 +111,9 @@ def stage_memory(members: Sequence[tuple[Load, float]], *, in_flight: float) -> 
 def occupied(memory: Memory, device: Device, *, expandable: bool = False) -> float:
     """Bytes that a job needs at its peak.
 
-    What is stored is allocated once and wastes nothing; what comes and goes leaves gaps; context and libraries take `device.reserved`.
-    `expandable`: segments of the allocator grow by pages of 2 MiB, so that free ones serve any size (torch's expandable_segments).
+    Permanent tensors are allocated once and waste nothing; transient ones leave gaps; context and libraries take
+    `device.reserved`. `expandable`: segments of the allocator grow by pages of 2 MiB, so that free ones serve any size
+    (torch's expandable_segments).
     """
     slack = 0.0 if expandable else KEPT_SLACK * memory.activations + PASSING_SLACK * memory.transient
     return memory.total + slack + device.reserved

@@ -1,11 +1,13 @@
-"""Which bytes are alive at every moment of a step as the runtime has it: the actions of its order, played one after the other.
+"""Bytes alive at every moment of a step as the runtime executes it: the actions of its order, played one by one.
 
-    a unit's values  from its gather to its release; kept for the backward pass (mode "again": gathered once more) by what has read them
-    a gather         holds its flat message beside the values until the first segment reads them
-    a segment        holds what it reads and gives until its backward pass is over; made again, only what it reads
+    a unit's values  from its gather to its release; longer if a reader keeps them for the backward pass (mode "again":
+                     gathered once more)
+    a gather         holds its flat message along with the values until the first segment reads them
+    a segment        holds its inputs and results until its backward pass is over; if recomputed, only its inputs
     a reduction      holds its flat message until the next one begins, or the step ends; a sum in place is the gradient itself
 
-Of several micro-batches the first two and the last are played: those between are like the second, but that gradients are added in place.
+Of several micro-batches the first two and the last are played: those between are like the second, with gradients added
+in place.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def step_bytes(plan: Scheduled, facts: Mapping[str, Facts], *, train: bool) -> L
 
 
 class _Played(Steps):
-    """The step while it is played; `values` holds gathered parameters, `here` what else the micro-batch has made."""
+    """The step while it is played; `values` holds gathered parameters, `here` the micro-batch's other results."""
 
     def __init__(self, plan: Scheduled, facts: Mapping[str, Facts], train: bool) -> None:
         super().__init__(plan.program, facts, plan.schedule.types)
@@ -74,7 +76,7 @@ class _Played(Steps):
                 self._reduce(unit, last=action.micro_batch == self.plan.schedule.micro_batches - 1)
 
     def read(self, memory: int) -> None:
-        if memory not in self.closed:  # what has been let go is not there, whoever still knows of it
+        if memory not in self.closed:  # released memory is not there, even if something still refers to it
             super().read(memory)
 
     # --- segments ---
@@ -142,9 +144,9 @@ class _Played(Steps):
         self.gradients.clear()
 
     def _bring(self, found: Sequence[tuple[Place, int]], *, made: bool = False) -> None:
-        """Add each gradient to what there is of it, in place where nothing else holds that; all are held until the last is added.
+        """Add each gradient to earlier ones, in place if nothing else holds them; all are held until the last is added.
 
-        Those that a backward pass has `made` are cast to the type in which they travel.
+        `made`: gradients of a backward pass, which are cast to the type in which they travel.
         """
         for place, gradient in found:
             parameter = self.tensors[place[0]].role is Role.PARAMETER
@@ -202,7 +204,7 @@ class _Played(Steps):
                 self.read(memory)
 
     def _start(self, step: Redistribute) -> int:
-        """What a chain starts from: another one's value, or the shard, which may have to be cast, if only again."""
+        """The start of a chain: another chain's result, or the shard, cast if its type differs."""
         place = step.tensor, step.chain[0]
         found = self.values.get(place) if place[1] != self.program.assignment.storage[step.tensor] else None
         if found is None:
@@ -275,7 +277,7 @@ class _Played(Steps):
         return self._members(unit.members)[0].tensor
 
     def _end(self) -> None:
-        """The gradients are there, and outputs and what was made once have stayed so long."""
+        """Finish the step: gradients are complete; outputs and values made once live until here."""
         self.tick("")
         for going in self.going:
             self._complete(going)

@@ -1,12 +1,13 @@
 """The bytes of a device at the peak of a training step (or of an inference), part by part.
 
-peak = parameters + optimizer state + master weights + max over the moments t of (kept(t) + gradients(t) + buffers(t) + passing(t))
+peak = parameters + optimizer state + master weights + max over the moments t of (kept(t) + gradients(t) + buffers(t) +
+passing(t))
 
-`predicted_memory` plays the order of a step of the runtime (see `order_liveness`), `autograd_memory` walks a program as plain autograd
-runs it (see `liveness`); `occupancy` adds what the allocator and the context take. With `in_flight` micro-batches (of a pipeline stage,
-times the layers that the program stands for) the activations that one of them keeps count as often. `optimizer_shards` and
-`gradient_shards`: over how many devices optimizer state (with master weights) and gradients are split beside the storage of their
-parameters (ZeRO 1 and 2).
+`predicted_memory` plays the order of the runtime's step (see `order_liveness`); `autograd_memory` walks a program as
+plain autograd runs it (see `liveness`); `occupancy` adds allocator and context. `in_flight`: the number of
+micro-batches (of a pipeline stage, times the layers that the program stands for) whose kept activations count.
+`optimizer_shards`, `gradient_shards`: the number of devices over which optimizer state (with master weights) and
+gradients are split, besides the storage of their parameters (ZeRO 1 and 2).
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ NO_RECOMPUTE = Recompute()
 class Memory:
     """Bytes on one device at its peak, part by part.
 
-    `parameters`: with buffers, the parts of inputs that are read, and gathered copies. `activations`: what autograd keeps, of all
-    micro-batches in flight. `buffers`: flat messages under way. `transient`: all else that is alive at the peak. Beside these, `saved`:
-    what one micro-batch leaves from its forward to its backward pass, and `host`: what is in the memory of the device's host.
+    `parameters`: with buffers, the needed parts of inputs, and gathered copies. `activations`: values kept by autograd,
+    of all micro-batches in flight. `buffers`: flat messages under way. `transient`: everything else alive at the peak.
+    Not in the total: `saved`: bytes that one micro-batch leaves from its forward to its backward pass; `host`: bytes in
+    the memory of the device's host.
     """
 
     parameters: float
@@ -66,11 +68,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Bytes for each element of a parameter, None: as many as the parameter has itself.
+    """Bytes for each element of a parameter; None: as many as the parameter has itself.
 
-    `gradient`, `master` (a copy in higher precision; 0: none), `state` (of each tensor of the optimizer's). `main`: gradients are added
-    into buffers of that size that exist all the time. `types` of a plan: what is stored is the master alone, gradients arrive in its type,
-    and what the operators use is cast unit by unit.
+    `gradient`; `master`: a copy in higher precision (0: none); `state`: of each of the optimizer's tensors. `main`:
+    gradients are added into permanent buffers of that size. `types` of a plan: only the master is stored, gradients
+    arrive in its type, and used values are cast unit by unit.
     """
 
     gradient: float | None = None
@@ -80,7 +82,7 @@ class Precision:
     types: Types | None = None
 
     def casts(self, tensor: Tensor) -> bool:
-        """Whether the master alone of a parameter is stored."""
+        """Whether only the master of a parameter is stored."""
         return self.types is not None and self.types.casts(tensor)
 
     def of(self, tensor: Tensor) -> tuple[float, float, float]:
@@ -91,7 +93,7 @@ class Precision:
         return stored, stored, stored
 
     def sizes(self, dtype: str) -> tuple[float, float, float]:
-        """The same of a parameter of `dtype` that is stored in it."""
+        """The bytes of gradient, master and state for a parameter stored in `dtype`."""
         own = float(DTYPE_BYTES[dtype])
         return own if self.gradient is None else self.gradient, self.master, own if self.state is None else self.state
 
@@ -101,9 +103,10 @@ PRECISIONS: Mapping[str, Precision] = {
     "mixed": Precision(master=4.0, state=4.0),
     "mixed-main": Precision(gradient=4.0, master=4.0, state=4.0, main=True),
 }
-"""same: everything in the parameter's type. mixed: 16-bit weights and gradients, 2 + 2 + 12 bytes with Adam (Rajbhandari et al.,
-arXiv:1910.02054, section 3.1). mixed-main: gradients summed in float32, 18 bytes with Adam (Megatron-LM's page on its distributed
-optimizer)."""
+"""`same`: everything in the parameter's type. `mixed`: 16-bit weights and gradients, 2 + 2 + 12 bytes with Adam
+(Rajbhandari et al., arXiv:1910.02054, section 3.1). `mixed-main`: gradients summed in float32, 18 bytes with Adam
+(Megatron-LM's page on its distributed optimizer).
+"""
 
 
 def precision_named(name: str) -> Precision:
@@ -115,10 +118,10 @@ def precision_named(name: str) -> Precision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Bytes of one device that stay from step to step, and `gradients` when all are there; `largest`: of the largest trained shard.
+    """Bytes of one device that stay from step to step, and `gradients` when all are complete.
 
-    `host`: optimizer state in host memory, of which `streamed` are on the device at once during the update; `apart`: the gradients of its
-    parameters.
+    `largest`: of the largest trained shard. `host`: optimizer state in host memory, of which `streamed` bytes are on
+    the device at once during the update. `apart`: gradients of the parameters of `host`.
     """
 
     parameters: float
@@ -140,7 +143,9 @@ class States:
 
 
 def certain_bytes(analysis: Analysis) -> float:
-    """Bytes on every device whatever the plan: constants, and inputs that the preamble reads whole, of all micro-batches at once."""
+    """Bytes on every device whatever the plan: constants, and inputs that the preamble reads whole, for all
+    micro-batches.
+    """
     graph = analysis.graph
     try:
         sampled = set(micro_batch_options(analysis).options)
@@ -155,7 +160,9 @@ def states_of(
     program: Program, analysis: Analysis, *, optimizer: str, precision: Precision, optimizer_shards: int = 1, gradient_shards: int = 1,
     of: Callable[[str], bool] = lambda name: True,
 ) -> States:  # fmt: skip
-    """What one device stores of the tensors whose names `of` takes, and what the training of the parameters among them adds."""
+    """Bytes that one device stores of the tensors whose names `of` accepts, and those that training their parameters
+    adds.
+    """
     graph, mesh = program.graph, program.assignment.mesh.shape
     count = optimizer_named(optimizer).states
     stored = gradients = master = states = largest = apart = 0.0
@@ -191,10 +198,10 @@ def predicted_memory(
     composite: bool = False,
     schedule: Schedule = PLAIN,
 ) -> Memory:
-    """Bytes of one device at the peak of a step as the runtime has it, of a program under its own schedule or under `schedule`.
+    """Bytes of one device at the peak of a step in the runtime, under the program's own schedule or `schedule`.
 
-    With micro-batches the program is that of one of them. `composite`: with a CPU's kernels (see `rules.saved`), where the optimizer takes
-    one parameter after another.
+    With micro-batches the program is that of one of them. `composite`: with a CPU's kernels (see `rules.saved`), where
+    the optimizer takes one parameter after another.
     """
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
     chosen = Precision(types=plan.schedule.types)
@@ -216,9 +223,10 @@ def autograd_memory(
     regather: bool = False,
     composite: bool = False,
 ) -> Memory:
-    """Bytes of one device at the peak of a step of plain autograd, as other frameworks have it.
+    """Bytes of one device at the peak of a step of plain autograd, as in other frameworks.
 
-    `regather`: what is gathered is gathered again in the backward pass rather than kept. `composite`: as of `predicted_memory`.
+    `regather`: gathered values are gathered again in the backward pass, not kept. `composite`: as in
+    `predicted_memory`.
     """
     chosen = precision_named(precision) if isinstance(precision, str) else precision
     states = states_of(

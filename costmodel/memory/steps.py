@@ -1,4 +1,4 @@
-"""Where the values and gradients of a program lie while its steps run, forward and backward."""
+"""The memories of a program's values and gradients while its steps run, forward and backward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Place = tuple[str, Layout]
 
 
 class Steps(Memories):
-    """The memories of a program's steps; what they do to values in between is for those that walk it to say."""
+    """The memories of a program's steps; the subclass that walks them decides what happens in between."""
 
     def __init__(self, program: Program, facts: Mapping[str, Facts], types: Types) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Steps(Memories):
         return self.tensors[name].bytes / shards
 
     def gradient_bytes(self, name: str, layout: Layout) -> float:
-        """The bytes of a gradient, which of a parameter may travel in another type than the value's."""
+        """The bytes of a gradient; a parameter's may travel in another type than the value's."""
         tensor = self.tensors[name]
         return self.bytes_of(name, layout) * (self.types.reduced_bytes(tensor) / tensor.bytes if tensor.bytes else 1.0)
 
@@ -54,14 +54,14 @@ class Steps(Memories):
         return self.types.reduced(self.tensors[name]) != self.tensors[name].dtype
 
     def value(self, place: Place, values: dict[Place, int]) -> int:
-        """The memory of a value; inputs, constants and parameters as they are stored are counted apart."""
+        """The memory of a value; inputs, constants and stored parameters are counted apart."""
         found = values.get(place)
         return found if found is not None else self.values.get(place, STORED)
 
     # --- forward ---
 
     def compute(self, index: int, step: Compute, values: dict[Place, int], *, keep: bool) -> None:
-        """An operator of the forward pass; `keep`: what autograd wants is kept."""
+        """An operator of the forward pass; `keep`: whether values for autograd are kept."""
         facts, operator = self.facts[step.operator.name], step.operator
         inputs = [self.value(place, values) for place in zip(operator.inputs, step.decision.inputs, strict=True)]
         for memory in inputs:
@@ -88,7 +88,7 @@ class Steps(Memories):
         return self.bytes_of(name, layouts[made.position]) / max(self.tensors[name].bytes, 1) * self.tensors[name].size * made.nbytes
 
     def redistribute(self, step: Redistribute, values: dict[Place, int]) -> None:
-        """A redistribution, step by step; inputs come as they are read."""
+        """A redistribution, step by step; inputs arrive in the layout in which they are read."""
         if self.tensors[step.tensor].role is Role.INPUT:
             values[step.tensor, step.chain[-1]] = STORED
             return
@@ -114,7 +114,8 @@ class Steps(Memories):
     # --- backward ---
 
     def add(self, place: Place, gradient: int) -> None:
-        """A reader's contribution to the gradient of a value: the first is it, the others are added in place where it is not shared."""
+        """Add a reader's gradient of a value; the first is the gradient, others are added in place if it is not shared.
+        """
         before = self.gradients.get(place)
         if before is None:
             self.gradients[place] = gradient
@@ -152,7 +153,7 @@ class Steps(Memories):
         self.add(place, self.new(self.bytes_of(*place)) if same is None else same)
 
     def read_saved(self, index: int) -> None:
-        """What autograd has kept for a step is read."""
+        """Read the values that autograd has kept for a step."""
         for memory in self.saved.get(index, ()):
             self.read(memory)
 

@@ -1,7 +1,10 @@
-"""What it takes to cast parameters from the type of the master to that of the computation, and gradients to the type in which they travel.
+"""Seconds of casts: parameters from the master's type to the computation's, gradients to the type in which they travel.
 
-A cast of n elements reads and writes each once:    seconds = n (bytes before + bytes after) / bandwidth + launch
-Adding gradients to those of the micro-batches before takes three passes over them.
+A cast of n elements reads and writes each once:
+
+    seconds = n (bytes before + bytes after) / bandwidth + launch
+
+Adding gradients to those of earlier micro-batches takes three passes over them.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def cast_seconds(tensor: Tensor, shards: NDArray[np.int64], cluster: Cluster, ty
 
 
 def unit_seconds(plan: Scheduled, cluster: Cluster) -> dict[int, float]:
-    """For every unit whose shards are cast when it is gathered: seconds of that."""
+    """For every unit whose shards are cast when it is gathered: seconds of the casts."""
     found: dict[int, float] = {}
     types, tensors, mesh = plan.schedule.types, plan.program.graph.tensors, plan.program.assignment.mesh.shape
     for unit in plan.units:
@@ -46,7 +49,7 @@ def unit_seconds(plan: Scheduled, cluster: Cluster) -> dict[int, float]:
 
 
 def gradient_seconds(plan: Scheduled, gradients: frozenset[str], cluster: Cluster) -> tuple[float, float]:
-    """Seconds of casting gradients: those that a backward pass has made, and once a step the sums at home."""
+    """Seconds of casting gradients: in each backward pass, and once a step the sums to the stored type."""
     types, tensors, mesh = plan.schedule.types, plan.program.graph.tensors, plan.program.assignment.mesh.shape
     used: dict[str, float] = {}
     home: dict[str, float] = {}
@@ -61,7 +64,7 @@ def gradient_seconds(plan: Scheduled, gradients: frozenset[str], cluster: Cluste
 
 
 def adding_seconds(plan: Scheduled, gradients: frozenset[str], cluster: Cluster) -> float:
-    """Seconds of adding a micro-batch's gradients to those before, each where it is added up."""
+    """Seconds of adding a micro-batch's gradients to earlier ones, in the layout where they are added up."""
     program, types, mesh = plan.program, plan.schedule.types, plan.program.assignment.mesh.shape
     moved = ((step, plan.modes.get(index)) for index, step in enumerate(program.steps))
     once = {step.tensor: step.chain[-1] for step, mode in moved if isinstance(step, Redistribute) and mode is Mode.ONCE}
@@ -72,7 +75,7 @@ def adding_seconds(plan: Scheduled, gradients: frozenset[str], cluster: Cluster)
 
 
 def _places(plan: Scheduled) -> Iterator[tuple[str, Layout]]:
-    """Where parameters are used, or stored."""
+    """The used and stored layouts of parameters."""
     yield from plan.program.assignment.storage.items()
     for step in plan.program.steps:
         if isinstance(step, Redistribute) and plan.program.graph.tensors[step.tensor].role is Role.PARAMETER:

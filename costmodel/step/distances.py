@@ -56,7 +56,7 @@ class LayoutSpace:
         return tuple(_pattern(self, axis) for axis in range(len(self.mesh)))
 
     def codes(self, digits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Numbers of the layouts whose kind indices are given: [n, axes] → [n]."""
+        """Numbers of the layouts with these kind indices: [n, axes] → [n]."""
         code = np.zeros(len(digits), dtype=np.int64)
         for axis in range(len(self.mesh)):
             code = code * len(self.kinds) + digits[:, axis]
@@ -78,7 +78,7 @@ class LayoutSpace:
         return value
 
     def valid(self, shape: Sequence[int]) -> NDArray[np.bool_]:
-        """Which layouts give a tensor of `shape` shards of equal size."""
+        """The layouts that give a tensor of `shape` shards of equal size: array [layouts]."""
         key = tuple(shape)
         if key not in self._known_valid:
             self._known_valid[key] = self._valid(key)
@@ -114,12 +114,12 @@ class LayoutSpace:
 
 @functools.lru_cache(maxsize=4096)
 def layout_space(kinds: tuple[Placement, ...], mesh: tuple[int, ...]) -> LayoutSpace:
-    """The one space of these kinds on a mesh of this shape, with what was worked out for it before."""
+    """The cached space of these kinds on a mesh of this shape."""
     return LayoutSpace(kinds=kinds, mesh=mesh)
 
 
 Often = tuple[float, float]
-"""How often the collectives on the way to the value, and to its gradient, are issued."""
+"""The number of times that collectives to the value, and to its gradient, are issued."""
 
 
 def distances(
@@ -155,7 +155,7 @@ class Distances:
         return self.prices[sources]
 
     def rows_from_storage(self, sources: NDArray[np.int64], share: LinePrices, nbytes: int, exposed: float = 1.0) -> NDArray[np.float64]:
-        """The same from a parameter's storage: leading R → B steps bear their `share` of a bucket, as far as it is `exposed`."""
+        """Prices from a parameter's storage: leading R → B steps bear their `share` of a bucket, times `exposed`."""
         names = [kind.kind for kind in self.space.kinds]
         prices = self.rows(sources).copy()
         if Kind.BROADCAST not in names:
@@ -199,7 +199,7 @@ class Distances:
 def _axis_costs(
     space: LayoutSpace, axis: int, nbytes: int, valid: NDArray[np.bool_], price: LinePrices, often: Often, wider: float
 ) -> NDArray[np.float64]:
-    """Prices of the steps on `axis` from kind x to kind y, by the kinds on the other axes: array [x, outer, y, inner, 1].
+    """Prices of the steps on `axis` from kind x to kind y, by the other axes' kinds: array [x, outer, y, inner, 1].
 
     Infinite: a step that no layout may take, or not this one.
     """
@@ -209,7 +209,7 @@ def _axis_costs(
     back = ahead if wider == 1.0 else _sent(pattern, axis, wider * sizes, price)
     by_count = STEP_PENALTY + often[0] * ahead[pattern.ahead] + often[1] * back[pattern.back]
     cost = by_count[pattern.step, pattern.counts_of_step].reshape(pattern.blocked.shape) + pattern.blocked
-    cost[:, ~valid.reshape(pattern.shape)] = math.inf  # what is reached must divide
+    cost[:, ~valid.reshape(pattern.shape)] = math.inf  # the reached layout must divide
     return cost[..., None]
 
 
@@ -224,11 +224,12 @@ def _sent(pattern: _Pattern, axis: int, sizes: NDArray[np.float64], price: LineP
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pattern:
-    """What the steps on one axis have in common for all tensors; layouts are laid out as [outer, kind, inner].
+    """The part of the steps on one axis that all tensors share; layouts are laid out as [outer, kind, inner].
 
-    `transfers`: the collectives that occur; `ahead`, `back`: of each kind of step, by number (-1: none). `step`: for every pair of
-    kinds x, y the kind of step. `counts_of_step`: for every pair and every layout [outer, inner] before it, the number of shards as an
-    index into `LayoutSpace.shard_counts`. `blocked`: where nesting forbids the step (infinite): array [x, outer, y, inner].
+    `transfers`: the collectives that occur. `ahead`, `back`: the collective of each kind of step, by number (-1: none).
+    `step`: the kind of step of every pair of kinds x, y. `counts_of_step`: for every pair and every layout [outer,
+    inner] before it, the number of shards as an index into `LayoutSpace.shard_counts`. `blocked`: infinite where
+    nesting forbids the step: array [x, outer, y, inner].
     """
 
     shape: tuple[int, int, int]
@@ -260,7 +261,7 @@ def _pattern(space: LayoutSpace, axis: int) -> _Pattern:
             ahead, back = (-1 if t is None else found.setdefault(t, len(found)) for t in transfers(before, after, space.mesh[axis]))
             step[x, y] = pairs.setdefault((ahead, back), len(pairs))
     counts = np.searchsorted(space.shard_counts, space.divisors()).reshape(shape)
-    # [x, outer, y, inner]: the shards before the step, whatever comes of it.
+    # [x, outer, y, inner]: the shards before the step, for every y.
     before_step = np.broadcast_to(counts.transpose(1, 0, 2)[:, :, None], blocked.shape)
     numbers = np.array(list(pairs) or [(-1, -1)], dtype=np.int64)
     return _Pattern(

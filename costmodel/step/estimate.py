@@ -1,6 +1,6 @@
-"""The predicted time and memory of a plan's program: what is priced is what is executed.
+"""The predicted time and memory of a plan's program: the priced collectives are the executed ones.
 
-step    = forward + backward + update computation, plus every collective of the program, less what the timeline hides of them
+step    = forward + backward + update computation + every collective of the program - seconds hidden by the timeline
 memory  = parameters + gradients + optimizer state + saved activations + the largest transient
 """
 
@@ -30,8 +30,8 @@ from .timeline import SLOWDOWN, Overlap, Timeline, step_timeline
 class Estimate:
     """Seconds of one step (or one inference) by part, and the memory of a device.
 
-    `communication`: of all collectives, of which `overlapped` seconds are hidden under computation. `streamed`: of the update, for the way
-    of optimizer state to host memory and back.
+    `communication`: of all collectives; `overlapped` seconds of them are hidden under computation. `streamed`: seconds
+    of the update for moving optimizer state to host memory and back.
     """
 
     forward: float
@@ -57,9 +57,9 @@ def estimate(
     program: Program | Scheduled, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule = PLAIN,
     memory: Memory | None = None,
 ) -> Estimate:  # fmt: skip
-    """Price a program by its timeline; under a schedule with micro-batches, the program and the analysis are those of one of them.
+    """Price a program by its timeline; with micro-batches, program and analysis are those of one of them.
 
-    `memory`: of a device, where it is known.
+    `memory`: of a device, if it is known already.
     """
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
     found = timeline(plan, analysis, prices, optimizer=optimizer)
@@ -83,7 +83,9 @@ def timeline(
     overlap: Overlap | None = None,
     schedule: Schedule = PLAIN,
 ) -> Timeline:
-    """The timeline of a step of a program, under its own schedule or under `schedule`; by default with what the runtime overlaps."""
+    """The timeline of a step of a program, under its own schedule or `schedule`, by default with the runtime's
+    overlaps.
+    """
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
     known: dict[object, Seconds] = {}
 
@@ -108,7 +110,7 @@ def _streamed(plan: Scheduled, prices: MeshPrices, optimizer: str) -> float:
 
 
 def _update(plan: Scheduled, prices: MeshPrices, optimizer: str, *, streams: bool = True) -> float:
-    """Seconds of the optimizer over all stored shards; where state `streams` from host memory, its parameters follow one another."""
+    """Seconds of the optimizer over all stored shards; parameters with state on the host are updated in sequence."""
     program, types = plan.program, plan.schedule.types
     known: dict[tuple[int, int, str, bool], tuple[float, float]] = {}
     total = 0.0

@@ -1,15 +1,17 @@
 """Optimizer state in the memory of a device's host, streamed through the device when its parameters are updated.
 
-The state of the parameters of chunk i (`state_chunks.py`), s_i bytes, is copied in, their update takes u_i on the device, and the state
-is copied out again. While one chunk is updated, the next comes in and the one before goes out (three are on the device at once):
+The state of the parameters of chunk i (`state_chunks.py`), s_i bytes, is copied in, their update takes u_i on the
+device, and the state is copied out again. While one chunk is updated, the next comes in and the one before goes out
+(three are on the device at once):
 
     in_i      ends  s_i / r  after  in_(i-1), update_(i-2), out_(i-3)
     update_i  ends  u_i      after  in_i, update_(i-1)
     out_i     ends  s_i / r  after  update_i, out_(i-1)
 
-A long stream so takes the sum of max(u_i, s_i / r), which is what each parameter adds to the price of a plan. r is `SHARE` of the link's
-nominal rate. ZeRO-Offload (Ren et al., arXiv:2101.06840) moves gradients out, updates on the CPU and moves parameters in; here the device
-updates, with the very arithmetic of a plan without offload, and no kernel for the CPU is needed.
+So a long stream takes the sum of max(u_i, s_i / r), and each parameter adds its term to the price of a plan. r is
+`SHARE` of the link's nominal rate. ZeRO-Offload (Ren et al., arXiv:2101.06840) moves gradients out, updates on the CPU
+and moves parameters in. Here the device updates, with the same arithmetic as without offload and without a kernel for
+the CPU.
 """
 
 from __future__ import annotations
@@ -29,8 +31,11 @@ from .pricing import optimizer_named, update_seconds
 
 Floats = NDArray[np.float64]
 SHARE = 0.5
-"""Of the nominal rate of the link to the host, what each direction has while all devices of the host copy in and out at once. Assumed: the
-GPUs of a DGX A100 share a switch in pairs, and 8 x 2 x 64 GB/s are more than the memory of a host of two sockets gives (614 GB/s)."""
+"""Share of the nominal rate of the link to the host in each direction while all its devices copy in and out at once.
+
+Assumed: the GPUs of a DGX A100 share a switch in pairs, and 8 x 2 x 64 GB/s are more than the memory of a host of two
+sockets gives (614 GB/s).
+"""
 ALIVE = 3
 """Chunks on the device at once: one comes in, one is used, one goes out."""
 COPIES = 2
@@ -52,14 +57,15 @@ def state_bytes(tensor: Tensor, shards: NDArray[np.int64], optimizer: str, types
 def streamed_update(
     tensor: Tensor, shards: NDArray[np.int64], optimizer: str, cluster: Cluster, types: Types = PLAIN.types
 ) -> Floats:  # fmt: skip
-    """Seconds that the update of a parameter adds to a stream of them, its state being in host memory: array [layouts]."""
+    """Seconds that the update of a parameter with state in host memory adds to a stream: array [layouts]."""
     device = cluster.device
     copied = state_bytes(tensor, shards, optimizer, types) / host_rate(device)
     return np.maximum(update_seconds(tensor, shards, optimizer, cluster, types), copied) + COPIES * device.launch
 
 
 def stream_seconds(updates: Sequence[float], sizes: Sequence[float], device: Device) -> float:
-    """Seconds of updating parameters chunk by chunk, each taking `updates`, whose states of `sizes` bytes are in host memory."""
+    """Seconds of updating parameters chunk by chunk: `updates` seconds each, with states of `sizes` bytes on the host.
+    """
     if not updates:
         return 0.0
     rate = host_rate(device)

@@ -1,4 +1,4 @@
-"""`Issuer`: collectives of a step on the streams of its axes, each behind the computation so far."""
+"""`Issuer`: the collectives of a step on the streams of its axes, each behind the computation issued so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .streams import Clock
 
 
 class Issuer:
-    """Issues collectives at their prices on `clock`; a process group, that is a mesh axis, has a stream of its own."""
+    """Issues collectives at their prices on `clock`; each mesh axis is a process group with a stream of its own."""
 
     def __init__(self, prices: MeshPrices, clock: Clock) -> None:
         self.prices, self.clock = prices, clock

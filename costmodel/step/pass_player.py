@@ -1,7 +1,8 @@
-"""The passes of a segment on the streams of a step: its operators, and the redistributions and collectives between and inside them.
+"""The passes of a segment on the streams of a step: operators, redistributions, and collectives inside operators.
 
-    a redistribution   of values begins its first collective behind the computation before it; the first reader of its result waits for it,
-                       and for those behind it in the chain. Backward it begins behind that reader, and ends where it had begun
+    a redistribution   of values begins its first collective behind the computation before it; the first reader of its result
+                       waits for it and for the rest of the chain. Backward it begins behind that reader, and ends where it
+                       had begun
     ring attention     sends a block while it attends to one
 """
 
@@ -29,7 +30,7 @@ class Seconds(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """The collectives of a redistribution: of the step that departs, and of those behind it; backward ones in the order of issue."""
+    """The collectives of a redistribution: of the departing step and of those behind it; backward in order of issue."""
 
     first_ahead: list[Collective]
     ahead: list[Collective]
@@ -45,7 +46,7 @@ class _Chain(NamedTuple):
 
 
 class PassPlayer:
-    """Plays forward and backward passes; `seconds` are those of an operator."""
+    """Plays forward and backward passes; `seconds` gives those of an operator."""
 
     def __init__(self, plan: Scheduled, issuer: Issuer, seconds: Callable[[Compute], Seconds]) -> None:
         self.issuer, self.clock, self.seconds_of = issuer, issuer.clock, seconds
@@ -92,7 +93,7 @@ class PassPlayer:
             travelling.update((other, self._returned(other)) for other in reversed(read_by.get(index, [])))
 
     def _returned(self, index: int) -> list[Sent]:
-        """Gradients of a redistribution's result are complete: the collective that brings them to where it had begun."""
+        """Gradients of a redistribution's result are complete: issue the collectives back to where it had begun."""
         self.issuer.blocking(self.chains[index].back)
         return self._departed(self.chains[index].first_back)
 

@@ -1,4 +1,4 @@
-"""Prices a pipeline: the seconds of a step from those of its stages, by the closed form of its schedule (`autopar.order.schedules`)."""
+"""Prices a pipeline: seconds of a step from those of its stages, by the schedule's closed form (`order.schedules`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pipeline_seconds(
 ) -> float:
     """Seconds of a step of the pipeline; the arguments are those of `Times`, per stage.
 
-    `overlap_sends`: a stage goes on computing while it sends; otherwise it stands still until its message has arrived.
+    `overlap_sends`: a stage goes on computing while it sends; otherwise it waits until its message has arrived.
 
     >>> pipeline_seconds("1f1b", [1.0] * 4, [2.0] * 4, 0.0, 0.0, 8)
     33.0

@@ -1,7 +1,7 @@
 """Simulates the order of a pipeline action by action: when each starts and ends, and how long stages idle.
 
-An action starts when its stage has finished the one before. A receive ends when its message has arrived, which a send makes the seconds of
-the message later; the stage goes on computing meanwhile, or stands still (`Times.overlap`).
+An action starts when its stage has finished the one before. A receive ends when its message has arrived: the message's
+seconds after its send. Meanwhile the sending stage goes on computing, or waits (`Times.overlap`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autopar.order.times import Times
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """An action with its start and end in seconds; of a send, those of the message."""
+    """An action with its start and end in seconds; a send has those of its message."""
 
     action: Action
     start: float
@@ -24,7 +24,8 @@ class Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
-    """All actions of every stage, in order; `seconds`: the end of the last pass; `idle`: per stage the seconds without passes."""
+    """All actions of every stage in order; `seconds`: end of the last pass; `idle`: a stage's seconds without passes.
+    """
 
     stages: tuple[tuple[Timed, ...], ...]
     seconds: float
@@ -32,7 +33,7 @@ class PipelineRun:
 
 
 def simulate(orders: Orders, times: Times, interleave: int = 1) -> PipelineRun:
-    """Play the orders, in which each chunk hands on to the next one; the chunks of a stage take equal parts of its time."""
+    """Play the orders, with values from each chunk to the next; the chunks of a stage take equal parts of its time."""
     work = {
         Word.FORWARD: times.forward / interleave,
         Word.BACKWARD: times.backward / interleave,

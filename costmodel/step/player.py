@@ -1,9 +1,8 @@
 """Plays the actions of a step's order on streams, as the runtime issues them.
 
-The computation is one stream, the collectives of each mesh axis another (a process group has a stream). A task starts when its stream is
-free and what it waits for has ended; `pass_player.py` says so of operators and redistributions, `unit_player.py` of units of parameters.
-
-Gradients are added to those of the micro-batches before with three passes over them.
+The computation is one stream, the collectives of each mesh axis another (a process group has a stream). A task starts
+when its stream is free and the tasks that it waits for have ended; `pass_player.py` has operators and redistributions,
+`unit_player.py` units of parameters. Gradients are added to those of earlier micro-batches in three passes over them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .unit_player import UnitPlayer
 
 
 class Player:
-    """Issues the tasks of a step on the streams of `clock`; `hides`: reductions of gradients run under the backward pass."""
+    """Issues the tasks of a step on the streams of `clock`; `hides`: gradients are reduced under the backward pass."""
 
     def __init__(self, plan: Scheduled, prices: MeshPrices, seconds: Callable[[Compute], Seconds], clock: Clock, *, hides: bool) -> None:
         self.plan, self.prices, self.clock = plan, prices, clock
@@ -35,7 +34,8 @@ class Player:
         self.gradients = plan.program.assignment.gradients
 
     def play(self, count: int) -> None:
-        """A step of `count` micro-batches; those that the plan's schedule leaves out take as long as the last but one that it has."""
+        """Play a step of `count` micro-batches; those missing in the plan's schedule take as long as its last but one.
+        """
         clock, played = self.clock, self.plan.schedule.micro_batches
         accumulation = adding_seconds(self.plan, self.gradients, self.prices.cluster) if count > 1 else 0.0
         cast, _ = gradient_seconds(self.plan, self.gradients, self.prices.cluster)

@@ -1,7 +1,7 @@
 """Prices of parameter storage and of the collectives of a mesh, as arrays over layouts and strategies.
 
 parameter  the optimizer's traffic over the stored shard
-collective the line of its algorithm, on the level that its mesh axis is bound to
+collective the line of its algorithm, on the level of its mesh axis
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """`states`: tensors of the parameter's size that it keeps; `traffic`: how many it reads and writes in an update.
+    """An optimizer.
 
-    Temporaries of its step: `alone` times the largest parameter where it takes them one by one (torch's for-loop), `together` times
-    all gradients where it takes them at once (torch's foreach).
+    `states`: tensors of the parameter's size that it keeps. `traffic`: such tensors that an update reads and writes.
+    Temporaries of its step: `alone` times the largest parameter if it takes them one by one (torch's for-loop),
+    `together` times all gradients if it takes them at once (torch's foreach).
     """
 
     states: int
@@ -61,7 +62,7 @@ def optimizer_named(name: str) -> Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPrices:
-    """Collectives on the axes of a mesh whose levels are bound to a cluster; parameters travel in units of about `unit_bytes`."""
+    """Prices of collectives on the axes of a mesh on a cluster; parameters travel in units of about `unit_bytes`."""
 
     cluster: Cluster
     mesh: Mesh
@@ -70,7 +71,7 @@ class MeshPrices:
 
     @classmethod
     def of(cls, cluster: Cluster, mesh: Mesh, parameters: float) -> MeshPrices:
-        """Those for a model (or a stage of it) that holds so many bytes of parameters."""
+        """Prices for a model (or a stage of it) with `parameters` bytes of parameters."""
         alone = cls(cluster=cluster, mesh=mesh)
         return replace(alone, unit_bytes=unit_bytes(alone, parameters))
 
@@ -83,9 +84,11 @@ class MeshPrices:
         return self.known[key]
 
     def unit_lines(self, kind: str, axis: int) -> tuple[Line, ...]:
-        """The line of a parameter's part of a unit's message: it bears its share of the latency, by its bytes and as one of `SHARERS`.
+        """The line of a parameter's part of a unit's message; it bears a share of the latency by its bytes and by
+        `SHARERS`.
 
-        The way is that of a message of some size, even if the model is small: all parameters are to take the same.
+        The algorithm is that of a message of at least `UNIT_BYTES`, even in a small model, so that all parameters have
+        the same.
         """
         key = (kind, axis, True)
         if key not in self.known:
@@ -119,16 +122,17 @@ class MeshPrices:
 LATENCY = 1 / 8
 """Share of its transfer that the latency of a unit's message may be."""
 SHARERS = 128
-"""Parameters that share a message: what moves hardly any bytes has its price all the same, as no other may travel with it."""
+"""Parameters that share a message's latency, so that even a parameter of hardly any bytes has a price."""
 LEAST_UNIT, LARGEST_UNIT = 2**20, 2**29
 
 
 def unit_bytes(prices: MeshPrices, parameters: float) -> int:
-    """Bytes of the units in which `parameters` bytes travel, a power of two: of all axes of the mesh the largest
+    """Bytes of the units in which `parameters` bytes travel: a power of two, the largest over the axes of the mesh of
 
         U = min(8 a / b, sqrt(P a / b))        a, b: latency and seconds per byte of an all-gather of U bytes, P: `parameters`
 
-    so that latency is an eighth of the transfer, and the last unit, of which nothing is hidden, takes no longer than the latency of all.
+    Latency is then an eighth of the transfer, and the last unit, which nothing hides, takes no longer than the latency
+    of all.
     """
     wanted = [_unit(prices.lines("all_gather", number), parameters) for number, axis in enumerate(prices.mesh.axes) if axis.size > 1]
     if not any(wanted):
@@ -137,7 +141,7 @@ def unit_bytes(prices: MeshPrices, parameters: float) -> int:
 
 
 def _unit(ways: Sequence[Line], parameters: float) -> float:
-    """The same on one axis, by the first way whose latency is so small while it is the fastest."""
+    """The unit size on one axis, by the first algorithm that is still the fastest where its latency is that small."""
     for alpha, beta in sorted(ways, key=lambda line: line[0] / line[1]):
         nbytes = alpha / beta / LATENCY
         if all(alpha + beta * nbytes <= a + b * nbytes for a, b in ways):

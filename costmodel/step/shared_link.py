@@ -1,8 +1,8 @@
-"""A link that several streams send over: each sends in the order of issue, and those that send at once divide the link equally.
+"""A link that several streams send over: each sends in order of issue, and simultaneous senders share it equally.
 
-rate of each = 1 / number of streams that send                      (processor sharing; a transfer's work is its seconds alone)
+    rate of each = 1 / number of streams that send        (processor sharing; a transfer's work is its seconds alone)
 
-A transfer that is issued later makes those under way end later, so what is known of an end holds until the next one is issued.
+A transfer that is issued later makes those under way end later, so a known end holds until the next one is issued.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterator
 
 SAME = 1e-12
-"""What is left of a transfer that counts as nothing (1)."""
+"""Remaining work of a transfer that counts as none (a share)."""
 
 
 class Sent:
-    """A transfer: its start and end as far as they are known, its stream, and its place among the events (-1: none)."""
+    """A transfer: its start and end as now known, its stream, and its index among the events (-1: none)."""
 
     __slots__ = ("after", "end", "event", "left", "start", "stream", "work")
 
@@ -39,12 +39,12 @@ class SharedLink:
         self.queues: dict[str, list[Sent]] = {}
 
     def waiting(self) -> Iterator[Sent]:
-        """All that is not over, stream by stream."""
+        """All unfinished transfers, stream by stream."""
         for queue in self.queues.values():
             yield from queue
 
     def send(self, sent: Sent, now: float) -> None:
-        """Add a transfer that is issued `now`, and work out when each that is not over begins and ends."""
+        """Add a transfer that is issued `now`, and compute start and end of every unfinished one."""
         self._advance(now)
         self.queues.setdefault(sent.stream, []).append(sent)
         kept = self.time, {stream: list(queue) for stream, queue in self.queues.items()}, [(one, one.left) for one in self.waiting()]
@@ -54,7 +54,7 @@ class SharedLink:
             one.left = left
 
     def skip(self, seconds: float) -> None:
-        """Let time pass in which all stands still."""
+        """Let time pass in which nothing moves."""
         self.time += seconds
         for one in self.waiting():
             one.shift(seconds)

@@ -1,7 +1,7 @@
-"""Streams of a device: computation on one, communication on others, each of which does one thing at a time in the order of issue.
+"""Streams of a device: computation on one, communication on others; each does one thing at a time in order of issue.
 
-Streams that send over one link divide it (`shared_link`): a transfer may be known to end later when it is waited for than when it was
-begun, so a `Sent` is handed out in place of a time.
+Streams that send over one link divide it (`shared_link`), so the known end of a transfer may move after its start. That
+is why a `Sent` is handed out instead of a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .shared_link import Sent, SharedLink
 
 COMPUTE = "compute"
 KEPT = 64
-"""Transfers that are remembered before those that are over are forgotten."""
+"""The number of remembered transfers above which finished ones are forgotten."""
 
 
 class Event(NamedTuple):
@@ -28,7 +28,8 @@ class Event(NamedTuple):
 
 
 class Clock:
-    """Streams with what they have done; all computation is on one. `links`: the link that each stream sends over, where it has one."""
+    """Streams and their history; all computation is on one. `links`: the link that a stream sends over, if it has one.
+    """
 
     def __init__(self, slowdown: float, links: Mapping[str, str] | None = None) -> None:
         self.slowdown = slowdown
@@ -36,7 +37,7 @@ class Clock:
         found = {link: SharedLink() for link in given.values() if list(given.values()).count(link) > 1}
         self.shared = {stream: found[link] for stream, link in given.items() if link in found}
         self.events: list[Event] = []
-        self.now = 0.0  # the end of the computation issued so far, or of what it waits for
+        self.now = 0.0  # end of the computation issued so far, or of its wait
         self.phase = "forward"
         self.free: dict[str, float] = {}
         self.under_way: list[Sent] = []
@@ -69,7 +70,7 @@ class Clock:
         return sent
 
     def _share(self, sent: Sent, after: float) -> None:
-        """Put a transfer on the link of its stream, and note what that makes of the others there."""
+        """Put a transfer on the link of its stream, and update the others there."""
         link = self.shared[sent.stream]
         sent.after = after
         link.send(sent, min(self.now, after))
@@ -78,11 +79,11 @@ class Clock:
             self.events[one.event] = self.events[one.event]._replace(start=one.start, end=one.end)
 
     def wait(self, until: float) -> None:
-        """Computation goes on no sooner than `until`."""
+        """Let computation wait until `until`."""
         self.now = max(self.now, until)
 
     def skip(self, seconds: float, spent: Mapping[str, float], communicated: float) -> None:
-        """Let time pass that is not played: all streams stand where they stood, `seconds` later."""
+        """Skip time that is not played: all streams keep their state, `seconds` later."""
         self.now += seconds
         self.free = {stream: end + seconds for stream, end in self.free.items()}
         for sent in self.under_way:

@@ -2,8 +2,8 @@
 
     step = forward + backward + update + communication - hidden
 
-`costmodel/step/player.py` says what runs under what. Under a schedule with micro-batches the program is that of one of them, and played for
-each; all between the third and the last take the same time, which is added up rather than played.
+`costmodel/step/player.py` decides what overlaps. Under a schedule with micro-batches the program is that of one of
+them, and played for each; those between the third and the last take the same time, which is added up, not played.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from .streams import Clock, Event
 
 ROUNDING = 1e-12
 PLAYED = 4
-"""Micro-batches that are played: the first two, one that stands for all between, and the last."""
+"""Micro-batches that are played: the first two, one in place of all between, and the last."""
 SLOWDOWN: Mapping[str, float] = {"nccl": 1.1256, "gloo": 1.0}
-"""How much longer computation takes while a collective of the backend runs: on A100s as Galvatron's profiler measured it
-(PKU-DAIR/Hetu-Galvatron@cea12ffb, galvatron/profile_hardware/hardware_configs/overlap_coefficient.json); for Gloo not measured."""
+"""Slowdown of computation while a collective of the backend runs.
+
+On A100s as Galvatron's profiler measured it (PKU-DAIR/Hetu-Galvatron@cea12ffb,
+galvatron/profile_hardware/hardware_configs/overlap_coefficient.json); for Gloo not measured.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """Which communication runs under computation: the reduction of `gradients`, and gathers of parameters by `prefetch`.
+    """Communication that runs under computation: the reduction of `gradients`, and gathers of parameters by `prefetch`.
 
-    `slowdown`: how much longer computation takes while anything is sent.
+    `slowdown`: factor on the seconds of computation while anything is sent.
     """
 
     gradients: bool = True
@@ -43,7 +46,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Seconds of computation by phase, of all collectives, and of the step in which some of them are hidden."""
+    """Seconds of computation by phase, of all collectives, and of the step, in which some collectives are hidden."""
 
     forward: float
     backward: float

@@ -1,6 +1,7 @@
-"""Timelines in the Trace Event Format, which chrome://tracing and Perfetto show: a process for a rank or stage, a thread for a stream.
+"""Timelines in the Trace Event Format (chrome://tracing, Perfetto): a process per rank or stage, a thread per stream.
 
-Complete events ("ph": "X") carry their start and duration in microseconds; metadata events ("ph": "M") name processes and threads.
+Complete events ("ph": "X") carry their start and duration in microseconds; metadata events ("ph": "M") name processes
+and threads.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NAMES = {
     Word.SEND_FORWARD: "values",
     Word.SEND_BACKWARD: "gradients",
 }
-"""What a pass, or a message, is called."""
+"""Names of passes and messages."""
 
 
 def chrome_trace(processes: Mapping[str, Sequence[Event]]) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def _complete(event: Event, process: int, thread: int) -> dict[str, Any]:
 
 
 def pipeline_events(run: PipelineRun) -> dict[str, list[Event]]:
-    """The events of every stage of a simulated pipeline: passes, and the messages to other stages while they are under way."""
+    """The events of every stage of a simulated pipeline: passes, and messages to other stages while under way."""
     stages = stages_of_chunks([[timed.action for timed in done] for done in run.stages])
     several = len(stages) > len(run.stages)
     return {f"stage {number}": list(_stage_events(done, stages, several)) for number, done in enumerate(run.stages)}

@@ -1,8 +1,9 @@
 """Units of parameters on the streams of a step: their gathers and reductions, collective by collective.
 
-    a gather      begins with the first collective of its first group; the others follow one by one when a segment needs the unit,
-                  which waits for them. Its shards are copied into the message and out of it
-    a reduction   begins in the same way, and goes one collective on whenever another one begins; the end of the step waits for all
+    a gather      begins with the first collective of its first group; the others follow one by one when a segment needs the
+                  unit, and the segment waits for them. Shards are copied into the message and out of it
+    a reduction   begins in the same way, and issues its next collective whenever another reduction begins; the end of the
+                  step waits for all
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from .shared_link import Sent
 
 @dataclass(slots=True)
 class _Moving:
-    """A chain of a unit under way: when the collective at hand ends (None: it is over), and what comes behind it.
+    """A chain of a unit under way: when the present collective ends (None: it is over), and the collectives behind it.
 
-    `phase`: in which it was begun. `rests`: the last one is a sum in place, for which nobody waits before the end of the step.
+    `phase`: in which it began. `rests`: the last one is a sum in place, for which nothing waits before the end of the
+    step.
     """
 
     unit: int
@@ -40,7 +42,7 @@ class _Moving:
 
 
 class UnitPlayer:
-    """Plays what the units of a plan issue; `hides`: reductions of gradients run under the backward pass."""
+    """Plays the collectives of a plan's units; `hides`: reductions of gradients run under the backward pass."""
 
     def __init__(self, plan: Scheduled, issuer: Issuer, *, hides: bool) -> None:
         self.plan, self.issuer, self.hides = plan, issuer, hides
@@ -67,7 +69,7 @@ class UnitPlayer:
             self._finish(self.coming.pop(unit, None))
 
     def reduce(self, unit: Unit, *, last: bool) -> None:
-        """Begin to bring a unit's gradients home; what was begun before goes on."""
+        """Begin to reduce a unit's gradients; reductions begun before continue."""
         for moving in self.going:
             if moving.unit in self.followers.get(unit.number, ()):
                 self._finish(moving)

@@ -14,7 +14,7 @@ from .row import PipelineSchedule
 
 
 def tabled(rows: Iterable[PipelineSchedule]) -> dict[str, PipelineSchedule]:
-    """Schedules by name, the oldest first; a name that is there twice is an error."""
+    """Schedules by name, the oldest first; a duplicate name is an error."""
     found: dict[str, PipelineSchedule] = {}
     for row in sorted(rows, key=lambda row: (row.year, row.name)):
         if row.name in found:
@@ -40,7 +40,7 @@ def schedule_named(name: str) -> PipelineSchedule:
 
 
 def schedule_for(name: str, stages: int, micro_batches: int, interleave: int = 1) -> PipelineSchedule:
-    """The schedule called `name`, which can run so many micro-batches on so many stages and chunks; else a `UsageError`."""
+    """The schedule called `name`; `UsageError` if it cannot run these numbers of stages, micro-batches and chunks."""
     row = schedule_named(name)
     reason = row.refusal(stages, micro_batches, interleave)
     if reason:
@@ -60,7 +60,7 @@ def step_seconds(name: str, times: Times, micro_batches: int, interleave: int = 
 
 @functools.cache
 def in_flight(name: str, stage: int, stages: int, micro_batches: int, interleave: int = 1) -> float:
-    """The most micro-batches whose activations `stage` holds at once, in units of one micro-batch through all of its chunks.
+    """The most micro-batches whose activations `stage` holds at once; 1 is a micro-batch through all of its chunks.
 
     >>> in_flight("1f1b", 0, 8, 64), in_flight("interleaved", 0, 8, 64, 2)
     (8.0, 11.5)

@@ -1,7 +1,7 @@
-"""Interleaved 1F1B: chunk passes in groups of p micro-batches, of which 2 (p - 1 - s) + (v - 1) p come before the turns of 1F1B.
+"""Interleaved 1F1B: chunk passes in groups of p micro-batches; 2 (p - 1 - s) + (v - 1) p come before the turns of 1F1B.
 
-(Narayanan et al., arXiv:2104.04473, 2.2.2.)
-Equal stages take m (f + b) + (p - 1) (f + b) / v. The first stage keeps p (1 + (p - 1) / (p v)) micro-batches in flight.
+Source: Narayanan et al., arXiv:2104.04473, 2.2.2. Equal stages take m (f + b) + (p - 1) (f + b) / v. The first stage
+keeps p (1 + (p - 1) / (p v)) micro-batches in flight.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def _refuses(stages: int, micro_batches: int, interleave: int) -> str:
 
 
 def _seconds(times: Times, micro_batches: int, interleave: int) -> float:
-    """The longest path among those that work on one stage h all the time but for both ends; exact for equal stages with short sends.
+    """The longest path that stays on one stage h except near both ends; exact for equal stages with short sends.
 
-    With positions as in 1F1B a step down takes two of them, so that no path gains by one in the middle; what enters stage h, or leaves it,
-    is one of `_entries`.
+    With positions as in 1F1B a step down takes two positions, so no path gains by taking one in the middle. `_entries`
+    lists the ways into stage h and out of it.
     """
     p, m, v = len(times.forward), micro_batches, interleave
     f, b, send = times.forward / v, times.backward / v, times.send
@@ -59,11 +59,13 @@ def _seconds(times: Times, micro_batches: int, interleave: int) -> float:
 def _entries(
     ahead: Floats, back: Floats, send: Floats, warm: NDArray[np.int64], chunks: int, busy: Floats, hold: Floats, around: bool
 ) -> list[tuple[Floats, NDArray[np.int64]]]:
-    """The longest paths from the start to every stage, and how many of its turns they spend: the ends are the same in reverse.
+    """The longest paths from the start to every stage, and how many of its turns they use; the end mirrors the start.
 
-    - straight: in the warm-up a path goes down once and stays on the slowest stage on its way, or through up to all chunks, p passes each;
-    - by way of a stage below: it comes up with the first backward passes, in the first turn;
-    - around: it takes p turns on the last stage and goes on with the next chunk from the first stage down.
+    - straight: a path goes down once in the warm-up and stays on the slowest stage on its way, or goes around all
+      stages
+      for up to v - 1 chunks, p passes each;
+    - below: by way of a stage below, coming up with its first backward pass, in the first turn;
+    - around: p turns on the last stage, then the next chunk from the first stage down.
     """
     stages = len(ahead)
     number = np.arange(stages)

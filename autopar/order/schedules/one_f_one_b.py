@@ -1,6 +1,7 @@
-"""1F1B: p - 1 - s forward passes on stage s, then forward and backward in turns (Narayanan et al., arXiv:2104.04473, 2.2.1).
+"""1F1B: p - 1 - s forward passes on stage s, then forward and backward in turns.
 
-Equal stages take (m + p - 1) (f + b); unequal ones the longest path of `autopar.order.positions`.
+Source: Narayanan et al., arXiv:2104.04473, 2.2.1. Equal stages take (m + p - 1) (f + b); unequal ones the longest path
+of `autopar.order.positions`.
 """
 
 from __future__ import annotations

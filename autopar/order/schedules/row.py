@@ -1,8 +1,8 @@
-"""A pipeline schedule as one row of data: the order in which a stage makes its passes, and what follows from that order.
+"""A pipeline schedule as one row of data: the order in which a stage makes its passes, and its consequences.
 
-The order of a stage is a word of the letters F, B, I, W (`autopar.order.actions`) and a list of visits: the k-th forward pass is that of
-the k-th visit, a (chunk of the stage, micro-batch) pair. Backward passes visit the chunks from the last to the first, and weight gradients
-follow the backward passes.
+The order of a stage is a word of the letters F, B, I, W (`autopar.order.actions`) and a list of visits, which are
+(chunk of the stage, micro-batch) pairs: the k-th forward pass makes the k-th visit. Backward passes visit the chunks
+from the last to the first, and weight gradients follow the backward passes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Visits = list[tuple[int, int]]
 
 
 def turns(warm: int, passes: int) -> str:
-    """`warm` forward passes, then one forward and one backward pass in turns, then the backward passes that are left.
+    """`warm` forward passes, then one forward and one backward pass in turns, then the remaining backward passes.
 
     >>> turns(2, 4)
     'FFFBFBBB'
@@ -39,15 +39,15 @@ def _anything(stages: int, micro_batches: int, interleave: int) -> str:
 class PipelineSchedule:
     """A schedule of p stages that run m micro-batches, each stage with v chunks of the model.
 
-    name, description, source, year: for people; schedules are listed by year and name
-    words(stage, p, m, v)   the passes of a stage in order; with B the backward pass is one, with I its weight gradients are a W each
-    visits(p, m, v)         (chunk of the stage, micro-batch) of each forward pass, in order
-    seconds(times, m, v)    a step of p > 1 stages in closed form
-    bubble(p, w, v)         passes (forward and backward of a micro-batch) that a stage waits in a step of equal stages without sends,
-                            where the share w of a pass makes gradients of weights
-    preferred               the schedule with the lowest is taken where several are equally fast
-    chunks                  numbers of chunks a stage that a search tries; none: a stage holds one chunk
-    refuses(p, m, v)        why the schedule cannot run these, or nothing
+        name, description, source, year   for people; schedules are listed by year and name
+        words(stage, p, m, v)   the passes of a stage in order; B is a whole backward pass, I leaves the weight gradients to a W
+        visits(p, m, v)         (chunk of the stage, micro-batch) of each forward pass, in order
+        seconds(times, m, v)    a step of p > 1 stages in closed form
+        bubble(p, w, v)         passes (forward and backward of a micro-batch) that a stage waits in a step of equal stages
+                                without sends, where a share w of a pass makes gradients of weights
+        preferred               of several equally fast schedules, the one with the lowest number is taken
+        chunks                  numbers of chunks a stage that a search tries; none: a stage holds one chunk
+        refuses(p, m, v)        the reason why the schedule cannot run these, or nothing
     """
 
     name: str
@@ -87,7 +87,8 @@ class PipelineSchedule:
         return found
 
     def alive(self, stage: int, stages: int, micro_batches: int, interleave: int) -> int:
-        """The most chunk passes at once between their forward pass and what frees their activations: W where there is one, else B."""
+        """The most chunk passes that hold activations at once: from their forward pass to W if there is one, else to B.
+        """
         words = np.frombuffer(self.words(stage, stages, micro_batches, interleave).encode("ascii"), dtype=np.uint8)
         frees = ord("W" if self.splits else "B")
         return int(np.cumsum((words == ord("F")).astype(np.int64) - (words == frees)).max())

@@ -1,6 +1,7 @@
-"""ZB-H1: as 1F1B, but the weight gradient of micro-batch k is made s backward passes later (Qi et al., arXiv:2401.10241, table 1).
+"""ZB-H1: as 1F1B, but the weight gradient of micro-batch k is computed s backward passes later.
 
-Equal stages take m (f + b) + (p - 1) (f + b - 2 w) where w <= f and w <= b / 2: p - 1 bubbles of a pass less twice its weight part.
+Source: Qi et al., arXiv:2401.10241, table 1. Equal stages take m (f + b) + (p - 1) (f + b - 2 w) where w <= f and w <=
+b / 2: p - 1 bubbles, each a pass less twice its weight part.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from .shape import letters
 
 
 def _transform(call: Call) -> str:
-    """Transformed dims are whole; which those are is told by `dim`, or else by `s` (the last ones), or all."""
+    """Transformed dims are whole: the dims in `dim`, else as many last dims as `s` has sizes, else all."""
     rank = len(call.inputs[0].shape)
     kind = call.operator.kind.split(".")[1]
     dim, sizes = call.get("dim"), call.get("s")

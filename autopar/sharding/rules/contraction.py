@@ -56,10 +56,10 @@ def _baddbmm(call: Call) -> str:
 
 
 def _einsum(call: Call) -> str:
-    """An einsum's own equation is its rule; every subscript that is summed out leaves a partial sum.
+    """An einsum's equation is its rule; every subscript that is summed out leaves a partial sum.
 
-    `...` stands for leading dims, or for dims that are summed where the result lacks it; a diagonal (a subscript that
-    repeats within an operand) stays whole.
+    `...` stands for leading dims, which are summed if the result lacks it. A diagonal (a subscript that repeats within
+    an operand) stays whole.
     """
     equation = call.get("equation")
     if not isinstance(equation, str):
@@ -89,8 +89,8 @@ def _einsum(call: Call) -> str:
 def _attention(call: Call) -> str:
     """Scaled dot-product attention on `[batch, heads, sequence, width]`, grouped heads, optional mask.
 
-    Keys are split only together with the queries, in a ring, and not where weights are dropped at random. Causal queries are
-    not split on their own: their places decide what they see.
+    Keys are split only together with the queries, in a ring, and not if attention weights are dropped at random. Causal
+    queries are not split on their own, since their positions decide which keys they see.
     """
     query, key = call.inputs[0].shape, call.inputs[1].shape
     if len({len(query), len(key), len(call.inputs[2].shape)}) > 1:  # one is read again for every batch of the others
@@ -112,7 +112,7 @@ def _attention(call: Call) -> str:
 def _onnx_attention(call: Call) -> str:
     """ONNX `Attention`: four dims as above, or three with the heads inside the last; a cache goes in front of the keys.
 
-    The queries stay whole where their places decide what they see, unless keys are split along with them, in a ring.
+    Queries whose positions decide which keys they see stay whole, unless keys are split along with them, in a ring.
     """
     query, key = call.inputs[0].shape, call.inputs[1].shape
     flat = len(query) == 3
@@ -143,7 +143,8 @@ def _onnx_attention(call: Call) -> str:
 
 
 def _rotary(call: Call) -> str:
-    """ONNX `RotaryEmbedding`: heads are turned alike, positions by the rows of the tables, or by the rows that they name."""
+    """ONNX `RotaryEmbedding`: all heads turn alike; a position turns by its row of the tables, or by the row it names.
+    """
     heads = call.integer("num_heads", default=1) or 1
     x = f"b s (n={heads} !w)" if len(call.inputs[0].shape) == 3 else "b n s !w"
     named = call.position("position_ids") is not None

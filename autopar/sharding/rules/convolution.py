@@ -1,4 +1,4 @@
-"""Rules of convolutions and pooling: batch, channels, and the space where equal shards of input and output belong together."""
+"""Rules of convolutions and pooling: batch, channels, and space where equal shards of input and output match."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from .windows import Spots, spell, windows_of
 
 
 def convolution_dims(image: tuple[int, ...], kernel: tuple[int, ...], groups: int, spots: Spots | None = None) -> tuple[str, str, str, str]:
-    """`n c y x, o c u v, o -> n o y x`; with groups the outer part of both channel dims; the space is whole but for `spots`."""
+    """Dims of `n c y x, o c u v, o -> n o y x`: image, kernel, bias and output.
+
+    With groups, the group is the outer part of both channel dims. Spatial dims are whole except in `spots`.
+    """
     space = len(kernel) - 2
     batch = "n " if len(image) == space + 2 else ""
     window = whole(kernel[2:], "u")
@@ -67,14 +70,14 @@ def _pool(call: Call) -> str:
     lead = " ".join(f"d{i}" for i in range(rank - space))
     if "lobal" in call.operator.kind or "adaptive" in call.operator.kind:
         return _adaptive(call, lead, space)
-    # The places that a pool gives beside the values count from the corner of the whole; a mean of integers is cut off but once.
+    # A pool's indices count from the corner of the whole image; a mean of integers is rounded once only.
     mended = len(call.outputs) == 1 and (call.inputs[0].is_float or "max" in call.operator.kind.lower())
     spots = spell(windows_of(call) if mended else (), space)
     return f"{lead} {spots.ins} -> " + ", ".join(f"{lead} {spots.outs}" for _ in call.outputs) + " | " + "; ".join(spots.clauses)
 
 
 def _adaptive(call: Call, lead: str, space: int) -> str:
-    """A mean over all the space is one over its shards; one output over equal blocks of rows is split between the blocks."""
+    """A mean over all the space is a mean over its shards; equal blocks of rows can be split between the blocks."""
     sizes = zip(call.inputs[0].shape[-space:], call.outputs[0].shape[-space:], strict=True)
     ins, outs, means = [], [], []
     for i, (rows, made) in enumerate(sizes):

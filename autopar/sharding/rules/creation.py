@@ -1,4 +1,4 @@
-"""Rules of operators that make tensors from nothing or from a shape: equal elements as any shard, others whole on every device."""
+"""Rules of operators that create tensors: equal elements are split like any shard, others are whole on every device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .selection import all_whole
 
 
 def _like(call: Call) -> str:
-    """The values do not depend on the input, so that dims of equal size may go together; the others are whole on the left."""
+    """Values do not depend on the input: dims of equal size go together, other dims of the input stay whole."""
     before, after = call.inputs[0].shape, call.outputs[0].shape
     shared = [i < len(before) and before[i] == after[i] for i in range(len(after))]
     outs = [f"d{i}" if same else f"e{i}" for i, same in enumerate(shared)]

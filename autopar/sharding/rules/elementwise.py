@@ -70,7 +70,7 @@ register([f"aten.{name}" for name in _OF_TWO_STEPS.split()], pointwise, differen
 register("aten.subtract.Tensor", pointwise, linear=((0, 1),), saves="")
 register("aten.subtract.Scalar", pointwise, saves="")
 register("aten.multiply.Tensor", pointwise, linear=((0,), (1,)))
-# The values of the tensor that is written over are lost.
+# Only the source matters: `copy` overwrites the values of the first tensor.
 register("aten.copy.default", pointwise, linear=((1,),), saves="")
 register("aten.frexp.Tensor", pointwise)
 

@@ -10,8 +10,9 @@ from ...ir import Value
 from .registry import Call, register
 
 GROUPED = "t k, e k n, !f -> t n | k: sum; e: masked; e: sum; e + t: dispatch"
-"""Rows split: each rank works with all weights on its rows. Experts split: each rank works on the rows of its experts, the others'
-are zero; or, with the rows split too, the rows travel to their experts and back."""
+"""Rows split: each rank works with all weights on its rows. Experts split: each rank works on the rows of its experts
+and gives zeros for the others; with the rows split too, rows travel to their experts and back.
+"""
 
 EXPERTS = "autopar.experts"
 PRODUCTS: Mapping[str, tuple[str, str]] = {
@@ -24,7 +25,7 @@ BIAS = "aten.index_select.default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a call inside an expert gives for every row: `width` columns, `dims` as a rule spells them."""
+    """The result of a call inside an expert, for every row: `width` columns, `dims` as a rule spells them."""
 
     width: int
     dtype: str
@@ -38,7 +39,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
-    """A call inside an expert: arguments by name, in which `%rows`, `%w0` (an operand) and `%0` (a result) stand for values."""
+    """A call inside an expert; in its arguments `%rows`, `%w0` (an operand) and `%0` (a result) mean values."""
 
     kind: str
     arguments: Mapping[str, Value]
@@ -46,12 +47,12 @@ class Inner:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The values that it takes."""
+        """Names of the values that the call reads."""
         return tuple(value for value in self.arguments.values() if isinstance(value, str) and value.startswith("%"))
 
 
 def network_of(call: Call) -> tuple[Inner, ...]:
-    """What each expert of a layer computes."""
+    """The calls that each expert of a layer makes, in order."""
     network: Any = call.get("network")
     return tuple(
         Inner(kind=kind, arguments=dict(arguments), results=tuple(Result(width=w, dtype=t, dims=d) for w, t, d in results))
@@ -60,7 +61,7 @@ def network_of(call: Call) -> tuple[Inner, ...]:
 
 
 def per_token(call: Call) -> int:
-    """How many experts each token goes to."""
+    """The number of experts that each token goes to."""
     return call.outputs[0].shape[0] // max(call.inputs[0].shape[0], 1)
 
 
@@ -79,8 +80,8 @@ def multiply_adds(call: Call) -> int:
 def _experts(call: Call) -> str:
     """Tokens [t, h], the expert of each of their k rows, weights; the results [t k, o].
 
-    Tokens split: each rank takes its tokens through all experts. Inner dim f split: the products with the last weights leave partial
-    sums. Experts split: as a grouped product.
+    Tokens split: each rank takes its tokens through all experts. Inner dim f split: the products with the last weights
+    leave partial sums. Experts split: as a grouped product.
     """
     k = per_token(call)
     rows = "t" if k == 1 else f"(t !k={k})"

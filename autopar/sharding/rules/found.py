@@ -1,4 +1,4 @@
-"""Rules that belong to certain calls of an operator: found by executing it, or absent and stood in for by whole tensors."""
+"""Rules of single calls of an operator: found by executing the call, or absent and replaced by whole tensors."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class FoundRule:
 
 
 def signature(call: Call) -> str:
-    """What a found rule depends on: the attributes, and of every tensor its rank, which dims are 1, and whether it is of floats.
+    """A digest of all that a found rule depends on.
 
-    Sizes are no part of it, so a rule that was found on a small call is that of the large one.
+    It covers the attributes and, for every tensor, its rank, which dims are 1, and whether its elements are floats.
+    Sizes are no part of it, so the rule of a small call is also that of a large one.
     """
     tensors = [(tuple(size == 1 for size in tensor.shape), tensor.is_float) for tensor in (*call.inputs, *call.outputs)]
     text = repr((call.operator.kind, sorted(call.operator.attributes.items()), len(call.inputs), tensors))
@@ -47,7 +48,10 @@ def signature(call: Call) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """The found rules of one kind, by signature: what stands in the table. Other calls are whole (and refused, unless replicated)."""
+    """The found rules of one kind, by signature: a row's rule in the table.
+
+    Calls of other signatures get the whole rule, and are refused unless the user replicates the kind.
+    """
 
     rules: Mapping[str, FoundRule]
 
@@ -60,7 +64,7 @@ class _Rules:
 
 
 def add_found(found: Iterable[FoundRule]) -> None:
-    """Put proven rules into the table, beside those found before; a kind that has a rule of the table or of the user keeps it."""
+    """Add proven rules to the rules found before; a kind with a rule of the table or of the user keeps it."""
     for rule in found:
         if is_open(rule):
             RULES[rule.kind] = _entry({**_found_before(rule.kind), rule.signature: rule})
@@ -79,7 +83,7 @@ def _found_before(kind: str) -> Mapping[str, FoundRule]:
 
 
 def _entry(rules: Mapping[str, FoundRule]) -> Entry:
-    """One row for several calls: it claims no more than what holds for all of them."""
+    """One row for several calls: it claims only properties that all of them have."""
     first, *others = rules.values()
     table = _Rules(rules)
     return Entry(
@@ -106,7 +110,7 @@ def found_in(graph: Graph) -> tuple[FoundRule, ...]:
 
 
 def replicate(graph: Graph, kinds: Iterable[str] | None = None) -> Graph:
-    """The graph in which every device computes all of the operators of `kinds` (default: of those without a rule)."""
+    """The graph with the operators of `kinds` (default: the kinds without a rule) computed whole on every device."""
     wanted = frozenset(kinds) if kinds is not None else frozenset(op.kind for op in without_rule(graph))
     for kind in wanted:
         RULES.setdefault(kind, Entry(rule=all_whole, stand_in=True))

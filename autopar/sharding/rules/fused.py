@@ -1,4 +1,6 @@
-"""Rules of the forms that torch's decompositions leave: normalisations with their statistics, attention with its weights, fused layers."""
+"""Rules of the operators that torch's decompositions produce: norms with statistics, attention with weights, fused
+layers.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,10 @@ def _renorm(call: Call) -> str:
 
 
 def _attention(call: Call) -> str:
-    """Attention that also gives its weights, which need whole keys, or their normalisers: then keys are split with the queries.
+    """Attention that also gives its weights or their normalisers.
 
-    The queries are not split on their own where their places count.
+    Weights need whole keys; with normalisers, keys are split together with the queries. Queries are not split on their
+    own where their positions count.
     """
     query = call.inputs[0].shape
     if call.get("dropout_p") or call.position("dropout_mask") is not None:
@@ -113,7 +116,7 @@ def _embedding_bag(call: Call) -> str:
 
 
 def _masked_softmax(call: Call) -> str:
-    """A softmax over what a mask of the same shape leaves."""
+    """A softmax over the elements that a mask of the same shape lets through."""
     rank, dim = len(call.inputs[0].shape), call.get("dim")
     if call.inputs[1].shape != call.inputs[0].shape or rank == 0:
         return all_whole(call)

@@ -7,7 +7,8 @@ from .shape import letters
 
 
 def _onnx_gather(call: Call) -> str:
-    """`Gather` along an axis, an embedding where that is the first dim of a matrix: the dim can be split, where zeros can be added up."""
+    """`Gather` along an axis, which float data can split by masking; on the first dim of a matrix it is an embedding.
+    """
     data, indices = call.inputs[0].shape, call.inputs[1].shape
     axis = call.integer("axis") % len(data)
     names = letters(len(data))
@@ -31,11 +32,12 @@ register("onnx.Gather", _onnx_gather)
 
 
 MEAN, SUM = 1, 2
-"""How torch numbers the reductions of a loss; 0 is none."""
+"""Torch's numbers of the reductions of a loss; 0 is none."""
 
 
 def _class_loss(call: Call) -> str:
-    """Cross entropy with the classes in dim 1: rows may be split where they are summed or kept; a mean over counted rows is whole."""
+    """Cross entropy with classes in dim 1: rows split where they are summed or kept; a mean over counted rows is whole.
+    """
     shape = call.inputs[0].shape
     reduction = call.integer("reduction", default=MEAN)
     names = [f"{'!' if reduction == MEAN else ''}{name}" for name in letters(len(shape))]
@@ -78,7 +80,7 @@ register(
 
 
 def _onnx_class_loss(call: Call) -> str:
-    """ONNX's: the classes in dim 1 stay whole, and the rows too where a mean counts some of them only, or by weights.
+    """ONNX's class losses: the classes in dim 1 stay whole, and so do the rows of a mean that skips or weighs rows.
 
     `SoftmaxCrossEntropyLoss` also gives the log-probabilities, which a mean over shards must not scale.
     """

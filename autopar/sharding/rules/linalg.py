@@ -1,4 +1,4 @@
-"""Rules of linear algebra: batches of matrices are split, the matrices themselves only where a product sums over them."""
+"""Rules of linear algebra: batches of matrices are split, matrices themselves only where a product sums over them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from .spelling import whole
 
 
 def _matrices(*trailing: int) -> Callable[[Call], str]:
-    """Batches broadcast; of input i the last `trailing[i]` dims (of further ones as many as of the last) are one matrix or vector."""
+    """Batches broadcast; the last `trailing[i]` dims of input i are one matrix or vector.
+
+    Inputs beyond `trailing` have as many such dims as its last entry says.
+    """
 
     def rule(call: Call) -> str:
         count = [trailing[min(i, len(trailing) - 1)] for i in range(len(call.inputs))]
@@ -91,7 +94,7 @@ def _inner(call: Call) -> str:
 
 
 def _kron(call: Call) -> str:
-    """Every dim of the result is a dim of the left outside one of the right."""
+    """Every dim of the result is compound: the left's dim outside, the right's dim inside."""
     left, right = call.inputs[0].shape, call.inputs[1].shape
     rank = max(len(left), len(right))
     one, two = [f"l{i}" for i in range(rank)], [f"r{i}" for i in range(rank)]

@@ -1,4 +1,4 @@
-"""Rules of the rarer losses: rows are split where their losses are kept or summed, or meant over all rows alike."""
+"""Rules of the rarer losses: rows are split if their losses are kept, summed, or averaged with equal weights."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _ctc_loss(call: Call) -> str:
 
 
 def _counted(call: Call) -> str:
-    """The summed loss of rows beside the weight that it is summed with; a mean needs both whole."""
+    """A summed loss together with the sum of its rows' weights; a mean needs both whole."""
     if call.integer("reduction", default=MEAN) != SUM or len(call.inputs[0].shape) < 2:
         return all_whole(call)
     names = letters(len(call.inputs[0].shape))

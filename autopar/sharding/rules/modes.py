@@ -1,4 +1,4 @@
-"""What operators do in evaluation: the model as planned for training, with dropout off and statistics as they were collected."""
+"""Operators in evaluation: the model as planned for training, with dropout off and with the collected statistics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVALUATION: Mapping[str, tuple[str, Value]] = {
 
 
 def evaluated(graph: Graph) -> Graph:
-    """The graph in evaluation; a `PlanError` where it changes a buffer in a way that is not a statistic's."""
+    """The graph in evaluation; `PlanError` if it changes a buffer that is no statistic."""
     operators = tuple(map(_evaluated, graph.operators))
     gone = {name for before, after in zip(graph.operators, operators, strict=True) for name in before.outputs[len(after.outputs) :]}
     makers = graph.producers()
@@ -45,7 +45,7 @@ def _evaluated(operator: Operator) -> Operator:
     if not operator.attributes.get(name):
         return operator
     attributes = {**operator.attributes, name: value}
-    if operator.kind == _WITH_STATISTICS:  # what it gives beside its values is for training
+    if operator.kind == _WITH_STATISTICS:  # its other outputs are for training
         return replace(operator, kind=_NORM, attributes={**attributes, "cudnn_enabled": False}, outputs=operator.outputs[:1])
     if name == "training_mode" and operator.kind == "onnx.BatchNormalization":
         return replace(operator, attributes=attributes, outputs=operator.outputs[:1])

@@ -42,7 +42,8 @@ def _meshgrid(call: Call) -> str:
 
 
 def _unfold(call: Call) -> str:
-    """Windows along a dim: side by side they can be split, overlapping ones not; the places inside become a last dim."""
+    """Windows along a dim: adjacent ones split, overlapping ones do not; positions inside a window are a new last dim.
+    """
     shape = call.inputs[0].shape
     if not shape:
         return all_whole(call)
@@ -92,7 +93,7 @@ def _rotated(call: Call) -> str:
 
 
 def _diff(call: Call) -> str:
-    """Differences along a dim, with what is put in front and behind."""
+    """Differences along a dim, with tensors joined on in front and behind."""
     rank = len(call.outputs[0].shape)
     dim, names = call.integer("dim", default=-1) % rank, letters(rank)
     ins = [" ".join(f"!w{j}" if i == dim else name for i, name in enumerate(names)) for j in range(len(call.inputs))]

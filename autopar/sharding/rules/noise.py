@@ -8,7 +8,7 @@ from .selection import all_whole
 
 
 def _native_dropout(call: Call) -> str:
-    """Pointwise; where no word about training means training, torch's gradient has a scale of its own, and nothing is split."""
+    """Pointwise; without `train` torch trains and scales the gradient its own way, so nothing is split."""
     return all_whole(call) if call.get("train") is None else pointwise(call)
 
 
@@ -24,7 +24,7 @@ register(
     "* -> *",
     differentiable=False,
 )
-# What they are given tells no more than a shape.
+# Their input only gives a shape.
 register(
     """aten.bernoulli.p aten.uniform.default aten.exponential.default aten.normal_functional.default aten.geometric.default
     aten.log_normal.default aten.cauchy.default aten.random.default aten.random.from aten.random.to""",

@@ -54,7 +54,9 @@ def _batch_norm(call: Call) -> str:
 
 
 def _group_norm(call: Call) -> str:
-    """Groups are normalised on their own, so the outer part of the channels can be split; over a split space ranks add up."""
+    """Groups are independent, so the outer part of the channels can be split; over a split space ranks add up
+    statistics.
+    """
     groups = call.integer("num_groups", "group")
     names = [f"x{i}" for i in range(len(call.inputs[0].shape) - 2)]
     space = " ".join(names)

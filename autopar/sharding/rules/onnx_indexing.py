@@ -1,4 +1,4 @@
-"""Rules of operators that read or write at places that a tensor of indices names: the dims that are indexed stay whole."""
+"""Rules of operators that read or write at the places in a tensor of indices: the indexed dims stay whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _axis(call: Call, rank: int) -> int:
 
 
 def gather_elements(call: Call) -> str:
-    """Each index reads along one dim of the data; both are split alike on the other dims, where they have equal sizes."""
+    """Each index reads along one dim of the data; on the other dims both are split alike if their sizes are equal."""
     data, indices = call.inputs[0].shape, call.inputs[1].shape
     read = "v" if call.inputs[0].is_float else "!v"
     axis = _axis(call, len(data))
@@ -26,7 +26,7 @@ def gather_elements(call: Call) -> str:
 
 
 def scatter_elements(call: Call) -> str:
-    """Each index writes along one dim of the data; all are split alike on the other dims, where they have equal sizes."""
+    """Each index writes along one dim of the data; on the other dims all are split alike if their sizes are equal."""
     data = call.inputs[0].shape
     axis = _axis(call, len(data))
     free = [i != axis and all(len(t.shape) == len(data) and t.shape[i] == data[i] for t in call.inputs[1:]) for i in range(len(data))]

@@ -1,7 +1,7 @@
-"""Rules of operators that read or write at given places: dims that are not indexed split alike, indexed ones by masking.
+"""Rules of operators that read or write at given places: indexed dims split by masking, other dims alike.
 
-A read along a split dim gives zeros for what lies in other shards, so the shards' results add up; a write leaves out what lies
-in other shards. Both need indices that run over the whole dim, which every device has.
+A read along a split dim gives zeros for elements in other shards, so the shards' results add up; a write skips elements
+in other shards. Both need indices into the whole dim, which every device has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _dim(call: Call) -> int:
 
 
 def _aligned(dim: int, *shapes: Sequence[int]) -> list[list[str]]:
-    """Names of dims: `k` where the others have the first's `dim`; elsewhere the same, or whole where one covers a part of another."""
+    """Names of dims: `k` for the others' `dim`; elsewhere equal dims share a name, dims of unequal sizes are whole."""
     rank = len(shapes[0])
     equal = [len({shape[i] for shape in shapes}) == 1 for i in range(rank)]
     rest = [[f"d{i}" if equal[i] else f"!d{i}_{j}" for i in range(rank)] for j in range(len(shapes))]
@@ -78,7 +78,9 @@ def _take_along(call: Call) -> str:
 
 
 def _places(call: Call) -> list[tuple[int, int]] | None:
-    """(dim of self, index among the inputs) of every index tensor; None where one is a mask, whose result has a size of its own."""
+    """(dim of self, index among the inputs) of every index tensor; None if one is a mask: its result size depends on
+    data.
+    """
     found = []
     indices = call.get("indices")
     for dim, value in enumerate(indices if isinstance(indices, tuple) else ()):
@@ -136,7 +138,7 @@ def _index_put(call: Call) -> str:
 
 
 def _masked_put(call: Call) -> str:
-    """`self[mask] = number` works point by point; several values are counted off in order, which needs all of the mask."""
+    """`self[mask] = number` works point by point; several values are assigned in order, which needs the whole mask."""
     indices = call.get("indices")
     rank, mask = len(call.inputs[0].shape), call.inputs[1]
     alone = isinstance(indices, tuple) and len(indices) == 1 and len(call.inputs) == 3 and call.inputs[2].size == 1 and mask.dtype == "bool"

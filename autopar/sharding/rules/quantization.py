@@ -1,4 +1,5 @@
-"""Rules of linear quantisation: scales and zero points are one number, one an index of a dim, or one a block of it."""
+"""Rules of linear quantisation: scales and zero points are one number, one per index of a dim, or one per block of it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from .spelling import by_name, ones, tensor_named
 
 
 def _linear(call: Call) -> str:
-    """(De)quantisation is pointwise; along `axis` it takes a scale of its own for every index, or for every block of them."""
+    """(De)quantisation is pointwise; along `axis` every index, or every block of indices, may have its own scale."""
     shape, scale = call.inputs[0].shape, call.inputs[1].shape
     names = letters(len(shape))
     if math.prod(scale) == 1 and len(scale) <= 1:

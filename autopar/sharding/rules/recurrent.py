@@ -1,4 +1,4 @@
-"""Rules of recurrent layers: sequences are independent of each other, so the batch can be split; time and state stay whole."""
+"""Rules of recurrent layers: sequences are independent, so the batch can be split; time and state stay whole."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ register("onnx.CausalConvWithState", _causal_convolution)
 
 
 def _layers(call: Call) -> str:
-    """torch's stacked layers: `input`, then states `[layers, batch, width]`, then weights; dropout between layers needs the whole batch.
+    """torch's stacked layers: `input`, then states `[layers, batch, width]`, then weights.
 
-    The multiply-adds of a layer are counted for its state's width on both sides.
+    Dropout between layers needs the whole batch. A layer's multiply-adds count the width of its state on both sides.
     """
     given = call.get("params")
     weights = {value.index for value in given if isinstance(value, Ref)} if isinstance(given, tuple) else set()

@@ -11,7 +11,8 @@ _LAST = dict.fromkeys(("aten.max.dim", "aten.min.dim", "aten.kthvalue.default", 
 
 
 def _reduction(operation: str, missing: tuple[int, ...] | None = None) -> Callable[[Call], str]:
-    """Dims that are reduced by `operation`, or whole (`""`); `missing`: those of a call that names none (all)."""
+    """A rule that reduces dims by `operation` (`""`: they stay whole); `missing`: the dims of a call that names none.
+    """
 
     def rule(call: Call) -> str:
         shape = call.inputs[0].shape
@@ -31,7 +32,7 @@ def _reduction(operation: str, missing: tuple[int, ...] | None = None) -> Callab
 
 
 def _quantile(call: Call) -> str:
-    """The dim that is ordered is whole; several quantiles are a dim in front."""
+    """The sorted dim stays whole; several quantiles make a new dim in front."""
     shape = call.inputs[0].shape
     dims = call.dims(len(shape), "dim")
     names = [f"d{i}" for i in range(len(shape))]

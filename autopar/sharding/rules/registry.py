@@ -64,13 +64,13 @@ class Entry:
     """A row of the table.
 
     `linear`: sets of inputs in which the operator is jointly linear, so that partial values pass through it.
-    `products`: the products of factor sizes that count multiply-adds, each given as the letters of the factors that it leaves
-    out (`""`: it takes all factors; `"/e"`: each element meets one of the e, so a share of them does a share of the work); empty
-    for memory-bound operators.
-    `differentiable`: whether the output can carry a gradient.
-    `saves`: which tensors autograd keeps for the backward pass: "inputs", "output" or "" for none; `saved` knows many kinds better.
-    `view`: whether the output is the input's memory seen otherwise, which costs nothing.
-    `covers`: which calls the rule is for (None: all). `stand_in`: there is no rule; it serves the graphs whose `replicated` names the kind.
+    `products`: the products of factor sizes that count multiply-adds; empty for memory-bound operators. A product is
+    given by the letters of the factors that it leaves out: `""` takes all factors. `"/e"` means that each element meets
+    one of the e, so a share of the elements does a share of the work. `differentiable`: whether the output can carry a
+    gradient. `saves`: the tensors that autograd keeps for the backward pass: "inputs", "output" or "" for none; `saved`
+    is more exact for many kinds. `view`: whether the output is a view of the input, which costs nothing. `covers`: the
+    calls that have this rule (None: all). `stand_in`: the kind has no rule; the row serves graphs whose `replicated`
+    names the kind.
     """
 
     rule: RuleText
@@ -119,16 +119,20 @@ def rule_of(call: Call) -> Rule:
 
 
 LARGE = 64 * 2**20
-"""Bytes of a value beyond which what depends on no parameter is decided by the search: up to there a device makes it whole in microseconds,
-and tables that all layers share (positions, rotations, a causal mask of 8,192 tokens) stay out of the search."""
+"""Size in bytes up to which a value that depends on no parameter is computed whole on every device.
+
+A device makes such a value in microseconds, and tables that all layers share (positions, rotations, a causal mask of
+8,192 tokens) stay out of the search. Larger values are decided by the search.
+"""
 
 
 def preamble(graph: Graph) -> frozenset[str]:
     """Names of the operators that depend on no parameter and give small values: masks, positions, tables.
 
-    Every device computes them whole, which needs no rule and no communication: any consumer slices for free. Those that give more than
-    `LARGE` bytes are ordinary operators if their rule splits something, and with them all that is computed from them; but what leads to an
-    operator without a rule, or to a single number (a count of labels, which micro-batches need of the whole batch), stays in the preamble.
+    Every device computes them whole, without rule or communication: any consumer slices for free. An operator that
+    gives more than `LARGE` bytes is an ordinary operator if its rule splits something, and so are the operators behind
+    it. Two kinds of operators stay in the preamble all the same, with all before them: those without a rule, and those
+    that give a single number (a count of labels, which micro-batches need of the whole batch).
     """
     free = without_parameters(graph)
     spread = [op for op in free if _is_large(graph, op) and (rule := _known_rule(graph, op)) is not None and rule.splittable()]
@@ -214,7 +218,7 @@ def check_supported(graph: Graph) -> None:
 
 
 def tensors_with_gradient(graph: Graph, *, train: bool) -> frozenset[str]:
-    """Tensors on a way from a trainable parameter to the loss through differentiable operators (none when not training)."""
+    """Tensors on a path of differentiable operators from a trainable parameter to the loss (none when not training)."""
     if not train or graph.loss is None:
         return frozenset()
     ahead = {t.name for t in graph.tensors.values() if t.role is Role.PARAMETER and t.trainable}

@@ -1,4 +1,4 @@
-"""Rules of operators on images: pools that also give places, resampling, and their like; each channel of each image on its own."""
+"""Rules of operators on images: pools with indices, resampling and the like; each channel of each image on its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .spelling import by_name, whole
 
 
 def _space(call: Call) -> int:
-    """How many of the last dims are space, by the operator's name."""
+    """The number of spatial dims (the last ones), from the operator's name."""
     return next(int(d) for d in "123" if f"{d}d" in call.operator.kind)
 
 
@@ -31,7 +31,7 @@ def _fractional_pool(call: Call) -> str:
 
 
 def _resample(call: Call) -> str:
-    """The space is whole, but where nearest values are repeated a power of two times, which is exact: there it is split."""
+    """The space is whole, except where nearest values are repeated 2^k times: that is exact, and the space is split."""
     before, after = call.inputs[0].shape[2:], call.outputs[0].shape[2:]
     times = [large // small if small and large % small == 0 else 0 for small, large in zip(before, after, strict=True)]
     repeated = "upsample_nearest" in call.operator.kind and all(t > 0 and t & (t - 1) == 0 for t in times)

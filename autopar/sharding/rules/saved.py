@@ -1,8 +1,9 @@
-"""What autograd keeps of a call from the forward to the backward pass, and where its gradient is its output's own memory.
+"""Tensors that autograd keeps of a call for the backward pass, and gradients that reuse their output's memory.
 
-A row is a set of operator kinds and words: the name of a tensor argument (kept), `result` or `result1` (an output, kept), `a*b` (a
-product: `a` is kept where `b` has a gradient, and the reverse). Source: torch's tools/autograd/derivatives.yaml, and for composite
-operators the tensors that `torch.autograd.graph.saved_tensors_hooks` reports. A kind without a row keeps what its rule's `saves` says.
+A row is a set of operator kinds and words: the name of a tensor argument (kept), `result` or `result1` (an output,
+kept), `a*b` (a product: `a` is kept where `b` has a gradient, and the reverse). A kind without a row keeps the tensors
+of its rule's `saves`. Source: torch's tools/autograd/derivatives.yaml; for composite operators, the tensors that
+`torch.autograd.graph.saved_tensors_hooks` reports.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from .registry import RULES, Call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """Bytes that a kernel makes and keeps beside the graph's tensors: `nbytes` for each element of an input (or output).
+    """A buffer that a kernel makes and keeps, besides the graph's tensors: `nbytes` per element of an input or output.
 
-    `factors`: names of factors that the tensor lacks, whose split without communication divides the bytes too.
+    `factors`: names of factors that the tensor lacks; splitting one of them without communication divides the bytes
+    too.
     """
 
     output: bool
@@ -30,7 +32,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeps:
-    """Positions of the inputs and outputs that are kept, and what is kept beside them."""
+    """Positions of the kept inputs and outputs, and further kept buffers."""
 
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
@@ -39,7 +41,7 @@ class Keeps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """What an operator made of many keeps of its call (with the gradients of its inputs, and `composite`), and its temporaries."""
+    """A composite operator's own count of kept tensors (from its inputs' gradients and `composite`) and temporaries."""
 
     keeps: Callable[[Call, Sequence[bool], bool], Keeps]
     scratch: Callable[[Call], Made]
@@ -145,12 +147,14 @@ def _probabilities(call: Call, composite: bool) -> tuple[Made, ...]:
 
 
 def _indices(call: Call, composite: bool) -> tuple[Made, ...]:
-    """Where each maximum was found, in int64."""
+    """Indices of the maxima, in int64."""
     return (Made(output=True, position=0, nbytes=8.0),)
 
 
 def _attention(call: Call, composite: bool) -> tuple[Made, ...]:
-    """The log-sum-exp of each row of scores, and a mask of booleans as numbers. Composite with dropout: the weights, four times over."""
+    """The log-sum-exp of each row of scores, and a boolean mask as numbers; composite dropout keeps the weights 4
+    times.
+    """
     itemsize = float(DTYPE_BYTES[call.inputs[0].dtype])
     width = call.outputs[0].shape[-1]
     found = [Made(output=True, position=0, nbytes=4.0 / width)]
@@ -183,15 +187,15 @@ _MADE: Mapping[str, Callable[[Call, bool], tuple[Made, ...]]] = {
 
 
 def drops(call: Call) -> bool:
-    """Whether a dropout (or an attention) drops anything."""
+    """Whether a dropout, or an attention with dropout, drops anything."""
     rate = call.get("p", "ratio", "dropout_p", default=0.0)
     return bool(rate) and call.get("train", "training_mode", default=True) is not False
 
 
 def keeps(call: Call, gradients: Sequence[bool], *, composite: bool = False) -> Keeps:
-    """What a call keeps whose inputs have a gradient or not.
+    """The tensors that a call keeps; `gradients`: whether each input has a gradient.
 
-    `composite`: kernels of the CPU, where dropout and RMS norm are made of several operators; else the fused ones of GPUs.
+    `composite`: the CPU's kernels, where dropout and RMS norm are several operators; else the fused ones of GPUs.
     """
     kind = call.operator.kind
     if not any(gradients):
@@ -225,7 +229,7 @@ def _made(call: Call, composite: bool) -> tuple[Made, ...]:
 _SCRATCH: Mapping[str, float] = {
     "aten.cross_entropy_loss.default": 1, "aten.pow.Tensor_Scalar": 2, "aten.rsqrt.default": 1, "aten.where.self": 1,
 }  # fmt: skip
-"""Temporaries of the backward formula beside the gradients, as multiples of the first input."""
+"""Temporaries of the backward formula besides the gradients, as multiples of the first input."""
 
 
 def backward_scratch(call: Call) -> Made | None:
@@ -253,7 +257,9 @@ _DROPOUTS = _kinds("aten.dropout.default aten.feature_dropout.default onnx.Dropo
 
 
 def shares_memory(call: Call, *, contiguous: bool) -> bool:
-    """Whether the output is the first input's memory; `contiguous`: the elements of that lie in the order of its dims."""
+    """Whether the output shares the first input's memory; `contiguous`: the input's elements lie in the order of its
+    dims.
+    """
     kind = call.operator.kind
     if not call.inputs:
         return False

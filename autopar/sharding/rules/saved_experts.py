@@ -1,4 +1,4 @@
-"""What autograd keeps of a layer of experts, and what its backward pass makes on the way: those of the calls inside, in their order."""
+"""Tensors that autograd keeps of a layer of experts, call by call inside it, and temporaries of its backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .saved import OWN, Keeps, Made, Own, keeps, shares_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A call inside: the values that it takes and makes, and those of which it keeps the memory."""
+    """A call inside: the values that it reads and makes, and the values whose memory it keeps."""
 
     takes: tuple[str, ...]
     makes: tuple[str, ...]
@@ -21,7 +21,7 @@ class _Step:
 
 
 def _steps(call: Call, gradients: Sequence[bool], composite: bool) -> tuple[list[_Step], Mapping[str, Result]]:
-    """The calls inside, and what their values are."""
+    """The calls inside, and width, type and dims of their values."""
     values = {"%rows": Result(width=call.inputs[0].shape[1], dtype=call.inputs[0].dtype, dims="!h")}
     roots: dict[str, str] = {}
     steps = []
@@ -62,7 +62,7 @@ def _row_bytes(result: Result) -> float:
 
 
 def _made(call: Call, nbytes: float, *, inner: bool) -> Made:
-    """So many bytes for each row, of which a rank has those of its experts."""
+    """`nbytes` for each row; a rank has the rows of its experts."""
     factors = ("e", "f") if inner else ("e",)
     return Made(output=True, position=0, nbytes=nbytes / max(call.outputs[0].shape[1], 1), factors=factors)
 
@@ -78,9 +78,10 @@ def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
 
 
 def _scratch(call: Call) -> Made:
-    """The gradients between the calls at the moment when they exceed most what was kept and is no longer needed.
+    """The largest excess of live gradients over the kept tensors that are no longer needed.
 
-    scratch = max over the calls, from the last to the first, of (gradients alive + kept by it and those before it) - kept by all
+    scratch = max over the calls, from last to first, of (gradients alive + kept by it and the calls before it) - kept
+    by all
     """
     steps, values = _steps(call, [True] * len(call.inputs), composite=False)
     alive = {steps[-1].makes[0]}

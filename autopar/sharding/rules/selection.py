@@ -14,7 +14,7 @@ def all_whole(call: Call) -> str:
 
 
 def _along(call: Call, along: int = -1) -> str:
-    """The dim that is ordered stays whole; every other is split alike in all tensors."""
+    """The sorted dim stays whole; every other dim is split alike in all tensors."""
     rank = len(call.inputs[0].shape)
     if rank == 0:
         return " -> " + ", ".join("" for _ in call.outputs)

@@ -43,7 +43,7 @@ def _cuts(shape: Sequence[int]) -> list[int]:
 
 
 def _spell(shape: Sequence[int], names: dict[int, str], own: str) -> str:
-    """Dims by the factors whose bounds (cumulative sizes from the front) lie inside them, else a whole factor of their own."""
+    """Dims as the factors whose bounds (cumulative sizes from the front) lie inside them, else as a whole factor."""
     out, product = [], 1
     for index, size in enumerate(shape):
         low, product = product, product * size
@@ -209,7 +209,7 @@ def _repeat(call: Call) -> str:
 
 
 def _blocks(call: Call) -> str:
-    """Blocks of channels become blocks of places, or the reverse: channels are split within blocks, places outside them."""
+    """Blocks of channels become blocks of places, or the reverse: split are channels inside blocks, places outside."""
     size = call.integer("blocksize")
     channels = f"(!p={size} !q={size} c)" if call.get("mode", default="DCR") == "DCR" else f"(c !p={size} !q={size})"
     deep, wide = f"n {channels} h w", f"n c (h !p={size}) (w !q={size})"

@@ -1,9 +1,9 @@
-"""Sliding windows along the spatial dims of a call: which rows a shard of the output reads, and how a rule spells the dims.
+"""Sliding windows along the spatial dims of a call: the rows that an output shard reads, and the spelling of the dims.
 
-With X input rows, Y output rows, stride s, dilation d, kernel k and `before` rows of padding, output row j reads the input rows
-j·s - before ... j·s - before + (k-1)·d. Where X = Y·s, a shard of the output rows reads the input rows of the same shard, `before`
-rows of the shard before it and (k-1)·d - before - (s-1) rows of the one behind it (negative: its own last rows are not read).
-A transposed convolution, where Y = X·s, mirrors this.
+With X input rows, Y output rows, stride s, dilation d, kernel k and `before` rows of padding, output row j reads the
+input rows j·s - before ... j·s - before + (k-1)·d. Where X = Y·s, a shard of the output rows reads the input rows of
+the same shard, `before` rows of the shard before it and (k-1)·d - before - (s-1) rows of the shard behind it (negative:
+it skips its own last rows). A transposed convolution, where Y = X·s, mirrors this.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Window:
 
     @property
     def aligned(self) -> bool:
-        """Whether equal shards of the input and of the output belong together."""
+        """Whether a shard of the output needs the equal shard of the input, apart from a halo."""
         many, few = (self.made, self.rows) if self.transposed else (self.rows, self.made)
         return many == few * self.stride and self.before >= 0 and self.after >= 0
 
@@ -50,7 +50,7 @@ class Window:
 
     @property
     def apart(self) -> bool:
-        """Whether the shards need nothing of each other and no padding."""
+        """Whether shards need no halo and no padding."""
         return self.aligned and self.before == 0 and self.span <= self.stride
 
     @property
@@ -86,7 +86,7 @@ def windows_of(call: Call) -> tuple[Window, ...]:
 
 
 def window_index(factor: str) -> int:
-    """Which spatial dim a factor of `spell` belongs to.
+    """The index of the spatial dim that a factor of `spell` belongs to.
 
     >>> window_index("y1")
     1
@@ -100,7 +100,7 @@ def _space(call: Call) -> int:
 
 
 def _sizes(value: object, space: int, default: int | None) -> tuple[int, ...]:
-    """One size for each spatial dim, from a number, a tuple of one or of all; empty where nothing is given and no default."""
+    """One size for each spatial dim, from a number or a tuple; empty if neither a value nor a default is given."""
     given = value if isinstance(value, tuple) else () if value is None else (value,)
     numbers = tuple(int(v) for v in given if isinstance(v, int))
     if not numbers:
@@ -132,7 +132,8 @@ class Spots:
 
 
 def spell(windows: Sequence[Window], space: int) -> Spots:
-    """Terms of every spatial dim: split alike where shards are apart, as partners with a halo where they touch, else whole."""
+    """Terms of every spatial dim: split alike if shards are apart, as partners with a halo if they touch, else whole.
+    """
     ins, outs, clauses = [], [], []
     for i in range(space):
         window = windows[i] if windows else None
