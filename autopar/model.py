@@ -6,7 +6,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .ir import Graph
+from .ir import Graph, Operator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """An assertion of a model's code about numbers of its data, at `place` (file:line).
+
+    `operators`: those that make the tensors which it reads. `holds`: functions of all tensors by name, each true where the assertion holds.
+    `checkable`: whether inputs and constants alone decide it.
+    """
+
+    place: str
+    operators: tuple[Operator, ...]
+    holds: tuple[Callable[[Mapping[str, Any]], bool], ...]
+    checkable: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +30,7 @@ class TorchModel:
     `constants`: values of lifted constants. `buffers`, `parameters`: graph name → attribute path in the module.
     `aliases`: further paths of tied parameters → the path that names them. `in_spec`, `out_spec`: structures of inputs
     and outputs. `output_names`: the tensors of the outputs; None for numbers and texts, which are in `output_values`.
+    `checks`: assertions of its code about its data.
     """
 
     graph: Graph
@@ -26,6 +41,7 @@ class TorchModel:
     out_spec: Any
     output_names: tuple[str | None, ...]
     output_values: tuple[Any, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from autopar.sharding.program import Program
 from .arguments import Arguments, other_input
 from .batch_parts import BatchParts
 from .batches import Batches
+from .checks import require
 from .clipping import clip_grad_norm
 from .collectives import DeviceGroups
 from .engine import Engine
@@ -210,7 +211,13 @@ class ParallelModule(HeldShards):
     def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The inputs of a call, the same on every rank but for those that come in parts."""
         apart = self._parts.shapes if self._parts is not None else ()
-        return self._batches.agreed(lambda: self._inputs(args, kwargs), self._device, apart)
+        return self._batches.agreed(lambda: self._checked(self._inputs(args, kwargs)), self._device, apart)
+
+    def _checked(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The inputs, of which the model's assertions hold; parts of a batch are not asked."""
+        if self._record is not None and self._record.checks and self._parts is None:
+            require(self._record.checks, {**self._record.constants, **inputs})
+        return inputs
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         inputs = args if self._arguments is None else tuple(self._arguments.tensors(args, kwargs))

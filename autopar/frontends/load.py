@@ -16,7 +16,7 @@ from ..errors import AutoparError, ModelError, UsageError, unknown
 from ..ir import Graph, with_loss
 from ..ir.dtype import FLOATS, cast_graph
 from ..limits import TENSOR_BYTES
-from ..model import LoadedModel
+from ..model import Check, LoadedModel
 
 ONNX_ENDINGS = (".onnx", ".onnxtxt", ".textproto")
 
@@ -193,10 +193,16 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
         inputs=inputs,
         call=(args, kwargs),
         loss=loss if options.train else None,
-        notes=(NOTE,) if caching(module) else (),
+        notes=(*((NOTE,) if caching(module) else ()), *map(_said, found.checks)),
         dtype=options.dtype,
         given=module,
     )
+
+
+def _said(check: Check) -> str:
+    """What becomes of an assertion."""
+    what = "every call's batch is checked" if check.checkable else "it is not checked, as it needs more than the inputs"
+    return f"the model's code asserts something of its data at {check.place}: {what}"
 
 
 def _rebatch(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -224,4 +230,5 @@ def _archive(text: str, options: ModelOptions) -> LoadedModel:
     if options.frozen or options.trained:
         raise UsageError("--frozen and --trained apply to ONNX models; an exported archive tells its parameters from its buffers")
     module, found = read_archive(text, trust=options.trust)
-    return LoadedModel(graph=_finish(found.graph, options), source=found.graph, build=lambda: module, torch=found)
+    notes = tuple(map(_said, found.checks))
+    return LoadedModel(graph=_finish(found.graph, options), source=found.graph, build=lambda: module, torch=found, notes=notes)

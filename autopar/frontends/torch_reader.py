@@ -12,7 +12,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ..errors import ModelError
 from ..ir import Graph, Operator, Ref, Role, Tensor, Value, needed_operators
-from ..model import TorchModel
+from ..model import Check, TorchModel
+from .torch_assertions import ASSERTS, Number, checks_of, number_of, place_of
 from .torch_experts import join_experts
 from .torch_forms import explicit, plain_form
 from .torch_losses import split_means
@@ -22,8 +23,11 @@ from .torch_views import read_as_views
 # Arguments that say where or how memory lies; the runtime decides both.
 _PLACEMENT_ARGUMENTS = frozenset({"device", "layout", "memory_format", "pin_memory", "non_blocking"})
 _DROPPED = frozenset(
-    {"aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten._assert_scalar.default", "aten.sym_constrain_range.default"}
-)
+    {
+        "aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten.sym_constrain_range.default",
+        "aten.sym_constrain_range_for_size.default",
+    }
+)  # fmt: skip
 _IN_PLACE = "it changes {name!r} in the forward pass, which is no buffer of its own; make a new tensor instead"
 
 
@@ -43,6 +47,7 @@ class Reader:
         self.updates: dict[str, str] = {}  # a buffer → the tensor with its new value
         self.inputs: list[str] = []
         self.problems: list[str] = []
+        self.asserted: list[tuple[str, Number]] = []  # the place of an assertion, and the number that has to be true
         self.hazards = False  # whether a write into a view prevents reading the graph unchanged
         parameters = dict(module.named_parameters(remove_duplicate=False)) if module is not None else dict(exported.named_parameters())
         self.frozen = {path for path, value in parameters.items() if not value.requires_grad}
@@ -55,6 +60,7 @@ class Reader:
         for spec in self.exported.graph_signature.input_specs:
             self._placeholder(spec)
         outputs = self._walk(self.exported.graph_module)
+        self.problems += [f"output {i} is a number made of data, not a tensor" for i, o in enumerate(outputs) if isinstance(o, Number)]
         specs = self.exported.graph_signature.output_specs
         self.updates |= {str(s.target): outputs[i] for i, s in enumerate(specs) if s.kind is OutputKind.BUFFER_MUTATION}
         mutated = self.exported.graph_signature.user_inputs_to_mutate.values()
@@ -80,8 +86,12 @@ class Reader:
         return TorchModel(
             graph=graph, constants=self.constants, buffers=tuple(self.buffers), aliases=self.aliases, in_spec=spec.in_spec,
             out_spec=spec.out_spec, output_names=tuple(o if isinstance(o, str) else None for o in outputs),
-            output_values=values,
+            output_values=values, checks=self._checks(),
         )  # fmt: skip
+
+    def _checks(self) -> tuple[Check, ...]:
+        """What the assertions say of a call's data."""
+        return checks_of(self.asserted, self.operators, frozenset({*self.inputs, *self.constants}))
 
     def _placeholder(self, spec: Any) -> None:
         node = next(n for n in self.exported.graph.nodes if n.op == "placeholder" and n.name == getattr(spec.arg, "name", None))
@@ -139,11 +149,20 @@ class Reader:
             self.memory[node] = node if shared is node.args[0] else shared  # fresh results do not share memory
         elif isinstance(target, torch._ops.HigherOrderOperator):
             self._region(node, graph_module)
+        elif (number := number_of(target, [self._argument(a) for a in node.args])) is not None:
+            self.values[node] = number
+        elif str(target) == ASSERTS:
+            asserted = self._argument(node.args[0])
+            self.asserted += [(place_of(node), asserted)] if isinstance(asserted, Number) else []
         elif not isinstance(target, torch._ops.OpOverload):
             self.problems.append(f"{node.name!r} calls {target}, which is no tensor operator")
             self.values[node] = self._results(node, node.name)
         elif str(target) not in _DROPPED:
             self._operator(node, target)
+
+    def _argument(self, argument: Any) -> Any:
+        """The tensor's name, the number or the plain value that a node is given."""
+        return self.values.get(argument) if isinstance(argument, torch.fx.Node) else argument
 
     def _region(self, node: torch.fx.Node, graph_module: torch.fx.GraphModule) -> None:
         """Inline `no_grad` and autocast regions; refuse control flow by name."""
@@ -270,6 +289,9 @@ class Reader:
     def _value(self, value: Any, inputs: list[str]) -> Value:
         if isinstance(value, torch.fx.Node):
             known = self.values[value]
+            if isinstance(known, Number):
+                self.problems.append(f"{value.name!r} ({value.target}) gives a number, not a tensor")
+                return None
             if not isinstance(known, str):
                 return self._value(known, inputs)
             inputs.append(known)
