@@ -1,6 +1,7 @@
-"""Agreement: before the first collective of a model all ranks learn whether they run the same thing, and fail together where not.
+"""Agreement: before a model's first collective all ranks compare plan and model, and fail together if they differ.
 
-Every rank says what it has in a message of fixed size, with its own error if it has one. After one all-gather all raise the same error.
+Every rank sends its digests in a message of fixed size, with its own error if it has one. After one all-gather all
+ranks raise the same error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DIGEST = 16
 
 
 def digest(*parts: bytes | str) -> bytes:
-    """A short digest of what is to agree."""
+    """A short digest of data that must agree."""
     found = hashlib.sha256()
     for part in parts:
         found.update(part.encode() if isinstance(part, str) else part)
@@ -48,9 +49,9 @@ def checksum(values: Iterable[Tensor]) -> bytes:
 
 
 def agree(facts: Mapping[str, bytes], *, failure: Exception | None = None, device: torch.device | str = "cpu") -> None:
-    """Compare what all ranks have; each of `facts` is a digest with a name. Where ranks differ, or one has failed, all raise the same.
+    """Compare digests over all ranks; `facts` maps names to digests.
 
-    Where all have failed each raises its own exception.
+    If ranks differ, or one has failed (`failure`), all raise the same error. If all have failed, each raises its own.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         if failure is not None:

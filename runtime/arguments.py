@@ -1,4 +1,4 @@
-"""How a planned model is called: in the order, under the names and with the constants of the call it was planned for."""
+"""Calls of a planned model: arguments in the order, under the names and with the constants of the planned call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """How the model was called when it was planned: `leaves` of the call, their structure, and the model's signature."""
+    """The planned call: its `leaves`, their structure, and the model's signature."""
 
     leaves: tuple[Any, ...]
     spec: Any
@@ -42,18 +42,20 @@ class Arguments:
         return cls(leaves=tuple(leaves), spec=own, signature=inspect.signature(model.module.forward))
 
     def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """The tensors of a call in the order of the planned one; what is no tensor must be as it was planned."""
+        """The tensors of a call in the order of the planned one; other arguments must be as planned."""
         given, spec = pytree.tree_flatten((args, dict(kwargs)))
         if spec != self.spec and self.signature is not None:
             given = self._ordered(args, kwargs)
         elif spec != self.spec:
             raise PlanError(f"the model was planned for arguments of the form {self.spec}, called with {spec}")
         if any(not _agree(planned, value) for planned, value in zip(self.leaves, given, strict=bool(self.leaves))):
-            given = self._ordered(args, kwargs)  # names the argument that is another
+            given = self._ordered(args, kwargs)  # names the argument that differs
         return [value for value in given if isinstance(value, Tensor)]
 
     def _ordered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call that passes the planned arguments in another way: by name, in another order, defaults left out."""
+        """The leaves of a call that passes the planned arguments differently: by name, in another order, without
+        defaults.
+        """
         assert self.signature is not None
         places = pytree.tree_unflatten([_Place(i) for i in range(len(self.leaves))], self.spec)
         planned, given = self._bound(*places), self._bound(args, kwargs)
@@ -73,7 +75,7 @@ class Arguments:
         return ordered
 
     def _refusal(self, name: str, planned: Any, given: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """Why an argument cannot be what it is, and what to do."""
+        """The reason why an argument is refused, and what to do."""
         assert self.signature is not None
         again = "plan again with example inputs like this call"
         nothing = (None, inspect.Parameter.empty)
@@ -107,7 +109,10 @@ class Arguments:
 
 
 def other_input(name: str, given: Tensor, planned: Described, part: tuple[int, ...]) -> str:
-    """Why an input of other sizes or of another type cannot be taken, and what to do; `part`: the shape of what a rank is to give."""
+    """The reason why an input of other sizes or another type is refused, and what to do.
+
+    `part`: the shape that a rank must give.
+    """
     if part != planned.shape:
         count = planned.shape[0] // part[0]
         return (

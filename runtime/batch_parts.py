@@ -1,6 +1,6 @@
-"""Batches that come in parts: each rank of a stage is given its own, and all of them together are the batch of a call.
+"""Batches that come in parts: each rank of a stage gets its own part, and all parts together are a call's batch.
 
-What a stage reads in other parts than these is gathered before the program begins, so that it runs as it was planned.
+Inputs that a stage reads in other parts are gathered before the program begins, so that it runs as planned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .world import World
 
 
 class BatchParts:
-    """Makes of the parts of a stage's ranks what the stage reads of the batch."""
+    """Assembles a stage's inputs from its ranks' parts of the batch."""
 
     def __init__(self, graph: Graph, world: World) -> None:
         if world.groups is None:
@@ -40,14 +40,14 @@ class BatchParts:
         self._gathered: dict[Engine, frozenset[str]] = {}
 
     def joined(self, inputs: Mapping[str, Tensor], engine: Engine) -> dict[str, Tensor]:
-        """The inputs whole; of those of which the program reads this rank's part alone the rest is memory that nobody has written."""
+        """The inputs whole; where the program reads only this rank's part, the rest is uninitialised memory."""
         if engine not in self._gathered:
             stage = engine.world.stage
             assert stage is not None
             self._gathered[engine] = frozenset(gathered_inputs(engine.execution, stage))
         found = dict(inputs)
         for name in self.shapes:
-            # A device's collectives carry what is there; what it reads alone goes there inside the program.
+            # Collectives need gathered inputs on the device; the program itself moves inputs that it reads alone.
             gathered = name in self._gathered[engine]
             found[name] = self._whole(inputs[name].to(engine.device)) if gathered else self._placed(inputs[name])
         return found
@@ -61,7 +61,7 @@ class BatchParts:
         return out
 
     def _placed(self, value: Tensor) -> Tensor:
-        """The part where it stands in the whole."""
+        """The whole tensor with only this rank's part filled in."""
         out = torch.empty(self.batch, *value.shape[1:], dtype=value.dtype, device=value.device)
         out.chunk(self.count)[self.groups.rank - self.first].copy_(value.detach())
         return out

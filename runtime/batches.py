@@ -1,4 +1,4 @@
-"""The batches of a planned module: every rank is to be given the same ones, which is compared in the first calls, or in all."""
+"""The batches of a planned module: all ranks must get the same ones, which is checked in the first calls, or in all."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from .agreement import DIGEST, agree, checksum
 
 FIRST = 4
-"""Calls whose batches are compared among the ranks, unless it is to be done always."""
+"""The number of first calls whose batches are compared among the ranks, unless all calls are."""
 
 
 class Batches:
-    """Compares what ranks are called with: always with `debug` or under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    """Compares the inputs of ranks: in all calls with `debug` or under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
 
     def __init__(self, *, debug: bool) -> None:
         self.always = debug or os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL"
         self.calls = 0
 
     def agreed(self, inputs: Callable[[], dict[str, Tensor]], device: torch.device, apart: Collection[str] = ()) -> dict[str, Tensor]:
-        """The inputs; where ranks differ, but in those `apart`, or one of them cannot take its own, all raise."""
+        """The inputs; all ranks raise if they differ (except in `apart`), or if one of them refuses its own."""
         if not self.always and self.calls >= FIRST:
             return inputs()
         self.calls += 1

@@ -46,9 +46,9 @@ def one_device(graph: Graph, gradients: frozenset[str] = frozenset()) -> Program
 def observe(
     module: ParallelModule, inputs: Sequence[Tensor], *, optimizer: str = "adamw", steps: int = 3, seed: int = 0, keep: bool = True
 ) -> Observation:
-    """Run a planned model: outputs, gradients and weights, gathered whole (collective: every rank calls it).
+    """Run a planned model and gather its outputs, gradients and weights whole (collective: every rank calls it).
 
-    Only rank 0 holds what is gathered. Without `keep` nothing is gathered and only the losses are told.
+    Only rank 0 holds the gathered values. Without `keep` nothing is gathered, and only the losses are returned.
     """
     hold = not dist.is_initialized() or dist.get_rank() == 0
     names = [name for name, _ in module.outputs]
@@ -91,9 +91,9 @@ def observe_model(
     steps: int = 3,
     seed: int = 0,
 ) -> Observation:
-    """Run the original model on one device; without a `loss` it is the graph's own, or the mean square of the float outputs.
+    """Run the original model on one device, with `loss`, else the graph's own loss or the mean square of float outputs.
 
-    `parameters` gives them by their names in the graph, where the model's own names differ.
+    `parameters`: the parameters by their names in the graph, if the model's own names differ.
     """
     place = graph.outputs.index(graph.loss) if graph.loss in graph.outputs else None
 
@@ -146,7 +146,7 @@ def _observe(
     smallest: dict[str, Tensor] = {}
     largest: dict[str, Tensor] = {}
     losses: list[float] = []
-    _clear(parameters)  # of what an earlier backward pass of the caller left
+    _clear(parameters)  # drop gradients of the caller's earlier backward passes
     for number in in_steps(max(steps, 1)):
         with torch.set_grad_enabled(trains):
             values, loss = forward()
@@ -163,7 +163,7 @@ def _observe(
         if stepper is not None:
             stepper.step()
         _clear(parameters)
-    # Where stages have no parameters there is no optimizer either, but all ranks gather what the others have.
+    # A stage without parameters has no optimizer, but all ranks take part in gathering.
     weights = copies(parameters) if losses and keep and optimizer != "none" else {}
     return Observation(outputs=outputs, losses=tuple(losses), gradients=gradients, smallest=smallest, largest=largest, weights=weights)
 
@@ -196,10 +196,11 @@ def compare(
     seed: int = 0,
     timeout: float = 600.0,
 ) -> Report:
-    """Run the plan on its ranks and the model on one device, and compare outputs, losses, gradients and updated weights.
+    """Run the plan on its ranks and the model on one device; compare outputs, losses, gradients and updated weights.
 
     Inside a process group of the plan's size this is a collective call; elsewhere it forks Gloo ranks. The reference is
-    the original `model` (its parameters named as in the graph; it is trained in place), or else the graph on one device.
+    the original `model` (with parameters named as in the graph; it is trained in place), or else the graph on one
+    device.
     """
 
     def ours() -> Observation:

@@ -1,9 +1,9 @@
-"""Checkpoints of shards that are split within parts: `torch.distributed.checkpoint` is told where their pieces lie.
+"""Checkpoints of shards that are split within parts: `torch.distributed.checkpoint` learns where their pieces lie.
 
-A DTensor describes itself to the checkpoint by three methods, and torch's own know one contiguous piece a rank. A shard of
-S0/3, say (a column split of a fused query-key-value projection), is three pieces of the whole. Such a shard is a `PieceTensor`, whose
-methods know several, and so is what is made of it in the same layout. Parameters and optimizer states alike can so be saved under one
-plan and loaded under another; a shard in one piece is an ordinary DTensor.
+A DTensor describes itself to the checkpoint by three methods, and torch's own methods know one contiguous piece a rank.
+A shard of S0/3, say (a column split of a fused query-key-value projection), is three pieces of the whole. Such a shard
+is a `PieceTensor`, whose methods know several pieces, and so are results of it in the same layout. This is how
+parameters and optimizer states saved under one plan load under another. A shard in one piece is an ordinary DTensor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Run(NamedTuple):
 
 
 def runs_of(size: int, cuts: Sequence[tuple[int, int, int]]) -> list[Run]:
-    """The runs of one dim after cuts of (parts, degree, coordinate), each within what the cuts before it leave.
+    """The runs of one dim after cuts of (parts, degree, coordinate), each inside the result of the cuts before it.
 
     >>> runs_of(12, [(3, 2, 1)])
     [Run(local=0, whole=2, length=2), Run(local=2, whole=6, length=2), Run(local=4, whole=10, length=2)]
@@ -46,7 +46,7 @@ def runs_of(size: int, cuts: Sequence[tuple[int, int, int]]) -> list[Run]:
 
 
 def pieces_of(tensor: DTensor) -> list[tuple[Run, ...]]:
-    """The pieces of this rank's shard, as a run for each dim; empty where it is a single one, or not split within parts."""
+    """The pieces of this rank's shard, as a run for each dim; empty for a single piece or no split within parts."""
     mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     if coordinate is None or not any(isinstance(placement, _StridedShard) for placement in tensor.placements):
         return []
@@ -77,17 +77,17 @@ class PieceTensor(DTensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """As DTensor's; what comes out split within parts can describe itself, too."""
+        """As DTensor's; results that are split within parts are `PieceTensor`s too."""
         return _arithmetic(super().__torch_dispatch__, func, types, args, kwargs)
 
     @staticmethod
     def __tensor_unflatten__(inner_tensors: Any, flatten_spec: Any, outer_size: Any, outer_stride: Any) -> DTensor:
-        """What a compiler has taken apart, put together again."""
+        """Reassemble a tensor that a compiler has taken apart."""
         found = DTensor.__tensor_unflatten__(inner_tensors, flatten_spec, outer_size, outer_stride)  # type: ignore[no-untyped-call]
         return in_pieces(found)
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
-        """What a checkpoint is to hold of this rank's shard."""
+        """The items of this rank's shard for a checkpoint."""
         pieces = pieces_of(self)
         if not pieces:
             items: list[WriteItem] = super().__create_write_items__(fqn, object)
@@ -103,7 +103,7 @@ class PieceTensor(DTensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Where in the whole the pieces lie."""
+        """The places of the pieces in the whole."""
         pieces = pieces_of(self)
         found: list[ChunkStorageMetadata] = list(map(_chunk, pieces)) or super().__create_chunk_list__()  # type: ignore[no-untyped-call]
         return found

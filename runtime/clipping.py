@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients, wherever the plan has them."""
+"""Clipping by the norm of all gradients, whichever ranks hold them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def clip_grad_norm(module: ParallelModule, max_norm: float, norm_type: float) -> Tensor:
-    """Scale all gradients so that their norm is at most `max_norm`; the norm that they had, whole on every rank."""
+    """Scale all gradients to a norm of at most `max_norm`; return the norm before, whole on every rank."""
     engine = module.engine
     held = [(name, local_of(p.grad)) for name, p in module.graph_parameters().items() if p.grad is not None]
     each = [torch.linalg.vector_norm(gradient.double(), norm_type) for gradient in counted_gradients(module)]
@@ -35,7 +35,7 @@ def clip_grad_norm(module: ParallelModule, max_norm: float, norm_type: float) ->
 
 
 def counted_gradients(module: ParallelModule) -> list[Tensor]:
-    """This rank's shards of gradients, without those that another rank has as well and counts."""
+    """This rank's shards of gradients, without copies that another rank counts."""
     held = ((name, p.grad) for name, p in module.graph_parameters().items() if p.grad is not None)
     return [local_of(gradient) for name, gradient in held if _counts_here(module, name)]
 

@@ -10,7 +10,7 @@ Closure = Callable[[], float]
 
 
 def loss_of(closure: Closure | None) -> float | None:
-    """What `closure` returns, with gradients recorded; None without one."""
+    """The result of `closure`, with gradients recorded; None without one."""
     if closure is None:
         return None
     with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""`CollectiveLog`: the actions and collectives that a rank issues, to be held against the order of its step and what that is priced as."""
+"""`CollectiveLog`: the actions and collectives that a rank issues, for comparison with its order and their prices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autopar.sharding.program import Program
 from .present import PRESENT
 
 Priced = Program | Scheduled | Execution
-"""What lists collectives: a program by itself, under a schedule, or a whole step."""
+"""Sources of priced collectives: a program by itself, a program under a schedule, or a whole step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ _KINDS = {
 
 
 class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the actions that run inside it and the collectives and messages that they issue, each measured by its tensors.
+    """Records the actions inside it with their collectives and messages, each measured by its tensors.
 
     with CollectiveLog() as log: module.loss(*inputs).backward()
     """
@@ -61,7 +61,7 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.actions: list[Action] = []
         self.issued: list[tuple[Action | None, Issued]] = []
         self.batch: list[Issued] = []
-        """What parts of a batch cost before a step, where ranks are given parts."""
+        """Gathers before a step, where ranks get parts of a batch."""
 
     def __enter__(self) -> CollectiveLog:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -93,7 +93,7 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if PRESENT.exchange == "send":
             kind = "send"
         rows = PRESENT.exchange == "rows"
-        if rows:  # of what goes out and what comes back, the side that is this rank's own
+        if rows:  # of sent and received rows, the side that is this rank's own
             size = min(_bytes(given), _bytes(out))
         if PRESENT.exchange == "batch":
             self.batch.append(Issued(kind=kind, ranks=ranks, nbytes=size))
@@ -101,9 +101,9 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.issued.append((PRESENT.action, Issued(kind=kind, ranks=ranks, nbytes=size, most=rows)))
 
     def mismatch(self, program: Priced, rank: int, *, train: bool | None = None) -> str:
-        """How what was done differs from the order and its prices, in words; empty where it is the same.
+        """Differences of the log from the order and its prices, in words; empty if there are none.
 
-        All actions must come in the order; those of one action must be the priced collectives, in whatever sequence autograd asks for them.
+        All actions must come in order. The collectives of one action must be the priced ones, in any sequence.
         """
         execution = execution_of(program)
         stage = stage_of(execution, rank)
@@ -126,7 +126,7 @@ def execution_of(program: Priced) -> Execution:
 
 
 def stage_of(execution: Execution, rank: int) -> int | None:
-    """The stage of a rank; None of one that is idle."""
+    """The stage of a rank; None for an idle one."""
     for stage, chunk in enumerate(execution.chunks[: execution.stages]):
         if rank < chunk.mesh.devices:
             return stage
@@ -135,7 +135,7 @@ def stage_of(execution: Execution, rank: int) -> int | None:
 
 
 def priced_on(execution: Execution, rank: int, order: Iterable[Action]) -> Iterator[tuple[Action, Issued]]:
-    """What the order of a rank is priced as, without what axes of size 1 would have."""
+    """The priced collectives of a rank's order, without those on axes of size 1."""
     known: dict[Action, tuple[Issued, ...]] = {}
     last = execution.schedule.micro_batches - 1
     for action in order:
@@ -157,7 +157,7 @@ def _on_rank(execution: Execution, rank: int, action: Action) -> Iterator[Issued
 
 
 def unequal(priced: Iterable[tuple[Action, Issued]], issued: Sequence[tuple[Action | None, Issued]]) -> str:
-    """The first action whose collectives are not those that are priced, in words."""
+    """The first action whose collectives differ from the priced ones, in words."""
     wanted: dict[Action | None, list[Issued]] = {}
     found: dict[Action | None, list[Issued]] = {}
     for action, one in priced:
@@ -172,7 +172,7 @@ def unequal(priced: Iterable[tuple[Action, Issued]], issued: Sequence[tuple[Acti
 
 
 def _without_rows(wanted: Sequence[Issued], found: Sequence[Issued]) -> tuple[Counter[Issued], Counter[Issued]]:
-    """Both as counters, without exchanges of rows that are within what is priced for them."""
+    """Both as counters, without exchanges of rows that stay within their price."""
     left, rest = list(wanted), []
     for one in sorted(found, key=lambda one: -one.nbytes):
         fits = [w for w in left if (w.kind, w.ranks) == (one.kind, one.ranks) and w.nbytes >= one.nbytes] if one.most else []

@@ -1,4 +1,4 @@
-"""The process groups of a mesh, this rank's shards, and the collectives that bring a tensor from one split to another."""
+"""The process groups of a mesh, this rank's shards, and the collectives that move a tensor between splits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroups:
-    """A mesh with this rank's place in it and the process group of every axis; its devices are the ranks from `first` on."""
+    """A mesh with this rank's place and the process group of every axis; its devices are the ranks from `first` on."""
 
     mesh: Mesh
     rank: int
@@ -61,7 +61,7 @@ class DeviceGroups:
 
     @classmethod
     def of_ranks(cls, mesh: Mesh, first: int) -> DeviceGroups:
-        """The mesh of the ranks from `first` on, of which this is one; each of them must call this at the same point."""
+        """The mesh of the ranks from `first` on, including this one; each of them must call this at the same point."""
         rank = dist.get_rank() if dist.is_initialized() else 0
         coordinate = mesh.coordinate(rank - first)
         axes: list[AxisGroup] = []
@@ -121,7 +121,7 @@ def join(pieces: Tensor, dim: int, parts: int) -> Tensor:
 
 
 def write_joined(target: Tensor, pieces: Tensor, dim: int, parts: int) -> None:
-    """As `join`, into memory that is there."""
+    """As `join`, into existing memory."""
     degree, shard = pieces.shape[0], pieces.shape[1:]
     chunks = pieces.reshape(degree, *shard[:dim], parts, shard[dim] // parts, *shard[dim + 1 :])
     _levels(target, dim, parts, degree).movedim(dim + 1, 0).copy_(chunks)
@@ -133,13 +133,13 @@ def deal(value: Tensor, dim: int, parts: int, degree: int) -> Tensor:
 
 
 def arrived(coming: Tensor) -> Tensor:
-    """What a collective that has begun gives, once it is there."""
+    """Wait for a collective that has begun, and return its result."""
     out: Tensor = _C10D.wait_tensor(coming)
     return out
 
 
 def _moved(value: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
-    """Run a collective that only moves elements; what the backends cannot carry goes as bytes, and is waited for."""
+    """Run a collective that only moves elements; types that backends cannot carry go as bytes, and are waited for."""
     if value.dtype in MOVABLE:
         return move(value.contiguous())
     return arrived(move(value.contiguous().view(-1).view(torch.uint8).view(value.shape[0], -1))).view(-1).view(value.dtype)
@@ -152,7 +152,7 @@ def begin_all_reduce(value: Tensor, group: AxisGroup, reduction: str = "sum") ->
 
 
 def begin_all_gather(value: Tensor, group: AxisGroup) -> Tensor:
-    """The shards of the group one behind the other, on their way."""
+    """Begin to gather the shards of the group, one behind the other."""
     flat = value.contiguous().view(1, *value.shape)
     return _moved(flat, lambda x: _C10D.all_gather_into_tensor(x, group.size, group.name))
 
@@ -187,7 +187,9 @@ def _uneven(value: Tensor, outgoing: Sequence[int], incoming: Sequence[int], gro
 
 
 def set_off(value: Tensor, group: AxisGroup, *, by: int = 1) -> Tensor:
-    """Send `value` to the rank `by` places after (cyclic); gives what `arrived` waits for: what comes from `by` places before, flat."""
+    """Begin to send `value` to the rank `by` places after (cyclic); `arrived` waits for the flat value from `by`
+    before.
+    """
     flat = value.contiguous().view(-1)
     outgoing, incoming = [0] * group.size, [0] * group.size
     outgoing[(group.coordinate + by) % group.size] = incoming[(group.coordinate - by) % group.size] = flat.numel()
@@ -195,7 +197,7 @@ def set_off(value: Tensor, group: AxisGroup, *, by: int = 1) -> Tensor:
 
 
 def shift(value: Tensor, group: AxisGroup, *, by: int = 1) -> Tensor:
-    """What the rank `by` places before holds (cyclic); a send to the rank `by` places after, priced as such."""
+    """The value of the rank `by` places before (cyclic); priced as a send to the rank `by` places after."""
     if value.is_complex():  # Gloo sends real numbers only
         return torch.view_as_complex(shift(torch.view_as_real(value.resolve_conj()), group, by=by))
     return arrived(set_off(value, group, by=by)).view(value.shape)

@@ -1,8 +1,9 @@
-"""`torch.compile` of what a planned module runs between the collectives of its units: each segment of a program by itself.
+"""`torch.compile` of a planned module's work between the collectives of its units: each segment by itself.
 
-The order of a step, the units and autograd's node stay Python that runs as it is, whatever a caller compiles around them. A segment is
-compiled whole, collectives within its layers included. One that draws random numbers in another way than dropout's counted masks is left
-as it is, since a compiled graph would draw others; and so are stages that make the gradients of weights later than those of inputs.
+The order of a step, the units and autograd's node stay uncompiled Python, whatever a caller compiles around them. A
+segment is compiled whole, with the collectives inside its layers. Two kinds stay uncompiled: segments with random
+numbers other than dropout's counted masks, since a compiled graph would draw others, and stages that make gradients of
+weights later.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ def compile_engine(engine: Engine, options: Mapping[str, Any]) -> None:
 
 
 def compiled(program: LocalProgram, *, options: Mapping[str, Any], exact: bool) -> LocalProgram:
-    """The program with its segments compiled, as far as that leaves what they compute; `exact`: they draw from torch's generator."""
+    """The program with its segments compiled wherever this keeps their results; `exact`: they draw from torch's
+    generator.
+    """
     return replace(program, segments=tuple(_segment(segment, options, exact=exact) for segment in program.segments))
 
 
 def _segment(segment: LocalSegment, options: Mapping[str, Any], *, exact: bool) -> LocalSegment:
-    module: fx.GraphModule = getattr(segment.module, "_orig_mod", segment.module)  # of what is compiled already
+    module: fx.GraphModule = getattr(segment.module, "_orig_mod", segment.module)  # unwrap a compiled one
     drawing = [node.target for node in module.graph.nodes if node.op == "call_function" and is_drawing(node.target)]
     if any(exact or target is not dropout for target in drawing):
         return segment

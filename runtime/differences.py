@@ -1,4 +1,4 @@
-"""How far a run may differ from the reference: tolerances, and which elements rounding noise makes incomparable."""
+"""Tolerances between a run and the reference, and elements that rounding noise makes incomparable."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LEARNING_RATES: Mapping[str, float] = {"adamw": 1e-3, "sgd": 1e-2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What a run shows, whole and on the CPU: gradients of the first step, weights after the last.
+    """Results of a run, whole and on the CPU: gradients of the first step, weights after the last.
 
-    `smallest` and `largest` are, for each element of each gradient, its least and its greatest magnitude in any step.
+    `smallest`, `largest`: the least and the greatest magnitude of each element of each gradient in any step.
     """
 
     outputs: Mapping[str, Tensor]
@@ -38,7 +38,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One comparison: `error` and `tolerance` as fractions of the largest magnitude; `excluded` elements did not count."""
+    """One comparison: `error` and `tolerance` as fractions of the largest magnitude; `excluded`: uncounted elements."""
 
     what: str
     tensor: str
@@ -84,10 +84,9 @@ class Report:
 
 
 def differences(reference: Observation, observed: Observation, *, graph: Graph | None = None, optimizer: str = "adamw") -> Report:
-    """Compare a run with the reference; gradients and weights that exist on one side only are errors without bound.
+    """Compare a run with the reference; gradients and weights on one side only are infinite errors.
 
-    The tolerance is that of the tensor's dtype, or of the coarsest float dtype through which the `graph` takes what depends on
-    a parameter.
+    The tolerance is that of the tensor's dtype, or of the coarsest float dtype in the `graph` behind a parameter.
     """
     dtypes = _dtypes(graph) if graph else {v.dtype for v in reference.gradients.values()}
     coarsest = max((d for d in dtypes if d in TOLERANCES), key=lambda d: TOLERANCES[d], default=torch.float64)
@@ -108,7 +107,7 @@ def differences(reference: Observation, observed: Observation, *, graph: Graph |
 
 
 def _dtypes(graph: Graph) -> set[torch.dtype]:
-    """Dtypes of what the operators that depend on a parameter make."""
+    """Dtypes of the results of operators that depend on a parameter."""
     free = {op.name for op in without_parameters(graph)}
     names = {name for op in graph.operators if op.name not in free for name in op.outputs}
     return {getattr(torch, graph.tensors[name].dtype) for name in names}
@@ -128,7 +127,8 @@ def _entry(
     absolute: float = 0.0,
     keep: Tensor | None = None,
 ) -> Entry:
-    """The largest difference over the largest magnitude; `absolute` is allowed on top, `keep` marks the elements that count."""
+    """The largest difference over the largest magnitude, `absolute` allowed on top; `keep` marks elements that count.
+    """
     given = reference if reference is not None else observed
     assert given is not None
     # Integers and booleans must be equal.
@@ -137,7 +137,7 @@ def _entry(
         return Entry(what=what, tensor=name, error=float("inf"), tolerance=tolerance, elements=given.numel())
     wide = torch.float64 if reference.is_floating_point() else torch.int64
     reference, observed = reference.to(wide), observed.to(wide)
-    # Infinities stand in masks: equal ones are no difference.
+    # Masks hold infinities: equal ones are no difference.
     difference = torch.where(reference == observed, torch.zeros((), dtype=wide), (reference - observed).abs())
     finite = reference[torch.isfinite(reference)] if reference.is_floating_point() else reference
     size = _largest(finite) + absolute / tolerance
@@ -152,8 +152,8 @@ def _entry(
 def _kept(name: str, reference: Observation, observed: Observation, scale: float, optimizer: str, precision: float) -> Tensor | None:
     """Elements of a weight that a check can hold to the tolerance.
 
-    AdamW divides a gradient by its own magnitude: noise of size n moves an element by about rate * n / |gradient|. Where
-    that exceeds the tolerance the element is left out; an exactly zero gradient does not move it and stays in.
+    AdamW divides a gradient by its own magnitude: noise of size n moves an element by about rate * n / |gradient|.
+    Elements for which that exceeds the tolerance are excluded. An exactly zero gradient moves nothing and is included.
     """
     if optimizer != "adamw" or name not in reference.smallest or name not in observed.smallest:
         return None

@@ -1,6 +1,6 @@
-"""Which random numbers are drawn now: the seed, the step, and whether they are to be those of torch's own generator.
+"""The present source of random numbers: seed, step, and whether torch's own generator is used.
 
-A runner says so before a forward pass, and again before a recomputation; what operators draw then depends on nothing else.
+A runner sets it before a forward pass, and again before a recomputation; the draws of operators depend on nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """`exact`: as one device of torch, from its global generator, in the order of the program; else by counter, in any order."""
+    """The source of random numbers.
+
+    `exact`: torch's global generator, in the order of the program, as on one device; else by counter, in any order.
+    """
 
     seed: int = 0
     step: int = 0
@@ -34,7 +37,7 @@ _TORCH = Draws(exact=True)
 
 @contextlib.contextmanager
 def drawing(draws: Draws) -> Iterator[None]:
-    """Make `draws` those of this thread."""
+    """Use `draws` in this thread."""
     _STACK.items.append(draws)
     try:
         yield
@@ -43,7 +46,7 @@ def drawing(draws: Draws) -> Iterator[None]:
 
 
 def current() -> Draws:
-    """The draws of this thread; where nobody has said, torch's own generator goes on."""
+    """The draws of this thread; by default torch's own generator."""
     return _STACK.items[-1] if _STACK.items else _TORCH
 
 

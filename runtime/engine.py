@@ -1,4 +1,4 @@
-"""The engine of a planned module: the stages that this rank holds, the order of a step, and where parameters and outputs are."""
+"""The engine of a planned module: this rank's stages, the order of a step, and the places of parameters and outputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .world import World
 
 
 class Engine:
-    """What runs a plan on this rank."""
+    """Runs a plan on this rank."""
 
     def __init__(
         self, plan: Program | Execution, groups: DeviceGroups | World, device: torch.device, stored: Stored, *, exact: bool = False
@@ -59,7 +59,7 @@ class Engine:
             raise PlanError("exact_random=True draws one device's random numbers in its order, which stages do not have; leave it out")
         self.loss_gradient = 1.0
         self.plan: Plan | None = None
-        """Where the execution comes from, if from a plan's file."""
+        """The plan of the execution, if it comes from a plan's file."""
 
         self.edges = edges_of(plan, self.world, device)
         self.tied = TiedSums(plan, self.world, stored)
@@ -94,7 +94,7 @@ class Engine:
 
     @cached_property
     def outputs(self) -> tuple[tuple[str, Layout], ...]:
-        """Every output with its layout, the loss last where it is none of them; with stages they are whole on every rank."""
+        """Every output with its layout, the loss last if it is no output; with stages all are whole on every rank."""
         if not self.world.staged:
             return self.stages[0].first.outputs
         given = {name for chunk in self.execution.chunks for name in chunk.whole.program.assignment.outputs}
@@ -103,7 +103,7 @@ class Engine:
 
     @property
     def loss(self) -> int | None:
-        """Where the loss stands among the outputs."""
+        """The index of the loss among the outputs."""
         names = [name for name, _ in self.outputs]
         return names.index(self.graph.loss) if self.graph.loss in names else None
 
@@ -114,7 +114,7 @@ class Engine:
 
     @cached_property
     def _storages(self) -> tuple[Storage, ...]:
-        """How the parameters of each chunk lie, seen from here."""
+        """The storage of each chunk's parameters, seen from this rank."""
         found = []
         for number, chunk in enumerate(self.execution.chunks):
             stage = number % self.execution.stages
@@ -125,7 +125,7 @@ class Engine:
         return tuple(found)
 
     def storage_of(self, name: str) -> tuple[Storage, Layout]:
-        """How a parameter lies: on this rank's own chunks, if one of them has it, else on the first that does."""
+        """A parameter's storage and layout, on this rank's own chunk if one holds it, else on the first that does."""
         holders = [n for n, chunk in enumerate(self.execution.chunks) if name in chunk.whole.program.assignment.storage]
         own = next((number for number in holders if number in self.stages), holders[0])
         return self._storages[own], self.execution.chunks[own].whole.program.assignment.storage[name]
@@ -135,7 +135,9 @@ class Engine:
         return not self.world.staged or any(name in self.execution.chunks[n].whole.program.assignment.storage for n in self.stages)
 
     def makes(self, name: str) -> bool:
-        """Whether what this rank has of a constant is as new as it gets: what calls change, its own stages change."""
+        """Whether this rank's value of a constant is current: calls leave it unchanged, or this rank's stages update
+        it.
+        """
         if name not in self.graph.updates or not self.world.staged:
             return True
         return any(name in stage.early_updates or name in dict(stage.first.updates) for stage in self.stages.values())
@@ -180,7 +182,7 @@ class Engine:
 
     @property
     def in_words(self) -> str:
-        """How it runs, for messages."""
+        """The kind of execution, for messages."""
         stages = f"{self.execution.stages} stages and " if self.execution.stages > 1 else ""
         return f"{stages}{self.execution.schedule.micro_batches} micro-batches"
 
@@ -199,11 +201,11 @@ class Engine:
 
     @cached_property
     def backward_begins(self) -> int:
-        """Where the backward pass begins in the order of a step."""
+        """The index in the order of a step at which the backward pass begins."""
         return before_backward(self.training_order)
 
     def draws(self) -> Draws:
-        """What the next call's random numbers are made of: a number of torch's generator, that of rank 0 on every rank."""
+        """The draws of the next call: a number of rank 0's torch generator, the same on every rank."""
         if not self.random or self.exact:
             return Draws(exact=self.exact)
         number = int(torch.randint(2**62, ()))
@@ -247,7 +249,7 @@ class Engine:
 
     @cached_property
     def is_half(self) -> bool:
-        """Whether some gradient is in float16, where a scale decides what is lost."""
+        """Whether some gradient is in float16, where the loss scale decides which bits are lost."""
         gradients = self.execution.chunks[0].whole.program.assignment.gradients
         return any(self.graph.tensors[name].dtype == "float16" for name in gradients)
 
@@ -256,7 +258,7 @@ class Engine:
         return {name: value for passing in call.passings.values() for name, value in passing.updates.items()}
 
     def flush(self, gradients: Mapping[int, Gradients]) -> None:
-        """Bring shares home that several backward passes have left, and sum them."""
+        """Reduce the gradient shares of several backward passes."""
         for number, stage in self.stages.items():
             for unit in reversed(range(len(stage.units.units))):
                 stage.units.reduce(unit, gradients[number], last=True, only_present=True)

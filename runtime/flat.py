@@ -1,7 +1,7 @@
-"""Several tensors along one chain of actions, flat: what each step communicates travels in one message.
+"""Several tensors along one chain of actions, flat: each step communicates them in one message.
 
-A tensor that is gathered, scattered or dealt out is seen as [degree, elements]; joined along the elements, one collective moves all of
-them. Steps that communicate nothing are made tensor by tensor.
+A tensor to gather, scatter or exchange is viewed as [degree, elements]; joined along the elements, one collective moves
+all tensors. Steps without communication run tensor by tensor.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .redistribution import ON_ONE_DEVICE, Move, act
 _C10D = torch.ops._c10d_functional
 
 Carried = Generator[Tensor, Tensor, list[Tensor]]
-"""Gives collectives that are under way, takes what they gave once it is there, returns the tensors at the end of the chain."""
+"""Yields collectives under way, receives their results, and returns the tensors at the end of the chain."""
 
 Begun = tuple[Tensor, Callable[[Tensor], list[Tensor]]]
-"""A collective under way, and what makes the tensors of what it gives."""
+"""A collective under way, and the function that makes tensors of its result."""
 Into = Sequence[Tensor] | None
 
 
@@ -82,7 +82,7 @@ def _rows(values: Sequence[Tensor]) -> Tensor:
 
 
 def _moved(flat: Tensor, move: Callable[[Tensor], Tensor]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Run a collective that only moves elements; what the backends cannot carry goes as bytes."""
+    """Run a collective that only moves elements; types that backends cannot carry go as bytes."""
     if flat.dtype in MOVABLE:
         return move(flat.contiguous()), lambda out: out
     return move(flat.contiguous().view(torch.uint8)), lambda out: out.view(flat.dtype)

@@ -1,6 +1,7 @@
-"""What a plan predicts of the parts of a step on one of its ranks: of the whole model, or of the stage that the rank belongs to.
+"""A plan's predictions of the parts of a step on a rank: for the whole model, or for the rank's stage.
 
-A plan holds seconds of each stage's passes, S_f and S_b of a micro-batch, and of the slowest stage its update U. Of m micro-batches,
+A plan holds seconds of each stage's passes, S_f and S_b of a micro-batch, and of the slowest stage its update U. Of m
+micro-batches,
 
     forward = m S_f      backward = m S_b      waiting = step - forward - backward - U - (collectives once a step that are not hidden)
 """
@@ -15,9 +16,12 @@ from autopar.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foretold:
-    """Seconds of a step by part: of computation, of the update (None: the plan knows that of the slowest stage only), of what is waited for
-    other stages (None: there are none), and of collectives. `memory`: bytes of a device at the peak; `beside`: those that are no parameters
-    and no optimizer state (None where the plan does not tell these apart)."""
+    """Predicted seconds of a step by part.
+
+    `forward`, `backward`: computation. `update`: None: the plan knows only the slowest stage's. `waiting`: for other
+    stages (None: there are none). `collectives`: of all collectives. `memory`: bytes of a device at the peak; `beside`:
+    those of them that are neither parameters nor optimizer state (None if the plan does not separate these).
+    """
 
     step: float
     forward: float
@@ -44,7 +48,8 @@ def foretold(plan: Plan, stage: int | None) -> Foretold:
     passes = [plan.schedule.micro_batches * math.fsum(getattr(part, name) for part in own) for name in ("forward", "backward")]
     moved, once = (math.fsum(getattr(part, name) for part in own) for name in ("moved", "once"))
     computed = 1 - moved / sum(passes) if moved else 1.0
-    # Plans say what the slowest stage hides of its collectives once a step; other stages are taken to hide the same share.
+    # A plan knows how much the slowest stage hides of its collectives once a step; other stages are taken to hide the
+    # same share.
     once_of_slowest = math.fsum(part.once for part in plan.stages[slowest::count])
     seen = once * (1 - figures.overlapped / once_of_slowest) if figures.overlapped else once
     return Foretold(

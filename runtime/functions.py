@@ -20,7 +20,7 @@ from .local_forms.registry import form_of, standing_in
 
 @contextlib.contextmanager
 def known_as(kind: str, function: Function) -> Iterator[None]:
-    """For a while, `function` is what the operator kind `kind` computes."""
+    """Inside, `function` computes the operator kind `kind`."""
     with standing_in(kind, replace(form_of(kind), function=function)):
         yield
 

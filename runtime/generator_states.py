@@ -1,4 +1,4 @@
-"""torch's own random numbers on micro-batches and segments: every micro-batch draws from where the step began, as one device does."""
+"""torch's random numbers on micro-batches and segments: each micro-batch draws from the step's start, as one device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
 
 
 class GeneratorStates:
-    """Where each micro-batch of a call is in the stream of random numbers; nothing where it is not `active`."""
+    """The position of each micro-batch of a call in the stream of random numbers; without effect if not `active`."""
 
     def __init__(self, device: torch.device, *, active: bool) -> None:
         self.device, self.active = device, active
@@ -31,7 +31,7 @@ class GeneratorStates:
         self.at: dict[int, Tensor] = {}
 
     def enter(self, index: int) -> Tensor | None:
-        """Go on where the micro-batch left off; the state there."""
+        """Continue the stream of a micro-batch; returns its state."""
         if self.start is None:
             return None
         state = self.at.get(index, self.start)
@@ -45,7 +45,7 @@ class GeneratorStates:
 
     @contextmanager
     def repeating(self, state: Tensor | None) -> Iterator[None]:
-        """Draw once more what was drawn from `state` on."""
+        """Inside, draw the same numbers again from `state` on."""
         if state is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""What gradients are multiplied by on their way home."""
+"""Factors of gradients, applied when they are reduced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from autopar.sharding.redistribution import changed_axis, transfers
 
 
 def gradient_factors(plan: Scheduled) -> dict[str, float]:
-    """What each parameter's gradient is multiplied by: the weight, and with `mean` one over the ranks whose shares are summed."""
+    """The factor of each parameter's gradient: the weight; with `mean`, divided by the ranks whose shares are summed.
+    """
     reductions, mesh = plan.schedule.reductions, plan.program.assignment.mesh.shape
     axes: dict[str, set[int]] = {tensor.name: set() for tensor in plan.program.graph.parameters}
     for step in plan.program.steps:

@@ -1,4 +1,4 @@
-"""Process groups: each made once a process, by its members alone."""
+"""Process groups: each is made once per process, by its members alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key = tuple[tuple[int, ...], bool]
 
 @dataclass(slots=True)
 class _Groups:
-    """The process groups made so far, within the process group of all ranks that is initialised at the time."""
+    """The process groups made so far, inside the present process group of all ranks."""
 
     world: Any = None
     made: dict[Key, dist.ProcessGroup] = field(default_factory=dict)
@@ -25,9 +25,10 @@ _GROUPS = _Groups()
 
 
 def group_of(ranks: Sequence[int], *, messages: bool = False) -> dist.ProcessGroup:
-    """The group of these ranks, of which this is one.
+    """The group of these ranks, which include this one.
 
-    That for `messages` between two ranks is another one: collectives of a group are counted, and ranks send unequal numbers of messages.
+    `messages`: a separate group for messages between two ranks. Collectives of a group are counted, and ranks send
+    unequal numbers of messages.
     """
     if _GROUPS.world is not dist.group.WORLD:
         _GROUPS.world, _GROUPS.made = dist.group.WORLD, {}
@@ -39,10 +40,10 @@ def group_of(ranks: Sequence[int], *, messages: bool = False) -> dist.ProcessGro
 
 
 def _new_group(key: Key) -> dist.ProcessGroup:
-    """A group under a name of its own.
+    """A group with a name made of its ranks.
 
-    Torch names a group that its members make alone after the number of groups that a process has. Members need not have equally many:
-    then they would wait for one another under different names for ever.
+    Torch numbers the groups that members make alone by the groups of the process. Members may have made unequal numbers
+    of groups, and would then wait for one another under different names for ever.
     """
     ranks, messages = key
     text = f"autopar {'messages' if messages else 'collectives'} {ranks}"

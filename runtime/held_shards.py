@@ -1,4 +1,4 @@
-"""`HeldShards`: what a rank holds of a planned model, its shards of parameters, buffers and constants, under the original names."""
+"""`HeldShards`: a rank's shards of a planned model's parameters, buffers and constants, under the original names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HeldShards(Recalling):
     other_stages: OtherStages | None
 
     def _hold(self, values: Values, model: LoadedModel | None, aliases: Mapping[str, str] | None) -> None:
-        """Take this rank's part of every given value; `weights_digest` tells all of them."""
+        """Take this rank's part of every given value; `weights_digest` covers all values."""
         engine, checksum = self._engine, hashlib.sha256()
         names = [*(t.name for t in self._graph.parameters), *engine.constants]
         missing = [name for name in names if name not in values]
@@ -43,8 +43,8 @@ class HeldShards(Recalling):
             raise PlanError(f"no values are given for {', '.join(missing[:10])}" + (" and more" if len(missing) > 10 else ""))
         self._places: dict[str, tuple[nn.Module, str]] = {}
         owned = {}
-        for tensor in self._graph.parameters:  # weights of other stages are looked at all the same: all ranks are to have equal ones
-            alone = tensor.name in engine.execution.schedule.reductions.local  # every rank has another one
+        for tensor in self._graph.parameters:  # weights of other stages count too: all ranks must have equal ones
+            alone = tensor.name in engine.execution.schedule.reductions.local  # each rank has its own
             value = self._given(tensor.name, values, hashlib.sha256() if alone else checksum)
             if engine.holds(tensor.name):
                 owned[tensor.name] = self._parameter(tensor.name, value)
@@ -66,7 +66,7 @@ class HeldShards(Recalling):
         self.weights_digest = checksum.digest()[:DIGEST]
 
     def attach_buffer(self, paths: Sequence[str], value: Tensor) -> None:
-        """Register a buffer under its names; where it is a constant of the program, the program reads it there from now on."""
+        """Register a buffer under its names; a constant of the program is read from there from now on."""
         own = value.detach().to(self._device, copy=True)
         for path in paths:
             place = attach(self, path, own)
@@ -74,7 +74,7 @@ class HeldShards(Recalling):
                 self._buffer_places[path] = place
 
     def _given(self, name: str, values: Values, checksum: Any) -> Tensor | FileTensor:
-        """A given value, checked against the graph; what lies in a file is not read yet."""
+        """A given value, checked against the graph; a value in a file is not read yet."""
         given, wanted = values[name], self._graph.tensors[name]
         value = given if isinstance(given, FileTensor) else (given if isinstance(given, Tensor) else given()).detach()
         master = self._engine.master(name)
@@ -132,7 +132,7 @@ class HeldShards(Recalling):
         return found
 
     def _missing_elsewhere(self, state_dict: Mapping[str, Any]) -> list[str]:
-        """What a whole state dict lacks of the parameters of other stages; that of this rank alone has none of them."""
+        """Missing parameters of other stages in a whole state dict; a rank's own state dict has none of them."""
         there = [path for path in self._elsewhere if path in state_dict]
         for path in there:
             name = self._elsewhere[path]
@@ -141,7 +141,7 @@ class HeldShards(Recalling):
         return [path for path in self._elsewhere if path not in state_dict] if there else []
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """This rank's parameters; with stages one more at the end, which stands for those of the others (see `other_stages`)."""
+        """This rank's parameters; with stages, one more at the end represents the others' (see `other_stages`)."""
         yield from super().parameters(recurse)
         if self.other_stages is not None:
             yield self.other_stages.parameter
@@ -160,7 +160,7 @@ class HeldShards(Recalling):
         return self._engine.whole_parameter(name, local_of(local).detach())
 
     def full_values(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The whole tensors on every rank from the shards of parameters (or gradients) that each of them has."""
+        """The whole tensors on every rank, from each rank's shards of parameters (or gradients)."""
         names = [tensor.name for tensor in self._graph.parameters]
         there = torch.tensor([float(name in values) for name in names], device=self._device)
         if self._engine.world.staged:

@@ -1,9 +1,9 @@
-"""An optimizer of which some state is in the memory of the device's host, as a plan has it.
+"""An optimizer with part of its state in the memory of the device's host, as planned.
 
-A step updates the parameters whose state is on the device together, as ever, and the others chunk by chunk (`state_chunks.py`): the
-state is copied in, the wrapped optimizer makes its step on these parameters alone, the state is copied out. On a GPU three streams do this
-at once: while one chunk is updated, the next comes in and the one before goes out. On a CPU the host's memory is the device's, and nothing
-is copied.
+A step updates parameters with state on the device together, as usual, and the others chunk by chunk
+(`state_chunks.py`): the state is copied in, the wrapped optimizer updates these parameters alone, the state is copied
+out. On a GPU three streams do this at once: while one chunk is updated, the next comes in and the one before goes out.
+On a CPU nothing is copied, since the host's memory is the device's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class CudaLink(Link):
         self.incoming, self.outgoing = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
 
     def fetch(self, values: Values) -> Any:
-        """The copies' memory is that of the computation's stream, which has to be done with what was there before."""
+        """Begin to copy values in; the computation's stream, which owns the copies' memory, must have finished with it.
+        """
         made = [torch.empty_like(value, device=self.device) for value in values]
         self.incoming.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.incoming):
@@ -71,7 +72,7 @@ class CudaLink(Link):
         return self.incoming.record_event()
 
     def arrive(self, event: Any) -> None:
-        """The computation waits; the host goes on."""
+        """Let the computation wait for a copy; the host does not wait."""
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def store(self, values: Values) -> Leaving:
@@ -87,10 +88,11 @@ class CudaLink(Link):
 
 
 def host_states(optimizer: Optimizer, module: nn.Module) -> Optimizer:
-    """`optimizer` over parameters of a planned `module`, with its state where the plan has it.
+    """`optimizer` over parameters of a planned `module`, with its state where the plan puts it.
 
-    Where the plan has none in host memory this is the optimizer itself. Without this call the training is the same, with all of the state
-    on the device. The update of a parameter must depend on that parameter alone, as in SGD, Adam and their kind.
+    If the plan puts none in host memory, this is the optimizer itself. Training gives the same results without this
+    call, with all state on the device. The update of a parameter must depend on that parameter alone, as in SGD and
+    Adam.
     """
     if not isinstance(module, ParallelModule):
         raise RunError(f"host_states takes a module that autopar.parallelize made, not a {type(module).__name__}")
@@ -100,7 +102,9 @@ def host_states(optimizer: Optimizer, module: nn.Module) -> Optimizer:
 
 
 class HostStates(Optimizer):
-    """Makes the steps of `inner`; it shares its groups and its state, of which that of the parameters `held` is in host memory."""
+    """Makes the steps of `inner`, whose groups and state it shares; the state of the parameters `held` is in host
+    memory.
+    """
 
     def __init__(self, inner: Optimizer, held: Sequence[Tensor], link: Link | None = None) -> None:
         super().__init__(inner.param_groups, inner.defaults)
@@ -130,7 +134,8 @@ class HostStates(Optimizer):
         return loss
 
     def _stream(self, parameters: Sequence[Tensor]) -> None:
-        """Update the parameters chunk by chunk: while one is updated, the state of the next comes and that of the last goes."""
+        """Update the parameters chunk by chunk; meanwhile the next chunk's state comes in and the last one's goes out.
+        """
         link, leaving = self.link, [Leaving(), Leaving()]
         parts = [parameters[chunk] for chunk in chunks([local_of(parameter).nbytes for parameter in parameters])]
         coming = link.fetch(self._values(parts[0])) if parts else None
@@ -161,11 +166,11 @@ class HostStates(Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """As the inner optimizer's, with what is in host memory as it lies there."""
+        """As the inner optimizer's; state in host memory stays there."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As the inner optimizer's; what belongs in host memory goes there, and not by way of the device."""
+        """As the inner optimizer's; state for host memory goes there directly, not by way of the device."""
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
         parameters = [parameter for group in self.inner.param_groups for parameter in group["params"]]
         apart = {name: p for name, p in zip(names, parameters, strict=False) if id(p) in self._ids and name in state_dict["state"]}

@@ -1,4 +1,4 @@
-"""What a local form is made from, an operator with its decision and this rank's place, and what it is: a function and its attributes."""
+"""The input of a local form (an operator, its decision, this rank's place) and its result (a function, attributes)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LocalCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOperator:
-    """What a rank runs: a function, its attributes in local sizes, and what its result is multiplied by."""
+    """A rank's operator: a function, its attributes in local sizes, and the factor of its result."""
 
     function: Function
     attributes: Mapping[str, Value]

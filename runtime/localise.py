@@ -8,7 +8,7 @@ from .local_forms.registry import form_of
 
 
 def localise(call: LocalCall) -> LocalOperator:
-    """The local form of an operator; kinds without a row in the table run as they are."""
+    """The local form of an operator; kinds without a row in the table run unchanged."""
     kind = call.operator.kind
     form = form_of(kind)
     attributes = dict(call.operator.attributes)

@@ -1,4 +1,4 @@
-"""The reference of a plan with a master type: a module on one device that is called with casts of masters, to which its gradients lead."""
+"""The reference of a plan with a master type: a module on one device, called with casts of its masters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch.func import functional_call
 
 
 class Mastered(nn.Module):
-    """A module called with casts of `masters`, which are given by the paths of the parameters that they stand for."""
+    """A module called with casts of `masters`, given by the paths of their parameters; gradients flow to the masters.
+    """
 
     def __init__(self, module: nn.Module, masters: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -18,7 +19,7 @@ class Mastered(nn.Module):
         self._dtypes = {path: value.dtype for path, value in module.named_parameters()}
 
     def forward(self, *inputs: Tensor) -> Any:
-        """What the module gives."""
+        """Call the module with cast masters."""
         cast = {path: master.to(self._dtypes[path]) for path, master in self._masters.items()}
         return functional_call(self.module, cast, inputs)
 
@@ -26,7 +27,9 @@ class Mastered(nn.Module):
 def mastered(
     module: nn.Module, parameters: Mapping[str, nn.Parameter], masters: Mapping[str, Tensor]
 ) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """The module with `masters` in the place of those of its `parameters`, by names of the graph; and what is trained then."""
+    """The module with `masters` for those of its `parameters` (by graph names), and the parameters that are then
+    trained.
+    """
     path = {id(value): name for name, value in module.named_parameters()}
     leaves = {name: nn.Parameter(value.clone(), parameters[name].requires_grad) for name, value in masters.items() if name in parameters}
     if not leaves:

@@ -13,9 +13,9 @@ from .engine import Engine
 
 
 class Modes:
-    """The engine of each mode; that of evaluation is made when it is first asked for, if `evaluation` tells how it is executed.
+    """The engine of each mode; the evaluation engine is made when first needed, from `evaluation`.
 
-    `planned`: whether the model was in training when it was planned. `only`: why the other mode is none of its, where that is so.
+    `planned`: whether the model was planned in training. `only`: the reason why it has no other mode, if so.
     """
 
     def __init__(self, engine: Engine, evaluation: Callable[[], Execution] | None) -> None:
@@ -42,7 +42,7 @@ class Modes:
         return self._evaluating
 
     def compile(self, options: Mapping[str, Any]) -> None:
-        """Compile what the engines run, that of evaluation when it is made."""
+        """Compile the engines' programs; the evaluation engine's when it is made."""
         self.compiled = dict(options)
         for engine in (self.main, *(() if self._evaluating is None else (self._evaluating,))):
             compile_engine(engine, self.compiled)

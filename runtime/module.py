@@ -39,17 +39,18 @@ from .world import World
 class ParallelModule(HeldShards):
     """A model under a plan. Parameters keep the original names; the arithmetic is this rank's local program.
 
-    `values` gives every parameter and constant whole, as a tensor or as a function that makes it (called one at a time). `aliases` gives
-    second names of tied parameters.
+    `values`: every parameter and constant whole, as a tensor or as a function that makes it (called one at a time).
+    `aliases`: second names of tied parameters.
 
-    With a `model`, calls, outputs and state dict are those of the original: with `whole`, outputs are plain tensors, whole on every rank,
-    and those that the plan leaves split are gathered for it, which the plan does not price; without, these are DTensors. Either way a loss
-    made of the outputs, the same on every rank, gives the gradients of one device. Without a `model`, `forward` takes the inputs of the
-    graph and returns this rank's outputs in their planned layouts, the loss last where it is not among them.
+    With a `model`, calls, outputs and state dict are those of the original. With `whole`, outputs are plain tensors,
+    whole on every rank; split outputs are gathered, which the plan does not price. Without `whole`, split outputs are
+    DTensors. Either way a loss made of the outputs, the same on every rank, gives the gradients of one device. Without
+    a `model`, `forward` takes the inputs of the graph and returns this rank's outputs in their planned layouts, the
+    loss last if it is none of them.
 
-    `loss(...)` gives the planned loss (the model's own scalar, the given function's, or the mean square of the outputs), whole on every
-    rank, and gathers nothing. With several micro-batches or with stages gradients flow from the loss only. With `parts` a call is given
-    this rank's part of the batch.
+    `loss(...)` gives the planned loss (the model's own scalar, the given function's, or the mean square of the
+    outputs), whole on every rank, and gathers nothing. With several micro-batches or stages, gradients flow from the
+    loss only. With `parts` a call gets this rank's part of the batch.
     """
 
     def __init__(
@@ -127,7 +128,8 @@ class ParallelModule(HeldShards):
     # --- calls ---
 
     def compile(self, **options: Any) -> None:
-        """`torch.compile(..., **options)` of what the module runs between the gathers of its units: a layer or more at a time."""
+        """`torch.compile(..., **options)` of the work between gathers of the module's units: a layer or more at a time.
+        """
         self._modes.compile(options)
 
     @runs_as_it_is
@@ -167,7 +169,9 @@ class ParallelModule(HeldShards):
         return self._run(self._agreed(args, kwargs), [self.loss_index])[self.loss_index]
 
     def train_step(self, batch: Any, optimizer: torch.optim.Optimizer) -> Tensor:
-        """One step: the loss of a batch (a tensor, a tuple of arguments or a dict of them), its gradients, the update; the loss."""
+        """One step: loss, gradients, update. `batch`: a tensor, a tuple of arguments or a dict of them. Returns the
+        loss.
+        """
         args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch) if isinstance(batch, tuple | list) else (batch,), {})
         optimizer.zero_grad()
         loss = self.loss(*args, **kwargs)
@@ -176,7 +180,7 @@ class ParallelModule(HeldShards):
         return loss.detach()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """As `torch.nn.utils.clip_grad_norm_` of all parameters, also where stages hold them; the norm before, whole on every rank."""
+        """As `torch.nn.utils.clip_grad_norm_` over all stages; returns the norm before, whole on every rank."""
         return clip_grad_norm(self, max_norm, norm_type)
 
     def _run(self, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> dict[int, Tensor]:
@@ -184,7 +188,7 @@ class ParallelModule(HeldShards):
         self._require_as_planned()
         whole = dict(inputs)
         for name in self._engine.constants:
-            # Autograd may keep what a constant was: it gets a copy of those that change.
+            # Autograd may keep a constant's old value: changing constants are copied.
             value = self._constant(name)
             whole[name] = value.clone() if name in self._graph.updates else value
         engine = self._modes.engine(training=self.training)
@@ -209,7 +213,7 @@ class ParallelModule(HeldShards):
                 raise PlanError(f"parameters have been moved to {parameter.device.type}, the ranks work on {self._device.type}")
 
     def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The inputs of a call, the same on every rank but for those that come in parts."""
+        """The inputs of a call, checked to be the same on every rank, except those that come in parts."""
         apart = self._parts.shapes if self._parts is not None else ()
         return self._batches.agreed(lambda: self._checked(self._inputs(args, kwargs)), self._device, apart)
 
@@ -234,19 +238,19 @@ class ParallelModule(HeldShards):
                 raise PlanError(other_input(name, tensor, wanted, shape))
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise PlanError(f"input {name!r} requires a gradient, which a plan has for parameters only; give it detached")
-        # To another device goes what the program reads of them, inside the program.
+        # The program itself moves the needed parts to another device.
         return {name: given[name].to(self._device) if self._device.type == "cpu" else given[name] for name in names}
 
-    # --- what it is made of ---
+    # --- its parts ---
 
     @property
     def engine(self) -> Engine:
-        """What runs the plan."""
+        """The engine that runs the plan."""
         return self._engine
 
     @property
     def batch_parts(self) -> BatchParts | None:
-        """How a batch comes in parts, if a call is given this rank's part."""
+        """The assembly of batches from parts, if calls get this rank's part."""
         return self._parts
 
     @property
@@ -256,12 +260,13 @@ class ParallelModule(HeldShards):
 
     @property
     def loss_index(self) -> int | None:
-        """Where the loss stands among the outputs."""
+        """The index of the loss among the outputs."""
         return self._engine.loss
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside keep their gradients as shares of this rank; the first one after it sums them and adds them to `.grad`."""
+        """Backward passes inside keep gradients as this rank's shares; the first one after it sums them into `.grad`.
+        """
         before, self._synchronize = self._synchronize, False
         try:
             yield
@@ -269,7 +274,7 @@ class ParallelModule(HeldShards):
             self._synchronize = before
 
     def full_outputs(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The whole outputs on every rank, from what `local_outputs` returned; not part of the planned program."""
+        """The whole outputs on every rank, from the result of `local_outputs`; not part of the planned program."""
         pairs = zip(outputs, self._engine.outputs, strict=True)
         return tuple(gather_full(value, layout, self._engine.groups) if layout else value for value, (_, layout) in pairs)
 
@@ -287,6 +292,6 @@ class ParallelModule(HeldShards):
 
 
 def _has_modes(part: nn.Module) -> bool:
-    """Whether a module does other things in training than in evaluation."""
+    """Whether a module behaves differently in training and in evaluation."""
     drops = isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
     return drops or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats)

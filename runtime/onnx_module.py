@@ -25,9 +25,9 @@ _RAW: Mapping[str, tuple[type[np.generic], torch.dtype]] = {
         for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
     },
 }
-# Where the values of the inputs decide the sizes of the outputs, the graph holds what the model file declares.
+# If values of inputs decide the sizes of outputs, the graph holds the sizes that the model file declares.
 _SIZED_BY_VALUES = frozenset({"onnx.NonZero", "onnx.Compress", "onnx.Unique", "onnx.NonMaxSuppression"})
-# Elements narrower than a byte, and what holds them.
+# Elements narrower than a byte, and the types that hold them.
 _NARROW = {"int4": torch.int8, "int2": torch.int8, "uint4": torch.uint8, "uint2": torch.uint8, "float4_e2m1fn": torch.float8_e4m3fn}
 
 
@@ -42,9 +42,10 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 
 
 def fresh_tensor(tensor: Tensor, seed: int, *, scale: bool = False, statistic: str = "") -> torch.Tensor:
-    """Initial values drawn for one stored tensor: the same for the same seed and name, wherever they are drawn.
+    """Initial values of a stored tensor, the same for the same seed and name wherever they are drawn.
 
-    Matrices and kernels are normal with a deviation scaled by the fan-in, scales of norms lie near 1, variances are positive.
+    Matrices and kernels are normal with a deviation scaled by the fan-in, scales of norms lie near 1, variances are
+    positive.
     """
     generator = torch.Generator().manual_seed(zlib.crc32(tensor.name.encode(), seed & 0xFFFFFFFF))
     dtype = getattr(torch, tensor.dtype)
@@ -72,7 +73,7 @@ def _uses(graph: Graph) -> dict[str, tuple[str, str]]:
 
 
 def fresh_weights(graph: Graph, seed: int = 0) -> Iterable[tuple[str, torch.Tensor]]:
-    """Initial values for every stored tensor of the graph whose value the graph does not hold."""
+    """Initial values of every stored tensor whose value is not in the graph."""
     uses = _uses(graph)
     for tensor in graph.tensors.values():
         if tensor.role in (Role.PARAMETER, Role.CONSTANT) and tensor.name not in graph.constants:

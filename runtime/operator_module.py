@@ -16,7 +16,7 @@ class OperatorModule(nn.Module):
         self.function = function
 
     def forward(self, *inputs: Any, **arguments: Any) -> Any:
-        """What the function gives."""
+        """Call the function."""
         return self.function(*inputs, **arguments)
 
     def extra_repr(self) -> str:

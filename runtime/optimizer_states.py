@@ -1,4 +1,5 @@
-"""States of optimizers: what lies as its parameter does, and what torch would turn into floating-point numbers on the way back."""
+"""States of optimizers: states in their parameter's layout, and integers that torch would turn into floats on loading.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def lying_as(value: Tensor, held: Tensor) -> Tensor:
 
 
 def keep_integers(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
-    """After torch's `load_state_dict`, which casts all states to the type of their parameter, give back integers as they were."""
+    """Restore integers after torch's `load_state_dict`, which casts all states to the type of their parameter."""
     numbers = itertools.chain.from_iterable(group["params"] for group in given["param_groups"])
     values = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for number, value in zip(numbers, values, strict=True):

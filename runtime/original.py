@@ -1,7 +1,7 @@
-"""What a planned module keeps of the original: its tree of submodules, and their plain attributes; no tensors, and nothing that runs.
+"""A planned module's remains of the original: the tree of submodules and their plain attributes; no tensors or code.
 
-`module.config` is the original's, `module.layers[0]` and `len(module.layers)` are what they were. A submodule here holds parameters and
-buffers of the plan; its own forward pass does not exist apart from the whole's, and says so.
+`module.config` is the original's; `module.layers[0]` and `len(module.layers)` work as before. A submodule here holds
+parameters and buffers of the plan. It has no forward pass apart from the whole model's, and says so when called.
 """
 
 from __future__ import annotations
@@ -141,13 +141,13 @@ def _part(module: nn.Module) -> OriginalModule:
 
 
 def is_free(module: nn.Module, name: str) -> bool:
-    """Whether a module has nothing of its own under a name; what its original had there does not count."""
+    """Whether a name is free in a module; its original's attributes do not count."""
     taken = (vars(module), module._parameters, module._buffers, module._modules)
     return bool(name) and not any(name in held for held in taken) and not hasattr(type(module), name)
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether no tensor and no module lies behind a value, so that keeping it keeps no weights alive."""
+    """Whether a value leads to no tensor and no module, so that keeping it keeps no weights alive."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:
@@ -162,7 +162,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _behind(value: Any) -> Iterable[Any]:
-    """What a value holds."""
+    """The values that a value holds."""
     if isinstance(value, Mapping):
         return [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple, set, frozenset, collections.deque)):

@@ -1,9 +1,9 @@
-"""What a rank of one stage has to know of the gradients of the others: their norm, and whether they are all finite.
+"""Gradients of other stages, as far as a rank must know them: their norm, and whether they are all finite.
 
-A rank holds the parameters of its own stage. Whoever looks at all gradients at once, to clip them by their norm or to leave out a step that
-overflowed, would see those of one stage for all. So `parameters()` of a module with stages ends with one more, whose gradient has the
-Euclidean norm, and the largest element, of all gradients of the others. Where some of these are not finite, it is not either, and nor is
-one of the own.
+A rank holds the parameters of its own stage. Code that looks at all gradients at once, to clip them by their norm or to
+skip a step that overflowed, would see only one stage. So `parameters()` of a module with stages ends with one more
+parameter. Its gradient has the Euclidean norm, and the largest element, of all gradients of the other stages. If some
+of these are not finite, neither is it, nor one of this rank's own.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from .module import ParallelModule
 
 PLACES = 1 << 16
-"""Elements of the parameter: its gradient has the largest of the others' elements and their Euclidean norm. The norm of infinity is right
-as long as the largest element is not below the norm divided by the root of this."""
+"""Elements of the parameter.
+
+Its gradient has the largest of the others' elements and their Euclidean norm. That norm is right as long as the largest
+element is at least the norm divided by the square root of this number.
+"""
 
 
 class OtherStages:
-    """The parameter that stands for those of other stages."""
+    """The parameter that represents those of other stages."""
 
     def __init__(self, module: ParallelModule) -> None:
         own = list(module.graph_parameters().values())
@@ -38,7 +41,7 @@ class OtherStages:
         self.parameter = nn.Parameter(value)
 
     def look(self, module: ParallelModule) -> None:
-        """Set the gradient, once all gradients of a backward pass are where they belong (collective: every rank calls it)."""
+        """Set the gradient, once all gradients of a backward pass are reduced (collective: every rank calls it)."""
         squares = [g.double().square().sum() for g in counted_gradients(module)]
         device = module.engine.device
         own = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.double, device=device)

@@ -51,12 +51,12 @@ def parallelize(
     parts: bool = False,
     broadcast: bool = False,
 ) -> ParallelModule:
-    """This rank's module of what `prepare` loads, in the present process group or in one made from the environment of `torchrun`.
+    """This rank's module of the model and plan that `prepare` loads.
 
-    `weights`: files to read instead of the model's own weights. `parts`: calls are given this rank's part of the batch, not all of it.
-    `broadcast`: the weights are those of rank 0; else these must be equal on all ranks, but for parameters of which each has its own.
-
-    Whatever keeps one rank from taking part, every rank raises; as does every rank where plans, models or weights differ.
+    It runs in the present process group, or in one made from the environment of `torchrun`. `weights`: files to read
+    instead of the model's own weights. `parts`: calls get this rank's part of the batch, not all of it. `broadcast`:
+    the weights are those of rank 0; else they must be equal on all ranks, except parameters that are each rank's own.
+    If one rank cannot take part, or plans, models or weights differ, every rank raises.
     """
     found: tuple[LoadedModel, Plan, Execution] | None = None
     failure: Exception | None = None
@@ -71,7 +71,7 @@ def parallelize(
         failure = error
     agree_on_model(found, failure)
     assert found is not None
-    world, graph = World.of(execution), model.graph  # what is kept for later must not hold the original module
+    world, graph = World.of(execution), model.graph  # nothing kept for later may hold the original module
     if broadcast:
         values = from_first_rank(values, own=execution.schedule.reductions.local, device=device)
     module = ParallelModule(
@@ -104,9 +104,9 @@ def from_first_rank(
 
 
 def agree_on_model(found: tuple[LoadedModel, Plan, Execution] | None, failure: Exception | None) -> None:
-    """All ranks have the same plan and the same model, or none goes on."""
+    """Check that all ranks have the same plan and the same model; else all raise."""
     if "RANK" in os.environ and not dist.is_initialized() and failure is not None:
-        with contextlib.suppress(Exception):  # the others wait for this rank: it joins them to say why it cannot take part
+        with contextlib.suppress(Exception):  # the others wait for this rank, so it joins them to report its error
             init_from_environment("nccl" if torch.cuda.is_available() else "gloo")
     device = _device_of_group()
     if found is None:
@@ -122,9 +122,9 @@ def _device_of_group() -> torch.device:
 
 
 def wants_whole(outputs: str | None, plan: Plan, model: LoadedModel) -> bool:
-    """Whether split outputs are gathered; by default, unless the loss is the plan's own and needs none of them.
+    """Whether split outputs are gathered; by default they are, unless the plan's own loss makes them unnecessary.
 
-    The mean square stands for a loss that the caller makes of the outputs, so they are wanted whole.
+    With the mean square as a stand-in for the caller's loss of the outputs, they are wanted whole.
     """
     if outputs not in (None, "whole", "split"):
         raise UsageError(unknown("form of outputs", outputs, ["split", "whole"]))
@@ -154,9 +154,9 @@ def join_world(plan: Plan, backend: str | None) -> torch.device:
 def model_values(
     model: LoadedModel, types: Types = PLAIN.types, *, seed: int = ONNX_SEED, weights: str | Path | None = None
 ) -> dict[str, Tensor | Callable[[], Tensor]]:
-    """Values of every parameter, in the types in which they are stored, and constant, by graph name.
+    """Values of every parameter (in its stored type) and constant, by graph name.
 
-    Those in files are read one at a time, when asked for. `weights`: safetensors files of a PyTorch model.
+    Values in files are read one at a time, when asked for. `weights`: safetensors files of a PyTorch model.
     """
     graph = replace(model.graph, tensors={name: replace(t, dtype=types.stored(t)) for name, t in model.graph.tensors.items()})
     given = values_from_files(replace(model, graph=graph), weights) if weights is not None else {}
@@ -172,7 +172,7 @@ def model_values(
     if missing:
         try:
             found.update((n, value) for n, value in fresh_weights(graph, seed) if n in missing)
-        except (RuntimeError, MemoryError) as error:  # what torch says of memory that it cannot have
+        except (RuntimeError, MemoryError) as error:  # torch's error for memory that it cannot get
             raise ModelError(f"the weights that the model file lacks cannot be drawn: {str(error).splitlines()[0]}") from error
     return found
 
@@ -180,7 +180,7 @@ def model_values(
 def _module_values(
     model: LoadedModel, types: Types, files: Mapping[str, Tensor | FileTensor]
 ) -> dict[str, Tensor | Callable[[], Tensor]]:
-    """Those of a module; of parameters that are stored in another type than they are used in, the values before they were cast."""
+    """Values of a module; parameters that are stored in another type than used have their values before the cast."""
     assert model.torch is not None
     module: nn.Module = model.module
     found: dict[str, Tensor | Callable[[], Tensor]] = dict(model.torch.constants)

@@ -24,14 +24,14 @@ from .weight_files import FileTensor
 
 
 def local_of(value: Tensor) -> Tensor:
-    """The shard of a DTensor, without autograd; other tensors as they are."""
+    """The shard of a DTensor, without autograd; other tensors are returned detached."""
     return value._local_tensor if isinstance(value, DTensor) else value.detach()
 
 
 def device_mesh(groups: DeviceGroups, device: torch.device | str) -> DeviceMesh:
-    """The mesh as torch's `DeviceMesh`, on the process groups that exist already; on an axis of size 1 this rank is a group by itself.
+    """The mesh as torch's `DeviceMesh`, on existing process groups; on an axis of size 1 this rank is its own group.
 
-    Nothing is made by all ranks together here: those of another stage have another mesh, and would not come.
+    Nothing here is made by all ranks together: ranks of another stage have another mesh, and would not come.
     """
     found = mesh_without_groups(groups.mesh, groups.first, device)
     if groups.mesh.devices == 1:
@@ -51,7 +51,7 @@ def mesh_without_groups(mesh: Mesh, first: int, device: torch.device | str) -> D
 
 
 def placements_of(layout: Layout, mesh: tuple[int, ...]) -> tuple[Placement, ...]:
-    """A layout in torch's words: a split within parts is a `_StridedShard` with as many parts as are left locally.
+    """A layout in torch's words: a split within parts is a `_StridedShard` with the local number of parts.
 
     >>> from autopar.sharding.layout import parse_layout
     >>> placements_of(parse_layout("S0 R S1/3"), (2, 2, 2))
@@ -72,7 +72,7 @@ def placements_of(layout: Layout, mesh: tuple[int, ...]) -> tuple[Placement, ...
 
 
 def layout_of(placements: Sequence[Placement]) -> Layout:
-    """Torch's placements in our words; a gradient of what is whole is whole.
+    """Torch's placements as a layout; the gradient of a whole value is whole.
 
     >>> from torch.distributed.tensor import Replicate, Shard
     >>> format_layout(layout_of((Shard(0), Replicate())))
@@ -95,9 +95,10 @@ def layout_of(placements: Sequence[Placement]) -> Layout:
 
 
 class Storage:
-    """How one chunk's parameters lie on their mesh, seen from this rank, which may be none of it (`groups` is None).
+    """The storage of one chunk's parameters on their mesh, seen from this rank; `groups` is None if it is outside.
 
-    Where all of a model's parameters are stored whole on every rank they are `plain` tensors, as the optimizer handles them fastest.
+    `plain`: all of a model's parameters are stored whole on every rank, as plain tensors, which optimizers handle
+    fastest.
     """
 
     def __init__(self, mesh: Mesh, groups: DeviceGroups | None, first: int, device: torch.device, *, plain: bool) -> None:
@@ -130,7 +131,7 @@ class Storage:
 
 
 def attach(root: nn.Module, path: str, value: Tensor) -> tuple[nn.Module, str]:
-    """Register a parameter or a buffer under its module path; where the path cannot be one, under the path with underscores."""
+    """Register a parameter or a buffer under its module path, or with underscores for dots if the path is taken."""
     *parents, leaf = path.split(".")
     module = root
     for part in parents:

@@ -1,8 +1,8 @@
-"""Gradients of weights that are made later than those of inputs, so that other stages need not wait for them (zero-bubble pipelines).
+"""Gradients of weights made later than those of inputs, so that other stages do not wait (zero-bubble pipelines).
 
-A matrix product with a parameter has a graph of its own inside the node that autograd sees. The node's backward pass asks it for the
-gradients of values; while weights are to come `later`, it leaves the rest of its graph to be asked when their turn comes. Each of the two
-products of a backward pass is made once.
+A matrix product with a parameter has a graph of its own inside the node that autograd sees. The node's backward pass
+asks that graph for the gradients of values; inside `later`, the part for weights stays until their turn. Each of the
+two products of a backward pass is made once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Postponed:
         self.left: list[Callable[[], list[tuple[Place, Tensor]]]] = []
 
     def make(self) -> Iterator[tuple[Place, Tensor]]:
-        """The gradients that were left, with the places of their parameters."""
+        """Make the postponed gradients, with the places of their parameters."""
         left, self.left = self.left, []
         for one in left:
             yield from one()
@@ -50,7 +50,7 @@ def of_segment(segment: Postponed | None) -> Iterator[None]:
 
 
 class _Product(torch.autograd.Function):
-    """One operator on values and parameters, whose inner graph is asked for the gradients of each when it is their turn."""
+    """One operator on values and parameters, with an inner graph that gives the gradients of each in their turn."""
 
     @staticmethod
     def forward(ctx: Any, run: Callable[..., Tensor], places: Sequence[Place | None], *tensors: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class _Product(torch.autograd.Function):
 
 
 def product(function: Callable[..., Any], places: Mapping[str, Place]) -> Callable[..., Tensor]:
-    """The operator with the gradients of its parameters, which are the arguments `places`, apart from those of its values."""
+    """The operator with gradients of its parameters (the arguments in `places`) apart from those of its values."""
 
     def call(**arguments: Any) -> Tensor:
         names = [name for name, value in arguments.items() if isinstance(value, Tensor)]

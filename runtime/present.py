@@ -1,4 +1,4 @@
-"""What this thread is doing, for those who watch: the action of the order, and the kind of an exchange that its sizes do not tell."""
+"""This thread's present action of the order, and the kind of its exchange, for logs and profilers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 from autopar.order.actions import Action
 
 NAMED = "autopar:"
-"""How the names of actions begin that profilers show."""
+"""Prefix of the names of actions in profilers."""
 
 
 class Present(threading.local):
-    """`action`: the one at hand; `log`: where actions are written down, if anywhere; `exchange`: "send", "rows" or "batch".
+    """The present state of a thread.
 
-    `aside`: what is said among the ranks is no part of a step.
+    `action`: the present one. `log`: the list in which actions are recorded, if any. `exchange`: "send", "rows" or
+    "batch". `aside`: inside, messages among the ranks are no part of a step.
     """
 
     action: Action | None = None
@@ -31,7 +32,7 @@ PRESENT = Present()
 
 @contextmanager
 def at(action: Action | None) -> Iterator[None]:
-    """Inside, what is issued belongs to `action`."""
+    """Inside, issued collectives belong to `action`."""
     before, PRESENT.action = PRESENT.action, action
     try:
         yield
@@ -47,7 +48,7 @@ def named(action: Action) -> AbstractContextManager[object]:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Inside, ranks agree on something; that is no part of a step."""
+    """Inside, messages are agreements among ranks, no part of a step."""
     before, PRESENT.aside = PRESENT.aside, True
     try:
         yield
@@ -57,7 +58,9 @@ def aside() -> Iterator[None]:
 
 @contextmanager
 def exchanging(kind: str) -> Iterator[None]:
-    """Inside, an all-to-all of unequal parts is a "send" to one rank, or "rows" whose number depends on data; "batch": parts are joined."""
+    """Inside, an uneven all-to-all is a "send" to one rank, "rows" in data-dependent numbers, or the parts of a
+    "batch".
+    """
     before, PRESENT.exchange = PRESENT.exchange, kind
     try:
         yield

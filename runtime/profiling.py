@@ -1,8 +1,8 @@
-"""`profile`: where the seconds of a step go, by action of the order, kind of operator and collective, beside what the plan predicts.
+"""`profile`: seconds of a step by action, kind of operator and collective, compared with the plan's predictions.
 
-torch's profiler measures; the runner names each action of the order for it (`record_function`), so that other profilers show them too. What
-is between the actions of a step is the update, or else time in which this rank computes nothing of the model: data, Python, waiting. A rank
-of a stage is set beside what is predicted of that stage.
+torch's profiler measures. The runner names each action of the order for it (`record_function`), so other profilers show
+them too. Time between the actions of a step is the update, or time in which this rank computes nothing of the model:
+data, Python, waiting. A rank of a stage is compared with the predictions for that stage.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "convolutions": ("convolution",),
     "update": ("Optimizer.", "_foreach_", "_fused_adam"),
 }
-"""Kinds of operators by what their names hold, the first that fits counting; others are "elementwise and others".
+"""Kinds of operators by parts of their names; the first match counts, other operators are "elementwise and others".
 
-Messages are collectives where there are no stages: NCCL's all-to-alls have kernels of that name."""
+Without stages, messages count as collectives: NCCL's all-to-alls have kernels of that name.
+"""
 REST = "elementwise and others"
 BETWEEN = "between stages, waiting included"
 MEMORY = "memory beside parameters and optimizer"
@@ -57,7 +58,7 @@ LARGEST = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Seconds (or bytes) of a step, measured and predicted; None where the plan says nothing of it."""
+    """Seconds (or bytes) of a step, measured and predicted; None if the plan predicts none."""
 
     part: str
     measured: float
@@ -66,7 +67,7 @@ class Row:
 
 
 class Profile:
-    """What was measured inside `with autopar.profile(module) as found:`; whole steps are to run in there. Nothing on an idle rank."""
+    """The measurements inside `with autopar.profile(module) as found:`, of whole steps. Nothing on an idle rank."""
 
     def __init__(self, module: ParallelModule) -> None:
         if module.engine.plan is None:
@@ -108,7 +109,7 @@ class Profile:
         }  # fmt: skip
 
     def deviations(self) -> list[str]:
-        """The largest differences from what was predicted, in words."""
+        """The largest differences from the predictions, in words."""
         return largest({"": self.rows})
 
     def _read(self) -> None:
@@ -156,7 +157,9 @@ class Profile:
         return [*rows, Row(part=MEMORY, measured=self._grown(), predicted=beside, unit="B")]
 
     def _note_state(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """The bytes of an optimizer's state of this rank's parameters, each tensor once however many optimizers share it."""
+        """Add up the bytes of an optimizer's state for this rank's parameters; a tensor that optimizers share counts
+        once.
+        """
         stages = self._module.other_stages
         for parameter, state in optimizer.state.items():
             for value in state.values() if stages is None or parameter is not stages.parameter else ():
@@ -188,9 +191,10 @@ def _word(action: str) -> Word:
 
 
 def _collectives(events: Sequence[Any], count: int, *, cuda: bool) -> Counter[str]:
-    """Seconds of a step's collectives by name: kernels of NCCL, or what Gloo's threads do.
+    """Seconds of a step's collectives by name: kernels of NCCL, or tasks of Gloo's threads.
 
-    One that waits while others are under way counts from their end on: all of them together are the time in which any is under way.
+    A collective that waits for others under way counts from their end on, so the sum is the time in which any is under
+    way.
     """
     found: Counter[str] = Counter()
     until = -math.inf
@@ -207,7 +211,7 @@ def _kind(name: str, *, staged: bool = False) -> str:
 
 
 def largest(rows: Mapping[str, Sequence[Row]]) -> list[str]:
-    """The largest differences from what was predicted, in words, of rows by what they are rows of."""
+    """The largest differences from the predictions, in words; `rows`: by the name of their stage."""
     found = [
         (abs(row.measured - row.predicted), f"{of}: {_words(row)}" if of else _words(row))
         for of, some in rows.items()
@@ -218,7 +222,8 @@ def largest(rows: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def together(profiles: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """What was measured on the first rank, and of all stages where there are several: `Profile.json` of a rank of each."""
+    """The first rank's measurements, with those of all stages if there are several; `profiles`: a `Profile.json` each.
+    """
     if len(profiles) < 2:
         return dict(profiles[0]) if profiles else None
     rows = {f"stage {one['stage']}": [Row(**part) for part in one["parts"]] for one in profiles}
@@ -234,5 +239,6 @@ def _words(row: Row) -> str:
 
 
 def profile(module: ParallelModule) -> Profile:
-    """Measure the steps inside the `with`, on this rank: `with autopar.profile(module) as found: ...`, and then `found.rows`."""
+    """Measure the steps inside `with autopar.profile(module) as found: ...` on this rank; `found.rows` has the results.
+    """
     return Profile(module)

@@ -1,17 +1,18 @@
-"""Random numbers by counter: a pure function of seed, step, operator and an element's place in the whole tensor, for any part of it.
+"""Random numbers by counter: a pure function of seed, step, operator and an element's place in the whole tensor.
 
     bits(i, j) = mix(a_i + b_i c_j, d_j)   the whole tensor as a matrix: its leading dims are the rows i, the others the columns j
 
-`a_i` and `b_i` (odd) are the halves of a 64-bit hash of the row's number under the key; `c_j` and `d_j` are keyed permutations of the
-32-bit numbers of columns, so that no two columns are equal; the key is a BLAKE2b digest. Rows and columns are hashed once, and only the
-product and `mix` run on every element: 32-bit integer operations that wrap, the same on every device. More than 2^32 elements are no
-special case.
+`a_i` and `b_i` (odd) are the halves of a 64-bit hash of the row's number under the key; `c_j` and `d_j` are keyed
+permutations of the 32-bit numbers of columns, so that no two columns are equal; the key is a BLAKE2b digest. Rows and
+columns are hashed once, and only the product and `mix` run on every element: 32-bit integer operations that wrap, the
+same on every device. More than 2^32 elements are no special case.
 
-The row's hash is the finalizer of SplitMix64 (Stafford's variant 13, in http://prng.di.unimi.it/splitmix64.c); `mix` is `triple32` of
-Wellons' search for hashes of low bias (https://github.com/skeeto/hash-prospector), with `d_j` added after its first round so that a
-row is no permutation; without, it permutes the numbers of columns. Tested on 2^21 numbers at a time: mean, variance, chi-square of
-every byte, the correlation of every pair of bits between neighbours along rows and columns, between distant ones, over rectangles, and
-between draws whose seed, step, operator or stream differ by one; collisions, and ranks of bit matrices.
+The row's hash is the finalizer of SplitMix64 (Stafford's variant 13, in http://prng.di.unimi.it/splitmix64.c); `mix` is
+`triple32` of Wellons' search for hashes of low bias (https://github.com/skeeto/hash-prospector), with `d_j` added after
+its first round so that a row is no permutation; without, it permutes the numbers of columns. Tested on 2^21 numbers at
+a time: mean, variance, chi-square of every byte, the correlation of every pair of bits between neighbours along rows
+and columns, between distant ones, over rectangles, and between draws whose seed, step, operator or stream differ by
+one; collisions, and ranks of bit matrices.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ AT_ONCE = 2**16
 """Elements that are mixed at once on a CPU, so that they stay in its cache."""
 _AT_ONCE_ELSEWHERE = 2**26
 _ROWS_AT_ONCE = 2**13
-_ROW = 5  # what a row takes, in hashes of a column
+_ROW = 5  # cost of a row, in hashes of a column
 _MASK64 = 2**64 - 1
 
 
 class Key(NamedTuple):
-    """What tells one draw from another: of the rows (64 bits), and of the columns (twice 32), as signed numbers."""
+    """The key of a draw: 64 bits for the rows, twice 32 for the columns, as signed numbers."""
 
     rows: int
     first: int
@@ -45,7 +46,7 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, draws: Draws, operator: int, stream: int = 0) -> Key:
-        """The key of an operator's draw in a step; `stream` counts where it draws more than once."""
+        """The key of an operator's draw in a step; `stream` numbers its draws if there are several."""
         text = f"{draws.seed} {draws.step} {operator} {stream}"
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         parts = digest[:8], digest[8:12], digest[12:]
@@ -56,7 +57,8 @@ Cuts = Sequence[Sequence[int]]
 
 
 def places(size: int, cuts: Cuts, local: Tensor) -> Tensor:
-    """Where the elements `local` of a shard lie along a whole dim of `size`; `cuts` (see `Cut`) are those of this dim."""
+    """Places of the elements `local` of a shard along a whole dim of `size`; `cuts` (see `Cut`) are those of this dim.
+    """
     lengths = list(itertools.accumulate((degree for _, _, degree, _ in cuts), lambda length, degree: length // degree, initial=size))
     for (_, parts, degree, coordinate), length in zip(reversed(cuts), reversed(lengths[:-1]), strict=True):
         chunk = length // (parts * degree)
@@ -93,7 +95,7 @@ class Region:
 
     @property
     def border(self) -> int:
-        """The dim at which the columns begin: where it takes least to hash the rows, and to go through them, and the columns."""
+        """The dim at which the columns begin: the one that minimises the cost of hashing rows and columns."""
         dims = range(len(self.whole) + 1)
         return min(dims, key=lambda dim: _ROW * math.prod(self.whole[:dim]) + math.prod(self.whole[dim:]))
 
@@ -111,7 +113,7 @@ class Region:
         return out
 
     def _joined(self, dims: range) -> list[tuple[int, Cuts, range]]:
-        """Size, cuts and range of each dim; one that is whole counts as a part of the one before."""
+        """Size, cuts and range of each dim; a whole dim is joined to the one before."""
         found: list[tuple[int, Cuts, range]] = []
         for dim in dims:
             size, held = self.whole[dim], self.ranges[dim]
@@ -168,7 +170,7 @@ def _low(x: Tensor) -> Tensor:
 
 
 def _hashed_columns(numbers: Tensor, count: int, key: Key) -> tuple[Tensor, Tensor]:
-    """Two permutations of the columns' numbers; beyond 2^32 of them, two for each run of so many."""
+    """Two permutations of the columns' numbers; above 2^32 columns, two for each run of so many."""
     found = []
     x = _low(numbers)
     spare = torch.empty_like(x)
@@ -182,7 +184,8 @@ def _hashed_columns(numbers: Tensor, count: int, key: Key) -> tuple[Tensor, Tens
 
 
 def _hashes(key: Key, region: Region, wide: int, high: int) -> Iterator[tuple[int, int, Tensor, Tensor, Tensor, Tensor]]:
-    """Of `wide` columns and `high` rows at a time: the first row and column, `a`, `b`, `c` and `d`; rows are hashed many at once."""
+    """Blocks of `wide` columns and `high` rows: first row and column, `a`, `b`, `c`, `d`; rows are hashed many at once.
+    """
     rows, columns = range(region.border), range(region.border, len(region.whole))
     height, width, count = math.prod(region.shape[: len(rows)]), math.prod(region.shape[len(rows) :]), math.prod(region.whole[len(rows) :])
     span = high * max(1, _ROWS_AT_ONCE // high)
@@ -213,7 +216,7 @@ def blocks(key: Key, region: Region) -> Iterator[tuple[slice, slice, Tensor]]:
 
 
 def matrix_of(out: Tensor, region: Region) -> Tensor:
-    """A tensor of the region's shape as the matrix that `blocks` goes through."""
+    """A tensor of the region's shape as the matrix that `blocks` walks."""
     border = region.border
     return out.view(math.prod(region.shape[:border]), math.prod(region.shape[border:]))
 

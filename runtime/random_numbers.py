@@ -1,6 +1,7 @@
 """Numbers of several distributions from random bits by counter, for any part of a tensor.
 
-Floats of [0, 1) have as many bits as torch draws for their type; the others follow by inverse transforms, normal ones by Box and Muller's.
+Floats of [0, 1) have as many bits as torch draws for their type; the others follow by inverse transforms, normal ones
+by Box and Muller's.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What an operator draws in a step, for its part of a tensor; `stream` counts where it draws more than once."""
+    """An operator's draws in a step, for its part of a tensor; `stream` numbers its draws if there are several."""
 
     draws: Draws
     operator: int
     region: Region
 
     def key(self, stream: int = 0) -> Key:
-        """What tells this draw from others."""
+        """The key of this draw."""
         return Key.of(self.draws, self.operator, stream)
 
     def chosen(self, rate: float, *, stream: int = 0) -> Tensor:

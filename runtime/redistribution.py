@@ -8,7 +8,8 @@ A step between two kinds is a pair of actions, one on the value and one on the g
     B → S   take / pad                  R → P   keep / nothing              B → P   keep / keep
                                         S → P   pad / take
 
-`take` slices this rank's shard, `pad` surrounds it with zeros, `keep` leaves the value on coordinate 0 and zeros elsewhere.
+`take` slices this rank's shard, `pad` surrounds it with zeros, `keep` leaves the value on coordinate 0 and zeros
+elsewhere.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ from .collectives import (
 
 
 class Move(NamedTuple):
-    """What happens to a value (or a gradient): `dim` and `parts` are the split gathered or made, `into` that of an all-to-all."""
+    """An action on a value (or a gradient).
+
+    `dim`, `parts`: the split that is gathered or made; `into_dim`, `into_parts`: the split that an all-to-all makes.
+    """
 
     name: str
     dim: int = -1
@@ -50,7 +54,7 @@ class Move(NamedTuple):
 
 
 Chain = tuple[tuple[Move, Move, AxisGroup], ...]
-"""Single-axis steps: what happens to the value, what to its gradient, and in which group."""
+"""Single-axis steps: the action on the value, the action on its gradient, and the group."""
 
 
 ON_ONE_DEVICE = frozenset(("nothing", "take", "pad", "keep"))
@@ -76,7 +80,7 @@ def begin(value: Tensor, action: Move, group: AxisGroup) -> Tensor:
 
 
 def finish(coming: Tensor, action: Move, group: AxisGroup, given: Sequence[int]) -> Tensor:
-    """Wait for what `begin` gave on a tensor of shape `given`, and put its pieces together. The result is contiguous."""
+    """Wait for the collective that `begin` started on a tensor of shape `given`; the joined result is contiguous."""
     came = arrived(coming)
     shape = list(given)
     match action.name:
@@ -119,9 +123,10 @@ class _Step(torch.autograd.Function):
 
 
 class _Departure(torch.autograd.Function):
-    """Start the action on a value; backward, wait for the one on its gradient.
+    """Start the action on a value; backward, wait for the action on its gradient.
 
-    Gives what stands for the value on the way (of its shape, without its memory where a collective runs), and what is on its way.
+    Returns a stand-in for the value on the way (of its shape, without its memory if a collective runs), and the
+    collective.
     """
 
     @staticmethod
@@ -143,7 +148,7 @@ class _Departure(torch.autograd.Function):
 
 
 class _Arrival(torch.autograd.Function):
-    """Wait for what has departed; backward, start the action on its gradient."""
+    """Wait for a departed value; backward, start the action on its gradient."""
 
     @staticmethod
     def forward(ctx: Any, tag: Tensor, coming: Tensor, ahead: Move, back: Move, group: AxisGroup) -> Tensor:
@@ -159,7 +164,7 @@ class _Arrival(torch.autograd.Function):
         if _is_local(ctx.back, ctx.group):
             return act(gradient, ctx.back, ctx.group), None, None, None, None
         coming = begin(gradient, ctx.back, ctx.group)
-        if not torch.compiler.is_compiling() and torch.is_anomaly_enabled():  # which reads the gradient before it has come
+        if not torch.compiler.is_compiling() and torch.is_anomaly_enabled():  # anomaly mode reads the gradient before it has come
             coming = arrived(coming)
         return coming.view(ctx.shape), None, None, None, None
 
@@ -177,7 +182,7 @@ def _shape_after(shape: Sequence[int], action: Move, size: int) -> list[int]:
 
 
 def depart(value: Tensor, ahead: Move, back: Move | None, group: AxisGroup) -> tuple[Tensor, Tensor]:
-    """Begin a single-axis step, which `arrive` ends; in between, computation goes on. `back` is None where no gradient flows.
+    """Begin a single-axis step, which `arrive` ends; computation goes on in between. `back`: None if no gradient flows.
 
     Backward, the gradient's collective begins where the value arrived and is waited for where it departed.
     """
@@ -215,7 +220,7 @@ def _check_sum(ahead: Move) -> None:
 
 
 def step_actions(before: Layout, after: Layout, axis: int, mesh: Sequence[int]) -> tuple[Move, Move]:
-    """What a single-axis step does to the value and to the gradient."""
+    """The actions of a single-axis step on the value and on the gradient."""
     split, whole, share, partial = Kind.SPLIT, Kind.REPLICATED, Kind.BROADCAST, Kind.PARTIAL
     kinds = before[axis].kind, after[axis].kind
     if (before[axis].reduction, after[axis].reduction) != ("sum", "sum") and after[axis].kind is not whole:

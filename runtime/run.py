@@ -42,7 +42,7 @@ TIMEOUT = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What a run did: `seconds` of a median step, the loss of every step, and the outcome of the check where one was made."""
+    """The report of a run: `seconds` of a median step, the loss of every step, and the result of the check, if any."""
 
     ranks: int
     mesh: str
@@ -58,7 +58,10 @@ class RunReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What every rank is told. `profile`: where the trace of the first rank's steps after the first goes, of each stage beside it."""
+    """The job of every rank.
+
+    `profile`: the trace file of the first rank, for its steps after the first; other stages write next to it.
+    """
 
     model: LoadedModel
     plan: Plan
@@ -71,7 +74,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Result:
-    """What a rank reports; `observed` on rank 0 of a check."""
+    """A rank's report; `observed` on rank 0 of a check."""
 
     seconds: float
     losses: tuple[float, ...]
@@ -92,11 +95,11 @@ def run_plan(
     weights: str | Path | None = None,
     profile: str | Path | None = None,
 ) -> RunReport:
-    """Run a plan on ranks: those of `torchrun` where this process is one, else forked Gloo ranks on this machine.
+    """Run a plan on ranks: those of `torchrun` if this process is one, else forked Gloo ranks on this machine.
 
-    With `check`, outputs, gradients and updated weights are compared with one device, and the collectives that every
-    rank issues with those that the plan prices. `weights`: files to read instead of a PyTorch model's own weights. `profile`: measure the
-    steps of the first rank of each stage, and write their traces there (`stage_trace`).
+    `check`: compare outputs, gradients and updated weights with one device, and each rank's collectives with the priced
+    ones. `weights`: files to read instead of a PyTorch model's own weights. `profile`: measure the steps of the first
+    rank of each stage, and write their traces there (`stage_trace`).
     """
     if steps < 1:
         raise RunError(f"a run has at least 1 step, not {steps}")
@@ -117,7 +120,7 @@ def run_plan(
 
 
 def _values(job: _Job, weights: str | Path | None) -> Values:
-    """What to run with; a check needs the model's own weights to be the same, before and after they are cast."""
+    """The values to run with; a check needs the model's own weights to be equal, before and after their cast."""
     values = model_values(job.model, job.plan.schedule.types, weights=weights)
     if weights is not None and job.check:
         if job.model.given is not None:
@@ -156,12 +159,12 @@ def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
 
 
 def exact(model: LoadedModel, plan: Plan) -> bool:
-    """Whether a plan can draw what torch's own generator gives one device: not where stages draw, of which each has its own part."""
+    """Whether a plan can draw like torch's own generator on one device: not if stages draw, each its own part."""
     return not plan.stages or not is_random(model.graph)
 
 
 def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple[tuple[float, ...], float, dict[str, Any] | None]:
-    """Losses of the steps, the median seconds of one, and on the first rank of a stage what was measured of them, where that is wanted."""
+    """Losses of the steps, the median seconds of one, and the first rank's measurements of a stage, if wanted."""
     torch.manual_seed(job.seed)
     stepper = optimizer_of(job.plan.model.optimizer, [p for p in module.parameters() if p.requires_grad])
     stepper = stepper and host_states(stepper, module)
@@ -192,7 +195,7 @@ def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple
 
 
 def stage_trace(path: Path, stage: int | None) -> Path:
-    """Where the trace of a stage goes: that of the first to `path`, others to files beside it.
+    """The trace file of a stage: `path` for the first, files next to it for others.
 
     >>> stage_trace(Path("trace.json"), 2).name
     'trace-stage-2.json'

@@ -1,8 +1,8 @@
 """The runner: executes the order of a step on the stages that this rank holds, action by action.
 
-One micro-batch without stages is the smallest case of it. There the forward pass runs when the module is called, and the rest of the
-order when the loss is asked for its gradient. Otherwise passes of micro-batches alternate, so all of the order runs at the call; the
-gradients wait until the loss's own backward pass asks for them.
+One micro-batch without stages is the smallest case. There the forward pass runs when the module is called, and the rest
+of the order in the loss's backward pass. Otherwise passes of micro-batches alternate, so the whole order runs at the
+call, and the gradients wait until the loss's backward pass asks for them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Call:
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
 
     def run(self, actions: Iterable[Action], *, keep: bool = False, summed: bool = True) -> None:
-        """Execute actions in their order; what breaks off leaves nothing under way.
+        """Execute actions in order; an error leaves nothing under way.
 
-        `keep`: the backward pass may run once more. `summed`: gradients are brought home; otherwise they wait as shares.
+        `keep`: the backward pass may run once more. `summed`: gradients are reduced; otherwise they wait as shares.
         """
         try:
             for action in actions:
@@ -60,7 +60,7 @@ class Call:
             raise
 
     def _settle(self) -> None:
-        """Wait for all that is under way but gathers."""
+        """Wait for everything under way except gathers."""
         for stage in self.stages.values():
             stage.units.settle()
         while self._sent:
@@ -139,5 +139,5 @@ class Call:
 
 
 def before_backward(actions: Sequence[Action]) -> int:
-    """Where the backward pass begins in the order."""
+    """The index in the order at which the backward pass begins."""
     return next((number for number, action in enumerate(actions) if action.word in BACKWARD), len(actions))

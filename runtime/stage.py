@@ -1,7 +1,7 @@
 """A stage of this rank: the segments of one chunk of the model, forward and backward, micro-batch by micro-batch.
 
-Between segments stand plain values: a segment takes them as leaves of an autograd graph of its own, and its backward pass leaves their
-gradients for the segments before it. So the order of a step is that of the actions, and nothing hangs on autograd's own.
+Values between segments are plain: a segment takes them as leaves of an autograd graph of its own, and its backward pass
+leaves their gradients for the segments before it. So a step runs in the order of its actions, not in autograd's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .units import Gradients, ParameterUnits, Stored
 
 @dataclass(slots=True)
 class _Tape:
-    """What the forward pass of a segment leaves for its backward pass."""
+    """The data that a segment's forward pass leaves for its backward pass."""
 
     values: list[Tensor]
     parameters: list[Tensor]
@@ -40,9 +40,9 @@ class _Tape:
 
 @dataclass(slots=True, kw_only=True)
 class Passing:
-    """One call of a stage: the values of its micro-batches under way, their gradients, and what it gives.
+    """One call of a stage: the values of its micro-batches under way, their gradients, and its outputs.
 
-    `known`: inputs, constants and what is made of them once, whole. `keep`: whether a backward pass may follow.
+    `known`: whole inputs, constants, and values made of them once. `keep`: whether a backward pass may follow.
     """
 
     known: Mapping[str, Tensor]
@@ -89,7 +89,8 @@ class Stage:
         self._programs: dict[int, LocalProgram] = {0: self.first}
         graph = plan.program.graph
         made = {name for op in graph.operators for name in op.outputs}
-        # What the preamble makes once a step: sources that are results, and new values of constants that no micro-batch gives.
+        # Values that the preamble makes once a step: computed sources, and new values of constants that no micro-batch
+        # makes.
         given = {name for name, _ in self.first.updates}
         whole = [(name, fresh) for name, fresh in graph.updates.items() if fresh in plan.program.assignment.outputs and name not in given]
         self.early_updates = dict(whole if split is not None else ())
@@ -118,7 +119,7 @@ class Stage:
         )  # fmt: skip
 
     def run_as(self, way: Callable[[LocalProgram], LocalProgram]) -> None:
-        """Run what `way` makes of the programs, those that are still to be lowered among them."""
+        """Replace every program by `way(program)`, including those still to be lowered."""
         self._way, before = way, self.first
         self.first = way(before)
         self._programs = {index: self.first if program is before else way(program) for index, program in self._programs.items()}
@@ -163,7 +164,7 @@ class Stage:
         for place in segment.values:
             if self._last_read[place] == number:
                 values.pop(place, None)
-        # The last segment gives all that leaves the program, also what it has only read.
+        # The last segment returns all outputs of the program, also those that it only reads.
         values.update((place, value.detach()) for place, value in zip(segment.outputs, found, strict=True))
         if number == len(program.segments) - 1:
             self._finish(passing, index, program)
@@ -188,9 +189,9 @@ class Stage:
     # --- backward ---
 
     def backward(self, passing: Passing, index: int, number: int, *, keep: bool = False, later: bool = False) -> None:
-        """The backward pass of a segment, from the gradients of what it gave; with `keep` it may run once more.
+        """The backward pass of a segment, from the gradients of its outputs; with `keep` it may run once more.
 
-        `later`: the gradients of weights of matrix products are left for `weights`.
+        `later`: weight gradients of matrix products are left for `weights`.
         """
         segment = self.program(index).segments[number]
         tape = passing.tapes[index, number] if keep else passing.tapes.pop((index, number))
@@ -213,7 +214,7 @@ class Stage:
             [o for o, _ in pairs], [leaf for _, leaf in wanted], [g for _, g in pairs], allow_unused=True, retain_graph=keep
         )
         own, made = set(segment.parameters), deque(zip((place for place, _ in wanted), found, strict=True))
-        del found  # a gradient goes as soon as it is cast
+        del found  # a gradient is freed as soon as it is cast
         while made:
             place, gradient = made.popleft()
             if gradient is not None and place in own:
@@ -222,7 +223,7 @@ class Stage:
                 passing.returned(index, [place], [gradient])
 
     def weights(self, passing: Passing, index: int, number: int) -> None:
-        """The gradients of weights that the backward pass of a segment has left."""
+        """Make the weight gradients that a segment's backward pass has postponed."""
         for place, gradient in passing.late.pop((index, number)).make():
             passing.gradients.add(place, self.units.travelling(place[0], gradient))
 
@@ -233,7 +234,7 @@ class Stage:
         with passing.streams.repeating(tape.state), drawing(passing.draws), torch.enable_grad():
             tape.outputs = list(segment.module(*tape.values, *tape.parameters, *tape.sources))
 
-    # --- what a call gives ---
+    # --- results of a call ---
 
     def joined(self, passing: Passing, place: int) -> Tensor:
         """One output of the whole batch from those of the micro-batches."""

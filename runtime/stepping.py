@@ -1,7 +1,7 @@
-"""A call of the engine as one node of the caller's autograd graph: its inputs are the parameters, its backward pass gives their gradients.
+"""A call of the engine as one node of the caller's autograd graph, from the parameters to the outputs.
 
-So whatever a caller does with parameters and gradients is between autograd and the caller: hooks, `torch.autograd.grad`, new tensors in the
-place of old ones. The gradients that leave the node are summed over the ranks.
+Its backward pass gives the parameters' gradients, summed over the ranks. So everything that a caller does with
+parameters and gradients works as usual: hooks, `torch.autograd.grad`, replaced tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Shares = dict[int, Gradients]
 
 
 class Pending:
-    """Shares that backward passes under `no_sync` have left, by chunk; they belong to the gradients that were there at the time."""
+    """Gradient shares of backward passes under `no_sync`, by chunk; they belong to the gradients present at the time.
+    """
 
     def __init__(self) -> None:
         self.shares: Shares = {}
@@ -40,7 +41,7 @@ class Pending:
         self.shares, self._marks = {}, {}
 
     def keep(self, shares: Shares) -> None:
-        """Add what a backward pass has left."""
+        """Add the shares of a backward pass."""
         for number, more in shares.items():
             if number in self.shares:
                 self.shares[number].join(more)
@@ -48,12 +49,12 @@ class Pending:
                 self.shares[number] = more
 
     def mark(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Remember the gradients of the parameters as they are, to know whether the caller has reset them."""
+        """Remember the present gradients of the parameters, to detect whether the caller resets them."""
         held = ((name, local_of(p.grad)) for name, p in parameters.items() if p.grad is not None)
         self._marks = {name: (value, value._version) for name, value in held}
 
     def current(self, parameters: Mapping[str, nn.Parameter]) -> Shares:
-        """The shares, without those of parameters whose gradient the caller has reset since."""
+        """The shares, without those of parameters whose gradient has been reset since; they are taken away."""
         for name, (value, version) in self._marks.items():
             gradient = parameters[name].grad
             if gradient is None or local_of(gradient)._version != version or local_of(gradient).data_ptr() != value.data_ptr():
@@ -65,7 +66,7 @@ class Pending:
 
 
 class _Record:
-    """A call whose backward pass autograd has not asked for yet; `call_is_over`: its order has run to the end all the same."""
+    """A call before its backward pass in autograd; `call_is_over`: its order has already run to the end."""
 
     call_is_over: bool
 
@@ -79,18 +80,18 @@ class _Record:
 
     @runs_as_it_is
     def gradients(self, upstream: Sequence[Tensor | None], *, keep: bool) -> list[Tensor | None]:
-        """The gradients of the trained parameters, from those of the outputs."""
+        """The gradients of the trained parameters, from the gradients of the outputs."""
         module, engine = self.module, self.engine
         changed = [name for name, version in self.versions.items() if engine.stored(name)._version != version]
         if changed:
             raise RuntimeError(f"parameter {changed[0]!r} has been changed between the forward and the backward pass that needs it")
         shares = self._shares(upstream, keep=keep)
-        again = keep and self.call_is_over  # what has been found is given once more
+        again = keep and self.call_is_over  # the gradients found are returned once more
         self._kept = {number: passing.gradients.copied() for number, passing in self.call.passings.items() if again}
         if shares is None:
             found = engine.home({number: passing.gradients for number, passing in self.call.passings.items()})
             before = module._pending.current(module.graph_parameters()) if module._synchronize else {}
-            if before:  # left by calls since this one
+            if before:  # shares of later calls
                 engine.flush(before)
                 found |= {name: found[name] + more if name in found else more for name, more in engine.home(before).items()}
             return self._reset([self._given(name, found) for name in self.trained])
@@ -125,7 +126,7 @@ class _Record:
 
 
 class _Later(_Record):
-    """A call whose order stands before its first backward pass."""
+    """A call whose order has stopped before its first backward pass."""
 
     call_is_over = False
 
@@ -148,9 +149,10 @@ class _Later(_Record):
 
 
 class _AtOnce(_Record):
-    """A call whose order has run to its end, with a guess of the gradient that the loss will be given: that of the call before.
+    """A call whose order has run to its end with a guessed gradient of the loss: that of the call before.
 
-    Another gradient multiplies what was found. Where gradients are float16, of which a scale may have lost some, the order runs again.
+    For another gradient the results are rescaled. Float16 gradients may have lost bits by the guess, so the order runs
+    again.
     """
 
     call_is_over = True
@@ -181,7 +183,7 @@ class _AtOnce(_Record):
         (given,) = (g for place, g in zip(self.wanted, upstream, strict=True) if place == self.engine.loss) if upstream else (None,)
         gradient = 0.0 if given is None else float(given)
         if gradient != self.guess:
-            usual = math.isfinite(gradient) and gradient != 0.0  # what the next call may guess
+            usual = math.isfinite(gradient) and gradient != 0.0  # the next call's guess
             self.engine.loss_gradient = gradient if usual else 1.0
             if self.whole is not None and usual:
                 self.guess = gradient
@@ -195,7 +197,7 @@ class _AtOnce(_Record):
 
 
 class _Node(torch.autograd.Function):
-    """The outputs of a call, whose gradients go to the trained parameters by way of the order's backward passes."""
+    """The outputs of a call; their gradients reach the trained parameters through the order's backward passes."""
 
     @staticmethod
     def forward(ctx: Any, record: _Record, anchor: Tensor, *trained: Tensor) -> tuple[Tensor, ...]:
@@ -229,7 +231,7 @@ def differentiable_call(
     Where autograd is on and the plan is for training, the outputs lead to the gradients of the parameters.
     """
     parameters = {name: p for name, p in module.graph_parameters().items() if p.requires_grad}
-    # With stages all ranks run one order, whatever each of them has to train.
+    # With stages all ranks run one order, whichever parameters each has to train.
     keep = torch.is_grad_enabled() and engine.trains and (engine.world.staged or bool(parameters))
     draws = engine.draws()
     if not keep:

@@ -1,7 +1,7 @@
-"""Parameters that several stages hold: the gradients that each stage has summed are summed over the stages.
+"""Parameters that several stages hold: each stage's summed gradients are summed over the stages.
 
-Where the stages store such a parameter alike, ranks of equal coordinates sum their shards. Otherwise every stage makes its gradient
-whole, one rank of each adds it, and every rank takes its shard of the sum.
+If the stages store such a parameter in one layout, ranks of equal coordinates sum their shards. Otherwise every stage
+gathers its gradient whole, one rank of each stage adds it, and every rank takes its shard of the sum.
 """
 
 from __future__ import annotations

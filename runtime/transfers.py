@@ -1,7 +1,8 @@
-"""What stages hand to one another: values forward, gradients backward, one message for each type of a chunk's values for another chunk.
+"""Messages between stages: values forward, gradients backward, one message for each type of a chunk's values.
 
-Between stages of equal meshes every rank sends to the rank of its coordinates, in the layout in which the value is made. Between unequal
-ones a value is made whole first, and sent to every rank that reads it; its gradient, whole as well, goes back the same way.
+Between stages of equal meshes every rank sends to the rank with the same coordinates, in the value's own layout.
+Between unequal ones a value is gathered whole first and sent to every rank that reads it. Its gradient, whole as well,
+goes back the same way.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def _home(layout: Layout) -> list[Layout]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """One end of an edge on this rank: where the values are, what they are like on the way, and the steps to the whole value."""
+    """One end of an edge on this rank: places, shapes and types of its values on the way, and chains to the whole
+    values.
+    """
 
     places: tuple[Place, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -46,7 +49,8 @@ class _End:
 
 
 class Edge:
-    """What chunk `source` hands to chunk `target`, seen from this rank, which has a part in one of them or in both."""
+    """The values from chunk `source` to chunk `target`, seen from this rank, which belongs to one of them or to both.
+    """
 
     def __init__(self, execution: Execution, world: World, edge: tuple[int, int], values: Sequence[Handed], device: torch.device) -> None:
         self.source, self.target = edge
@@ -85,7 +89,7 @@ class Edge:
     # --- who talks to whom ---
 
     def _others(self, *, forward: bool, sending: bool) -> list[int]:
-        """The ranks at the other end: of a receiver always one."""
+        """The ranks at the other end; a receiver has exactly one."""
         here, there = (0, 1) if forward == sending else (1, 0)
         own = self.rank - self.starts[here]
         if self.direct:
@@ -139,7 +143,7 @@ class Edge:
         return found
 
     def gradient_places(self) -> list[Place]:
-        """Where the gradients belong at the sending end."""
+        """The places of the gradients at the sending end."""
         assert self.out is not None
         return [place for place, flows in zip(self.out.places, self.out.flows, strict=True) if flows]
 

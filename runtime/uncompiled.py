@@ -1,4 +1,4 @@
-"""What `torch.compile` of a caller leaves alone: the order of a planned module, which is Python that runs as it is."""
+"""A guard against a caller's `torch.compile`: the order of a planned module is Python that runs uncompiled."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Parameters in units: gathered flat before they are used, let go behind that, their gradients brought home flat and summed.
+"""Parameters in units: gathered flat before use, released behind it, their gradients reduced flat.
 
-A unit belongs to nodes of the program, not to hooks on parameters: the runner says when it is gathered, released and reduced. A gathered
-value that is let go keeps its tensor and gives up the memory behind it, so that what autograd has saved of it finds it again once it is
-gathered for the backward pass.
+A unit belongs to nodes of the program, not to hooks on parameters: the runner decides when it is gathered, released and
+reduced. A released value keeps its tensor and frees the memory behind it. So the tensors that autograd has saved are
+valid again once the value is gathered for the backward pass.
 
-Shards are stored in one type, cast to the type of the computation on the way to their values, and their gradients are cast to the type in
-which they travel as soon as the backward pass has made them.
+Shards are stored in one type and cast to the type of the computation when they are gathered. Gradients are cast to the
+type in which they travel as soon as the backward pass has made them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .gradient_factors import gradient_factors
 from .redistribution import Move, step_actions
 
 Stored = Callable[[str], Tensor]
-"""This rank's shard of a parameter, as it is stored."""
+"""This rank's stored shard of a parameter."""
 
 
 class Gradients:
-    """What a backward pass has brought so far: by place the gradient there, and which parameters have any."""
+    """The gradients of a backward pass so far: by place, and the names of parameters that have any."""
 
     def __init__(self) -> None:
         self.at: dict[Place, Tensor] = {}
@@ -42,12 +42,12 @@ class Gradients:
         self._own: set[Place] = set()  # places whose tensor nothing else holds
 
     def add(self, place: Place, gradient: Tensor) -> None:
-        """A contribution of the backward pass."""
+        """Add a contribution of the backward pass."""
         self.reached.add(place[0])
         self.bring(place, gradient)
 
     def bring(self, place: Place, gradient: Tensor) -> None:
-        """What came from another place of the same parameter, zeros where the loss has not reached it."""
+        """Add a gradient from another place of the same parameter, zeros if the loss does not reach it."""
         before = self.at.get(place)
         if before is None:
             self.at[place] = gradient
@@ -75,7 +75,7 @@ class Gradients:
             self.bring(place, gradient)
 
     def drop(self, name: str) -> None:
-        """Forget what there is of a parameter."""
+        """Drop all gradients of a parameter."""
         self.reached.discard(name)
         for place in [place for place in self.at if place[0] == name]:
             self.take(place)
@@ -112,7 +112,7 @@ class _Group:
 
 
 class ParameterUnits:
-    """The units of a chunk on this rank; `stored` gives the shards. Places of parameters lead to tensors in `values`."""
+    """The units of a chunk on this rank; `stored` gives the shards, `values` holds the gathered tensors by place."""
 
     def __init__(self, plan: Scheduled, groups: DeviceGroups, stored: Stored, device: torch.device) -> None:
         self.plan, self.groups, self.stored, self.device = plan, groups, stored, device
@@ -125,10 +125,10 @@ class ParameterUnits:
         self.low_rank = LowRank()
         self.factors = gradient_factors(plan)
         self.values: dict[Place, Tensor] = {}
-        self.kept: dict[Place, Tensor] = {}  # values of units that are gathered again, with or without memory behind them
+        self.kept: dict[Place, Tensor] = {}  # values of units in mode again, with or without memory
         self.held: set[int] = set()
         self.coming: dict[int, Moving] = {}
-        self.going: list[tuple[int, bool, Moving]] = []  # units, whether what ends there is a sum in place, their gradients on the way
+        self.going: list[tuple[int, bool, Moving]] = []  # units, whether they end in a sum in place, and their gradients on the way
         self.unit_of = {place: number for number, groups_ in enumerate(self.members) for group in groups_ for place in group.ends}
         self.behind: dict[int, set[int]] = {}  # units that start from values of a unit: their gradients come home first
         for number, groups_ in enumerate(self.members):
@@ -141,7 +141,7 @@ class ParameterUnits:
     # --- values ---
 
     def value(self, place: Place) -> Tensor:
-        """A parameter as it is used: a gathered value, which is waited for, or the shard itself."""
+        """A parameter's used value: a gathered value, after waiting for it, or the shard itself."""
         while place in self.alias:
             place = self.alias[place]
         if place not in self.unit_of:
@@ -169,7 +169,7 @@ class ParameterUnits:
         for group in self.members[number]:
             if not group.moves:
                 continue
-            # A cast starts from the shard; so does what comes after one, whose own unit may have been let go.
+            # A cast starts from the shard, and so does a step behind a cast, since its own unit may have been released.
             found = (self.stored(place[0]) if place in self.cast else self.value(place) for place in group.starts)
             starts = [value.to(self.dtypes[name]) for value, (name, _) in zip(found, group.starts, strict=True)]
             if not again:
@@ -177,7 +177,7 @@ class ParameterUnits:
                 self.values.update(zip(group.ends, made, strict=True))
                 continue
             kept = [self._room(place, shape) for place, shape in zip(group.ends, group.shapes, strict=True)]
-            # The values are those that autograd has saved, if it has: nothing has changed for it.
+            # Autograd may have saved these very tensors: for it nothing has changed.
             with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(kept)):
                 yield from carry(starts, group.ahead, kept)
             self.values.update(zip(group.ends, kept, strict=True))
@@ -194,7 +194,7 @@ class ParameterUnits:
         return found
 
     def lasting(self, value: Tensor) -> Tensor:
-        """A value that stays when units are let go: a copy, where it is the memory of one that is gathered again."""
+        """A value that survives the release of units: a copy, if it shares memory with a unit in mode again."""
         gathered = {kept.untyped_storage()._cdata for kept in self.kept.values()}
         return value.clone() if value.untyped_storage()._cdata in gathered else value
 
@@ -215,10 +215,11 @@ class ParameterUnits:
         return gradient.to(self.reduced[name])
 
     def reduce(self, number: int, gradients: Gradients, *, last: bool, only_present: bool = False) -> None:
-        """Begin to bring a unit's gradients home, and in the `last` micro-batch of a step to sum them over the ranks that share them.
+        """Begin to reduce a unit's gradients; `last`: in a step's last micro-batch, also sum them over the ranks.
 
-        With `only_present` nothing is done for groups of which no gradient is there. What was begun before goes one step on, so that its
-        message is let go and its gradients are at home before those of the next micro-batch; a last sum in place may take its time.
+        `only_present`: skip groups without any gradient. Reductions begun before advance one step, so that their
+        messages are freed and their gradients stored before those of the next micro-batch. A last sum in place need not
+        hurry.
         """
         for other, rests, moving in self.going:
             if other in self.behind.get(number, ()):
@@ -239,19 +240,19 @@ class ParameterUnits:
                 if not ((group.flows and all_groups) or any(place in gradients.at for place in group.ends)):
                     continue
                 pairs = zip(group.ends, group.shapes, strict=True)
-                # Only the chain holds the shares: they go when their message has been made of them.
+                # Only the chain holds the shares, so they are freed once their message has been made.
                 gradients.bring_all(group.starts, (yield from carry([self._taken(gradients, *pair) for pair in pairs], group.back)))
         for bucket in unit.buckets if last else ():
-            if bucket.factor < 2:  # the second factors come with the first
+            if bucket.factor < 2:  # the bucket of the second factors is part of the first
                 yield from self._summing(bucket, gradients)
 
     def _summing(self, bucket: Bucket, gradients: Gradients) -> Generator[Tensor, Tensor, None]:
-        """Sum the gradients of a bucket, or what their low-rank factors keep of them."""
+        """Sum the gradients of a bucket, or their low-rank factors."""
         places = [(name, self.plan.program.assignment.storage[name]) for name in bucket.parameters]
         shapes = [tuple(self.stored(name).shape) for name in bucket.parameters]
         steps = [([Move("all_reduce")] * len(places), self.groups.axes[axis]) for axis in bucket.axes]
         pairs = zip(places, shapes, strict=True)
-        if not bucket.factor:  # only the chain holds the shares, so that they go when their message has been made of them
+        if not bucket.factor:  # only the chain holds the shares, so they are freed once their message has been made
             sums = yield from carry([self._taken(gradients, *pair) for pair in pairs], steps)
         else:
             making = self.low_rank.summed(bucket.parameters, [self._taken(gradients, *pair) for pair in pairs], bucket.ranks)
@@ -274,14 +275,15 @@ class ParameterUnits:
         self.going.clear()
 
     def forget(self) -> None:
-        """Drop what a step that was broken off has left."""
+        """Drop the remains of an interrupted step."""
         self.going.clear()
         self.coming.clear()
         for number in range(len(self.units)):
             self.release(number)
 
     def home(self, gradients: Gradients) -> Mapping[str, Tensor]:
-        """The gradients of this rank's shards in the type of these, of the parameters that the loss has reached; they are taken away."""
+        """Take away the gradients of this rank's shards, in the shards' types, of parameters that the loss has reached.
+        """
         found: dict[str, Tensor] = {}
         for name, layout in self.plan.program.assignment.storage.items():
             if name in gradients.reached and (gradient := gradients.take((name, layout))) is not None:

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files: of each, a rank reads the slices that make its shard, and no file is held in memory."""
+"""Tensors in safetensors files: a rank reads only the slices of its shards, and holds no file in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8, "F16": 2, "
 
 
 class _Open:
-    """The file that was read last; it stays open, because a model's tensors are asked for in about the order of their files."""
+    """The file that was read last; it stays open, since a model's tensors are read in about the order of their files.
+    """
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -51,7 +52,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTensor:
-    """A tensor in a file, read as `dtype`; called, it gives the whole. `fact`: what all ranks must have in common, in bytes."""
+    """A tensor in a file, read as `dtype`; a call reads all of it. `fact`: bytes that must be equal on all ranks."""
 
     name: str
     path: Path
@@ -70,7 +71,7 @@ class FileTensor:
         return self.shard(())
 
     def shard(self, cuts: Sequence[Cut]) -> Tensor:
-        """What the cuts leave, in memory of its own; nothing else of the tensor is read."""
+        """The shard after the cuts, in memory of its own; nothing else of the tensor is read."""
         file = self.opened.at(self.path)
         if not self.shape:
             return torch.empty((), dtype=self.dtype).copy_(file.get_tensor(self.name))
@@ -86,7 +87,8 @@ class FileTensor:
 
 
 def read_headers(where: str | Path) -> dict[str, FileTensor]:
-    """Every tensor of a `.safetensors` file, or of a folder with an index of such files or with nothing but such files, by its name."""
+    """Every tensor of a `.safetensors` file, or of a folder with such files (and an index, or nothing else), by name.
+    """
     try:
         import safetensors  # noqa: F401
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""A module's weights out of files: which tensor of them stands for which parameter and buffer, and what does not fit."""
+"""A module's weights from files: the tensor for each parameter and buffer, and errors where they do not fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = 20
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Inside, modules are made with their parameters on the meta device, whatever their size, and with buffers as ever."""
+    """Inside, new modules have their parameters on the meta device, whatever their size, and their buffers as usual."""
 
     def without_memory(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:
@@ -40,7 +40,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def saved_buffers(module: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """The buffers that stand in the state dict, each with all its names."""
+    """The buffers in the state dict, each with all its names."""
     found: dict[int, tuple[list[str], Tensor]] = {}
     for path, buffer, saved in _buffers(module):
         if saved:
@@ -93,7 +93,7 @@ def _named(module: nn.Module) -> list[tuple[list[str], Tensor]]:
 
 
 def _under_prefix(read: Mapping[str, FileTensor], paths: Sequence[str]) -> dict[str, FileTensor]:
-    """The tensors by the module's names, where all of the files' are those without (or with) one prefix: a model within another."""
+    """The tensors by the module's names, if the files' names all lack (or have) one prefix: a model within another."""
     known = set(paths)
     if known.isdisjoint(read) and read and paths:
         first = next(iter(read))
@@ -126,7 +126,7 @@ def _made_again(module: nn.Module) -> dict[str, Tensor]:
         way = next((ways[above] for above in reversed(ways) if above == "" or f"{prefix}.".startswith(f"{above}.")), None)
         if way is None or not any(buffer.is_meta for buffer in own.values()):
             continue
-        # What is the same whatever was there before has been written.
+        # Values that do not depend on the memory's old contents have been initialised.
         first, second = (_initialised(part, own, way, fill) for fill in (0, 1))
         for name, value in first.items():
             if torch.equal(value, second[name]):
@@ -143,7 +143,7 @@ def _initialised(part: nn.Module, own: Mapping[str, Tensor], way: Callable[[nn.M
 
 
 def fill_module(module: nn.Module, values: Mapping[str, Tensor | Callable[[], Tensor]]) -> None:
-    """Put whole values in the place of a module's parameters and buffers; what is tied stays tied."""
+    """Replace a module's parameters and buffers by whole values; tied ones stay tied."""
     state = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
     made: dict[int, Tensor] = {}
     for path, old in state.items():

@@ -15,9 +15,10 @@ from .groups import group_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """`groups`: of the stage that this rank belongs to; None where the plan leaves it idle. `stage`: its number.
+    """The world of a plan.
 
-    `firsts`: the first rank of every stage. `size`: of all ranks that run, idle ones included. `messages`: the group in which stages send.
+    `groups`: of this rank's stage; None if the rank is idle. `stage`: its number. `firsts`: the first rank of every
+    stage. `size`: the number of all running ranks, idle ones included. `messages`: the group in which stages send.
     """
 
     groups: DeviceGroups | None

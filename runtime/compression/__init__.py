@@ -1,4 +1,4 @@
-"""Less to move and to keep: gradients as low-rank factors, and an optimizer's moments in 16 bits."""
+"""Smaller messages and states: gradients as low-rank factors, and an optimizer's moments in 16 bits."""
 
 from .adamw import SmallAdamW
 from .low_rank import LowRank

@@ -1,13 +1,14 @@
-"""AdamW whose moments are kept in 16 bits: means as 1-6-9, variances as 0-6-10, each tensor with a power of two beside it.
+"""AdamW with moments in 16 bits: means as 1-6-9, variances as 0-6-10, and a power of two for each tensor.
 
     m = b1 m + (1 - b1) g     v = b2 v + (1 - b2) g^2     w = w (1 - lr decay) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-The moments are made in float32 and rounded when they are put away. A tensor's codes are those of its numbers divided by 2^k, the largest
-of which is then above 2^30 and at most 2^31: so nothing overflows, and zero is what is 2^-70 of the largest. A variance that decays by less
-than half a unit in the last place (b2 above 0.9995) would stay where it is, so such a b2 is refused.
+The moments are computed in float32 and rounded when they are stored. A tensor's codes are those of its numbers divided
+by 2^k, with the largest then above 2^30 and at most 2^31. So nothing overflows, and numbers below 2^-70 of the largest
+become zero. A variance that decays by less than half a unit in the last place (b2 above 0.9995) would never change, so
+such a b2 is refused.
 
-In a checkpoint the moments are the numbers, not the codes, because k is that of a shard. Rounded numbers have codes without another
-rounding: the largest of them has the same k, or a smaller one. So a training that goes on under the same plan is that which was not ended.
+A checkpoint holds numbers, not codes, because k is that of a shard. Rounded numbers have exact codes again: the largest
+has the same k, or a smaller one. So a training resumed under the same plan equals one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class SmallAdamW(Optimizer):
         keep_integers(self, state_dict)
 
     def plain_state(self, value: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of a parameter as a checkpoint holds it: the moments as numbers, which lie as the parameter does."""
+        """The state of a parameter for a checkpoint: the moments as numbers, in the parameter's layout."""
         work = _working_type(value)
         moments = {name: lying_as(value, _taken(form, state[name], state[f"{name}_power"], work)) for name, form in FORMS.items()}
         return {"step": state["step"], **moments}
@@ -113,7 +114,7 @@ def _taken(form: MiniFloat, codes: Tensor, power: Tensor, dtype: torch.dtype) ->
 
 
 def _put(form: MiniFloat, codes: Tensor, power: Tensor, value: Tensor) -> None:
-    """Round a moment into its codes, with the power of two that its largest number asks for; one that is no number stays none."""
+    """Round a moment into its codes, scaled by a power of two from its largest number; NaN and infinity give NaN."""
     largest = value.abs().max() if value.numel() else value.new_zeros(())
     fraction, exponent = torch.frexp(largest)
     exponent = exponent - (fraction == 0.5).to(exponent.dtype)

@@ -1,11 +1,11 @@
 """Gradients as low-rank factors with error feedback: PowerSGD (Vogels et al., arXiv:1905.13727, algorithms 1 and 2).
 
-Of the matrix M_i of each rank, with what was left over before added to it, all ranks sum two factors in place of M_i:
+Instead of its matrix M_i, which includes the leftover of earlier steps, each rank sums two factors:
 
     M_i = G_i + E_i      P = orth(sum_i M_i Q)      Q' = sum_i M_i^T P      sum_i G_i ~ P Q'^T      E_i = M_i - P (M_i^T P)^T
 
-Q' is where the next step begins. With as many columns as M has rows or columns P P^T M is M, so the sum is exact. A tensor of more dims
-is a matrix of its first dim by the others.
+Q' is the start of the next step. With as many columns as M has rows or columns, P P^T M is M, so the sum is exact. A
+tensor of more dims is a matrix of its first dim by the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Summing = Generator[list[Tensor], list[Tensor], list[Tensor]]
 
 
 def finished(making: Summing, sums: list[Tensor]) -> list[Tensor]:
-    """What comes of the last sums."""
+    """Send the last sums, and return the result."""
     try:
         making.send(sums)
     except StopIteration as end:
@@ -30,19 +30,19 @@ def finished(making: Summing, sums: list[Tensor]) -> list[Tensor]:
 
 
 class LowRank:
-    """The factors and leftovers of a chunk's parameters on this rank, by name; a module that is copied begins anew."""
+    """The factors and leftovers of a chunk's parameters on this rank, by name; a copied module starts without them."""
 
     def __init__(self) -> None:
         self.factors: dict[str, Tensor] = {}
         self.left: dict[str, Tensor] = {}
 
     def forget(self, name: str) -> None:
-        """Begin anew with a parameter."""
+        """Forget the factors and leftovers of a parameter."""
         self.factors.pop(name, None)
         self.left.pop(name, None)
 
     def summed(self, names: Sequence[str], gradients: Sequence[Tensor], ranks: Sequence[int]) -> Summing:
-        """Gives factors that are to be summed over the ranks, twice; takes the sums; returns the sums of the gradients."""
+        """Yields factors to sum over the ranks, twice; receives the sums; returns the sums of the gradients."""
         matrices = [self._matrix(name, gradient) for name, gradient in zip(names, gradients, strict=True)]
         starts = [self._start(name, matrix, rank) for name, matrix, rank in zip(names, matrices, ranks, strict=True)]
         lefts = yield [matrix @ start for matrix, start in zip(matrices, starts, strict=True)]
@@ -61,7 +61,7 @@ class LowRank:
         return matrix if before is None else matrix + before.to(matrix)
 
     def _start(self, name: str, matrix: Tensor, rank: int) -> Tensor:
-        """Where the iteration begins: the factor of the step before, or numbers that are the same on all ranks."""
+        """The start of the iteration: the factor of the step before, or numbers that are the same on all ranks."""
         found = self.factors.get(name)
         if found is not None and found.shape == (matrix.shape[1], rank):
             return found.to(matrix)

@@ -1,13 +1,13 @@
-"""Floating-point numbers of 16 bits with six of exponent: 1-6-9 (sign, exponent, mantissa) for means, 0-6-10 for variances.
+"""Floats of 16 bits with 6 bits of exponent: 1-6-9 (sign, exponent, mantissa) for means, 0-6-10 for variances.
 
-As DALL-E kept Adam's moments (Ramesh et al., arXiv:2102.12092). A code has the fields of IEEE 754, with a bias of 31 and M bits of
-mantissa:
+As DALL-E kept Adam's moments (Ramesh et al., arXiv:2102.12092). A code has the fields of IEEE 754, with a bias of 31
+and M bits of mantissa:
 
-    exponent e > 0    (-1)^s 2^(e - 31) (1 + f / 2^M)         e = 63 is a number as any other: there are no infinities
+    exponent e > 0    (-1)^s 2^(e - 31) (1 + f / 2^M)         e = 63 is an ordinary number: there are no infinities
     exponent 0        (-1)^s 2^(-30) f / 2^M                  zero, and numbers below 2^-30 with less precision
 
-A number is rounded to the nearest code, halves to the even one; beyond the largest it is the largest, and below half of the smallest it is
-zero. 0-6-10 has no sign: what is negative is zero.
+A number is rounded to the nearest code, halves to the even one. Beyond the largest it becomes the largest, and below
+half of the smallest it becomes zero. 0-6-10 has no sign: negative numbers become zero.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MiniFloat:
         fraction, exponent = torch.frexp(size)
         field = exponent + (BIAS - 1)
         normal = torch.round(torch.ldexp(fraction, torch.tensor(self.mantissa + 1))).to(torch.int32) - 2**self.mantissa
-        code = (field << self.mantissa) + normal  # what rounds up to the next power of two carries into the exponent
+        code = (field << self.mantissa) + normal  # rounding up to the next power of two carries into the exponent
         low = torch.round(size.clamp(max=2.0 ** (1 - BIAS)) / self.smallest).to(torch.int32)
         code = torch.where(field < 1, low, code).clamp(max=2 ** (EXPONENTS + self.mantissa) - 1)
         code = torch.where(size == 0, torch.zeros_like(code), code)

@@ -1,4 +1,4 @@
-"""One call of an operator, repeated on other values, at other sizes and on shards, without a trace in torch's random state."""
+"""One call of an operator, repeated on other values, sizes and shards, without a trace in torch's random state."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def outputs_of(case: Sample, values: Sequence[Tensor] | None = None, *, seed: in
 
 
 def outputs_of_shards(case: Sample, layouts: Sequence[Layout], degree: int, zeroed: frozenset[int] = frozenset()) -> list[list[Tensor]]:
-    """What each of `degree` ranks computes from its shards; the inputs `zeroed` are zeros on all ranks but the first."""
+    """The outputs of each of `degree` ranks from its shards; inputs in `zeroed` are zeros on all ranks but the first.
+    """
     operator, tensors = case.operator, case.graph.tensors
     decision = Decision(options=(), rule=None, inputs=tuple(layouts), outputs=(replicated(1),) * len(operator.outputs))
     found = []
@@ -74,7 +75,7 @@ def outputs_of_shards(case: Sample, layouts: Sequence[Layout], degree: int, zero
 
 
 def require_function(case: Sample) -> None:
-    """Refuse what is no function of its inputs: in-place changes, random numbers, results that change from call to call."""
+    """Refuse an operator that is no function of its inputs: in-place changes, random numbers, changing results."""
     before = [value.clone() for value in case.values]
     first, again, other = outputs_of(case), outputs_of(case), outputs_of(case, seed=SEED + 1)
     if not all(isinstance(value, Tensor) for value in first):
@@ -119,7 +120,7 @@ def resolved(value: Value, inputs: Sequence[Tensor]) -> Any:
 
 
 def drawn_like(value: Tensor, shape: tuple[int, ...], generator: torch.Generator, *, fresh: bool = False) -> Tensor:
-    """Values like those of a tensor: floats between two of its elements, else its elements; itself where it has this shape."""
+    """Values like those of a tensor: floats between two elements, else elements; the tensor itself if shapes agree."""
     if tuple(value.shape) == shape and not fresh:
         return value
     count = torch.Size(shape).numel()

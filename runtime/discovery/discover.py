@@ -1,4 +1,4 @@
-"""From an example call to a proven rule: loops, linearity and gradients are found by executing, written down, and proven."""
+"""From an example call to a proven rule: loops, linearity and gradients are found by executing, then proven."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .text import rule_text
 MESHES = ((2,), (3,), (2, 2))
 """The meshes on which a rule is proven."""
 UNITS = (6, 4)
-"""Sizes are spread over multiples of these: loops are found on the first, ratios that only the first has are refuted on the second."""
+"""Sizes are spread over multiples of these: the first finds loops, the second refutes ratios that hold by accident."""
 
 
 _COLUMNS = ("rule", "linear", "products", "differentiable", "saves")
@@ -32,7 +32,8 @@ _COLUMNS = ("rule", "linear", "products", "differentiable", "saves")
 class Discovery:
     """A rule that was found and proven, as an `entry` of the table.
 
-    `strategies`: how many were executed, over all samples and meshes; `notes`: what could not be proven.
+    `strategies`: the number of executed strategies, over all samples and meshes. `notes`: properties that could not be
+    proven.
     """
 
     kind: str
@@ -57,7 +58,7 @@ class Discovery:
 
 @contextlib.contextmanager
 def on_trial(kind: str, entry: Entry) -> Iterator[None]:
-    """Put a rule into the table for a while, in place of what is there."""
+    """Inside, a rule is in the table, in place of the present one."""
     before = RULES.pop(kind, None)
     RULES[kind] = entry
     try:
@@ -69,9 +70,9 @@ def on_trial(kind: str, entry: Entry) -> Iterator[None]:
 
 
 def discover(case: Sample) -> Discovery:
-    """The sharding rule of the sample's operator; a `DiscoveryError` where it is no function of its inputs.
+    """The sharding rule of the sample's operator; `DiscoveryError` if it is no function of its inputs.
 
-    Loops that cannot be proven are left out, compounds first; what is left out is told in the notes.
+    Loops that cannot be proven are left out, compounds first; the notes name them.
     """
     case = in_double(case)
     require_function(case)
@@ -98,14 +99,15 @@ def discover(case: Sample) -> Discovery:
 
 
 def _fewer_and_fewer(loops: Sequence[Loop]) -> Iterator[list[Loop]]:
-    """All loops; those that cut no compound; those that reduce nothing either; none."""
+    """Ever smaller sets of loops: all, those without compounds, those without reductions either, none."""
     plain = [loop for loop in loops if not loop.compound]
     choices = [list(loops), plain, [loop for loop in plain if loop.reduction is None], []]
     return (choice for index, choice in enumerate(choices) if choice not in choices[:index])
 
 
 def _entry(case: Sample, loops: Sequence[Loop], linear: tuple[tuple[int, ...], ...]) -> Entry:
-    """The table's row: a product is what sums over a loop of several inputs that do not share all others."""
+    """The table's row; a product is an operator that sums over a loop of several inputs that do not share all others.
+    """
     products = any(
         loop.reduction == "sum" and sum(cut is not None for cut in loop.inputs) > 1 and any(None in other.inputs for other in loops)
         for loop in loops
@@ -121,7 +123,10 @@ def _entry(case: Sample, loops: Sequence[Loop], linear: tuple[tuple[int, ...], .
 
 
 def prove_all(kind: str, entry: Entry, samples: Sequence[Sample], meshes: Sequence[tuple[int, ...]]) -> tuple[int, set[str]]:
-    """Prove a rule on samples and meshes: how many strategies were executed, and which factors they split; raises `Disproved`."""
+    """Prove a rule on samples and meshes; returns the number of executed strategies and the factors that they split.
+
+    Raises `Disproved`.
+    """
     count = 0
     split: set[str] = set()
     with on_trial(kind, entry), seeded():

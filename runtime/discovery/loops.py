@@ -1,8 +1,8 @@
-"""Finds an operator's loops by cutting: inputs are cut along some dims at once, and the parts' outputs are held against the whole.
+"""Finds an operator's loops by cutting inputs along some dims at once and comparing the parts' outputs with the whole.
 
-A cut is right where the parts' outputs, joined along one dim, are the whole's (the loop is kept), or where their sum, mean,
-maximum or minimum is (the loop is reduced; an addend then comes once). Joining may be within equal parts of a dim, which
-makes the dim a compound.
+A cut is right where the parts' outputs, joined along one dim, are the whole's (the loop is kept), or where their sum,
+mean, maximum or minimum is (the loop is reduced; an addend then comes once). Joining may be within equal parts of a
+dim, which makes the dim a compound.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .calls import combinations, outputs_of, outputs_of_shards
 DEGREES = (2, 3)
 TOLERANCE = 1e-9
 MAX_TRIES = 400
-"""How many cuts are tried with one dim as the first."""
+"""The number of cuts tried with one dim as the first."""
 MAX_ADDENDS = 16
 
 Cut = tuple[int, int]
@@ -33,7 +33,8 @@ Cut = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """A loop of the operator: where it lies in every input and output (None: nowhere), and what cutting it leaves behind."""
+    """A loop of the operator: its dim in every input and output (None: nowhere), and the reduction that a cut leaves.
+    """
 
     size: int
     inputs: tuple[Cut | None, ...]
@@ -42,7 +43,7 @@ class Loop:
     addends: frozenset[int] = frozenset()
 
     def includes(self, other: Loop) -> bool:
-        """Whether it is the other loop with further inputs, on whose values nothing depends."""
+        """Whether this loop is `other` with further inputs, whose values do not matter."""
         pairs = zip(self.inputs, other.inputs, strict=True)
         return self.outputs == other.outputs and all(theirs in (None, mine) for mine, theirs in pairs)
 
@@ -70,7 +71,7 @@ def equal(found: Tensor, wanted: Tensor) -> bool:
 
 
 def _only_first(parts: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether all but the first rank, which alone has the addends, bring nothing: the cut inputs play no part."""
+    """Whether all ranks but the first, which alone has the addends, contribute zeros: the cut inputs play no part."""
     return not any(bool((value != 0).any()) for outputs in parts[1:] for value in outputs)
 
 
@@ -172,7 +173,7 @@ class _Search:
             return None
         if parts[0].shape == whole.shape:
             if not whole.is_floating_point() or all(equal(part, whole) for part in parts):
-                return None  # what does not depend on the cut dim tells nothing of it
+                return None  # an output independent of the cut dim tells nothing about it
             return next((name for name, combine in _COMBINE.items() if equal(combine(parts), whole)), None)
         changed = [d for d, (a, b) in enumerate(zip(parts[0].shape, whole.shape, strict=False)) if a != b]
         if parts[0].dim() != whole.dim() or len(changed) != 1 or parts[0].shape[changed[0]] * len(parts) != whole.shape[changed[0]]:

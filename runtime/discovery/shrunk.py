@@ -1,4 +1,4 @@
-"""Rules for a model's own operators: the call is executed at small sizes, with the rank and the attributes that it has in the model."""
+"""Rules for a model's own operators: a call is executed at small sizes, with the model's ranks and attributes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .smoothness import is_differentiable
 from .targets import random_values
 
 SMALL = 24
-"""Sizes up to this one are left as they are."""
+"""Sizes up to this one stay unchanged."""
 MAX_ELEMENTS = 500_000
-"""Elements of the inputs of a call that is executed."""
+"""The most input elements of an executed call."""
 
 
 def discover_call(call: Call, constants: Mapping[str, np.ndarray]) -> Discovery:
@@ -40,9 +40,9 @@ def discover_call(call: Call, constants: Mapping[str, np.ndarray]) -> Discovery:
 
 
 def prove_call(entry: Entry, call: Call, constants: Mapping[str, np.ndarray]) -> set[str]:
-    """Prove a rule that somebody says an operator of a model has, on small calls; the factors that no size let be split.
+    """Prove a given rule of a model's operator on small calls; returns the factors that no size allowed to split.
 
-    A `Disproved` says what the execution contradicts.
+    Raises `Disproved` with the contradiction.
     """
     case = in_double(_small(call, constants))
     require_function(case)
@@ -78,9 +78,9 @@ def _small(call: Call, constants: Mapping[str, np.ndarray]) -> Sample:
 
 
 def _mappings(call: Call) -> Iterator[dict[int, int]]:
-    """Sizes in the model → small sizes: each its own multiple of 6, then in their ratios, then as they are.
+    """Mappings of the model's sizes to small ones: distinct multiples of 6, then sizes in their ratios, then unchanged.
 
-    Nothing becomes smaller than an integer among the attributes, which may be an offset or a length.
+    No size becomes smaller than an integer among the attributes, which may be an offset or a length.
     """
     integers = list(integers_of(tuple(call.operator.attributes.values())))
     sizes = sorted({size for tensor in call.inputs for size in tensor.shape})

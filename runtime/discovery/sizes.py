@@ -1,6 +1,6 @@
-"""Which dims of an operator's inputs have a common size, found by trying: every group of them gets a size of its own.
+"""Dims of an operator's inputs that must have equal sizes, found by trying: every such group gets a size of its own.
 
-Dims that are equal by accident are thereby told from those that the operator wants equal.
+This separates dims that are equal by accident from those that the operator needs equal.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ SizedDim = tuple[int, int]
 """An input and one of its dims."""
 
 MAX_ELEMENTS = 200_000
-"""Elements of all tensors of a call that is tried."""
+"""The most elements of all tensors of a tried call."""
 MAX_LEAST = 48
-"""Sizes are no smaller than any integer among the attributes up to this one: an offset or a count acts at its true sizes only."""
+"""Sizes are at least every integer among the attributes up to this one: offsets and counts act at their true sizes
+only.
+"""
 MAX_GROUPS = 64
-"""How many groups of dims are tried together with one dim."""
+"""The number of groups of dims tried together with one dim."""
 
 
 def spread(case: Sample, *, unit: int, seed: int) -> Sample:
-    """The call at multiples of `unit`, where the operator allows: each group of dims that must agree has a size of its own."""
+    """The call at multiples of `unit`, where the operator allows; each group of dims that must agree has its own size.
+    """
     return _Spread(case, unit, seed).run()
 
 
 class _Spread:
-    """The call as far as it is spread."""
+    """The call with the sizes spread so far."""
 
     def __init__(self, case: Sample, unit: int, seed: int) -> None:
         self.case = case
@@ -43,7 +46,7 @@ class _Spread:
         self.kept: set[int] = set()
 
     def run(self) -> Sample:
-        """Larger sizes first, so that a small table is not asked for rows that it lost."""
+        """Spread larger sizes first, so that no index exceeds a table that has shrunk."""
         members: dict[int, list[SizedDim]] = {}
         for index, value in enumerate(self.case.values):
             for dim, size in enumerate(value.shape):
@@ -77,7 +80,8 @@ class _Spread:
                 return
 
     def _fresh(self, size: int) -> Iterator[int]:
-        """The smallest unused multiple of the unit that no attribute exceeds, and the smallest that is no less than `size`."""
+        """The smallest unused multiple of the unit above all attributes, and the smallest that is also at least `size`.
+        """
         for least in dict.fromkeys((self.least, max(size, self.least))):
             count = math.ceil(least / self.unit)
             while count * self.unit in self.taken:

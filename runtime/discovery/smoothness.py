@@ -1,4 +1,5 @@
-"""What an operator is as a function: in which inputs together it is linear, and whether a gradient passes through it."""
+"""Properties of an operator as a function: the sets of inputs in which it is linear, and whether it passes gradients.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from .calls import combinations, drawn_like, execute, outputs_of
 from .loops import equal
 
 MAX_SETS = 64
-"""How many sets of inputs are tried for linearity, the smallest first."""
+"""The number of sets of inputs tried for linearity, the smallest first."""
 SCALES = (-0.7, 60.0, -5000.0)
-"""What an input is multiplied by: functions that are linear near zero only are found out by the large ones."""
+"""Factors of an input; the large ones reveal functions that are linear near zero only."""
 EXACT_SCALES = (2.0**40, 2.0**-40)
 """Powers of two, by which a linear function is multiplied without rounding: they find out limits that are far off."""
 
@@ -50,7 +51,7 @@ def _is_linear(case: Sample, whole: Sequence[Tensor], members: set[int]) -> bool
                 return False
         if not all(_all_equal(at(scale, 0.0), [scale * f for f in whole]) for scale in EXACT_SCALES):
             return False
-        # What is not finite must stay so: a share of a sum may be what the whole is not.
+        # Non-finite values must stay non-finite: a share of a sum may not be finite where the whole is.
         return not any(bool(value.isfinite().all()) for end in (math.nan, math.inf) for value in at(end, 0.0))
     except Exception:  # whatever the operator raises, it does not take such values
         return False

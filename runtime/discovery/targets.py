@@ -1,4 +1,4 @@
-"""What a user or a model asks a rule for, made into an example call: an operator's name, a function, an operator of a graph."""
+"""Targets of a discovery as example calls: an operator's name, a function, an operator of a graph."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLAIN = "it is a function, not an operator: planning sees what is inside it, un
 
 
 def discover_target(target: Any, inputs: Sequence[Any], arguments: Mapping[str, Any]) -> Discovery:
-    """The rule of an operator's name, `package:function`, or an operator or function, called with `inputs` and `arguments`."""
+    """The rule of an operator's name, of `package:function`, or of a callable called with `inputs` and `arguments`."""
     if isinstance(target, str) and ":" in target.replace("::", ""):
         target, inputs, arguments = _named(target, inputs, arguments)
     kind = kind_of(target)
@@ -67,7 +67,7 @@ def kind_of(target: Any) -> str | None:
 
 
 def _named(text: str, inputs: Sequence[Any], arguments: Mapping[str, Any]) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-    """What `package:function` stands for, and its example inputs where none are given."""
+    """The operator or function behind `package:function`, and its example inputs if none are given."""
     module_name, _, name = text.rpartition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -145,7 +145,9 @@ def example_of_texts(target: str, inputs: str | None, settings: Sequence[str]) -
 
 
 def tensors_of(texts: Sequence[str], *, positive: bool) -> list[Tensor]:
-    """Random tensors of shapes given as texts: `6x4` of floats (`positive`: between 0.2 and 0.8, else -1 and 1), `int64:6x4`, `bool:6`.
+    """Random tensors of shapes in texts: `6x4` floats, `int64:6x4`, `bool:6`.
+
+    `positive`: floats are between 0.2 and 0.8, else between -1 and 1.
 
     >>> [(t.dtype, tuple(t.shape)) for t in tensors_of(["6x4", "int64:3", ""], positive=True)]
     [(torch.float64, (6, 4)), (torch.int64, (3,)), (torch.float64, ())]
@@ -171,7 +173,9 @@ def random_values(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.G
 
 
 def prove_rule(kind: str, entry: Entry, samples: Sequence[Any]) -> None:
-    """Prove a rule on a user's sample calls (tuples of arguments, or dicts by name); a `RuleError` says what contradicts it."""
+    """Prove a rule on a user's sample calls (tuples of arguments, or dicts by name); `RuleError` with the
+    contradiction.
+    """
     calls = []
     for given in samples:
         named = isinstance(given, Mapping)

@@ -13,9 +13,9 @@ from .loops import Cut, Loop
 
 
 def rule_text(case: Sample, loops: Sequence[Loop]) -> str:
-    """The rule: every loop a factor, dims without one whole.
+    """The rule: every loop is a factor, dims without a loop are whole.
 
-    Dims that no loop explains have a common name where they have a common size above 1: they only say that nothing is split.
+    Whole dims of equal size above 1 share a name, which only says that nothing is split.
     """
     loops = _in_order(loops)
     names = dict(zip(range(len(loops)), _letters(), strict=False))
@@ -38,7 +38,7 @@ def rule_text(case: Sample, loops: Sequence[Loop]) -> str:
 
 
 def _in_order(loops: Sequence[Loop]) -> list[Loop]:
-    """As they are first read."""
+    """Sort loops by their first place in the tensors."""
     tensors = range(max((len(loop.inputs) + len(loop.outputs) for loop in loops), default=0))
     places = {
         id(loop): [(t, *cut) for t, cut in zip(tensors, (*loop.inputs, *loop.outputs), strict=True) if cut is not None] for loop in loops
@@ -51,7 +51,7 @@ def _letters() -> itertools.chain[str]:
 
 
 def _dim(tensor: int, dim: int, size: int, loops: Sequence[Loop], names: dict[int, str], whole: dict[int, str]) -> str:
-    """A dim as its loops from the outside in, with bare sizes for what no loop explains."""
+    """A dim as its loops from the outside in, with bare sizes where no loop explains it."""
     inside: list[tuple[int, int, str]] = []
     for number, loop in enumerate(loops):
         cut: Cut | None = (*loop.inputs, *loop.outputs)[tensor]

@@ -1,7 +1,7 @@
-"""Global tensors: tensors of the shape of the whole, of which each rank holds its part; every operator finds its own split.
+"""Global tensors: tensors with the whole's shape, of which each rank holds a part; operators choose their splits.
 
-OneFlow's `placement` and `sbp` over the layouts, sharding rules and redistributions of plans. All ranks run one program and call the same
-functions, whether a tensor lies on them or not.
+OneFlow's `placement` and `sbp` over the layouts, sharding rules and redistributions of plans. All ranks run one program
+and call the same functions, whether a tensor lies on them or not.
 """
 
 from .creation import from_dtensor, global_tensor, matmul, ones, randn, to_global, to_local, zeros

@@ -1,10 +1,10 @@
-"""Which split an operator takes on global tensors: the one whose inputs are brought there, and computed on, at the least price.
+"""The split of an operator on global tensors: the one with the cheapest redistribution of inputs and computation.
 
     price(strategy) = sum over inputs of the chain from the layout at hand to the strategy's: forward + BACKWARD * backward
                       + WORK * work / (parts of it)
 
-So what lies split stays split, as in OneFlow, whose signatures are chosen by what the inputs cost to bring. Between two layouts a chain is
-the cheapest forward and backward, as in plans.
+So split tensors stay split, as in OneFlow, which chooses signatures by the cost of bringing the inputs. Between two
+layouts a chain is the cheapest forward and backward, as in plans.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from autopar.sharding.rules import Call, rule_of
 from autopar.sharding.rules.registry import has_rule
 
 START, PER_BYTE, BACKWARD, WORK = 1e-5, 1e-9, 1e-3, 1e-18
-"""Seconds of any collective and of a byte of it; the weight of what is backward, and of one pass of the loops."""
+"""Seconds of any collective, and of a byte of it; the weight of backward costs, and of one pass of the loops."""
 MOST = 4096
-"""Strategies beyond which an operator takes one of those that split one factor."""
+"""The most strategies tried; beyond them an operator takes one that splits a single factor."""
 
 
 @functools.cache
 def _price(mesh: tuple[int, ...]) -> StepPrice:
-    """What a collective on an axis of the mesh costs."""
+    """The price of a collective on an axis of the mesh."""
     return lambda kind, axis, nbytes: START + PER_BYTE * nbytes if mesh[axis] > 1 else 0.0
 
 
@@ -52,7 +52,8 @@ def _seconds(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: i
 
 
 def decide(graph: Graph, operator: Operator, layouts: tuple[Layout, ...], mesh: tuple[int, ...], flows: tuple[bool, ...]) -> Decision:
-    """The cheapest decision for an operator whose inputs lie in `layouts`; `flows`: which of these carry a gradient."""
+    """The cheapest decision for an operator with inputs in `layouts`; `flows`: whether each input carries a gradient.
+    """
     call = Call.of(graph, operator)
     if not has_rule(graph, operator):
         if all(placement.kind in (Kind.REPLICATED, Kind.BROADCAST) for layout in layouts for placement in layout):

@@ -1,4 +1,4 @@
-"""How global tensors come to be: drawn as the whole, made of the parts that ranks hold, or of another tensor."""
+"""Creation of global tensors: drawn as the whole, made of the ranks' parts, or of another tensor."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def randn(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Normal numbers: of a plain tensor, or with a placement the same whole whatever `sbp` is, drawn from rank 0's generator."""
+    """Normal numbers; with a placement, the same whole whatever `sbp` is, drawn from rank 0's generator."""
     shape = _sizes(size)
     if placement is None:
         return torch.randn(shape, dtype=dtype, requires_grad=requires_grad)
@@ -82,9 +82,9 @@ def _device_of_group() -> torch.device:
 
 
 def global_tensor(local: Tensor, placement: TensorPlacement, sbp: Words) -> GlobalTensor:
-    """A global tensor of the parts that ranks hold: shards where it is split, shares where it is partial, copies where it is broadcast.
+    """A global tensor of the ranks' parts: shards where it is split, shares where partial, copies where broadcast.
 
-    Ranks that are none of the placement give a tensor of a part's shape. The part keeps its history, and gets its gradient.
+    Ranks outside the placement give a tensor of a part's shape. The part keeps its history, and gets its gradient.
     """
     if isinstance(local, GlobalTensor) or not isinstance(local, Tensor):
         raise UsageError(f"global_tensor takes a plain tensor, this rank's part, not {type(local).__name__}")
@@ -98,9 +98,10 @@ def global_tensor(local: Tensor, placement: TensorPlacement, sbp: Words) -> Glob
 
 
 def to_global(value: Tensor, placement: TensorPlacement | None = None, sbp: Words | None = None) -> GlobalTensor:
-    """A tensor as `sbp` says on the ranks of `placement`.
+    """A tensor on the ranks of `placement`, in the layout of `sbp`.
 
-    Of a plain tensor ranks hold parts, as for `global_tensor`; one that is broadcast on all axes is that of the placement's first rank.
+    Ranks hold parts of a plain tensor, as for `global_tensor`; broadcast on all axes, it is that of the placement's
+    first rank.
     """
     if isinstance(value, GlobalTensor):
         return value.to_global(placement, sbp)

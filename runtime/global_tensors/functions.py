@@ -1,4 +1,4 @@
-"""Torch's functions on global tensors, traced into operators that take their cheapest splits; and what is asked of a tensor itself."""
+"""Torch's functions on global tensors, traced into operators with their cheapest splits; and a tensor's own methods."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PLAIN = frozenset(
         torch.is_complex, torch.numel, _T.is_nested.__get__, _T._version.__get__,
     }
 )  # fmt: skip
-"""What the shape and the type alone answer."""
+"""Functions that need only the shape and the type."""
 
 _TRACES: dict[object, Traced] = {}
 _DECISIONS: dict[object, Decision] = {}
@@ -43,7 +43,7 @@ MOST = 4096
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a torch function gives for global tensors."""
+    """Run a torch function on global tensors."""
     if function in _PLAIN:
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
@@ -172,7 +172,7 @@ _INTO = {f"__i{name}__": f"__{name}__" for name in ("add", "sub", "mul", "truedi
 
 
 def _in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GlobalTensor:
-    """As the form that gives a new tensor; what comes of it takes the place of the tensor, in the layout that this has."""
+    """Run the out-of-place form, and give its result to the tensor, in the tensor's layout."""
     target = args[0]
     assert isinstance(target, GlobalTensor)
     if target.part.requires_grad and target.part.is_leaf and torch.is_grad_enabled():
@@ -196,11 +196,11 @@ def _in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Globa
     return target
 
 
-# --- what is asked of a tensor itself ---
+# --- a tensor's own methods ---
 
 
 def _backward(tensor: GlobalTensor, gradient: GlobalTensor | None = None, retain_graph: bool | None = None, **more: Any) -> None:
-    """On all ranks: from a number, or from a gradient that lies anywhere."""
+    """Run the backward pass on all ranks, from a number or from a gradient in any layout."""
     if more.get("create_graph") or more.get("inputs") is not None:
         raise UsageError("global tensors have first derivatives of all leaves; leave out create_graph and inputs")
     root = tensor.summed()
@@ -243,7 +243,7 @@ def _described(tensor: GlobalTensor, **_: Any) -> str:
 
 
 def _asked(name: str) -> Callable[..., Any]:
-    """What a plain tensor of the whole answers; all ranks ask."""
+    """A method answered by the plain whole tensor; all ranks call it."""
 
     def answer(tensor: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
         return getattr(tensor.full(), name)(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""Whole values from the ranks of one placement to those of another, their gradients back, and what other ranks hold.
+"""Whole values between the ranks of two placements, their gradients back, and stand-ins on other ranks.
 
-A rank that holds nothing of a tensor has a stand-in: an empty tensor that keeps its place in autograd, so that the backward pass comes by
-every exchange that the rank takes part in, in the same order everywhere.
+A rank that holds nothing of a tensor has a stand-in: an empty tensor that keeps its place in autograd. So the backward
+pass reaches every exchange of the rank, in the same order everywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from ..groups import group_of
 
 
 def exchange(value: Tensor | None, source: Sequence[int], target: Sequence[int], like: Tensor) -> Tensor | None:
-    """The value that all ranks of `source` have, on those of `target` too; None on the others. `like`: an empty tensor of its type."""
+    """Bring a value from all ranks of `source` to those of `target`; None on others. `like`: an empty tensor of its
+    type.
+    """
     me = dist.get_rank() if dist.is_initialized() else 0
     lacking = [rank for rank in target if rank not in source]
     found = value if me in target and me in source else None
@@ -37,7 +39,7 @@ def exchange(value: Tensor | None, source: Sequence[int], target: Sequence[int],
 
 
 def _carried(value: Tensor) -> Tensor:
-    """What backends can carry of a tensor in one piece: itself, or its bytes."""
+    """A tensor in one piece that backends can carry: itself, or its bytes."""
     return value if value.dtype in MOVABLE else value.view(-1).view(torch.uint8)
 
 

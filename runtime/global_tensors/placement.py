@@ -1,4 +1,4 @@
-"""Where a global tensor lies: an array of ranks, whose axes are those of a mesh."""
+"""The placement of a global tensor: an array of ranks, with the axes of a mesh."""
 
 from __future__ import annotations
 

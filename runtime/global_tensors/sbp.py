@@ -1,4 +1,5 @@
-"""How a global tensor lies on one axis of its placement, in OneFlow's words: `split(dim)`, `broadcast`, `partial_sum`."""
+"""A global tensor's layout on one axis of its placement, in OneFlow's words: `split(dim)`, `broadcast`, `partial_sum`.
+"""
 
 from __future__ import annotations
 

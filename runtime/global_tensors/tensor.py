@@ -1,7 +1,8 @@
 """`GlobalTensor`: a tensor of the whole's shape, of which this rank holds a part; torch's functions run on the parts.
 
-A part is an ordinary tensor with an ordinary autograd history, in which redistributions stand where parts had to move. Value and gradient
-lie together as the layout's kinds say, so a backward pass on every rank gives every leaf the gradient that one device would.
+A part is an ordinary tensor with an ordinary autograd history, with redistributions wherever parts had to move. Value
+and gradient follow the kinds of the layout, so a backward pass on every rank gives every leaf the gradient of one
+device.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .sbp import Sbp, Words, layout_of_words, require_even, words_of_layout
 
 
 class Runs:
-    """What torch's functions do with global tensors; `functions` gives it."""
+    """The implementation of torch's functions on global tensors, set by `functions`."""
 
     call: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -36,7 +37,10 @@ RUNS = Runs()
 
 
 class GlobalTensor(Tensor):
-    """`part`: what this rank holds (a stand-in where it holds nothing), `kinds`: its layout on the mesh of `placement`."""
+    """A tensor of the whole's shape.
+
+    `part`: this rank's part (a stand-in if it holds nothing). `kinds`: the layout on the mesh of `placement`.
+    """
 
     part: Tensor
     kinds: Layout
@@ -66,7 +70,7 @@ class GlobalTensor(Tensor):
 
     @property
     def sbp(self) -> tuple[Sbp, ...]:
-        """How it lies on each axis of its placement, in words."""
+        """The layout on each axis of the placement, in words."""
         return words_of_layout(self.kinds)
 
     def brought(self, kinds: Layout) -> Self:
@@ -96,7 +100,7 @@ class GlobalTensor(Tensor):
         return self.brought((R,) * len(self.kinds))
 
     def to_global(self, placement: TensorPlacement | None = None, sbp: Words | None = None) -> GlobalTensor:
-        """The same tensor as `sbp` says, on the ranks of `placement`; what is left out stays. Onto other ranks it goes whole."""
+        """The same tensor as `sbp` on `placement`; omitted ones stay. To other ranks it travels whole."""
         where = placement or self.placement
         if sbp is None and len(where.mesh.axes) != len(self.kinds):
             raise UsageError(f"the placement has {len(where.mesh.axes)} axes, the tensor lies on {len(self.kinds)}: say how, with sbp")
@@ -128,13 +132,13 @@ class GlobalTensor(Tensor):
 
 
 def handed(tensor: GlobalTensor, where: TensorPlacement) -> GlobalTensor:
-    """A tensor that is whole on each of its ranks, whole on those of another placement."""
+    """Bring a tensor that is whole on each of its ranks to the ranks of another placement."""
     given = (tensor.part, tensor.placement.numbers, where.numbers, tuple(tensor.shape), where.device)
     part: Tensor = Hand.apply(*given)  # type: ignore[no-untyped-call]
     return GlobalTensor(part, (R,) * len(where.mesh.axes), where, tensor.shape)
 
 
 def gradient_kinds(kinds: Layout) -> Layout:
-    """How the gradient of a tensor lies."""
+    """The layout of a tensor's gradient."""
     turned = {Kind.PARTIAL: R, Kind.BROADCAST: P}
     return tuple(turned.get(placement.kind, placement) for placement in kinds)

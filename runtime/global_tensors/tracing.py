@@ -1,4 +1,4 @@
-"""From a call of a torch function to operators: the function is traced on shapes, in the operators that rules are written for."""
+"""From a call of a torch function to operators: the function is traced on shapes, in operators that have rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLACEMENT_ARGUMENTS = frozenset({"device", "layout", "memory_format", "pin_memo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """The operators of a call as a graph over `in0`, `in1`, ...; `results`: the tensors that it gives, or what else stands there."""
+    """The operators of a call as a graph over `in0`, `in1`, ...; `results`: its tensors, or other results."""
 
     graph: Graph
     results: tuple[Any, ...]
@@ -46,7 +46,7 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Trace
 
 
 class _Reader:
-    """Walks the trace, node by node, with the values on the meta device beside their names."""
+    """Walks the trace, node by node, with each name's value on the meta device."""
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> None:
         self.module, self.given = module, list(inputs)
@@ -57,7 +57,7 @@ class _Reader:
         self.values: dict[fx.Node, Any] = {}
 
     def read(self) -> list[Any]:
-        """The names of what the call gives."""
+        """The names of the call's results."""
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
                 name = f"in{len(self.inputs)}"

@@ -1,10 +1,10 @@
-"""`torchrun` that ends with 0 where its ranks did: SIGTERM goes to the ranks, and only what they make of it to torchrun.
+"""`torchrun` that ends with 0 if its ranks did: SIGTERM goes to the ranks, and only their exit codes reach torchrun.
 
-Torch's agent answers SIGTERM by an exception, whatever its ranks do: torchrun ends with 1 though all of them saved and ended with 0. Here
-the signal is not torch's (its option --signals-to-handle says so): the handler hands it to the ranks of this machine and waits for them
-inside, while the agent stands still and starts none of them again. Where all end with 0 the agent goes on, finds that all succeeded and
-ends with 0; else, or where they take too long, it gets the exception that it would have had. So it does where other machines go on
-without this one: an agent that ends well closes the rendezvous for all.
+Torch's agent answers SIGTERM by an exception, whatever its ranks do: torchrun ends with 1 even if all of them saved and
+ended with 0. Here the option --signals-to-handle takes the signal away from torch. The handler sends it to the ranks of
+this machine and waits for them, while the agent stands still and restarts none. If all end with 0, the agent goes on,
+finds that all succeeded and ends with 0. If not, or if they take too long, it gets torch's exception. It also gets it
+if other machines go on without this one, since an agent that ends well closes the rendezvous for all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from .ending import OTHERS_STAY, TERM_GRACE
 
 OTHERS = "SIGINT,SIGHUP,SIGQUIT"
-"""The signals that are left to torch's agent."""
+"""The signals for torch's own agent."""
 _POLL = 0.05
 _RANK = b"LOCAL_RANK="
 
@@ -67,10 +67,10 @@ def ranks_of(agent: int) -> list[int]:
 
 
 def _code(pid: int) -> int | None:
-    """What a child ended with, which stays to be read by the agent (None: it runs); a signal that ended it is negative."""
+    """A child's exit code, still readable by the agent (None: it runs); negative for the signal that ended it."""
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # the agent has read it already: it was there when the signal came, so it will tell
+    except ChildProcessError:  # the agent has read it already and will report it
         return 0
     if ended is None:
         return None

@@ -1,8 +1,8 @@
-"""Ranks for a process that cannot fork them: a server that has imported the runtime and run nothing forks a launcher for each call.
+"""Ranks for a process that cannot fork them: a server with the runtime imported forks a launcher for each call.
 
-The server starts with the first call and ends with this process. Function and arguments reach a launcher pickled: by
-`cloudpickle` where it is installed, so that closures and what a notebook defines can go, else by `pickle`. What else this
-process holds (rules registered here, operators defined here) is not there, unless the function's module brings it.
+The server runs nothing itself. It starts with the first call and ends with this process. Function and arguments reach a
+launcher pickled: by `cloudpickle` if it is installed, which handles closures and notebooks, else by `pickle`. Other
+state of this process (registered rules, defined operators) is missing there, unless the function's module brings it.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class _Server:
     process: subprocess.Popen[bytes]
     line: socket.socket
     owner: int
-    """Whose server it is: a process forked from the owner starts its own."""
+    """The process that owns the server; a process forked from the owner starts its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scene:
-    """What of the calling process the ranks are to find as a fork would."""
+    """The caller's state that ranks get, as after a fork."""
 
     directory: str
     environment: dict[str, str]
@@ -111,7 +111,7 @@ def _pickler() -> ModuleType:
 
 
 def _pickled(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """What a launcher needs to call the function; refused in words where that cannot be had."""
+    """The pickled function and arguments for a launcher; `RunError` with a remedy if they cannot be pickled."""
     name = getattr(function, "__qualname__", type(function).__name__)
     pickler, here = _pickler(), getattr(function, "__module__", "") == "__main__" or "<" in name
     if pickler is pickle and here:
@@ -131,7 +131,7 @@ def _scene() -> _Scene:
 
 
 def _hand_over(connection: socket.socket) -> None:
-    """Give the server a connection for a new launcher, and this process's output; a server that has died is replaced."""
+    """Give the server a connection for a new launcher, and this process's output; a dead server is replaced."""
     for _ in range(2):
         try:
             socket.send_fds(_server().line, [b"+"], [connection.fileno(), 1, 2])

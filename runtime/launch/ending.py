@@ -1,4 +1,4 @@
-"""SIGTERM to a process that has started ranks: it goes on to these, and the process ends as they do."""
+"""SIGTERM to a process with ranks: it is passed on to the ranks, and the process ends as they do."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import NoReturn
 TERM_GRACE = 30.0
 """Seconds that ranks may take to end after SIGTERM: longer than `autopar.steps` takes to save."""
 OTHERS_STAY = "AUTOPAR_OTHERS_STAY"
-"""In the environment of ranks: a file that those make whose machine is taken away while others go on."""
+"""Environment variable with the path of a file that ranks make if their machine is taken away while others go on."""
 ASKED = b"SIGTERM"
-"""What a caller writes to the process that has forked its ranks."""
+"""The message of a caller to the process that has forked its ranks."""
 
 
 class Ending:
-    """Whether the ranks were asked to end, and until when they may take. `running`: gives the process ids of those that are to hear it."""
+    """The request to ranks to end, and its deadline; `running` gives the process ids of the ranks to signal."""
 
     def __init__(self, running: Callable[[], list[int]]) -> None:
         self._running, self.deadline, self.asked = running, math.inf, False
 
     def ask(self) -> None:
-        """Hand SIGTERM on, once."""
+        """Pass SIGTERM on, once."""
         if not self.asked:
             self.asked, self.deadline = True, time.monotonic() + TERM_GRACE
             for pid in self._running():
@@ -37,7 +37,7 @@ class Ending:
 
 @contextlib.contextmanager
 def on_sigterm(ask: Callable[[], None]) -> Iterator[None]:
-    """Inside, SIGTERM asks instead of killing, unless this program has a handler of its own, or another thread hears signals."""
+    """Inside, SIGTERM calls `ask` instead of killing, unless this program or another thread handles signals."""
     here = threading.current_thread() is threading.main_thread()
     if not here or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

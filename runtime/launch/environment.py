@@ -18,10 +18,10 @@ from .watch import watch_in_steps
 
 
 def init_from_environment(backend: str, *, timeout: float = 600.0, lives: Lives | None = None) -> torch.device:
-    """Join the process group that `torchrun` (or a like launcher) describes in the environment; this rank's device.
+    """Join the process group in the environment of `torchrun` (or a similar launcher); returns this rank's device.
 
-    Restarted ranks meet under a fresh prefix of the store, so that they do not read the addresses of the dead. With `lives`, ranks that
-    keep failing are left out, and RANK and WORLD_SIZE are those of the rest.
+    Restarted ranks meet under a fresh prefix of the store, so that they do not read the addresses of the dead. With
+    `lives`, ranks that keep failing are left out, and RANK and WORLD_SIZE are those of the rest.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
@@ -34,7 +34,8 @@ def init_from_environment(backend: str, *, timeout: float = 600.0, lives: Lives 
     limit = timedelta(seconds=timeout)
     hosts_store = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     server = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, hosts_store, limit, multi_tenant=True)
-    # A store of the launcher outlives its ranks. One of rank 0 does not, and launchers of several machines count restarts each for itself.
+    # A launcher's store outlives its ranks; a store of rank 0 does not, and launchers of several machines count
+    # restarts separately.
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if kept else "0"
     store = PrefixStore(f"run_{restart}", server)

@@ -28,7 +28,7 @@ from .ending import ASKED, TERM_GRACE, Ending, end_by_sigterm, on_sigterm
 from .rank import BEAT, LOOPBACK, Start, rank_main
 
 GRACE = 0.5
-"""Seconds that the other ranks are given to report after the first has failed, so that the cause is found."""
+"""Seconds in which the other ranks may report after the first failure, so that its cause is found."""
 SILENCE = 60.0
 """Seconds without a sign of life after which a rank is given up."""
 
@@ -47,7 +47,7 @@ class _Rank:
     silent: float = 0.0
 
     def read(self) -> bool:
-        """Take what the rank sent, or note that it ended without a word; whether it is through."""
+        """Read a rank's message, or note that it ended without one; returns whether it is through."""
         self.silent = 0.0
         try:
             kind, payload = pickle.loads(self.pipe.recv_bytes())
@@ -76,11 +76,11 @@ def fork_ranks(
     *,
     endless: bool = False,
 ) -> list[Any]:
-    """The results of `function(*args)` on `nproc` ranks; ended when `caller` goes away, who writes `ASKED` when it is sent SIGTERM.
+    """The results of `function(*args)` on `nproc` ranks.
 
-    SIGTERM is handed on to the ranks, which have `TERM_GRACE` seconds to end; where all do so in good order, so does this process, else
-    it ends by the signal.
-    `endless`: the call may take any time, and `timeout` is for the collectives alone.
+    If `caller` goes away, the ranks are ended; it writes `ASKED` when it gets SIGTERM. SIGTERM is passed on to the
+    ranks, which have `TERM_GRACE` seconds to end. If all of them end in good order, this process does too; else it ends
+    by the signal. `endless`: the call may take any time, and `timeout` bounds the collectives alone.
     """
     ranks: list[_Rank] = []
     ending = Ending(lambda: [rank.process.pid for rank in ranks if not rank.done and rank.process.pid is not None])
@@ -90,7 +90,8 @@ def fork_ranks(
     store: TCPStore | None = None
     try:
         _start(ranks, function, nproc, args, timeout, _Ends(lifeline=lifeline, alive=alive, listener=listener))
-        # Served from here, the store outlives every rank; only now, since its thread would not survive a fork.
+        # Served by this process, the store outlives every rank; it starts only now, since its thread would not survive
+        # a fork.
         store = TCPStore(LOOPBACK, listener.getsockname()[1], None, True, wait_for_workers=False, master_listen_fd=listener.detach())
         with on_sigterm(ending.ask):
             results = _collect(ranks, math.inf if endless else timeout, caller, ending)
@@ -112,7 +113,7 @@ def fork_ranks(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ends:
-    """What the ranks inherit of their parent: both ends of the lifeline, and where the store will be served."""
+    """The ranks' inheritance: both ends of the lifeline, and the socket of the store."""
 
     lifeline: Connection
     alive: Connection
@@ -147,14 +148,14 @@ def _start(ranks: list[_Rank], function: Callable[..., Any], nproc: int, args: t
 
 @contextlib.contextmanager
 def quiet_fork() -> Iterator[None]:
-    """Without Python's warning about threads: those of libraries, which `_release_threads` ends or no rank needs."""
+    """Suppress Python's warning about threads: `_release_threads` ends those of libraries, or no rank needs them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
         yield
 
 
 def _collect(ranks: list[_Rank], timeout: float, caller: Connection | None, ending: Ending) -> list[Any]:
-    """Wait for all ranks, or for the first failure and what explains it."""
+    """Wait for all ranks, or for the first failure and its explanation."""
     deadline = time.monotonic() + timeout
     pending = {rank.pipe: rank for rank in ranks}
     failed: list[_Rank] = []
@@ -224,7 +225,7 @@ def _in_step(ranks: Sequence[_Rank]) -> str:
 
 
 def _end(ranks: list[_Rank]) -> None:
-    """Leave no process behind: those that are done exit by themselves, the others are killed."""
+    """Leave no process behind: finished ones exit by themselves, others are killed."""
     for rank in ranks:
         if rank.done:
             rank.process.join(GRACE)

@@ -1,10 +1,11 @@
-"""The lives of torchrun's ranks: which of them failed by itself, life after life, and is to be left out of the next.
+"""The lives of torchrun's ranks: a rank that keeps failing by itself is left out of the next life.
 
-torchrun ends all ranks where one fails, and starts all of them again, the one with the broken memory among them, until no restart is left.
-So every process writes into a file of its own how its lives ended. A life that is over ended by itself ("alone": killed, or an exception
-of its own), or with the others ("with others": SIGTERM from the launcher, a connection that broke, a wait for a rank that was stopped). A
-process whose last `IN_A_ROW` lives ended alone, or the last two of them without a checkpoint between, is left out: it does not join the
-process group, waits for the end of the others, and exits with 0. The others are numbered anew.
+torchrun ends all ranks when one fails, and restarts all of them, including one with broken memory, until its restarts
+are used up. So every process records in a file of its own how its lives ended. A life ends by itself ("alone": killed,
+or an exception of its own), or with the others ("with others": SIGTERM from the launcher, a broken connection, a wait
+for a stopped rank). A process is left out if its last `IN_A_ROW` lives ended alone, or the last two without a
+checkpoint in between. It does not join the process group, waits for the end of the others, and exits with 0. The others
+are renumbered.
 
 Rank 0 of the launcher reads the files and tells everyone through the store, so that all decide alike.
 """
@@ -33,17 +34,17 @@ from torch._C._distributed_c10d import Store
 from .rank import BEAT, last_step
 
 IN_A_ROW = 3
-"""Lives that ended alone, one after the other, after which a rank is left out."""
+"""The number of successive lives that ended alone after which a rank is left out."""
 ALONE, WITH_OTHERS = "alone", "with others"
 FOLDER = "lives"
 _DONE, _LEFT_OUT = "done", "left out"
 _CONNECTION = ("gloo", "Connection closed by peer", "Connection reset", "Broken pipe", "timed out", "Timed out", "NCCL", "cannot take part")
-"""What exceptions say that are caused by another rank."""
+"""Texts of exceptions that another rank has caused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A process among those that the launcher started: `member` stays the same over its lives."""
+    """A process of the launcher; `member` stays the same over its lives."""
 
     member: str
     rank: int
@@ -57,7 +58,10 @@ class Seat:
 
 
 class Lives:
-    """The lives of this process, and of those beside it. `folder`: one that all ranks see; `progress`: what a new checkpoint changes."""
+    """The lives of this process and of the others.
+
+    `folder`: visible to all ranks. `progress`: a text that every new checkpoint changes.
+    """
 
     def __init__(self, folder: Path, progress: str) -> None:
         self.folder, self.progress = folder / FOLDER, progress
@@ -65,7 +69,7 @@ class Lives:
         self._past: list[dict[str, str]] = []
 
     def leave_out(self, store: Store, limit: timedelta) -> tuple[int, int]:
-        """This process's rank, and the number of ranks, without those that keep failing; one of these does not return."""
+        """This process's rank and the number of ranks, without failing ones; for a failing one it does not return."""
         seat = Seat.of_environment()
         self._begin(seat)
         store.set(f"member {seat.rank}", seat.member)
@@ -141,11 +145,11 @@ class Lives:
         _hear_at_once(signal.SIGTERM, lambda: self.ended(WITH_OTHERS))
 
     def _sit_out(self, store: Store, seat: Seat, lives: int) -> NoReturn:
-        """Stay, since a launcher whose processes have all ended cannot be joined again, and end with the others."""
+        """Wait and end with the others, since a launcher whose processes have all ended cannot be joined again."""
         who = f"local rank {os.environ.get('LOCAL_RANK', seat.rank)} of {socket.gethostname()} (rank {seat.rank})"
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         print(f"autopar: {who} has failed by itself in {lives} lives in a row, and is left out", file=sys.stderr, flush=True)
-        with contextlib.suppress(RuntimeError):  # the store has ended: so have the others
+        with contextlib.suppress(RuntimeError):  # the store has ended, and so have the others
             while not store.check([_DONE]):
                 time.sleep(BEAT)
         self._remove()
@@ -153,9 +157,9 @@ class Lives:
 
 
 def failing(folder: Path, members: list[str], progress: str) -> dict[str, int]:
-    """The ranks that are left out, by their numbers as texts, and how many lives of each have ended alone.
+    """The ranks to leave out, by their numbers as texts, with the number of their lives that ended alone.
 
-    Where that is everyone, what fails is no rank: nobody is left out.
+    If that is every rank, the cause is no rank, and nobody is left out.
     """
     found = {}
     for rank, member in enumerate(members):
@@ -168,7 +172,7 @@ def failing(folder: Path, members: list[str], progress: str) -> dict[str, int]:
 
 
 def is_of_others(error: BaseException) -> bool:
-    """Whether an exception says no more than that another rank is gone."""
+    """Whether an exception only reports that another rank is gone."""
     if isinstance(error, KeyboardInterrupt | dist.DistError):
         return True
     text = str(error)
@@ -184,14 +188,16 @@ def _read(path: Path) -> list[dict[str, str]]:
 
 
 def sweep(folder: Path, members: list[str]) -> None:
-    """Remove the files of processes whose launcher is gone."""
+    """Remove the files of processes of earlier launchers."""
     for path in folder.glob("*.json"):
         if path.stem not in members:
             path.unlink(missing_ok=True)
 
 
 def _hear_at_once(number: signal.Signals, tell: Callable[[], None]) -> None:
-    """Call `tell` in a thread when a signal comes, also while the main thread waits in a collective, where Python hears nothing."""
+    """Call `tell` in a thread on a signal, even while the main thread waits in a collective, where Python runs no
+    handler.
+    """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 

@@ -1,4 +1,5 @@
-"""The life of a forked rank: it joins the others, calls its function, tells its parent how it goes, and does not outlive it."""
+"""The life of a forked rank: it joins the others, calls its function, reports to its parent, and does not outlive it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ BEAT = 1.0
 STEP_TIMEOUT = 60.0
 """Seconds that a collective may wait once the first step is through."""
 SLOW = 10.0
-"""A collective may wait this many times the first step, where that is longer than `STEP_TIMEOUT`."""
+"""A collective may take this many times the first step, if that is longer than `STEP_TIMEOUT`."""
 LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
 
@@ -37,7 +38,7 @@ Kind = Literal["alive", "done", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a rank is given at its start."""
+    """The data that a rank gets at its start."""
 
     number: int
     world: int
@@ -52,11 +53,11 @@ class Start:
     foreign: Sequence[Connection | socket.socket]
     """Ends that this rank inherits and does not need; open here they would hide that their owner is gone."""
     port: int
-    """Where the parent serves the store in which the ranks find each other."""
+    """The port of the parent's store, in which the ranks find each other."""
 
 
 class _Steps:
-    """The steps of this process: the one that runs, the last one that began and when, and the timeouts as they were before."""
+    """The steps of this process: the present one, the last one with its start time, and the original timeouts."""
 
     def __init__(self) -> None:
         self.current: int | None = None
@@ -80,9 +81,9 @@ def in_steps(count: int) -> Iterator[int]:
 
 
 def begin_step(number: int) -> None:
-    """A rank calls this as step `number`, counted from 0, begins: the step is named where a rank goes missing.
+    """Begin step `number`, counted from 0; messages about a missing rank name the step.
 
-    When its first step is through, the timeout of every process group falls to a minute, or to ten times that step.
+    After the first step, the timeout of every process group falls to a minute, or to ten times that step.
     """
     now = time.monotonic()
     if _steps.current is not None and not _steps.before:
@@ -113,13 +114,13 @@ def last_step() -> int | None:
 
 
 def let_wait(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group whose collectives wait for more than the ranks (a disk, say): its timeout stays what it is."""
+    """Exempt a group whose collectives wait for more than ranks (a disk, say) from the shorter timeout."""
     _steps.patient.add(group)
     return group
 
 
 def end_steps() -> None:
-    """The last step is through: timeouts are what they were, since ranks may now do different things for long."""
+    """End the last step: timeouts return to their original values, since ranks may now do different things for long."""
     for group, limit in _steps.before.items():
         if group in distributed_c10d._world.pg_map:
             distributed_c10d._set_pg_timeout(limit, group)

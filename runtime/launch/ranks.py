@@ -15,16 +15,15 @@ from .forked import fork_ranks, quiet_fork
 
 
 def run_ranks(function: Callable[..., Any], nproc: int, *args: Any, timeout: float = 300.0, endless: bool = False) -> list[Any]:
-    """Call `function(*args)` on `nproc` ranks of this machine joined by Gloo; the results in the order of the ranks.
+    """Call `function(*args)` on `nproc` Gloo ranks of this machine; the results are in the order of the ranks.
 
-    A rank that raises, dies or falls silent ends the others; its traceback is in the `RunError`. `timeout` in seconds
-    bounds the whole call (unless it is `endless`) and every collective in it; a rank that calls `begin_step` bounds the collectives closer.
+    A rank that raises, dies or falls silent ends the others; its traceback is in the `RunError`. `timeout`: seconds
+    that bound the whole call (unless it is `endless`) and every collective in it; a rank that calls `begin_step` bounds
+    collectives closer. SIGTERM to this process goes to the ranks, where `autopar.steps` saves and ends. Then this
+    process ends too, with exit code 0, or by the signal if the ranks do not end in good order within 30 seconds.
 
-    SIGTERM to this process goes to the ranks, which `autopar.steps` has save and end; then this process ends, too, with exit code 0. Where
-    they do not end in good order within 30 seconds it ends by the signal.
-
-    Ranks are forked from this process, so that nothing is copied, unless autograd has started threads for devices here,
-    which no fork survives: then function and arguments are pickled for a process that has run nothing (`clean`).
+    Ranks are forked from this process, so nothing is copied. If autograd has started threads for devices here, which no
+    fork survives, function and arguments are pickled for a process that has run nothing (`clean`).
     """
     if nproc < 1:
         raise RunError(f"cannot run {nproc} ranks")
@@ -34,7 +33,7 @@ def run_ranks(function: Callable[..., Any], nproc: int, *args: Any, timeout: flo
 
 
 def can_fork() -> bool:
-    """Whether a backward pass runs in a process forked from this one; tried, since torch does not tell."""
+    """Whether a backward pass works in a fork of this process; it is tried, since torch does not tell."""
     with quiet_fork():
         pid = os.fork()
     if pid == 0:

@@ -1,8 +1,8 @@
-"""Ranks of `torchrun` and its like look after one another while they train: each after the next, by signs of life in the store.
+"""Ranks of `torchrun` watch one another while they train: each watches the next, by signs of life in the store.
 
-A rank that is stopped, or whose machine is gone, leaves the others waiting in a collective until its timeout, and none of them can say for
-whom. So a thread of every rank counts seconds in the store, and reads the count of the next; where that has stood still for
-`SILENCE` seconds it says so and ends its process, whereupon the launcher ends, or starts again, all others.
+If a rank is stopped, or its machine is gone, the others wait in a collective until its timeout, and none can name it.
+So a thread of every rank counts seconds in the store, and reads the count of the next rank. If that has stood still for
+`SILENCE` seconds, it reports this and ends its process, and the launcher ends or restarts all others.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _DONE = "done"
 
 
 def watch_in_steps(store: Store, rank: int, world: int, give_up: Callable[[], None] | None = None) -> None:
-    """Look after the next rank from the first step on. The store is this thread's own: nobody else waits on its connection.
+    """Watch the next rank from the first step on.
 
-    `give_up` is called before this process ends because of another.
+    `store`: this thread's own, so that nobody else waits on its connection. `give_up`: called before this process ends
+    because of another.
     """
     watch = _Watch(store, rank, (rank + 1) % world, give_up)
     at_first_step(watch.begin)
@@ -78,7 +79,7 @@ class _Watch:
             os._exit(LATE)
 
     def _end(self) -> None:
-        """This rank is through; the others need not wait for signs of it."""
+        """Tell the others that this rank is through."""
         self.ended.set()
         with contextlib.suppress(RuntimeError):
             self._beat(_DONE)

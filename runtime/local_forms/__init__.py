@@ -1,1 +1,1 @@
-"""Local forms by family: how a rank runs an operator of which it holds a shard, where its sizes, its place or its neighbours matter."""
+"""Local forms by family: operators on shards whose sizes, places or neighbours matter."""

@@ -1,4 +1,4 @@
-"""Attention with dropout on its weights, on shards: with the numbers of one device written out, by counter in blocks."""
+"""Attention with dropout on its weights, on shards: in torch's order with whole scores, or by counter in blocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Scaled dot-product attention whose dropped weights are this rank's part of those of all `shape`."""
+    """Scaled dot-product attention; the dropped weights are this rank's part of those of all `shape`."""
     draws = current()
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if not draws.exact and dropout_p < 1:
@@ -54,7 +54,7 @@ def _dropped(call: LocalCall) -> Mapping[str, Value] | None:
     """The mask is on [..., heads, queries, keys]."""
     if not call.operator.attributes.get("dropout_p"):
         return None
-    shape = (*call.outputs[0].shape[:-1], call.inputs[1].shape[-2])  # of the output: the queries may be read again for every batch
+    shape = (*call.outputs[0].shape[:-1], call.inputs[1].shape[-2])  # of the output, since queries may be broadcast over batches
     cuts = tuple(tuple(cut) for cut in call.cuts(call.decision.outputs[0]))
     return {"shape": shape, "cuts": cuts, "operator": operator_number(call.operator.name)}
 

@@ -1,4 +1,4 @@
-"""Random numbers in the shape of a shard: its part of the whole, drawn by counter or by torch's generator (see `draws`)."""
+"""Random numbers for a shard: its part of the whole, drawn by counter or by torch's generator (see `draws`)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ _WHOLE: Mapping[str, Draw] = _table({
     "randint.default randint.low": _integers,
     "bernoulli.default bernoulli.Tensor": _bernoulli,
 })  # fmt: skip
-"""Those that are told a shape, or that take their parameters from tensors."""
+"""Operators with a given shape, or with parameters in tensors."""
 _DRAWS = {**LIKE, **_WHOLE}
 
 

@@ -1,4 +1,4 @@
-"""Dropout on shards: the mask is this rank's part of the whole one, which is drawn by counter or by torch's generator (see `draws`)."""
+"""Dropout on shards: the mask is this rank's part of the whole, drawn by counter or torch's generator (see `draws`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .registry import Knowledge, register
 from .seeded import seeded
 
 _SELU_FLOOR = 1.0507009873554804934193349852946 * 1.6732632423543772848170429916717
-"""What SELU tends to far below zero, with the sign changed: what alpha dropout puts in the place of what it drops."""
+"""The negative of SELU's limit far below zero, which alpha dropout puts in place of dropped elements."""
 
 
 def _stays(draws: Draws, operator: int, rate: float, shape: Sequence[int], cuts: Cuts, device: torch.device) -> Tensor:
@@ -54,7 +54,7 @@ torch.library.register_fake("autopar::keep_mask", _fake_mask, lib=_LIBRARY)
 
 
 def exact_dropout(input: Tensor, p: float, shape: Sequence[int], cuts: Cuts) -> Tensor:
-    """Mask and scale as `torch.nn.functional.dropout` on a CPU: the whole mask is drawn on every rank, from equal seeds."""
+    """Mask and scale as `torch.nn.functional.dropout` on a CPU: each rank draws the whole mask from the same seed."""
     if p >= 1:
         return input * 0
     whole = torch.empty(tuple(shape), dtype=input.dtype, device=input.device).bernoulli_(1 - p)
@@ -62,7 +62,7 @@ def exact_dropout(input: Tensor, p: float, shape: Sequence[int], cuts: Cuts) -> 
 
 
 def dropout(input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cuts, operator: int) -> Tensor:
-    """Dropout of elements, or of channels where `shape` has ones in the place of the rest; autograd keeps a mask of booleans."""
+    """Dropout of elements, or of channels if `shape` has ones for the other dims; autograd keeps a boolean mask."""
     assert train
     if torch.compiler.is_compiling():
         flat = [number for cut in cuts for number in cut]
@@ -79,7 +79,9 @@ def dropout(input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cu
 def native_dropout(
     input: Tensor, p: float, train: bool | None, shape: Sequence[int], cuts: Cuts, operator: int
 ) -> tuple[Tensor, Tensor]:
-    """`native_dropout`: the values, and the mask of what stays. Untold about training it drops, with a gradient of its own."""
+    """`native_dropout`: the values, and the mask of kept elements. Without `train` it drops, with a gradient of its
+    own.
+    """
     if train is None:
         out: tuple[Tensor, Tensor] = seeded("aten.native_dropout.default", operator, input.device, input=input, p=p, train=None)
         return out
@@ -95,7 +97,7 @@ def native_dropout(
 def onnx_dropout(
     data: Tensor, shape: Sequence[int], cuts: Cuts, operator: int, ratio: float, training_mode: bool, seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """ONNX `Dropout`: the values, and the mask of what stays; its own seed does not count."""
+    """ONNX `Dropout`: the values, and the mask of kept elements; its own seed is ignored."""
     if not training_mode or not ratio:
         return data, torch.ones_like(data, dtype=torch.bool)
     draws = current()
@@ -108,7 +110,8 @@ def onnx_dropout(
 
 
 def alpha_dropout(kind: str, input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cuts, operator: int) -> Tensor:
-    """Dropout that keeps mean and variance of what a SELU gave (arXiv:1706.02515); in torch's order only where nothing is split."""
+    """Dropout that keeps mean and variance behind a SELU (arXiv:1706.02515); in torch's order only if nothing is split.
+    """
     draws = current()
     if draws.exact:
         out: Tensor = function_of(kind)(input, p, train)
@@ -121,7 +124,10 @@ def alpha_dropout(kind: str, input: Tensor, p: float, train: bool, shape: Sequen
 
 
 def _dropping(training: str, rate: str, *, channels: bool = False, untold: bool = False) -> Knowledge:
-    """In training, which `untold` says of no word too: the shape of the whole mask, or that of whole channels, and where the shard lies."""
+    """In training, the shape of the whole mask (or of whole channels) and the shard's place in it.
+
+    `untold`: a missing training argument counts as training.
+    """
 
     def knows(call: LocalCall) -> Mapping[str, Value] | None:
         attributes = call.operator.attributes

@@ -3,9 +3,10 @@
     o = c (m exp(s - l)) v,   l = log sum exp(s),   s = scale q k' + mask,   c = 1 / (1 - rate)
     ds = p (c m do v' - sum(do o)),   p = exp(s - l),   dv = c (m p)' do
 
-`m` says which weights stay; it is drawn by counter, block by block, and drawn again in the backward pass. So the scores never lie in memory
-as a whole, and no more is kept than the inputs, the output and `l` (the method of FlashAttention-2, arXiv:2307.08691). Half precision is
-computed in single. Heads of queries share heads of keys in equal groups: the dims are batch, groups, heads of a group, rows, width.
+`m` marks the kept weights; it is drawn by counter, block by block, and drawn again in the backward pass. So the scores
+are never in memory as a whole, and only the inputs, the output and `l` are kept (the method of FlashAttention-2,
+arXiv:2307.08691). Half precision is computed in single. Heads of queries share heads of keys in equal groups: the dims
+are batch, groups, heads of a group, rows, width.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from ..random_numbers import Source
 from ..split_operators.blocks import finite
 
 SCORES_AT_ONCE = 2**19
-"""Scores that are in memory at once on a CPU (but always those of one row of queries of a group), for each of the three or four needed."""
+"""The most scores in memory at once on a CPU, for each of the three or four needed (at least one row of a group)."""
 _AT_ONCE_ELSEWHERE = 2**26
-_ROWS_OF_CAUSAL = 256  # few enough that most of what is not seen is not computed
+_ROWS_OF_CAUSAL = 256  # few enough that most hidden scores are not computed
 
 
 @dataclass(frozen=True, slots=True)
 class Dropping:
-    """What is dropped and seen: the numbers for all scores [*batch, heads, queries, keys] (or without heads), and the rate."""
+    """The random source of all scores [*batch, heads, queries, keys] (or without heads), the rate, scale and causality.
+    """
 
     source: Source
     rate: float
@@ -55,7 +57,7 @@ class Dropping:
 
     @property
     def one_batch(self) -> bool:
-        """Whether a block holds one element of the batch at most, as there are several dims of it."""
+        """Whether a block holds at most one batch element, as there are several batch dims."""
         return len(self.source.region.ranges) > 4
 
 
@@ -161,7 +163,7 @@ class _Attention(torch.autograd.Function):
 
 
 def dropped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropping: Dropping) -> Tensor:
-    """As `torch.nn.functional.scaled_dot_product_attention`, which broadcasts, with a mask on the weights that is drawn by counter."""
+    """As `torch.nn.functional.scaled_dot_product_attention`, with a mask on the weights that is drawn by counter."""
     shape = dropping.source.region.shape
     batch, rows, keys = shape[:-3], shape[-2], shape[-1]
     heads = shape[-3] if len(shape) > 2 else 1
@@ -175,7 +177,7 @@ def dropped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | 
 
 
 def _five_dims(mask: Tensor, batch: tuple[int, ...], shared: int) -> Tensor:
-    """A mask in the dims of the scores, of which those it does not have are 1."""
+    """A mask in the dims of the scores; missing dims become 1."""
     mask = mask[(None,) * max(0, len(batch) + 3 - mask.dim())]
     if len(batch) > 1:
         mask = mask.expand(*batch, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])

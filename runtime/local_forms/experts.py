@@ -1,6 +1,7 @@
-"""Layers of experts on one rank: with all experts, with some of them, and with rows that travel to the ranks of their experts and back.
+"""Layers of experts on one rank: with all experts, with some of them, or with rows that travel to their experts.
 
-Every form sorts its rows by expert, runs what an expert computes on all of them at once, and puts the results back in their order.
+Every form sorts its rows by expert, runs the experts' network on all of them at once, and restores the order of the
+results.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def _placed(rows: Tensor, places: Tensor, count: int) -> Tensor:
 
 
 def run_network(network: Network, rows: Tensor, operands: Sequence[Tensor], ends: Tensor, experts: Tensor) -> Tensor:
-    """What an expert computes, for rows that are sorted by expert: those of expert e end before row ends[e], the rest have none."""
+    """The experts' network on rows sorted by expert: those of expert e end before row ends[e]; the rest have no expert.
+    """
     held = operands[0].shape[0]
     values: dict[str, Tensor] = {"%rows": rows, "%ends": ends, "%experts": experts.clamp(max=held - 1)}
     values |= {f"%w{i}": operand for i, operand in enumerate(operands)}
@@ -59,9 +61,10 @@ def run_network(network: Network, rows: Tensor, operands: Sequence[Tensor], ends
 
 
 def grouped(rows: Tensor, choice: Tensor, operands: Sequence[Tensor], network: Network, *, all_held: bool) -> Tensor:
-    """The results of rows j, of token j // k each, whose experts are `choice` [rows]: a number below that of the experts held, or that.
+    """The results of rows j, of token j // k each, with the experts `choice` [rows].
 
-    `all_held`: no row is of another expert, but for those that the model leaves without one.
+    A choice is below the number of held experts, or equal to it for no held expert. `all_held`: only rows without any
+    expert have that number.
     """
     experts = operands[0].shape[0]
     order = torch.argsort(choice, stable=True)
@@ -75,7 +78,8 @@ def grouped(rows: Tensor, choice: Tensor, operands: Sequence[Tensor], network: N
 
 
 def experts(rows: Tensor, operands: Sequence[Tensor], network: Network, chosen: Tensor | None = None, ends: Tensor | None = None) -> Tensor:
-    """A layer of experts: of tokens with the experts `chosen` for their rows, or of rows that are sorted by expert up to `ends`."""
+    """A layer of experts: on tokens with the experts `chosen` for their rows, or on rows sorted by expert up to `ends`.
+    """
     if chosen is not None:
         return grouped(rows, chosen.clamp(max=operands[0].shape[0]), operands, network, all_held=True)
     assert ends is not None
@@ -96,7 +100,7 @@ def own_experts(
     rows: Tensor, operands: Sequence[Tensor], network: Network, count: int, row_cuts: Cuts, total: int, expert_cuts: Cuts,
     chosen: Tensor | None = None, ends: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The results of the rows and experts of this rank; rows of other experts are zero, so that the ranks' results add up."""
+    """The results of this rank's rows and experts; rows of other experts are zero, so the ranks' results add up."""
     numbers = _numbers(rows, count, row_cuts, chosen, ends)
     held = shard_of(torch.arange(total, device=rows.device), [Cut(*cut) for cut in expert_cuts])
     places = torch.full((total + 1,), held.shape[0], device=rows.device)
@@ -108,7 +112,8 @@ def travelling(
     rows: Tensor, operands: Sequence[Tensor], network: Network, count: int, row_cuts: Cuts, group: AxisGroup,
     chosen: Tensor | None = None, ends: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The results of this rank's rows, each made on the rank that holds its expert (dispatch and combine of GShard, arXiv:2006.16668)."""
+    """The results of this rank's rows, each from its expert's rank (dispatch and combine of GShard, arXiv:2006.16668).
+    """
     held = int(operands[0].shape[0])
     total = held * group.size
     numbers = _numbers(rows, count, row_cuts, chosen, ends).clamp(max=total)
@@ -129,7 +134,7 @@ def travelling(
 
 
 def shard_layer(call: LocalCall) -> Mapping[str, Value] | None:
-    """What a rank needs to know to work with its own rows and experts; None where the layer's own form is right for it."""
+    """The places of a rank's rows and experts; None if the layer's ordinary form is right."""
     row_cuts, expert_cuts = _cuts(call, 0), _cuts(call, 2)
     if not expert_cuts and (not row_cuts or "chosen" in call.operator.attributes):
         return None

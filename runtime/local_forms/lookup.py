@@ -1,4 +1,4 @@
-"""Look-ups in a table whose rows are split: where global rows lie in a shard, and the rows of other shards read as zeros."""
+"""Look-ups in a table with split rows: places of global rows in a shard; rows of other shards read as zeros."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .registry import Knowledge, register
 
 
 def shard_index(indices: Tensor, size: int, cuts: Cuts) -> tuple[Tensor, Tensor]:
-    """Where global rows lie inside this rank's shard (0 for those that do not), and which of them do."""
+    """Places of global rows in this rank's shard (0 for rows of other shards), and whether each row is in it."""
     local, inside = indices, torch.ones_like(indices, dtype=torch.bool)
     for _, parts, degree, coordinate in cuts:
         chunk = size // (parts * degree)
@@ -41,7 +41,7 @@ def embedding(
 
 
 def _masked_rows(table: str, indices: str, padding: str | None) -> Knowledge:
-    """A look-up in a table whose rows are split: rows of other shards give zeros."""
+    """A look-up in a table with split rows: rows of other shards give zeros."""
 
     def change(call: LocalCall) -> Mapping[str, Value] | None:
         attributes = call.operator.attributes

@@ -19,19 +19,19 @@ from .registry import register
 
 
 def _inside(indices: Tensor, rows: int, cuts: Cuts) -> tuple[Tensor, Tensor]:
-    """Where places lie in this rank's shard, and which of them do; negative ones count from the end of the whole."""
+    """Places in this rank's shard, and whether each is in it; negative ones count from the end of the whole."""
     return shard_index(torch.where(indices < 0, indices + rows, indices).long(), rows, cuts)
 
 
 def gather(data: Tensor, indices: Tensor, rows: int, cuts: Cuts, axis: int = 0) -> Tensor:
-    """`Gather` along a split dim: what other shards hold reads as zero."""
+    """`Gather` along a split dim: elements of other shards read as zero."""
     local, inside = _inside(indices, rows, cuts)
     out = function_of("onnx.Gather")(data=data, indices=local, axis=axis)
     return torch.where(inside.reshape(*inside.shape, *(1,) * (data.dim() - 1 - axis % data.dim())), out, 0.0)
 
 
 def gather_elements(data: Tensor, indices: Tensor, rows: int, cuts: Cuts, axis: int = 0) -> Tensor:
-    """`GatherElements` along a split dim: what other shards hold reads as zero."""
+    """`GatherElements` along a split dim: elements of other shards read as zero."""
     local, inside = _inside(indices, rows, cuts)
     return torch.where(inside, function_of("onnx.GatherElements")(data=data, indices=local, axis=axis), 0.0)
 
@@ -39,7 +39,7 @@ def gather_elements(data: Tensor, indices: Tensor, rows: int, cuts: Cuts, axis: 
 def scatter_elements(
     data: Tensor, indices: Tensor, updates: Tensor, rows: int, cuts: Cuts, axis: int = 0, reduction: str = "none"
 ) -> Tensor:
-    """`ScatterElements` along a split dim: what belongs to other shards is written to a row past the end, which is cut off."""
+    """`ScatterElements` along a split dim: elements of other shards go to a row past the end, which is cut off."""
     local, inside = _inside(indices, rows, cuts)
     own = data.shape[axis]
     wide = torch.cat((data, torch.zeros_like(data.narrow(axis, 0, 1))), dim=axis)
@@ -49,7 +49,7 @@ def scatter_elements(
 
 
 def max_pool(X: Tensor, planes: Sequence[int], cuts: Cuts, **attributes: Any) -> tuple[Tensor, Tensor]:
-    """`MaxPool` with the places of the maxima, which count over all planes (samples and channels) of the whole tensor."""
+    """`MaxPool` with the places of the maxima, counted over all planes (samples and channels) of the whole tensor."""
     y, places = function_of("onnx.MaxPool")(X=X, **attributes)
     number = shard_of(torch.arange(math.prod(planes), device=X.device).reshape(tuple(planes)), [Cut(*cut) for cut in cuts])
     size = math.prod(X.shape[2:])
@@ -57,7 +57,7 @@ def max_pool(X: Tensor, planes: Sequence[int], cuts: Cuts, **attributes: Any) ->
 
 
 def max_unpool(X: Tensor, I: Tensor, planes: Sequence[int], cuts: Cuts, **attributes: Any) -> Tensor:  # noqa: E741
-    """`MaxUnpool`, whose places count over all planes of the whole tensor: every value stays in its own plane."""
+    """`MaxUnpool` with places counted over all planes of the whole tensor: every value stays in its own plane."""
     count = len(attributes["kernel_shape"])
     steps, pads = attributes.get("strides") or (1,) * count, attributes.get("pads") or (0,) * (2 * count)
     windows = zip(X.shape[2:], steps, attributes["kernel_shape"], pads[:count], pads[count:], strict=True)
@@ -68,7 +68,7 @@ def max_unpool(X: Tensor, I: Tensor, planes: Sequence[int], cuts: Cuts, **attrib
 
 
 def _rows(call: LocalCall) -> Mapping[str, Value] | None:
-    """The size of the dim that is indexed and where this rank's shard lies, where it is split."""
+    """The size of the indexed dim and the place of this rank's shard, if it is split."""
     data, axis = call.operator.attributes["data"], call.operator.attributes.get("axis", 0)
     assert isinstance(data, Ref) and isinstance(axis, int)
     shape = call.inputs[data.index].shape
@@ -78,7 +78,7 @@ def _rows(call: LocalCall) -> Mapping[str, Value] | None:
 
 
 def _planes(call: LocalCall) -> Mapping[str, Value] | None:
-    """How many samples and channels there are, and where this rank's lie, where places in them are counted."""
+    """The numbers of samples and channels, and the place of this rank's, if places in them are counted."""
     cuts = tuple(tuple(cut) for cut in call.cuts(call.decision.inputs[0]))
     counted = len(call.inputs) + len(call.outputs) > 2
     return {"planes": call.inputs[0].shape[:2], "cuts": cuts} if cuts and counted else None

@@ -1,4 +1,4 @@
-"""What an operator kind computes on one device, where torch has no such kind or its own would not do on shards."""
+"""Functions of operator kinds on one device, where torch has none or its own fails on shards."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def add(**addends: Tensor) -> Tensor:
 
 
 def view(self: Tensor, size: Sequence[int]) -> Tensor:
-    """A view, or a copy where a redistribution left other strides than the model had."""
+    """A view, or a copy if a redistribution has changed the strides."""
     return self.reshape(tuple(size))
 
 
 def copy(self: Tensor, src: Tensor) -> Tensor:
-    """What `self` is once `src` is written over it; torch's own operator has no gradient."""
+    """`self` with `src` written over it; torch's own operator has no gradient."""
     return src.to(self.dtype).expand_as(self).clone(memory_format=torch.contiguous_format)
 
 

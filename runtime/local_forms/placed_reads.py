@@ -1,4 +1,4 @@
-"""Reads and writes at given places along split dims: what lies in other shards reads as zero and is not written."""
+"""Reads and writes at given places along split dims: elements of other shards read as zero and are not written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Splits = Sequence[tuple[int, int, Cuts]]
 
 
 def _inside(index: Tensor, size: int, cuts: Cuts) -> tuple[Tensor, Tensor]:
-    """Where places lie in this rank's shard, and which of them do; negative ones count from the end of the whole."""
+    """Places in this rank's shard, and whether each is in it; negative ones count from the end of the whole."""
     return shard_index(torch.where(index < 0, index + size, index), size, cuts)
 
 
@@ -52,7 +52,7 @@ def _read_places(kind: str, splits: Splits, self: Tensor, indices: Sequence[Tens
 
 
 def _write_rows(kind: str, name: str, splits: Splits, self: Tensor, **arguments: Any) -> Tensor:
-    """`scatter` and its like: what lies in other shards is written to a row past the end, which is cut off."""
+    """`scatter` and similar: elements of other shards go to a row past the end, which is cut off."""
     (dim, size, cuts), = splits
     local, inside = _inside(arguments[name], size, cuts)
     rows = self.shape[dim]
@@ -84,7 +84,7 @@ def _with_spare(whole: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def _placed(call: LocalCall) -> Mapping[str, Value] | None:
-    """A read or write at places of split dims: which those are, and where this rank's shards lie."""
+    """The split dims of a read or write at places, and this rank's shards of them."""
     attributes = call.operator.attributes
     rank, dim, indices = len(call.inputs[0].shape), attributes.get("dim"), attributes.get("indices")
     given = [(i, index) for i, index in enumerate(indices) if isinstance(index, Ref)] if isinstance(indices, tuple) else []
@@ -99,7 +99,7 @@ def _placed(call: LocalCall) -> Mapping[str, Value] | None:
 
 
 def _enter(function: Callable[..., Tensor], kinds: str, name: str = "") -> None:
-    """The local forms, which take the split dims as `splits` beside the operator's arguments."""
+    """Register local forms, which take the split dims as `splits` in addition to the operator's arguments."""
     named = {"name": name} if name else {}
     for kind in kinds.split():
         register(kind, knows=_placed, local=functools.partial(function, kind, **named))

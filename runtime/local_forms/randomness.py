@@ -1,4 +1,4 @@
-"""Which operators draw random numbers."""
+"""Operators that draw random numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SWITCHES = ("train", "training_mode", "training")
 
 
 def draws_numbers(operator: Operator) -> bool:
-    """Whether an operator may draw: it is of a kind that does, and nothing switches that off."""
+    """Whether an operator may draw: its kind does, and its attributes do not switch that off."""
     form_of(operator.kind)  # the table is filled when it is first asked
     form = FORMS.get(operator.kind)
     if form is None or form.local is None:
@@ -30,7 +30,7 @@ def draws_numbers(operator: Operator) -> bool:
 
 
 def is_drawing(function: Callable[..., Any]) -> bool:
-    """Whether a function stands among those that draw."""
+    """Whether a function is one of those that draw."""
     return getattr(getattr(function, "func", function), "__module__", "") in _FAMILIES
 
 

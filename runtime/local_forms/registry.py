@@ -1,6 +1,7 @@
 """The one table of local forms: by operator kind, and by the word of a split that communicates inside its operator.
 
-Every family of forms registers its own rows, once each; `families` names the families, and is imported when the first row is asked for.
+Every family of forms registers its own rows, once each; `families` names the families, and is imported when the first
+row is asked for.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ Talk = Callable[[LocalCall, AxisGroup], Local]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalForm:
-    """How ranks run one kind of operator, or, under a word, any operator that a rule splits with it; what is None is as without a row.
+    """The local form of one kind of operator, or of every operator split under a word; None: as without a row.
 
-    `function` computes the kind on one device, where neither torch nor the table of ONNX does. `sizes` gives the attributes that are
-    other on a shard. `local` runs in the place of the function where `knows` has something to tell it about this rank's place.
+    `function` computes the kind on one device if neither torch nor the table of ONNX does. `sizes` gives the attributes
+    that differ on a shard. `local` runs instead of the function if `knows` returns arguments about this rank's place.
     """
 
     function: Function | None = None
@@ -64,7 +65,7 @@ def register(
 
 
 def form_of(name: str) -> LocalForm:
-    """The form of a kind or word; an empty one where it runs as it is."""
+    """The form of a kind or word; an empty one if it runs unchanged."""
     _load()
     return FORMS.get(name, _NONE)
 

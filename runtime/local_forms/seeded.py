@@ -1,4 +1,4 @@
-"""Operators that draw inside themselves, whole on every rank: by torch's generator, set to a seed of operator and step."""
+"""Operators with random draws inside, whole on every rank: torch's generator is set to a seed of operator and step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .registry import register
 
 @contextlib.contextmanager
 def torch_seeded(draws: Draws, operator: int, device: torch.device) -> Iterator[None]:
-    """What torch draws on the device follows the key of the operator, and goes on afterwards as if nothing had been drawn."""
+    """Inside, torch's draws on the device follow the operator's key; afterwards the generator is as before."""
     generator = torch.default_generator if device.type != "cuda" else torch.cuda.default_generators[device.index or 0]
     before = generator.get_state()
     generator.manual_seed(Key.of(draws, operator).rows & (2**63 - 1))
@@ -45,7 +45,7 @@ def seeded(kind: str, operator: int, device: torch.device, **arguments: Any) -> 
 
 
 def drawing_inside(when: Callable[[Mapping[str, Value]], bool]) -> Callable[[LocalCall], Mapping[str, Value] | None]:
-    """What `seeded` is told where the operator draws, which its attributes say."""
+    """The arguments of `seeded` for an operator whose attributes say that it draws."""
 
     def knows(call: LocalCall) -> Mapping[str, Value] | None:
         operator = call.operator

@@ -1,4 +1,4 @@
-"""Attributes that are other on a shard: sizes, counts and lengths that shrink with the split of a dim."""
+"""Attributes that differ on a shard: sizes, counts and lengths that shrink with the split of a dim."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _narrow(call: LocalCall) -> Mapping[str, Value]:
 
 
 def _repeated(call: LocalCall) -> Mapping[str, Value]:
-    """The size of the repeated dim, where it is given beside the count."""
+    """The size of the repeated dim, if it is given along with the count."""
     given = isinstance(call.operator.attributes.get("output_size"), int)
     return {"output_size": call.local_output()[_split_dim(call)]} if given else {}
 

@@ -46,7 +46,7 @@ def lower_scheduled(
 ) -> LocalProgram:
     """As `lower`, under a schedule; with `time`, of one micro-batch (`plan` is that of the whole batch).
 
-    `arrivals` come from other stages, and what is `handed` goes to others. `late`: the gradients of weights of matrix products may be made
+    `arrivals` come from other stages; `handed` go to others. `late`: weight gradients of matrix products may be made
     apart from those of values.
     """
     return _Builder(plan, groups, torch.device(device), time, arrivals, late=late).run(handed)
@@ -62,7 +62,7 @@ def same_operators(plan: Scheduled, groups: DeviceGroups, one: Time, other: Time
 def lower_preamble(
     plan: Scheduled, groups: DeviceGroups, names: Sequence[str], *, device: torch.device | str = "cpu"
 ) -> tuple[fx.GraphModule, tuple[str, ...]]:
-    """What gives the whole values `names` of the preamble from constants and inputs, and the names of those."""
+    """A module that makes the whole preamble values `names` from constants and inputs, and the names of those."""
     return _Builder(plan, groups, torch.device(device), None, ()).preamble(names)
 
 
@@ -85,7 +85,7 @@ class _Builder:
         self.drafts: list[Draft] = []
         self.draft = Draft(0, again=False)
         self.made = {self.frame.place(*arrival): -1 for arrival in arrivals}
-        # What is cut for the micro-batch as it is read: of the whole batch, inputs are read where they are, on whatever device.
+        # Sources that are cut for the micro-batch when read; inputs of the whole batch are read on their own device.
         self.whole_sources = set(self.model.inputs)
         if time is not None:
             decided = self.program.assignment.decisions
@@ -108,7 +108,7 @@ class _Builder:
         given = tuple(self.frame.place(*value) for value in handed)
         final = dict.fromkeys((*places, *(place for _, place in updates), *given))
         for place in final:
-            self._value(place)  # what leaves the program leaves its last segment
+            self._value(place)  # values that leave the program leave its last segment
         read = {place for draft in self.drafts for place in draft.values}
         gradients = self.program.assignment.gradients
         names = [name for name, _ in outputs]
@@ -122,7 +122,7 @@ class _Builder:
         )
 
     def _given(self, draft: Draft, read: Container[Place], final: Iterable[Place]) -> tuple[Place, ...]:
-        """What a segment gives: what segments behind it read of what it makes; the last one gives all that leaves the program."""
+        """The outputs of a segment: values that later segments read; for the last one, all that leaves the program."""
         own = [place for place in draft.nodes if place in read and self.made.get(place) == draft.number]
         return tuple(dict.fromkeys((*own, *(final if draft is self.drafts[-1] else ()))))
 
@@ -143,13 +143,13 @@ class _Builder:
         return fx.GraphModule(torch.nn.Module(), self.draft.graph, class_name="Preamble"), given
 
     def _outputs(self) -> tuple[tuple[str, Layout], ...]:
-        """The outputs that are made here, and the loss behind them where it is none of them."""
+        """The outputs made here, with the loss behind them if it is no output."""
         planned = self.program.assignment.outputs
         names = dict.fromkeys((*self.model.outputs, *((self.model.loss,) if self.model.loss else ())))
         return tuple((name, planned[name]) for name in names if name in planned)
 
     def _updates(self) -> list[tuple[str, Place]]:
-        """The constants that change here; those whose new values the preamble makes change with it."""
+        """The constants that change here; those with new values from the preamble change with it."""
         whole, planned = replicated(len(self.frame.axes)), self.program.assignment.outputs
         found = ((name, fresh) for name, fresh in self.model.updates.items() if fresh in planned)
         return [(n, self.frame.place(fresh, whole)) for n, fresh in found if self.time is None or fresh not in self.whole_sources]
@@ -177,7 +177,7 @@ class _Builder:
         self.made[place] = self.draft.number
 
     def _arrived(self, place: Place) -> fx.Node:
-        """A source on the device of this rank; of an input no more than what is read gets there."""
+        """A source on this rank's device; only the read part of an input gets there."""
         value = self._source(place)
         if self.model.tensors[place[0]].role is Role.INPUT and self.device.type != "cpu":
             value = self.draft.graph.create_node("call_method", "to", (value, self.device), name=f"{identifier(place[0])}_here")
@@ -227,7 +227,9 @@ class _Builder:
         return tuple(found)
 
     def _redistribute(self, item: Redistribute) -> None:
-        """Begin the first collective of a chain; it is waited for, and the steps behind it run, where the value is read."""
+        """Begin the first collective of a chain; where the value is read, it is waited for and the rest of the chain
+        runs.
+        """
         frame = self.frame
         places = [frame.place(item.tensor, layout) for layout in item.chain]
         coming = Coming(self._value(places[0]), item, self._chain([layout for _, layout in places]))
@@ -240,7 +242,7 @@ class _Builder:
         self.made[places[-1]] = self.draft.number
 
     def _arrive(self, place: Place) -> None:
-        """Wait for what is on its way to a place, and run the steps behind."""
+        """Wait for the value on its way to a place, and run the remaining steps."""
         coming = self.draft.coming.pop(place)
         coming = coming._replace(node=self._moved(coming, coming.number, arrive))
         self.draft.nodes[place] = self._steps(coming, coming.number + 1, len(coming.chain)).node

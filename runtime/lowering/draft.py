@@ -1,4 +1,4 @@
-"""A segment as it grows: an fx graph, what it reads from outside, and where every value is found in it."""
+"""A segment under construction: an fx graph, its outside inputs, and the node of every value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Source = tuple[str, Placement | None]
 
 
 class Coming(NamedTuple):
-    """A redistribution under way: the node that it goes on from, all its steps, and the number of the one that has begun."""
+    """A redistribution under way: the node where it continues, all its steps, and the number of the one that has begun.
+    """
 
     node: fx.Node
     item: Redistribute
@@ -27,7 +28,8 @@ class Coming(NamedTuple):
 
 
 class Draft:
-    """The graph of one segment. Its arguments are values, parameters and sources, in this order, each kind in the order of first use."""
+    """The graph of one segment. Its arguments are values, parameters and sources, each kind in the order of first use.
+    """
 
     def __init__(self, number: int, *, again: bool) -> None:
         self.number, self.again = number, again
@@ -37,16 +39,16 @@ class Draft:
         self.values: dict[Place, fx.Node] = {}
         self.parameters: dict[Place, fx.Node] = {}
         self.sources: dict[Source, fx.Node] = {}
-        self.hosted: dict[Place, fx.Node] = {}  # sources and their parts where they come from, which may be another device
+        self.hosted: dict[Place, fx.Node] = {}  # sources and their parts on their own device, which may be another one
         self._names: Counter[str] = Counter()
 
     def value(self, place: Place) -> fx.Node:
-        """What a segment before this one has made."""
+        """A value of an earlier segment."""
         self.nodes[place] = self.values[place] = self._argument(place[0], [*self.values.values()])
         return self.nodes[place]
 
     def parameter(self, place: Place) -> fx.Node:
-        """A parameter as it is used."""
+        """A parameter in its used layout."""
         before = [*self.values.values(), *self.parameters.values()]
         self.nodes[place] = self.parameters[place] = self._argument(place[0], before)
         return self.nodes[place]
@@ -59,7 +61,7 @@ class Draft:
         return self.sources[source]
 
     def _argument(self, name: str, before: list[fx.Node]) -> fx.Node:
-        """A placeholder behind those before it, under a name that no other has."""
+        """A placeholder behind those before it, with a unique name."""
         found = identifier(name)
         self._names[found] += 1
         text = found if self._names[found] == 1 else f"{found}_as_{self._names[found]}"

@@ -1,7 +1,7 @@
 """The mesh as an operator sees it: on micro-batches it has one axis more, that of time.
 
-A micro-batch is a coordinate on the axis of time (see `sharding.time_split`), and local sizes and shards follow as on any other axis.
-Nothing is communicated on it: inputs and constants come cut.
+A micro-batch is a coordinate on the axis of time (see `sharding.time_split`), and local sizes and shards follow as on
+any other axis. Nothing is communicated on it: inputs and constants come cut.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ class Frame:
             self.groups = (AxisGroup("", time.count, time.index), *self.groups)
 
     def joined(self, name: str, layout: Layout) -> Layout:
-        """How an output lies when those of all micro-batches are joined: a split of their samples is one within each of them."""
+        """An output's layout when all micro-batches are joined: a split of their samples is a split within each of
+        them.
+        """
         if self.time is None or (time := self.placement(name)).kind is not Kind.SPLIT:
             return layout
         within = S(time.dim, time.parts * self.time.count)
         return tuple(within if placement == time else placement for placement in layout)
 
     def runs(self, item: Compute) -> bool:
-        """Whether an operator is part of this program: of a micro-batch's, all but those of the preamble that run once."""
+        """Whether an operator is part of this program; a micro-batch's lacks the preamble's operators that run once."""
         return self.time is None or item.decision.rule is not None or item.operator.name in self.time.split.options
 
     def placement(self, name: str) -> Placement:
-        """How a tensor lies on the axis of time; parameters are whole there, their gradients shares."""
+        """A tensor's placement on the axis of time; parameters are whole there, their gradients shares."""
         assert self.time is not None
         if self.model.tensors[name].role is Role.PARAMETER:
             return B if name in self.program.assignment.gradients else R
@@ -58,13 +60,13 @@ class Frame:
         return layout if self.time is None else (placement, *layout)
 
     def place(self, name: str, layout: Layout) -> Place:
-        """Where a tensor's value is found; parameters lie under their layouts alone."""
+        """The place of a tensor's value; parameters have their layouts alone."""
         if self.time is None or self.model.tensors[name].role is Role.PARAMETER:
             return name, layout
         return name, (self.placement(name), *layout)
 
     def decision(self, item: Compute) -> Decision:
-        """What is decided for an operator, on all axes."""
+        """The decision for an operator, on all axes."""
         decision = item.decision
         if self.time is None or item.operator.name not in self.time.split.options:
             return decision
@@ -82,13 +84,13 @@ class Frame:
         )
 
     def inputs(self, item: Compute) -> list[Place]:
-        """Where the inputs of an operator are found: a parameter under its layout alone."""
+        """The places of an operator's inputs; parameters have their layouts alone."""
         tensors = self.model.tensors
         plain = zip(item.operator.inputs, item.decision.inputs, self.decision(item).inputs, strict=True)
         return [(name, layout if tensors[name].role is Role.PARAMETER else whole) for name, layout, whole in plain]
 
     def outputs(self, item: Compute) -> list[Place]:
-        """Where the outputs of an operator are put."""
+        """The places of an operator's outputs."""
         return list(zip(item.operator.outputs, self.decision(item).outputs, strict=True))
 
     def local(self, item: Compute) -> LocalOperator:

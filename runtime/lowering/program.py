@@ -1,4 +1,4 @@
-"""`LocalProgram`: what one rank runs, of the whole batch or of one micro-batch, in segments."""
+"""`LocalProgram`: the program of one rank, for the whole batch or one micro-batch, in segments."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class Time:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSegment:
-    """`module(*values, *parameters, *sources)` gives the values at `outputs` as a tuple.
+    """A segment: `module(*values, *parameters, *sources)` gives the values at `outputs` as a tuple.
 
-    `values`: what segments before it have made. `parameters`: as they are used, by the units. `sources`: inputs and constants (and what is
-    made of them once a step), each whole, or cut for the micro-batch as its placement on the axis of time says. `differentiable`: for each
-    value and parameter, then for each output, whether a gradient may flow there. With `again` it runs once more in the backward pass.
+    `values`: results of earlier segments. `parameters`: used values, from the units. `sources`: inputs and constants
+    (and values made of them once a step), whole, or cut for the micro-batch by their placement on the axis of time.
+    `differentiable`: for each value and parameter, then for each output, whether a gradient may flow there. `again`: it
+    runs once more in the backward pass.
     """
 
     module: fx.GraphModule
@@ -43,11 +44,11 @@ class LocalSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalProgram:
-    """What one rank runs.
+    """The program of one rank.
 
-    `outputs`: every output of the graph that is made here with its layout (that of all micro-batches joined), in order, the loss last where
-    it is none of them, and at `output_places` where it is found. `updates`: constants that a run changes, and where their new values are.
-    `handed`: what other stages read.
+    `outputs`: every output of the graph made here with its layout (that of all micro-batches joined), in order, the
+    loss last if it is none of them; `output_places`: their places. `updates`: constants that a run changes, with the
+    places of their new values. `handed`: values that other stages read.
     """
 
     segments: tuple[LocalSegment, ...]
@@ -59,7 +60,7 @@ class LocalProgram:
 
     @property
     def sources(self) -> tuple[tuple[str, Placement | None], ...]:
-        """Inputs, constants and what is made of them that any segment reads."""
+        """Inputs, constants and values made of them that any segment reads."""
         return tuple(dict.fromkeys(source for segment in self.segments for source in segment.sources))
 
 

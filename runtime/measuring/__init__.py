@@ -1,4 +1,4 @@
-"""What the ranks at hand can do, measured: collectives, matrix products, memory and launches."""
+"""Measurements of the present ranks: collectives, matrix products, memory and launches."""
 
 from .collectives import KINDS, GroupPlace, byte_sizes, places
 from .device import DeviceTimes

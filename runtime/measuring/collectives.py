@@ -33,7 +33,7 @@ Key = tuple[str, str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlace:
-    """Groups of `size` ranks that communicate over `level`, all at once; `drivers` of them through each node's port."""
+    """Groups of `size` ranks that communicate over `level`, all at once; `drivers` of them use each node's port."""
 
     level: str
     size: int
@@ -42,7 +42,7 @@ class GroupPlace:
 
 
 def places(nodes: int, per_node: int, backend: str) -> tuple[GroupPlace, ...]:
-    """The groups worth measuring: inside a node, across nodes, and all ranks where that is neither.
+    """The groups worth measuring: inside a node, across nodes, and all ranks if that is neither.
 
     >>> [(p.level, p.size, p.groups) for p in places(2, 2, "gloo")]
     [('loopback', 2, ((0, 1), (2, 3))), ('nic', 2, ((0, 2), (1, 3))), ('loopback:2+nic:2', 4, ((0, 1, 2, 3),))]
@@ -77,7 +77,7 @@ def measure_collectives(
     settled: Callable[[Sequence[float]], bool],
     kinds: Sequence[str],
 ) -> dict[Key, tuple[float, ...]]:
-    """Seconds of each collective at each place and size: as many repeats as it takes to be `settled`, within `PASSES`."""
+    """Seconds of each collective at each place and size, repeated until `settled`, within `PASSES`."""
     found: dict[Key, list[float]] = {}
     for place in where:
         group, members = _group(crew, place)
@@ -97,7 +97,7 @@ def _measure(
     settled: Callable[[Sequence[float]], bool],
     found: dict[Key, list[float]],
 ) -> None:
-    """One collective at one place; repeats of a size lie apart in time, and what has not settled is measured again."""
+    """One collective at one place; repeats of a size are apart in time, and unsettled sizes are measured again."""
     whole = sorted({_whole(size, place.size) for size in sizes}) if kind != "barrier" else [0]
     for repeat in range(PASSES):
         for nbytes in whole:
@@ -113,7 +113,7 @@ def _measure(
 
 
 def _one_repeat(crew: Crew, place: GroupPlace, call: Callable[[], None]) -> float:
-    """The median of some calls, after one that is not counted but tells how long a call takes."""
+    """The median of some calls, after an uncounted one that tells how long a call takes."""
     first = _slowest_group(crew.timed(call, 1), place)
     calls = max(1, min(CALLS, round(BUDGET / float(first))))
     return float(_slowest_group(crew.timed(call, calls), place).median())

@@ -62,7 +62,9 @@ class Crew:
         return float(at)
 
     def timed(self, call: Callable[[], None], calls: int) -> torch.Tensor:
-        """When each of `calls` calls was to start, and when every rank entered and left it: array [ranks, calls, 3], on all ranks."""
+        """Planned start of each of `calls` calls, and every rank's entry and exit: array [ranks, calls, 3], on all
+        ranks.
+        """
         mine = torch.empty(calls, 3, dtype=torch.float64)
         for index in range(calls):
             start, entered = self.start(), self.now()
@@ -97,7 +99,7 @@ class Crew:
         return float(self.gathered(torch.tensor([2 * statistics.median(times) + 5e-4], dtype=torch.float64)).max())
 
     def _clock_offset(self, same_clock: list[bool]) -> float:
-        """What to add to this host's clock (Cristian 1989): half the shortest round trip after rank 0 answered."""
+        """The correction of this host's clock (Cristian 1989): half the shortest round trip after rank 0 answered."""
         offset = 0.0
         for rank in (r for r in range(self.world) if not same_clock[r]):
             if self.rank == rank:
@@ -123,7 +125,7 @@ class Crew:
 
 
 def _host() -> str:
-    """Names the running kernel, whose processes share a clock."""
+    """The name of the running kernel; its processes share a clock."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text(encoding="ascii").strip() if boot.exists() else platform.node()
 

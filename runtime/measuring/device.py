@@ -1,4 +1,4 @@
-"""What one rank computes while all the others compute too: matrix products by shape, streaming of memory, launches."""
+"""Measurements of one rank while all others compute too: matrix products by shape, streaming of memory, launches."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ QUICK = 6
 """So many shapes, from the front, in a quick calibration."""
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 ATTENTION, ATTENTION_CUDA = (4, 4, 256, 64), (8, 16, 2048, 64)
-"""Batch, heads, sequence and width of the attention that is measured."""
+"""Batch, heads, sequence and width of the measured attention."""
 SMALL = 64
 CHAIN = 200
 COLD, COLD_CUDA = 2**26, 2**30
-"""Bytes of operands, on CPUs and GPUs, through which a measurement goes before it comes back to the first; more than caches hold."""
+"""Bytes of operands, on CPUs and GPUs, between two uses of the same one: more than caches hold."""
 MOST_COPIES = 64
 STREAM, STREAM_CUDA = 2**20, 2**26
 """Bytes of a tensor between products."""
@@ -38,8 +38,11 @@ BATCH_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTimes:
-    """Repeats of seconds: `products` by dtype, m, n, k; `copy` and `stream` (the usual operators between products) of so many bytes
-    that they read and write; `attention` forward, and forward with backward, of `attention_shape`; `launch` of one operator.
+    """Repeated measurements in seconds.
+
+    `products`: by dtype, m, n, k. `copy`, `stream`: a copy, and the usual operators between products, which read and
+    write `copied` and `streamed` bytes. `attention`: forward, and forward with backward, of `attention_shape`.
+    `launch`: of one operator.
     """
 
     name: str
@@ -60,7 +63,10 @@ class DeviceTimes:
 def measure_device(
     crew: Crew, settled: Callable[[Sequence[float]], bool], *, memory: tuple[float, float], quick: bool = False
 ) -> DeviceTimes:
-    """Measure on all ranks at once; the slowest counts, since ranks may take turns on a core. `memory`: capacity and reserved bytes."""
+    """Measure on all ranks at once; the slowest counts, since ranks may take turns on a core.
+
+    `memory`: capacity and reserved bytes.
+    """
     cuda = crew.device.type == "cuda"
     shapes = (SHAPES_CUDA if cuda else SHAPES)[: QUICK if quick else None]
     largest = shapes[QUICK - 2]
@@ -100,9 +106,9 @@ def measure_device(
 
 
 def _product(device: torch.device, room: int, dtype: str, m: int, n: int, k: int) -> Callable[[], object]:
-    """A product and the two of its backward pass in turn, on operands that have left the caches since they were used last.
+    """A product and the two of its backward pass in turn, on operands that are no longer in the caches.
 
-    Each takes the shape m, n, k; the backward ones read one operand transposed.
+    Each has the shape m, n, k; the backward ones read one operand transposed.
     """
     number = getattr(torch, dtype)
     copies = max(1, min(room // ((m * k + k * n + m * n) * number.itemsize), MOST_COPIES))
@@ -119,7 +125,9 @@ def _product(device: torch.device, room: int, dtype: str, m: int, n: int, k: int
 
 
 def _stream(device: torch.device, nbytes: int) -> tuple[int, Callable[[], object]]:
-    """Addition, GELU and normalisation, forward and backward, over tensors of `nbytes`, and the bytes that they read and write."""
+    """Addition, GELU and normalisation, forward and backward, over tensors of `nbytes`, and the bytes they read and
+    write.
+    """
     width = 256
     x = torch.linspace(-2, 2, nbytes // 4, device=device).view(-1, width).requires_grad_()
     weight = torch.ones(width, device=device, requires_grad=True)
@@ -167,7 +175,7 @@ def _on_all_ranks(crew: Crew, call: Callable[[], object]) -> float:
     crew.synchronize()
     once = crew.gathered(torch.tensor([time.perf_counter() - started], dtype=torch.float64))
     count = max(3, min(1000, int(BATCH_SECONDS / float(once.max()))))
-    started = crew.start()  # not when this rank gets to run, which may be after another's turn on the same core
+    started = crew.start()  # the common start, since this rank may run only after another's turn on the same core
     for _ in range(count):
         call()
     crew.synchronize()
@@ -176,7 +184,7 @@ def _on_all_ranks(crew: Crew, call: Callable[[], object]) -> float:
 
 
 def memory_of(crew: Crew) -> tuple[float, float]:
-    """Bytes that a rank may have, and those that are in use before any measurement; the least and the most of all ranks."""
+    """Bytes that a rank may use, and bytes in use before any measurement; the least and the most over all ranks."""
     if crew.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(crew.device)
         mine = (total, total - free - torch.cuda.memory_reserved(crew.device))

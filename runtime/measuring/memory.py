@@ -1,6 +1,7 @@
-"""The peak of a training step's memory as torch's own tracker sees it, on fake tensors: nothing is computed or allocated.
+"""The peak of a training step's memory by torch's own tracker, on fake tensors: nothing is computed or allocated.
 
-One rank of many runs on a process group that moves nothing, so any size of model and mesh can be tracked in one process.
+One rank of many runs on a process group that moves nothing, so any size of model and mesh can be tracked in one
+process.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Tracked:
 
 
 class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
-    """Lets collectives that nothing moves hold what real ones hold: their inputs until they are waited for."""
+    """Makes fake collectives hold the memory of real ones: their inputs, until they are waited for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,16 +71,16 @@ def track_step(
     foreach: bool = False,
     rooms: Callable[[], Sequence[Tensor]] = tuple,
 ) -> Tracked:
-    """The second step of training with AdamW: by then its state exists. `foreach`: all parameters updated together.
+    """The second step of training with AdamW, when its state exists. `foreach`: all parameters are updated together.
 
-    `rooms`: tensors whose memory comes and goes, once there are any.
+    `rooms`: tensors whose memory is freed and allocated again.
     """
     optimizer = torch.optim.AdamW(module.parameters(), foreach=foreach)
 
     def step(forward_done: Callable[[], None]) -> None:
         value = loss(*inputs)
         forward_done()
-        # One gradient that is known even where nothing is computed.
+        # A gradient that is known even if nothing is computed.
         torch.autograd.backward(value, torch.tensor(1.0, dtype=value.dtype))
         del value
         optimizer.step()
@@ -98,7 +99,7 @@ Parts = Callable[[nn.Module], Iterable[nn.Module]]
 
 
 def track_module(make: Callable[[], nn.Module], make_inputs: Callable[[], Sequence[Tensor]], *, recompute: Parts | None = None) -> Tracked:
-    """A module that returns its loss, on one device; `recompute` names the parts of it whose values are not kept but computed again."""
+    """A module that returns its loss, on one device; `recompute` gives the parts of it that are computed again."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         module = make().train()
         for part in recompute(module) if recompute is not None else ():
@@ -123,11 +124,10 @@ def fake_world(ranks: int) -> Iterator[None]:
 
 
 def track_program(program: Program | Execution, *, foreach: bool = False, fake: bool = True) -> Tracked:
-    """A program (or a plan's step) as this rank runs it; its mesh has as many devices as the process group (see `fake_world`).
+    """A program (or a plan's step) on this rank; its mesh has as many devices as the process group (see `fake_world`).
 
-    Whole inputs count as if they were in host memory: of each no more than the parts that are read.
-
-    With real ranks, `fake` must be off: the tensors and the arithmetic are real then.
+    Whole inputs count as in host memory: only the parts that are read count. With real ranks, `fake` must be off: then
+    tensors and arithmetic are real.
     """
     run = program.whole.program if isinstance(program, Execution) else program
     graph = run.graph
@@ -158,7 +158,7 @@ def _loss(module: ParallelModule, names: Sequence[str]) -> Callable[..., Tensor]
 
 
 def _unread(tensor: Described, mode: AbstractContextManager[Any]) -> FileTensor:
-    """A tensor as it were in a file, whose parts are fake zeros: nothing can be read of its content."""
+    """A tensor as if in a file, whose parts are fake zeros: its content cannot be read."""
 
     class Unread(FileTensor):
         def shard(self, cuts: Sequence[Cut]) -> Tensor:
@@ -173,7 +173,9 @@ def _unread(tensor: Described, mode: AbstractContextManager[Any]) -> FileTensor:
 
 
 def _unhook(stage: Stage) -> None:
-    """Let the stage run the code of its segments: of a module the tracker would hook the inputs, and keep all of their gradients."""
+    """Let the stage run its segments' bare code: the tracker would hook a module's inputs, and keep all their
+    gradients.
+    """
     programs = {index: stage.program(index) for index in range(stage.count)}
     bare = {id(program): replace(program, segments=tuple(map(_bare, program.segments))) for program in programs.values()}
     stage._programs = {index: bare[id(program)] for index, program in programs.items()}
@@ -192,7 +194,7 @@ def _rooms(module: ParallelModule) -> Iterator[Tensor]:
 
 
 def _views(program: Program | Execution) -> int:
-    """Bytes of the parts of inputs that are views of them here and would be copies on a device; the others are tracked."""
+    """Bytes of the parts of inputs that are views here and would be copies on a device; other parts are tracked."""
     run = program.micro.program if isinstance(program, Execution) else program
     mesh, tensors = run.assignment.mesh.shape, run.graph.tensors
     outermost = ((n, layout) for n, layout in inputs_read(run) if all(p == R or (p.dim, p.parts) == (0, 1) for p in layout))

@@ -23,7 +23,7 @@ PORT_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to measure: collectives of `kinds` at `sizes` bytes, the device too or not; repeats until they are `settled`."""
+    """The measurements to make: collectives of `kinds` at `sizes` bytes, and the `device`; repeated until `settled`."""
 
     kinds: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -34,10 +34,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """Repeats of seconds, on hosts of so many `cores`.
-
-    `port`: of messages that one rank of a node sends alone, and that all its ranks send at once.
-    """
+    """Repeated measurements in seconds on hosts of `cores`; `port`: messages of one rank of a node alone, and of all at once."""
 
     backend: str
     nodes: int
@@ -50,7 +47,9 @@ class Measurements:
 
 
 def measure(wanted: Wanted, *, nproc: int | None, backend: str | None) -> tuple[Measurements, bool]:
-    """What the ranks measured, and whether this process is to tell it (rank 0 of `torchrun`, or the parent of forked ranks)."""
+    """The ranks' measurements, and whether this process reports them (rank 0 of `torchrun`, or the forked ranks'
+    parent).
+    """
     if "RANK" in os.environ:
         device = init_from_environment(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
         found = measure_on_rank(wanted, device)
@@ -85,7 +84,8 @@ def measure_on_rank(wanted: Wanted, device: torch.device) -> Measurements:
 
 
 def _port(crew: Crew, where: Sequence[GroupPlace], wanted: Wanted) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Messages between two nodes from one rank alone, and from all ranks of a node at once; None where a node has one rank."""
+    """Messages between two nodes from one rank alone, and from all ranks of a node at once; None with one rank a node.
+    """
     across = [place for place in where if (place.level, place.size) == (ACROSS, 2) and place.drivers > 1]
     if not across:
         return None

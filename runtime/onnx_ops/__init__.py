@@ -1,4 +1,4 @@
-"""What every ONNX operator computes, as a torch function called with the operator's attributes by their formal names.
+"""Every ONNX operator as a torch function, called with the operator's attributes by their formal names.
 
 Shapes come from the tensors given, which may be local shards, or from attributes that the caller has made local.
 """

@@ -24,7 +24,7 @@ def _heads(x: Tensor, count: int | None) -> Tensor:
 def _allowed(
     q: int, kv: int, *, offset: Tensor | int, causal: bool, left: int, right: int, seen: Tensor | None, device: torch.device
 ) -> Tensor | None:
-    """Where a query may attend by position alone; None where it may everywhere."""
+    """The keys that a query may see by position; None if all."""
     columns = torch.arange(kv, device=device)
     shift = offset.reshape(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset
     distance = torch.arange(q, device=device).unsqueeze(1) + shift - columns
@@ -97,7 +97,7 @@ def attention(
     left_window_size: int = -1,
     right_window_size: int = -1,
 ) -> tuple[Tensor, ...]:
-    """Scaled dot product attention with grouped heads; also the keys and values with the past, and the scores where asked for."""
+    """Scaled dot product attention with grouped heads; also keys and values with the past, and scores if asked for."""
     q, k, v = _heads(Q, q_num_heads), _heads(K, kv_num_heads), _heads(V, kv_num_heads)
     k = k if past_key is None else torch.cat((past_key, k), dim=2)
     v = v if past_value is None else torch.cat((past_value, v), dim=2)

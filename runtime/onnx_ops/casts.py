@@ -10,7 +10,7 @@ from .dtypes import FLOAT4, FLOAT8_SCALE, NARROW_INTEGERS, float_limits, torch_d
 
 Tensor = torch.Tensor
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
-_OVERFLOW = 464.0  # halfway between the largest e4m3fn, 448, and what would be the next
+_OVERFLOW = 464.0  # halfway between the largest e4m3fn, 448, and the next number
 
 
 def _to_float4(x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """ONNX's numbers for element types, as torch dtypes.
 
-Elements of two and four bits are held in bytes, the four-bit float in eight bits: torch has no arithmetic on them, and no value is lost.
+Elements of two and four bits are held in bytes, the four-bit float in eight bits: torch has no arithmetic on them, and
+no value is lost.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def swish(*, X: Tensor, alpha: float = 1.0) -> Tensor:
 
 
 def is_infinite(*, X: Tensor, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
-    """Where the value is one of the infinities asked for."""
+    """Whether a value is one of the infinities asked for."""
     found = torch.isinf(X)
     if not detect_negative:
         found = found & ~(X < 0)

@@ -24,7 +24,7 @@ def binarizer(*, X: Tensor, threshold: float = 0.0) -> Tensor:
 
 
 def _grams(pool: Integers, starts: Integers, shortest: int, longest: int) -> Iterator[tuple[int, Integers]]:
-    """The n-grams of the pool with their places in it; `starts` says where those of 1, 2, ... elements begin."""
+    """The n-grams of the pool with their places in it; `starts`: where n-grams of 1, 2, ... elements begin."""
     place = 0
     for i, start in enumerate(starts):
         size, end = i + 1, starts[i + 1] if i + 1 < len(starts) else len(pool)
@@ -46,7 +46,7 @@ def tf_idf(
     pool_int64s: Integers,
     weights: Numbers | None = None,
 ) -> Tensor:
-    """How often each n-gram of the pool occurs with up to `max_skip_count` elements skipped between its parts, weighted as `mode` says."""
+    """Counts of the pool's n-grams, with up to `max_skip_count` skipped elements between parts, weighted by `mode`."""
     if mode not in ("TF", "IDF", "TFIDF"):
         raise ValueError(f"unknown mode {mode!r}: valid are TF, IDF, TFIDF")
     rows = X.reshape(-1, X.shape[-1]) if X.dim() else X.reshape(1, 1)
@@ -85,7 +85,9 @@ def _member_sets(values: Numbers) -> Iterator[Numbers]:
 def _leaves(
     X: Tensor, roots: Integers, trees: Mapping[str, Integers], splits: Numbers, members: Numbers
 ) -> Iterator[tuple[int, Tensor]]:
-    """Every leaf that a walk from the roots comes to, and the samples that reach it; true branches first, as the sets are ordered."""
+    """Every leaf on a walk from the roots, and the samples that reach it; true branches first, in the order of the
+    sets.
+    """
     sets = _member_sets(members)
     true_ids, false_ids, true_leafs, false_leafs = (trees[name] for name in ("true_ids", "false_ids", "true_leafs", "false_leafs"))
     everywhere = torch.ones(X.shape[0], dtype=torch.bool, device=X.device)
@@ -127,7 +129,7 @@ def tree_ensemble(
     membership_values: Numbers | None = None,
     nodes_hitrates: Numbers | None = None,
 ) -> Tensor:
-    """What the trees say about every sample, aggregated by target; zero for a target that no leaf names."""
+    """The trees' results for every sample, aggregated by target; zero for a target without a leaf."""
     if post_transform:
         raise ValueError(f"the post_transform {post_transform} of a TreeEnsemble is not supported: only 0, none")
     trees = {

@@ -91,7 +91,7 @@ def non_zero(*, X: Tensor) -> Tensor:
 
 
 def unique(*, X: Tensor, axis: int | None = None, sorted: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The distinct elements or slices, where each stands first, which of them every one is, and how often each occurs."""
+    """The distinct elements or slices, their first places, the index of every one among them, and their counts."""
     x = X.reshape(-1) if axis is None else X
     dim = 0 if axis is None else axis % X.dim()
     y, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True, dim=dim)

@@ -86,7 +86,7 @@ def local_response_normalization(*, X: Tensor, size: int, alpha: float = 1e-4, b
 
 
 def lp_normalization(*, input: Tensor, axis: int = -1, p: int = 2) -> Tensor:
-    """By the p-norm along a dim; zero where that is zero."""
+    """Divide by the p-norm along a dim; zero where the norm is zero."""
     norm = torch.linalg.vector_norm(input, ord=p, dim=axis, keepdim=True)
     return torch.where(norm == 0, torch.zeros_like(input), input / norm)
 

@@ -118,7 +118,7 @@ def _scan(function: Callable[..., Tensor], neutral: float) -> Callable[..., Tens
 
 
 def top_k(*, X: Tensor, K: int, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:
-    """The K largest or smallest values along a dim, and where they stand; of equal values the first ones."""
+    """The K largest or smallest values along a dim, and their places; of equal values the first ones."""
     values, indices = torch.sort(X, dim=axis, descending=bool(largest), stable=True)
     return values.narrow(axis, 0, K), indices.narrow(axis, 0, K)
 

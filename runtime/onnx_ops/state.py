@@ -45,7 +45,7 @@ def linear_attention(
     update_rule: str = "gated_delta",
     chunk_size: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Attention by a state of keys times values: S = exp(decay) S + k v', with v' = beta (v - S k) under a delta rule; read as q S."""
+    """Attention by a state S = exp(decay) S + k v', read as q S; under a delta rule v' = beta (v - S k)."""
     if update_rule not in ("linear", "gated", "delta", "gated_delta"):
         raise ValueError(f"unknown update_rule {update_rule!r}: valid are linear, gated, delta, gated_delta")
     gated, corrected = update_rule.startswith("gated"), update_rule.endswith("delta")

@@ -1,7 +1,7 @@
 """Arithmetic on the unsigned integers that torch stores but does not compute with: in 64 signed bits, and back.
 
-In 64 bits the wrapped sum, difference and product are the same bits signed or not; the order is that of the values with the top bit
-flipped; a quotient by b is twice that of half the dividend, or one more.
+In 64 bits the wrapped sum, difference and product are the same bits signed or not; the order is that of the values with
+the top bit flipped; a quotient by b is twice that of half the dividend, or one more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def to_signed(x: Tensor) -> Tensor:
 
 
 def from_signed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Back from 64 signed bits; what does not fit wraps."""
+    """Back from 64 signed bits; overflow wraps."""
     return x.view(torch.uint64) if dtype == torch.uint64 else x.to(dtype)
 
 
@@ -77,7 +77,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def remainder(a: Tensor, b: Tensor) -> Tensor:
-    """What is left of `a` after taking as many `b` from it as fit."""
+    """The remainder of `a` after division by `b`."""
     if a.dtype not in UNSIGNED:
         return torch.remainder(a, b)
     return from_signed(to_signed(a) - to_signed(divide(a, b)) * to_signed(b), a.dtype)

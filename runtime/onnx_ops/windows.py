@@ -105,7 +105,7 @@ def max_pool(
     storage_order: int | None = None,
     auto_pad: str = "NOTSET",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The largest value of every window, and with `storage_order` where it stands."""
+    """The largest value of every window, and with `storage_order` its place."""
     count = len(kernel_shape)
     strides, dilations = strides or (1,) * count, dilations or (1,) * count
     before, after = _pool_padding(X, kernel_shape, strides, dilations, pads, ceil_mode)

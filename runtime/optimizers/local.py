@@ -1,9 +1,9 @@
 """Optimizers over the parameters of a planned module that work on this rank's shards as plain tensors.
 
-An update that treats every element alike is the same on a shard as on the whole, and plain tensors are updated several times as fast as
-DTensors, with every kernel that torch has. Parameters, gradients, `state` and `state_dict` are DTensors all the same. What an update does
-to elements is found out by making it, on a small tensor and on its halves. One that needs more than an element (norms, means of rows) is
-made on DTensors, whose partial results are summed at once, because torch cannot change those in place.
+An elementwise update is the same on a shard as on the whole, and plain tensors are updated several times as fast as
+DTensors, with every kernel that torch has. Parameters, gradients, `state` and `state_dict` are DTensors all the same.
+Whether an update is elementwise is found by trying it on a small tensor and on its halves. Any other update (norms,
+means of rows) runs on DTensors; their partial results are summed at once, because torch cannot change those in place.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ Groups = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
 def local_optimizer(kind: Callable[..., Optimizer], parameters: nn.Module | Groups, **options: Any) -> Optimizer:
-    """`kind(parameters, **options)` of a planned module's parameters: on this rank's shards where that gives the same.
+    """`kind(parameters, **options)` of a planned module's parameters, on this rank's shards if the result is the same.
 
-    `parameters`: those of a module from `parallelize`, groups of them, or the module, all of whose trainable parameters are meant.
+    `parameters`: those of a module from `parallelize`, groups of them, or the module (meaning all its trainable
+    parameters).
     """
     if isinstance(parameters, nn.Module):
         parameters = [value for value in parameters.parameters() if value.requires_grad]
@@ -54,7 +55,7 @@ def _is_split(value: Tensor) -> bool:
 
 
 def is_elementwise(kind: Callable[..., Optimizer], options: Mapping[str, Any]) -> bool:
-    """Whether steps on a small matrix are those on its halves, each with an optimizer of its own."""
+    """Whether steps on a small matrix equal those on its halves, each with its own optimizer."""
     generator = torch.Generator().manual_seed(0)
     start, *gradients = torch.randn(4, 4, 6, dtype=torch.float64, generator=generator)
 
@@ -70,7 +71,7 @@ def is_elementwise(kind: Callable[..., Optimizer], options: Mapping[str, Any]) -
         whole = steps(lambda x: x)
         rows = torch.cat([steps(lambda x: x[:2]), steps(lambda x: x[2:])])
         columns = torch.cat([steps(lambda x: x[:, :3]), steps(lambda x: x[:, 3:])], 1)
-    except (RuntimeError, ValueError, TypeError):  # it wants what a plain gradient does not give, such as a closure
+    except (RuntimeError, ValueError, TypeError):  # it needs more than a plain gradient, such as a closure
         return False
     return torch.allclose(whole, rows, rtol=1e-6, atol=0) and torch.allclose(whole, columns, rtol=1e-6, atol=0)
 
@@ -84,7 +85,7 @@ class LocalOptimizer(Optimizer):
         super().__init__(groups, self.inner.defaults)
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Every parameter with its shard; one that has become another tensor takes the state of that before."""
+        """Every parameter with its shard; a replaced parameter takes the state of the one before."""
         found: list[tuple[Tensor, Tensor]] = []
         for group, own in zip(self.param_groups, self.inner.param_groups, strict=True):
             own.update((name, value) for name, value in group.items() if name != "params")
@@ -152,14 +153,14 @@ def _shard_of_state(held: Any) -> Any:
 
 
 def _as_the_parameter(value: Tensor, shard: Tensor, held: Any) -> Any:
-    """A state of a shard's shape as a DTensor that lies as the parameter does; counters and such as they are."""
+    """A state of a shard's shape as a DTensor in the parameter's layout; counters and the like unchanged."""
     if not isinstance(value, DTensor) or not isinstance(held, Tensor) or held.shape != shard.shape or not held.dim():
         return held
     return lying_as(value, held)
 
 
 class _Summing(TorchFunctionMode):
-    """Sums what is partial as soon as it is made."""
+    """Sums partial results at once."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return pytree.tree_map_only(DTensor, _summed, func(*args, **(kwargs or {})))

@@ -1,7 +1,7 @@
 """Executes one operator shard by shard, in one process, and compares values and gradients with the whole.
 
-Every option of the operator's rule is tried on every mesh: inputs are cut as the option's placements say, each rank runs
-its local form, and what the ranks hold is put together by the meaning of the four kinds.
+Every option of the operator's rule is tried on every mesh: inputs are cut by the option's placements, each rank runs
+its local form, and the ranks' results are put together by the meaning of the four kinds.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def shard(whole: Tensor, layout: Layout, mesh: tuple[int, ...], coordinate: tupl
 
 
 def hold(whole: Tensor, layout: Layout, mesh: tuple[int, ...], *, gradient: bool, seed: int) -> list[Tensor]:
-    """What each rank holds: shards, where addends of a partial sum are random and depend on the partial axes alone."""
+    """Each rank's part: shards; the addends of a partial sum are random and depend on the partial axes alone."""
     axes = _partial_axes(layout, gradient)
     generator = torch.Generator().manual_seed(seed)
     addends = [torch.rand(whole.shape, dtype=whole.dtype, generator=generator) for _ in range(math.prod(mesh[a] for a in axes) - 1)]
@@ -236,7 +236,7 @@ class Execution:
         return [hold(v, layout, mesh, gradient=gradient, seed=i) for i, (v, layout) in enumerate(zip(values, layouts, strict=True))]
 
     def _compare_issued(self, log: AxisLog, decision: Decision, mesh: tuple[int, ...]) -> None:
-        """What the operator issued inside itself is what it is priced at."""
+        """Compare the collectives issued inside the operator with the priced ones."""
         step = Compute(operator=self.case.operator, decision=decision)
         priced = operator_collectives(self.case.graph, step, mesh, self.gradients) if decision.rule is not None else []
         of_phase = {"forward": _FORWARD, "backward": _BACKWARD}
@@ -251,7 +251,7 @@ class Execution:
             plain = torch.float64 if whole.is_floating_point() else torch.int64
             held, whole = [value.to(plain) for value in held], whole.to(plain)
         found = assemble(held, layout, mesh, tuple(whole.shape), gradient=gradient)
-        if gradient and _partial_axes(layout, gradient):  # shares of what is infinite add up to nothing
+        if gradient and _partial_axes(layout, gradient):  # shares of infinity do not add up
             found = torch.where(torch.isfinite(whole), found, whole)
         close = self.case.tolerance
         # Random addends add up to small elements with the rounding of the large ones.

@@ -50,10 +50,10 @@ _KEPT: list[dist.ProcessGroup] = []
 
 
 class AxisLog(CollectiveLog):  # type: ignore[no-untyped-call]
-    """A log whose groups are those of `axis_groups`: `ranks` holds the axis."""
+    """A log for the groups of `axis_groups`: `ranks` holds the axis."""
 
     def members(self, name: Any) -> tuple[int, ...]:
-        """The axis that the group spans, read off its name."""
+        """The group's axis, from its name."""
         return (int(name.rpartition(" ")[2]),)
 
 

@@ -1,4 +1,4 @@
-"""One call of an operator with real values: what a proof starts from."""
+"""One call of an operator with real values: the start of a proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """Local forms of operators that communicate inside themselves, each registered under the word that rules use for it.
 
-What each issues must be what `autopar.sharding.communication` says of the word: kind, bytes and order.
+Each must issue the collectives of its word in `autopar.sharding.communication`: kind, bytes and order.
 """

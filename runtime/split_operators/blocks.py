@@ -1,4 +1,4 @@
-"""Attention of queries to one block of keys, with what is needed to put blocks together, and its gradients.
+"""Attention of queries to one block of keys, with the logarithms that join blocks, and its gradients.
 
     o = exp(s - l) v,   l = log sum exp(s),   s = scale q k' + mask
     ds = p (do v' - sum(do o)),   p = exp(s - l) with l over the keys of all blocks
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 SCORES_AT_ONCE = 2**26
-"""Elements of scores that are in memory at once (but always those of one row of queries)."""
+"""The most scores in memory at once (at least one row of queries)."""
 
 _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _KERNEL_BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -34,7 +34,7 @@ class Corner(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a query sees by place: the keys with `low <= row - column <= high`; None is no bound."""
+    """The keys that a query sees by place: those with `low <= row - column <= high`; None: no bound."""
 
     low: int | None
     high: int | None
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
         return (self.low is None or least >= self.low) and (self.high is None or most <= self.high)
 
     def hidden(self, place: Corner, rows: int, columns: int, device: torch.device) -> Tensor | None:
-        """Which keys are not seen [rows, columns]; None where all are."""
+        """The hidden keys [rows, columns]; None if all are seen."""
         if self.whole(place, rows, columns):
             return None
         distance = torch.arange(rows, device=device).unsqueeze(1) - torch.arange(columns, device=device) + (place.row - place.column)
@@ -66,7 +66,8 @@ class Seen(NamedTuple):
 
 
 def _fold(x: Tensor, groups: int) -> Tensor:
-    """[..., heads, rows, width] to [..., groups, heads / groups * rows, width]: what one head of keys serves."""
+    """[..., heads, rows, width] to [..., groups, heads / groups * rows, width]: the rows that share one head of keys.
+    """
     return x.reshape(*x.shape[:-3], groups, x.shape[-3] // groups * x.shape[-2], x.shape[-1])
 
 
@@ -107,7 +108,7 @@ def finite(normal: Tensor) -> Tensor:
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seen: Seen, place: Corner) -> bool | None:
-    """Whether the kernel is to be causal; None where it does not serve the block."""
+    """Whether the fused kernel must be causal; None if it cannot compute the block."""
     shapes = query.dim() == 4 and query.shape[0] == key.shape[0] and query.shape[-1] == value.shape[-1]
     if mask is not None or not shapes or query.device.type != "cpu":
         return None
@@ -149,7 +150,7 @@ def merge(first: Attended, second: Attended) -> Attended:
 
 
 class Ahead(NamedTuple):
-    """What comes from the whole attention: its gradient, itself, and the log of the sum over all keys."""
+    """Results of the whole attention: its gradient, its output, and the log of the sum over all keys."""
 
     gradient: Tensor
     out: Tensor
@@ -164,7 +165,7 @@ def gradients(
     place: Corner,
     scale: float,
 ) -> None:
-    """Add the gradients of one block to `into`, those of (query, key, value, mask), which were `given`."""
+    """Add the gradients of one block to `into`: those of the `given` query, key, value and mask."""
     query, key, value, mask = given
     d_query, d_key, d_value, d_mask = into
     heads, groups = query.shape[-3], key.shape[-3]

@@ -1,8 +1,8 @@
-"""Convolutions and pools whose space is split: ranks exchange the rows at their borders, then work on what they hold.
+"""Convolutions and pools with split space: ranks exchange the rows at their borders, then work locally.
 
-Rank r gets `low` rows of the rank before it and `high` rows of the one behind it; the first and the last rank fill with zeros
-(a maximum: with the lowest value), which is the padding of the whole. Where several dims are split they take turns in their
-order, each sending what those before it have brought, so that the corners are right.
+Rank r gets `low` rows of the rank before it and `high` rows of the one behind it; the first and the last rank fill with
+zeros (a maximum: with the lowest value), which is the padding of the whole. Where several dims are split they take
+turns in their order. Each sends the rows that earlier dims have brought, too, so that the corners are right.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ..local_forms.registry import register
 
 
 class Border(NamedTuple):
-    """A split spatial dim: `dim` counts from the back, `low` and `high` are the rows that a rank gets (high < 0: gives up)."""
+    """A split spatial dim: `dim` counts from the back; a rank gets `low` and `high` rows (high < 0: it gives up rows).
+    """
 
     dim: int
     low: int
@@ -107,7 +108,7 @@ def split_space(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], 
 
 
 def _padding(kind: str, pads: Sequence[tuple[int, int]]) -> dict[str, Value]:
-    """The padding that is left to the operator itself."""
+    """The padding that the operator itself makes."""
     before, behind = tuple(low for low, _ in pads), tuple(high for _, high in pads)
     return {"pads": (*before, *behind)} if kind.startswith("onnx.") else {"padding": before}
 
@@ -122,8 +123,10 @@ def convolution(kind: str, image: str, borders: Sequence[Border], widened: Seque
 
 
 class _Grown(NamedTuple):
-    """What a transposed convolution gives beyond a rank's rows: they are the `length` rows from `start`, once the input has `spare`
-    more rows of zeros."""
+    """The rows of a transposed convolution's output that belong to a rank: `length` rows from `start`.
+
+    The input first gets `spare` more rows of zeros.
+    """
 
     dim: int
     start: int
@@ -151,7 +154,8 @@ def transposed(kind: str, image: str, borders: Sequence[Border], grown: Sequence
 
 
 class _Count(NamedTuple):
-    """The window of a mean along a split dim, whose first output row on this rank is `first`: rows from `low` on below `end` count."""
+    """The window of a mean along a split dim, with the rank's first output row `first`; rows from `low` to `end` count.
+    """
 
     dim: int
     first: int
@@ -170,7 +174,7 @@ class _Count(NamedTuple):
         return cls(dim, first, window.kernel, window.stride, window.dilation, window.before, low, end)
 
     def weights(self, like: Tensor) -> Tensor:
-        """By what the mean of each output row over all places of the window is multiplied."""
+        """The factor of each output row's mean over all places of the window."""
         rows = torch.arange(self.first, self.first + like.shape[self.dim], device=like.device)
         reach = torch.arange(self.kernel, device=like.device) * self.dilation - self.before
         places = rows[:, None] * self.stride + reach
@@ -179,7 +183,7 @@ class _Count(NamedTuple):
 
 
 def pool(kind: str, image: str, borders: Sequence[Border], counts: Sequence[_Count], **arguments: Any) -> Tensor:
-    """A pool of this rank's rows; a mean counts what the whole one counts."""
+    """A pool of this rank's rows; a mean counts the same rows as in the whole."""
     value = arguments[image]
     fill = 0.0
     if "max" in kind.lower():

@@ -1,8 +1,9 @@
-"""Cross entropy whose classes are split: each rank sees some columns of the scores, and every rank gets the whole loss.
+"""Cross entropy with split classes: each rank holds some columns of the scores, and every rank gets the whole loss.
 
     loss_i = -w[y_i] log p_i[y_i],   log p_i[c] = s_ic - m_i - log sum_c exp(s_ic - m_i),   m_i = max_c s_ic
 
-The maximum and the sums over the classes are all-reduced, as in Megatron-LM's parallel cross entropy (arXiv:1909.08053, section 3).
+The maximum and the sums over the classes are all-reduced, as in Megatron-LM's parallel cross entropy (arXiv:1909.08053,
+section 3).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def sum_over(value: Tensor, group: AxisGroup) -> Tensor:
-    """The sum over the group; its gradient is the same on every rank and stays as it is."""
+    """The sum over the group; its gradient is the same on every rank and passes unchanged."""
     return step(value, Move("all_reduce"), Move("nothing"), group)
 
 

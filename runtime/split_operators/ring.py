@@ -2,9 +2,9 @@
 
     o = sum_j w_j o_j,   w_j = exp(l_j - l),   l = log sum_j exp(l_j),   l_j = log sum_k exp(s_k) over the keys k of block j
 
-with o_j the attention to block j alone (Liu et al. 2023, arXiv:2310.01889). The next block is under way while one is
-attended to. Backward, scores are computed again from l, and each block's gradients travel around behind it. A block that the
-queries cannot see costs its journey only; under a causal mask the last rank sees all.
+with o_j the attention to block j alone (Liu et al. 2023, arXiv:2310.01889). The next block travels during the attention
+to the present one. Backward, scores are computed again from l, and each block's gradients travel around behind it. A
+block that the queries cannot see costs only its travel; under a causal mask the last rank sees all blocks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .blocks import Ahead, Attended, Corner, Seen, attend, finite, gradients, me
 
 
 class Round(NamedTuple):
-    """What all rounds share: the ring, the scale of the scores, and what queries see by place."""
+    """The common data of all rounds: the ring, the scale of the scores, and the keys seen by place."""
 
     group: AxisGroup
     scale: float
     seen: Seen
 
     def block(self, number: int, queries: int, keys: int) -> Corner | None:
-        """Where the block of this round lies before our queries; None where they see nothing of it."""
+        """The place of this round's block relative to our queries; None if they see nothing of it."""
         source = (self.group.coordinate - number) % self.group.size
         place = Corner(self.group.coordinate * queries, source * keys)
         return None if self.seen.nothing(place, queries, keys) else place
@@ -48,7 +48,7 @@ def _apart(both: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Ring(torch.autograd.Function):
-    """Attention of local queries to all keys, and the logs of the sums of its exponentials; keeps local tensors alone."""
+    """Attention of local queries to all keys, and the logs of the sums of exponentials; keeps only local tensors."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Round) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,8 @@ def flash_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Attended:
-    """As `aten._scaled_dot_product_flash_attention_for_cpu`, whose second result is zero where a query sees nothing."""
+    """As `aten._scaled_dot_product_flash_attention_for_cpu`; the second result is zero for a query that sees nothing.
+    """
     assert not dropout_p
     spec = Round(group, 1 / math.sqrt(query.shape[-1]) if scale is None else scale, Seen(0 if is_causal else None, None))
     out, normal = ring(query, key, value, attn_mask, spec)

@@ -34,7 +34,7 @@ def grouped_product(rows: Tensor, weights: Tensor, ends: Sequence[int], kind: st
 
 
 def shard_experts(call: LocalCall) -> Mapping[str, Value] | None:
-    """What a rank needs to know to work on its own rows, or on the rows of its own experts; None where it has all of both."""
+    """The places of a rank's rows and experts; None if it has all of both."""
     rows, weights = call.decision.inputs[0], call.decision.inputs[1]
     own_rows = [cut for cut in call.cuts(rows) if cut.dim == 0]
     own_experts = [cut for cut in call.cuts(weights) if cut.dim == 0]
@@ -51,7 +51,7 @@ def shard_experts(call: LocalCall) -> Mapping[str, Value] | None:
 def local_experts(
     rows: int, row_cuts: Sequence[Sequence[int]], expert_cuts: Sequence[Sequence[int]], kind: str, **arguments: Any
 ) -> Tensor:
-    """The product for the rows and experts of this rank; rows of other experts are zero, so that the ranks' results add up."""
+    """The product for this rank's rows and experts; rows of other experts are zero, so the ranks' results add up."""
     value, weights, offsets = (argument for argument in arguments.values() if isinstance(argument, Tensor))
     own_rows = shard_of(torch.arange(rows), [Cut(*cut) for cut in row_cuts]).contiguous()
     ends = torch.searchsorted(own_rows, offsets.cpu().long())
@@ -64,7 +64,7 @@ def local_experts(
 
 
 def dispatch(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Mapping[str, Value]]:
-    """The local form with rows split on one axis, and the places or experts that need them: rows travel there, and results back."""
+    """The local form with rows split on one axis: rows travel to the places or experts that need them, results back."""
     if call.operator.kind in LOOK_UPS:
         return travelling_look_up, {"group": group}
     if call.operator.kind == EXPERTS:
@@ -88,7 +88,8 @@ def travelling_look_up(self: Tensor, indices: Sequence[Tensor | None], group: Ax
 
 
 def travelling_rows(rows: int, group: AxisGroup, kind: str, **arguments: Any) -> Tensor:
-    """The product for this rank's rows, each made on the rank that holds its expert (dispatch and combine of GShard, arXiv:2006.16668)."""
+    """The product for this rank's rows, each from its expert's rank (dispatch and combine of GShard, arXiv:2006.16668).
+    """
     value, weights, offsets = (argument for argument in arguments.values() if isinstance(argument, Tensor))
     ends: list[int] = [0, *offsets.tolist()]
     experts, own = int(weights.shape[0]), int(value.shape[0])

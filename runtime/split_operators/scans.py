@@ -1,4 +1,4 @@
-"""Scans along a split dim: each rank scans its shard and goes on from the totals of the ranks before it.
+"""Scans along a split dim: each rank scans its shard and continues from the totals of the ranks before it.
 
     y_i = t_1 + ... + t_{r-1} + scan(x)_i   (for products, times),   t_j = the total of rank j's shard
 

@@ -1,4 +1,4 @@
-"""Softmax whose dim is split: the maximum and the sum of exponentials of each row are all-reduced, backward the rows' inner products."""
+"""Softmax along a split dim: each row's maximum and sum of exponentials are all-reduced, backward its inner product."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Normalisations whose mean and variance are taken over split dims: batch norm by the batch and the space, group norm by the space.
+"""Normalisations with mean and variance over split dims: batch norm over batch and space, group norm over space.
 
 Every rank takes the mean m_i and the sum of squared differences q_i of its n elements; of p ranks together
 
     m = sum_i m_i / p,   q = sum_i q_i + n · sum_i (m_i - m)²,   variance = q / (p n)
 
-(Chan, Golub and LeVeque 1979), which is as exact as two passes over the whole. Backward two sums for each mean are all-reduced.
+(Chan, Golub and LeVeque 1979), which is as exact as two passes over the whole. Backward two sums for each mean are
+all-reduced.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Training at length: checkpoints, samplers that go on where they were, and an orderly end when the machine is wanted back."""
+"""Training at length: checkpoints, resumable samplers, and an orderly end when the machine is taken back."""

@@ -1,6 +1,7 @@
-"""Weights for others: safetensors files and their index, as Hugging Face has them, out of a checkpoint or a planned module.
+"""Weights for others: safetensors files and their index, as Hugging Face writes them, from a checkpoint or a module.
 
-What is read is one tensor at a time, and what is held is one file. `autopar.parallelize(..., weights=FOLDER)` reads such folders.
+It reads one tensor at a time, and holds one file in memory. `autopar.parallelize(..., weights=FOLDER)` reads such
+folders.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ def export_checkpoint(
     limit: int = LIMIT,
     name: str | None = None,
 ) -> Path:
-    """Write the parameters and buffers of a checkpoint (or of the latest in a folder of such) as safetensors files into a new folder.
+    """Write the parameters and buffers of a checkpoint as safetensors files into a new folder.
 
-    `dtype`: the type of floating-point numbers in the files, by default that in which they are stored. `strip`: what their names begin
-    with, and are to be without, where the model was within another; `add`: what they are to begin with instead. `name`: of another
-    checkpoint than the latest. A folder is there whole or not at all.
+    `checkpoint`: a checkpoint, or a folder of them, of which the latest is taken, or the one called `name`. `dtype`:
+    the type of floating-point numbers in the files (default: the stored type). `strip`: a prefix to remove from all
+    names, if the model was inside another; `add`: a prefix to add instead. A folder is there whole or not at all.
     """
     target = Path(folder).absolute()
     if dtype is not None and dtype not in FLOATS:
@@ -73,7 +74,10 @@ def export_checkpoint(
 
 
 def export_weights(module: nn.Module, folder: str | Path, *, dtype: str | None = None, strip: str = "", limit: int = LIMIT) -> Path:
-    """The same of a module as it is now, planned or plain; every rank calls this. Beside the folder, as much space is needed once more."""
+    """Write the present weights of a module, planned or plain; every rank calls this.
+
+    It needs the space of the result once more, next to the folder.
+    """
     target = Path(folder).absolute()
     failure: Exception | None = None
     try:

@@ -1,6 +1,7 @@
-"""Weights from others: safetensors files as Hugging Face has them become a checkpoint, which any plan resumes from.
+"""Weights from others: safetensors files of Hugging Face become a checkpoint, from which any plan resumes.
 
-What is read is one tensor at a time, and what is held is one file. The checkpoint has no optimizer and no position in the data.
+It reads one tensor at a time, and holds one file in memory. The checkpoint has no optimizer and no position in the
+data.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from .storage import checksum_of, discard, dtype_name, point_to, synchronise, to
 def import_weights(
     weights: str | Path, folder: str | Path, *, dtype: str | None = None, strip: str = "", add: str = "", limit: int = LIMIT
 ) -> Path:
-    """Make a checkpoint of step 0 out of a `.safetensors` file, or a folder of such; `folder` is new. The path of the checkpoint.
+    """Make a checkpoint of step 0 from a `.safetensors` file, or a folder of them; returns the path of the checkpoint.
 
-    `dtype`: the type of floating-point numbers in it, by default that of the files: a plan loads what has the type in which it stores a
-    parameter. `strip`: what the names begin with, and are to be without; `add`: what they are to begin with instead.
+    `folder`: a new folder. `dtype`: the type of floating-point numbers in it (default: that of the files); a plan loads
+    tensors of the type in which it stores the parameter. `strip`: a prefix to remove from all names; `add`: a prefix to
+    add instead.
     """
     target = Path(folder).absolute()
     if dtype is not None and dtype not in FLOATS:

@@ -1,8 +1,9 @@
-"""What low-rank gradients have left over, in a checkpoint: each rank's matrix, and the factors with which the next step begins.
+"""Leftovers of low-rank gradients in a checkpoint: each rank's matrix, and the factors that start the next step.
 
-Every product of PowerSGD is linear in what the ranks add up, so for all that follows only the sum of their leftovers counts. On as many
-ranks as before each takes back its own, on another number of them an equal share of the sum. Factors are those of a shard's matrix, so they
-come back where the parameter is cut into as many shards of the same width, and else are made anew, as in a first step.
+Every product of PowerSGD is linear in the ranks' matrices, so only the sum of their leftovers matters. On the same
+number of ranks each takes back its own; on another number each takes an equal share of the sum. Factors are those of a
+shard's matrix: they are restored if the parameter is cut into as many shards of the same width, and else start anew, as
+in a first step.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ LEFT, FACTOR = ".left", ".factor"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Factored:
-    """A parameter whose gradient travels as factors: on which mesh axes it is summed, and where the leftovers and factors lie.
+    """A parameter whose gradient travels as factors, with the mesh axes of its sum.
 
-    `sharing`: the ranks that add up their matrices; `shards`: those into which the parameter is cut on other axes.
+    `sharing`: the number of ranks that add up their matrices. `shards`: the number of shards of the parameter on other
+    axes.
     """
 
     name: str
@@ -62,7 +64,7 @@ class _Factored:
 
     @property
     def cut(self) -> tuple[Placement, ...]:
-        """How the parameter is stored."""
+        """The stored placements of the parameter."""
         return placements_of(self.stage.plan.program.assignment.storage[self.name], self.mesh)
 
     @property
@@ -70,7 +72,7 @@ class _Factored:
         return math.prod(size for size, placement in zip(self.mesh, self.cut, strict=True) if not placement.is_replicate())
 
     def lefts(self, *, apart: bool = True) -> tuple[Placement, ...]:
-        """Where the ranks' matrices lie behind one another, whole or each `apart`."""
+        """The placements of the ranks' matrices, stacked: whole, or each rank's `apart`."""
         return tuple(
             (Shard(0) if apart else Replicate()) if axis in self.axes else _behind(placement) for axis, placement in enumerate(self.cut)
         )
@@ -105,7 +107,7 @@ def _factored(module: nn.Module) -> Iterator[_Factored]:
 
 
 def leftover_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """What is there to be saved."""
+    """The leftovers and factors to save."""
     found: dict[str, Tensor] = {}
     for one in _factored(module):
         if one.name in one.held.left:
@@ -118,7 +120,7 @@ def leftover_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def empty_leftovers(module: nn.Module, manifest: Manifest) -> tuple[dict[str, Tensor], Callable[[], None]]:
-    """Tensors to be filled, and what is to be done when they are: the module's own leftovers, if it has any, are those no longer."""
+    """Tensors to fill, and a function to call afterwards, which replaces the module's own leftovers."""
     saved, wanted = manifest.named(COMPRESSION), list(_factored(module))
     targets: dict[str, Tensor] = {}
     for one in wanted:
@@ -153,7 +155,7 @@ def _local(value: Tensor) -> Tensor:
 
 
 def dropped(module: nn.Module, manifest: Manifest) -> list[str]:
-    """The parameters whose leftovers a checkpoint has and the module has no use for, as far as this rank knows."""
+    """Parameters with leftovers in the checkpoint that the module cannot use, as far as this rank knows."""
     if isinstance(module, ParallelModule) and module.engine.world.staged:
         return []
     used = {one.name for one in _factored(module)}

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: one JSON file beside safetensors files of pieces. Nothing here is unpickled, and nothing needs torch.
+"""The manifest of a checkpoint: one JSON file beside safetensors files of pieces, read without pickle or torch.
 
 FOLDER/latest                          the name of the last whole checkpoint
 FOLDER/step-00000200/checkpoint.json   this module's `Manifest`
@@ -23,13 +23,13 @@ SCHEMA = "autopar-checkpoint"
 MANIFEST, PLAN, LATEST = "checkpoint.json", "plan.json", "latest"
 UNFINISHED = ".saving-"
 MODEL, OPTIMIZER, RANDOM, COMPRESSION = "model.", "optimizer.", "random.", "compression."
-"""How the names of tensors begin, by what they belong to."""
+"""Prefixes of the names of tensors, by their owner."""
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _FILE = re.compile(r"rank-\d{5,}\.safetensors")
 
 
 class _Part(BaseModel):
-    """Nothing beside the named fields, and nothing changes."""
+    """Only the named fields, and none of them changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -45,7 +45,7 @@ FileName = Annotated[str, AfterValidator(_own_file)]
 
 
 class Piece(_Part):
-    """A piece of a tensor: where it begins in the whole, and the entry of a file that holds it; `crc`: the CRC-32 of its bytes."""
+    """A piece of a tensor: its offsets in the whole, and the file's entry that holds it; `crc`: CRC-32 of its bytes."""
 
     file: FileName
     key: str
@@ -102,7 +102,7 @@ class Manifest(_Part):
         return sum(self.files.values())
 
     def named(self, prefix: str) -> dict[str, Entry]:
-        """The tensors whose names begin so, without that beginning."""
+        """The tensors with this prefix, under names without it."""
         return {name.removeprefix(prefix): entry for name, entry in self.tensors.items() if name.startswith(prefix)}
 
 
@@ -149,7 +149,7 @@ def find_checkpoint(folder: str | Path, name: str | None = None) -> Path | None:
 
 
 def read_manifest(path: Path) -> tuple[Manifest, str]:
-    """What a checkpoint says of itself, and the text; one whose files are missing or cut off is refused."""
+    """The manifest of a checkpoint, and its text; a checkpoint with missing or truncated files is refused."""
     try:
         text = (path / MANIFEST).read_text(encoding="utf-8")
         data = json.loads(text)
@@ -178,6 +178,6 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
 
 
 def others(path: Path) -> str:
-    """What else could be resumed, in words."""
+    """Other checkpoints to resume from, in words."""
     names = [name for name in checkpoints_in(path.parent) if name != path.name]
     return f"; name={names[-1]!r} is the one before" if names else ""

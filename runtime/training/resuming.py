@@ -1,4 +1,4 @@
-"""`resume`: the training goes on from a checkpoint, under the plan, the number of ranks and the stages that are now."""
+"""`resume`: a training continues from a checkpoint, under the present plan, number of ranks and stages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ from .storage import SafeReader, torch_dtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """Where the training is: `step` steps are done. `extra`: what was given to `save`; `notes`: sentences worth telling the user."""
+    """The position of the training: `step` steps are done.
+
+    `extra`: as given to `save`. `notes`: sentences worth telling the user.
+    """
 
     path: Path
     step: int
@@ -55,11 +58,11 @@ def resume(
     sampler: Positioned | None = None,
     name: str | None = None,
 ) -> Resumed | None:
-    """Load the latest checkpoint of a folder (or that of this `name`) into a module and its optimizer; None where nothing was saved.
+    """Load a folder's latest checkpoint (or the one called `name`) into a module and optimizer; None if there is none.
 
-    Every rank calls this. The plan, the number of ranks, the stages and ZeRO may be others than those that saved; the plain module on one
-    device is as good. A checkpoint of another model or optimizer, or a damaged one, is refused on every rank with the difference, and the
-    module is what it was.
+    Every rank calls this. Plan, number of ranks, stages and ZeRO may differ from those that saved; a plain module on
+    one device works, too. A checkpoint of another model or optimizer, or a damaged one, is refused on every rank with
+    the difference, and the module stays unchanged.
     """
     finish_saving()
     failure: Exception | None = None
@@ -107,7 +110,7 @@ def _require_fit(module: nn.Module, optimizer: Optimizer | None, sampler: Positi
 
 
 def _targets(module: nn.Module, optimizer: Optimizer | None, manifest: Manifest) -> tuple[Tensors, dict[str, dict[str, Any]]]:
-    """The tensors to be filled: those of the module where they are, those of the optimizer's state made for it."""
+    """The tensors to fill: the module's own, and new ones for the optimizer's state."""
     found = model_tensors(module)
     states: dict[str, dict[str, Any]] = {}
     if optimizer is not None:
@@ -120,7 +123,7 @@ def _targets(module: nn.Module, optimizer: Optimizer | None, manifest: Manifest)
 
 
 def _require_whole(reader: SafeReader, device: torch.device) -> None:
-    """Every rank learns of a damaged piece while the module is still what it was."""
+    """Check the pieces, so that every rank learns of a damaged one before the module is changed."""
     failure: Exception | None = None
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     try:

@@ -1,7 +1,8 @@
-"""`sampler`: which samples are in which batch, the same on any plan and any number of ranks, and where the training is in them.
+"""`sampler`: the samples of every batch, the same on any plan and number of ranks, and the training's position.
 
-The order of an epoch is a permutation drawn from the seed and the epoch alone. The position counts samples, not batches, so that a
-training that goes on with another batch size takes up the next sample, none of them twice and none left out.
+The order of an epoch is a permutation drawn from the seed and the epoch alone. The position counts samples, not
+batches, so a training resumed with another batch size continues at the next sample, none of them twice and none left
+out.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ LASTS = ("drop", "wrap")
 
 
 class ResumableSampler(Sampler[list[int]]):
-    """The batch sampler of a `DataLoader`: `DataLoader(dataset, batch_sampler=...)`. Each pass over it is the rest of an epoch.
+    """A batch sampler: `DataLoader(dataset, batch_sampler=...)`. Each pass over it is the rest of an epoch.
 
-    `own`: the part of every batch that this rank reads. `epoch` and `done` say where the training is: samples of the epoch that are done.
+    `own`: the part of every batch that this rank reads. `epoch`, `done`: the position: samples of the epoch that are
+    done.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class ResumableSampler(Sampler[list[int]]):
         self._counted = False
 
     def __len__(self) -> int:
-        """The batches that are left in this epoch."""
+        """The remaining batches of this epoch."""
         left = self.length - self.done
         return left // self.batch if self.last == "drop" else -(-left // self.batch)
 
@@ -55,11 +57,11 @@ class ResumableSampler(Sampler[list[int]]):
         return found
 
     def __iter__(self) -> Iterator[list[int]]:
-        """What this rank reads of each batch that is left in the epoch; after the last one the next epoch begins."""
+        """This rank's part of each remaining batch of the epoch; after the last one the next epoch begins."""
         order, at = self.order(self.epoch), self.done
         for _ in range(len(self)):
             taken = order[at : at + self.batch]
-            taken += order[: self.batch - len(taken)]  # the first samples once more, where the last ones do not fill a batch
+            taken += order[: self.batch - len(taken)]  # the first samples again, to fill the last batch
             at += self.batch
             if not self._counted:
                 self.done = min(at, self.length)
@@ -68,11 +70,12 @@ class ResumableSampler(Sampler[list[int]]):
             self._next()
 
     def counted(self, loader: Iterable[Batch], *, endless: bool = False) -> Iterator[Batch]:
-        """The batches of a loader over this sampler, of which only those count as done that the caller came back from.
+        """The batches of a loader over this sampler; a batch counts as done when the caller comes back for the next.
 
-        A loader with workers asks for batches long before they are trained on; without this they would count when they are asked for. Nor
-        does a loader draw from torch's generator here, as it does at the beginning of every epoch and of every life.
-        `endless`: one epoch after the other, beside `autopar.steps`: `zip(autopar.steps(...), sampler.counted(loader, endless=True))`.
+        A loader with workers asks for batches long before they are trained on; without this they would count then. The
+        loader also does not draw from torch's generator here, as loaders do at the beginning of every epoch. `endless`:
+        one epoch after the other, along with `autopar.steps`: `zip(autopar.steps(...), sampler.counted(loader,
+        endless=True))`.
         """
         self._counted = True
         try:
@@ -90,7 +93,7 @@ class ResumableSampler(Sampler[list[int]]):
         self.epoch, self.done = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training is, for `autopar.save`. Inside the loop over `counted`, the batch at hand is done when its step is saved."""
+        """The position of the training, for `autopar.save`; in a loop over `counted` it includes the present batch."""
         done = min(self.done + self.batch, self.length) if self._counted else self.done
         return {"epoch": self.epoch, "done": done, "length": self.length, "seed": self.seed, "shuffle": self.shuffle}
 
@@ -108,7 +111,7 @@ class ResumableSampler(Sampler[list[int]]):
 
 
 def _undrawn(loader: Iterable[Batch]) -> Iterator[Batch]:
-    """A loader's iterator, which seeds its workers by a number of torch's generator: that is left as it was."""
+    """A loader's iterator; it seeds its workers from torch's generator, which is restored."""
     state = torch.get_rng_state()
     found = iter(loader)
     torch.set_rng_state(state)
@@ -124,11 +127,11 @@ def sampler(
     shuffle: bool = True,
     last: str = "drop",
 ) -> ResumableSampler:
-    """A resumable batch sampler of a dataset (or a number of samples) for a plan: the same samples in the same order on any plan.
+    """A resumable batch sampler of a dataset (or a number of samples): the same samples in the same order on any plan.
 
-    Every rank is given the whole batch, as `parallelize` takes it; for a module that takes this rank's part (a context without
-    `full_batch`), give that module as `plan`. `batch`: another size than the plan's first input has. `last`: what becomes of samples that
-    fill no batch: "drop" leaves them out of this epoch, "wrap" fills up with the first of it.
+    Every rank gets the whole batch, as `parallelize` takes it. For a module that takes this rank's part (a context
+    without `full_batch`), give that module as `plan`. `batch`: another size than the plan's first input has. `last`:
+    samples that fill no batch: "drop" leaves them out of this epoch, "wrap" fills up with the first samples of it.
     """
     length = dataset if isinstance(dataset, int) else len(dataset)
     own = None

@@ -1,4 +1,4 @@
-"""`save`: a checkpoint of a module, its optimizer and where the training is, whole or not at all, at once or beside the next steps."""
+"""`save`: a checkpoint of module, optimizer and position, whole or not at all, at once or during the next steps."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from .states import Tensors, groups_of, kind_of, model_tensors, optimizer_tensor
 from .storage import SafeWriter
 
 SLOWEST = timedelta(minutes=30)
-"""What a rank waits for the disk of another."""
+"""The longest wait of a rank for another's disk."""
 
 
 class Positioned(Protocol):
-    """What knows where the data are: `autopar.sampler` does."""
+    """An object with a position in the data, such as `autopar.sampler`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, as plain data."""
+        """The position, as plain data."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on there."""
+        """Continue at this position."""
 
 
 class Saving:
@@ -87,7 +87,7 @@ _HELD = _Held()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What each rank tells rank 0."""
+    """The data that each rank sends to rank 0."""
 
     numbers: dict[str, Scalar]
     groups: list[Group]
@@ -105,14 +105,16 @@ def save(
     keep: int | None = None,
     wait: float | None = None,
 ) -> Saving:
-    """Save after `step` steps; every rank calls this, with the same folder. Also a plain module on one device can be saved.
+    """Save after `step` steps; every rank calls this, with the same folder. A plain module on one device works, too.
 
-    `sampler`: whose position is saved. `extra`: what else is to be there when the training goes on, such as a scheduler's state dict: plain
-    data as JSON has it. `keep`: how many checkpoints stay. `wait`: None waits until the checkpoint is whole; a number copies what is to be
-    saved to the host's memory and writes it beside the next steps, after a wait of at most so many seconds for the save before, whose
-    memory it takes over: what is fresh from the system costs more to fill than to copy.
+    `sampler`: the sampler whose position is saved. `extra`: further plain data (as in JSON) for the resumed training,
+    such as a scheduler's state dict. `keep`: the number of checkpoints that stay. `wait`: None waits until the
+    checkpoint is whole. A number of seconds copies the data to the host's memory and writes it during the next steps.
+    It first waits at most that long for the save before, to use its memory again, because fresh memory costs more to
+    fill than to copy.
 
-    A checkpoint has its name only when it is whole on the disk; what fails or is killed before leaves the one before as it is.
+    A checkpoint gets its name only when it is whole on the disk; a save that fails or is killed leaves the one before
+    intact.
     """
     place = Path(folder).absolute()
     failure: Exception | None = None
@@ -178,7 +180,7 @@ def _gathered(
 
 
 def _plain_data(what: str, value: Any) -> Any:
-    """The value as it will be read again; nothing else is saved, because a stranger's pickle is a stranger's program."""
+    """The value as it will be read again; nothing else is saved, since a stranger's pickle is a stranger's program."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
@@ -186,7 +188,7 @@ def _plain_data(what: str, value: Any) -> Any:
 
 
 def _manifest(told: list[_Facts]) -> Manifest:
-    """The manifest, without tensors and files, out of what all ranks tell."""
+    """The manifest, without tensors and files, from the data of all ranks."""
     numbers: dict[str, Scalar] = {}
     for rank, one in enumerate(told):
         for path, number in one.numbers.items():
@@ -204,7 +206,7 @@ def _manifest(told: list[_Facts]) -> Manifest:
 
 
 def on_host(state: Tensors, room: Tensors) -> Tensors:
-    """Copies in the host's memory that describe themselves as the values do, in the memory of those in `room` where that fits.
+    """Copies in the host's memory with the values' own descriptions, in the memory of `room` where it fits.
 
     From a GPU they go through pinned memory, all at once.
     """
@@ -222,12 +224,13 @@ def on_host(state: Tensors, room: Tensors) -> Tensors:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where ranks of this module agree on things."""
+    """The device on which ranks of this module compare data."""
     return module.engine.device if isinstance(module, ParallelModule) else torch.device("cpu")
 
 
 def saving_group() -> dist.ProcessGroup | None:
-    """A Gloo group of all ranks for nothing but checkpoints, whose collectives may wait for a slow disk and run beside those of a step."""
+    """A Gloo group of all ranks for checkpoints only; its collectives may wait for a slow disk, during those of a step.
+    """
     if not dist.is_initialized():
         return None
     if _HELD.world is not dist.group.WORLD:
@@ -255,6 +258,6 @@ def _write(saving: Saving, state: Tensors, writer: SafeWriter, group: dist.Proce
 
 
 def cause_of(error: CheckpointException, what: str) -> AutoparError:
-    """What went wrong on the first rank where something did, in one sentence."""
+    """The first failing rank's error, in one sentence."""
     rank, (cause, _) = min(error.failures.items())
     return RunError(f"{what}: rank {rank}: {cause}" if str(cause) else f"{what}: rank {rank}: {type(cause).__name__}")

@@ -1,6 +1,7 @@
-"""What a checkpoint holds of a module, an optimizer and torch's generators: tensors by name, and the rest as plain data.
+"""The contents of a checkpoint: tensors of a module, an optimizer and torch's generators by name, and plain data.
 
-Names are those of the model's graph, which are those of the original module: so any plan, and the plain module, reads them.
+Names are those of the model's graph, which are those of the original module, so any plan, and the plain module, reads
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .storage import dtype_name, torch_dtype
 
 Tensors = dict[str, Tensor]
 HOW = ("foreach", "fused", "capturable", "differentiable")
-"""Options of an optimizer that say how it computes, not what: those of the process that resumes stay."""
+"""Options of an optimizer for how it computes, not what: on resuming, those of the present process stay."""
 SHOWN = 10
 """Differences that a message lists."""
 
@@ -43,7 +44,7 @@ def buffers_of(module: nn.Module) -> Tensors:
 
 
 def model_tensors(module: nn.Module, *, writing: bool = False) -> Tensors:
-    """Parameters and buffers; those to write are without what other stages know better."""
+    """Parameters and buffers; for `writing`, without those that other stages update."""
     buffers = buffers_of(module)
     if writing and isinstance(module, ParallelModule):
         if module.engine.execution.schedule.reductions.local:
@@ -63,7 +64,7 @@ def _expected(module: nn.Module) -> dict[str, Entry]:
 
 
 def differences(module: nn.Module, manifest: Manifest) -> list[str]:
-    """What keeps a checkpoint from fitting a module, in words."""
+    """The differences between a checkpoint and a module, in words."""
     here, there = _expected(module), manifest.named(MODEL)
     found = [f"{name!r} is in the model, not in the checkpoint" for name in here if name not in there]
     found += [f"{name!r} is in the checkpoint, not in the model" for name in there if name not in here]
@@ -78,16 +79,16 @@ def differences(module: nn.Module, manifest: Manifest) -> list[str]:
 
 
 def kind_of(optimizer: Optimizer) -> str:
-    """The name of what makes the steps, whatever is around it."""
+    """The name of the innermost optimizer, without its wrappers."""
     inner = getattr(optimizer, "inner", None)
     return kind_of(inner) if isinstance(inner, Optimizer) else type(optimizer).__name__
 
 
 class Packing(Protocol):
-    """An optimizer whose state is another in a checkpoint, because a shard's says nothing of the whole."""
+    """An optimizer with a different state in checkpoints, because a shard's state does not describe the whole."""
 
     def plain_state(self, value: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of a parameter as a checkpoint holds it."""
+        """The state of a parameter in a checkpoint."""
 
     def own_state(self, value: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """The reverse."""
@@ -101,7 +102,7 @@ def _packing(optimizer: Optimizer) -> Packing | None:
 
 
 def _named(optimizer: Optimizer, module: nn.Module) -> Iterator[tuple[list[tuple[str, Tensor]], dict[str, Any]]]:
-    """Every group: its parameters with their names, and its options. What stands for other stages has no name."""
+    """Every group: its named parameters, and its options. The stand-in for other stages has no name."""
     names = {id(parameter): name for name, parameter in parameters_of(module).items()}
     stages = module.other_stages if isinstance(module, ParallelModule) else None
     for number, group in enumerate(optimizer.param_groups):
@@ -131,7 +132,7 @@ def optimizer_tensors(optimizer: Optimizer, module: nn.Module) -> tuple[Tensors,
 
 
 def _require_told(path: str, value: Tensor, parameter: Tensor) -> None:
-    """A state that is split knows how; one that is not is the same on all ranks."""
+    """Refuse a split parameter's state that does not know its place in the whole."""
     split = isinstance(parameter, DTensor) and any(not placement.is_replicate() for placement in parameter.placements)
     if split and not isinstance(value, DTensor):
         raise RunError(f"{path} has the shape {list(value.shape)}, whose place in the whole is not known, so it cannot be saved")
@@ -171,7 +172,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def optimizer_differences(optimizer: Optimizer, module: nn.Module, manifest: Manifest) -> list[str]:
-    """What keeps the saved state from fitting an optimizer, in words."""
+    """The differences between the saved state and an optimizer, in words."""
     if manifest.optimizer is None:
         return ["the checkpoint has no optimizer"]
     if kind_of(optimizer) != manifest.optimizer:
@@ -191,7 +192,7 @@ def optimizer_differences(optimizer: Optimizer, module: nn.Module, manifest: Man
 
 
 def empty_states(optimizer: Optimizer, module: nn.Module, manifest: Manifest) -> tuple[Tensors, dict[str, dict[str, Any]]]:
-    """Tensors to be filled, as they are named in the checkpoint, and the state of every parameter of which they are part."""
+    """Tensors to fill, by their names in the checkpoint, and the states of parameters that contain them."""
     targets: Tensors = {}
     states: dict[str, dict[str, Any]] = {}
     own = {name: value for pairs, _ in _named(optimizer, module) for name, value in pairs}

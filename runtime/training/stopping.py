@@ -1,10 +1,9 @@
-"""`steps`: the steps of a training, which end in good order when the machine is wanted back: a save within the grace, a word, exit 0.
+"""`steps`: the steps of a training, with an orderly end when the machine is taken back: a save, a message, exit code 0.
 
-Schedulers of clusters send SIGTERM (Slurm, Kubernetes, spot machines; torchrun hands it on to its ranks) and kill later. The signal reaches
-ranks at different times, so they agree after every step, in one message of four bytes, on whether one of them has heard it.
-
-Where one of several machines is taken away, the others are not done: their ranks save as well, but end with a code at which torchrun starts
-them again, with those that are left.
+Schedulers of clusters send SIGTERM (Slurm, Kubernetes, spot machines; torchrun passes it on to its ranks) and kill
+later. The signal reaches ranks at different times, so after every step they agree, in one message of four bytes, on
+whether one of them has heard it. If one of several machines is taken away, the others are not done: their ranks save as
+well, but end with a code at which torchrun restarts the remaining ones.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ GRACE = 25.0
 """Seconds between the signal and the end; Kubernetes gives 30 before it kills, Slurm as many."""
 TOO_LATE = 128 + signal.SIGTERM
 AGAIN = 75
-"""The exit code of ranks that are to be started again without the machine that was taken away: not a failure, but not the end."""
+"""The exit code of ranks that must be restarted without the lost machine: neither a failure nor the end."""
 BETWEEN_MACHINES = 2.0
 """Seconds within which a signal for all machines reaches the last of them."""
 
@@ -58,7 +57,7 @@ class _Bell:
         os._exit(TOO_LATE)
 
     def heard(self) -> bool:
-        """Whether some rank has heard it; every rank asks at the same point."""
+        """Whether some rank has heard the signal; every rank asks at the same point."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return self.rung
         found = torch.tensor([int(self.rung)], dtype=torch.int32)
@@ -66,9 +65,9 @@ class _Bell:
         return bool(found)
 
     def code(self) -> int:
-        """With what this rank ends that has saved; every rank asks at the same point.
+        """The exit code of this rank after its save; every rank asks at the same point.
 
-        `AGAIN` where another machine heard the signal and this one did not, and its launcher may start it again.
+        `AGAIN` if another machine heard the signal, this one did not, and its launcher may restart it.
         """
         machines, own = int(os.environ.get("GROUP_WORLD_SIZE", "1")), int(os.environ.get("GROUP_RANK", "0"))
         if machines == 1 or not dist.is_initialized():
@@ -88,12 +87,15 @@ class _Bell:
 
 
 def steps(first: int, count: int, on_stop: Callable[[int], object], *, grace: float = GRACE) -> Iterator[int]:
-    """The numbers of the steps from `first`, the number of those that are done, to `count`: `for step in autopar.steps(start, 1000, stop)`.
+    """The numbers of the steps from `first`, the number of done steps, to `count`.
 
-    When a rank is sent SIGTERM, every rank ends the step at hand, calls `on_stop(done)` with the number of steps that are done, which is to
-    save, says so, and ends with exit code 0 (with 75 on other machines than the one that is taken away, which `torchrun` starts again
-    without it). What takes longer than `grace` seconds from the signal ends with 143. Saves that are under way are waited for, here and
-    after the last step. Where a rank goes missing, the message names the step (see `launch.begin_step`).
+        for step in autopar.steps(start, 1000, stop):
+
+    When a rank gets SIGTERM, every rank ends the present step, calls `on_stop(done)` with the number of done steps,
+    which must save, prints a message, and ends with exit code 0. (On other machines than the lost one it ends with 75,
+    and `torchrun` restarts them without it.) If that takes longer than `grace` seconds from the signal, it ends with
+    143. Saves under way are waited for, here and after the last step. If a rank goes missing, the message names the
+    step (see `launch.begin_step`).
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("autopar.steps hears signals, which Python hands to the main thread only: call it there")

@@ -1,10 +1,11 @@
-"""Where `torch.distributed.checkpoint` puts the pieces of tensors: safetensors files and one JSON manifest, whole or not at all.
+"""Storage for `torch.distributed.checkpoint`: safetensors files and one JSON manifest, whole or not at all.
 
-DCP's planners say who writes and reads which piece. Its own file format has its index, and all that is no tensor, as a pickle, and who
-reads that executes what a stranger may have put there. So the files are these.
+DCP's planners decide which rank writes and reads each piece. DCP's own file format pickles its index and everything
+that is no tensor, and reading a pickle executes a stranger's code. So this format has neither.
 
-A save is made in a folder of another name: all files are written and synchronised, then the manifest; then the folder takes its name, and
-`latest` its content, each by a rename, and each rename is synchronised. Whatever is killed when, `latest` names a whole checkpoint.
+A save is made in a folder of another name: all files are written and synchronised, then the manifest. Then the folder
+gets its name, and `latest` its content, each by a synchronised rename. Whenever a process is killed, `latest` names a
+whole checkpoint.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ from autopar.errors import PlanError
 from .manifest import LATEST, MANIFEST, PLAN, UNFINISHED, Entry, Manifest, Piece, checkpoint_name, checkpoints_in, latest_in, others
 
 Facts = Any
-"""What a rank tells rank 0 for the manifest."""
+"""A rank's data for the manifest, sent to rank 0."""
 
 
 class SafeWriter(StorageWriter):
-    """Writes one checkpoint. `facts`: of this rank; `describe` makes of those of all ranks a manifest without tensors, on rank 0."""
+    """Writes one checkpoint.
+
+    `facts`: of this rank. `describe`: makes a manifest without tensors from all ranks' facts, on rank 0.
+    """
 
     def __init__(
         self, folder: Path, facts: Facts, describe: Callable[[list[Facts]], Manifest], *, plan: str | None, keep: int | None
@@ -119,7 +123,7 @@ class SafeWriter(StorageWriter):
             prune(self.folder, self.keep)
 
     def abandon(self) -> None:
-        """Rank 0 removes what a save that failed has left."""
+        """Remove the files of a failed save, on rank 0."""
         if self._made is not None:
             shutil.rmtree(self._made, ignore_errors=True)
 
@@ -130,7 +134,9 @@ class SafeWriter(StorageWriter):
 
 
 class SafeReader(StorageReader):
-    """Reads a checkpoint: of each file the pieces that this rank needs. `require_whole` comes first: what it reads are all sums."""
+    """Reads a checkpoint: from each file the pieces that this rank needs. `require_whole` comes first: it checks all
+    sums.
+    """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
@@ -139,7 +145,7 @@ class SafeReader(StorageReader):
         """A reader reads one checkpoint."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What is there, in DCP's words."""
+        """The metadata for DCP."""
         tensors: dict[str, Any] = {name: _described(entry) for name, entry in self.manifest.tensors.items()}
         held = {
             MetadataIndex(name, torch.Size(piece.offsets)): piece for name, entry in self.manifest.tensors.items() for piece in entry.pieces
@@ -151,15 +157,15 @@ class SafeReader(StorageReader):
         self.pieces: Mapping[MetadataIndex, Piece] = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As it is."""
+        """The plan, unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As they are."""
+        """The plans, unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copy what is asked for out of the pieces, file by file."""
+        """Copy the requested items from the pieces, file by file."""
         items = sorted(plan.items, key=lambda item: (self.pieces[item.storage_index].file, self.pieces[item.storage_index].key))
         last: tuple[Piece, Tensor] | None = None
         for item in items:
@@ -177,7 +183,7 @@ class SafeReader(StorageReader):
         return future
 
     def require_whole(self, rank: int = 0, ranks: int = 1) -> None:
-        """Refuse pieces that are not what was saved, before any of them is used; each of several ranks looks at its share."""
+        """Refuse damaged pieces before any of them is used; each of several ranks checks its share."""
         pieces = sorted(self.pieces_of_all(), key=lambda piece: (piece.file, piece.key))
         for piece in pieces[len(pieces) * rank // ranks : len(pieces) * (rank + 1) // ranks]:
             if checksum_of(self.read(piece)) != piece.crc:
@@ -243,7 +249,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def synchronise(path: Path) -> None:
-    """Have the disk hold what was written to a file, or which names a folder has."""
+    """Synchronise a file's contents, or a folder's names, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -265,7 +271,7 @@ def point_to(folder: Path, name: str) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what saves have left that were killed."""
+    """Remove the remains of killed saves."""
     for path in folder.glob(UNFINISHED + "*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -276,7 +282,9 @@ def discard(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Leave the last `keep` checkpoints, the latest among them. One that goes first loses its name, so that no half of it is seen."""
+    """Keep the last `keep` checkpoints and the latest; a removed one loses its name first, so that no half of it is
+    seen.
+    """
     names = checkpoints_in(folder)
     for name in names[:-keep]:
         if name != latest_in(folder):

@@ -1,4 +1,4 @@
-"""`tokens`: a text as numbers in a file, which is mapped and not read; a sample is a window of it."""
+"""`tokens`: a text as numbers in a file, which is memory-mapped; a sample is a window of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ TYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 
 
 class Tokens(Dataset[Tensor]):
-    """Windows of `sequence` tokens, one behind the other; what is left over at the end is no window. `limit`: the tokens there are."""
+    """Windows of `sequence` tokens, one behind the other, without a shorter rest. `limit`: the number of known tokens.
+    """
 
     def __init__(self, path: Path, values: Any, sequence: int, limit: int | None) -> None:
         self.path, self.values, self.sequence, self.limit = path, values, sequence, limit
@@ -37,7 +38,8 @@ class Tokens(Dataset[Tensor]):
 def tokens(path: str | Path, sequence: int, *, type: str | None = None, limit: int | None = None) -> Tokens:
     """The samples of a file of tokens: a flat `.npy` array of whole numbers, or raw numbers of a `type`.
 
-    A text is its own file of tokens, of type "uint8": each byte is one. `limit`: how many tokens the model knows; others are refused.
+    A text is a file of tokens of type "uint8", one for each byte. `limit`: the number of tokens that the model knows;
+    others are refused.
     """
     path = Path(path)
     if type is not None and type not in TYPES:

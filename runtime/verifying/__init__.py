@@ -1,4 +1,5 @@
-"""Whether a sharding that someone else wrote computes what the whole model does: executed on ranks, operator by operator."""
+"""Checks that another project's sharding computes the same as the whole model: executed on ranks, operator by operator.
+"""
 
 from .case import Case, case_named, styles_case
 from .run import Verdict, verify

@@ -1,4 +1,4 @@
-"""What is verified: a module, example inputs, a function that shards the module, and how a loss is made of it."""
+"""The case to verify: a module, example inputs, a function that shards the module, and a loss."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ FORM = "a function that returns a dict of 'module', 'inputs', 'parallelize', and
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`parallelize(module, mesh)` shards a copy of the `module` (in place, or returns the one to use); `mesh`: sizes of the device mesh.
+    """A case.
 
-    `loss(module, *inputs)`: a scalar, of the whole module and of the sharded one alike; by default the mean of the squares of the outputs.
+    `parallelize(module, mesh)` shards a copy of the `module` in place, or returns the one to use. `mesh`: sizes of the
+    device mesh. `loss(module, *inputs)`: a scalar, of the whole and of the sharded module; by default the mean of the
+    squared outputs.
     """
 
     name: str
@@ -105,7 +107,7 @@ def styles_case(path: str | Path, name: str, module: nn.Module, inputs: tuple[An
 
 
 def _styles() -> dict[str, Callable[[], Any]]:
-    """What torch has for the styles; packed ones split each part of a fused weight, for which it has nothing."""
+    """Torch's classes for the styles; it has none for packed ones, which split each part of a fused weight."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 

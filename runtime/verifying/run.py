@@ -1,4 +1,4 @@
-"""Runs a case on forked ranks beside the whole module, and collects what differs: operators, outputs, gradients."""
+"""Runs a case on forked ranks and the whole module, and collects differences in operators, outputs and gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _WRAPPED = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was found of a case: nothing where it is right. `checked`: operators on DTensors; `random`: those that drew numbers."""
+    """The findings of a case; none if it is right. `checked`: operators on DTensors; `random`: those that drew numbers.
+    """
 
     name: str
     mesh: tuple[int, ...]
@@ -72,7 +73,7 @@ def _one_device(case: Case) -> _Whole:
 
 
 def _rank(case: Case, whole: _Whole) -> tuple[int, int, int, list[Finding], list[str]]:
-    """What one rank finds."""
+    """The findings of one rank."""
     torch.manual_seed(SEED)
     mesh = init_device_mesh("cpu", case.mesh)
     module = copy.deepcopy(case.module)
@@ -102,7 +103,7 @@ def _rank(case: Case, whole: _Whole) -> tuple[int, int, int, list[Finding], list
 
 
 def _of_loss(loss: Tensor, whole: _Whole) -> list[Finding]:
-    """The loss against that of the whole, as it is or as the mean over ranks."""
+    """Compare the loss with that of the whole, directly or as the mean over ranks."""
     made = (loss.full_tensor() if isinstance(loss, DTensor) else loss).detach()
     if close(made, whole.loss):
         return []

@@ -1,9 +1,9 @@
-"""Watches every operator on DTensors: its shards, put together, must be what the operator makes of the whole inputs.
+"""Watches every operator on DTensors: its joined shards must equal the operator's result on the whole inputs.
 
     error = max | together(op(shards)) - op(together(shards)) |  /  max(1e-3, max | op(together(shards)) |)
 
-What an operator makes of wrong inputs is judged by these inputs, so that each operator answers for itself alone. Of an operator that draws
-random numbers, shards must not draw the same ones, and replicas must.
+An operator with wrong inputs is judged by these inputs, so each operator answers for itself alone. If an operator draws
+random numbers, shards must draw different ones, and replicas the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 SMALL = 1e-3
-"""Below this, values are compared as they are rather than relative to the largest."""
+"""Below this magnitude, differences are absolute, not relative to the largest value."""
 DRAWN = 16
 """Numbers from which on equal draws are no accident."""
 _RANDOM = re.compile(
@@ -38,7 +38,7 @@ IN_REGION = ("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What is wrong with an operator (or with the gradient of a parameter): where, of what shape, by how much."""
+    """A fault of an operator (or of a parameter's gradient): where, of which shape, by how much."""
 
     operator: str
     where: str
@@ -92,8 +92,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(drawn, DTensor) and (said := draws(drawn)):
                 self._note(name, drawn, layouts, 0.0, said)
             return
-        # Undefined values, such as those of empty(), have nothing to be compared with, and the two backward operators of a loss_parallel
-        # region share their work otherwise than the whole: what comes out is seen in the gradients of the parameters.
+        # Undefined values, such as those of empty(), cannot be compared. The two backward operators of a loss_parallel
+        # region divide their work differently from the whole: errors show in the parameters' gradients.
         if "empty" in name or (name in IN_REGION and any(_by_classes(value) for value in given)):
             return
         wanted = [value for value in tree_leaves(func(*whole[0], **whole[1])) if isinstance(value, Tensor)]
@@ -111,7 +111,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.findings[key] = Finding(operator=name, where=where, shape=tuple(tensor.shape), layouts=layouts, error=error, what=what)
 
     def named(self, module: nn.Module) -> None:
-        """Keep track of which module is running, for what is said of operators."""
+        """Track the running module, for messages about operators."""
         for name, inner in module.named_modules():
             if name:
                 inner.register_forward_pre_hook(lambda *_, n=name: self.stack.append(n), prepend=True)
@@ -128,7 +128,7 @@ def is_random(name: str) -> bool:
 
 
 def together(value: DTensor) -> Tensor:
-    """The whole of what the shards are parts or addends of."""
+    """The whole tensor of which the shards are parts or addends."""
     found: Tensor = value.full_tensor()
     return found.detach().clone()
 
@@ -147,7 +147,7 @@ def layout_of(value: DTensor) -> str:
 
 
 def draws(value: DTensor) -> str:
-    """What is wrong with the numbers that ranks drew; "" where nothing is."""
+    """The fault of the numbers that ranks drew; "" if there is none."""
     local = value.to_local().detach().to(torch.float64).contiguous()
     for dim, placement in enumerate(value.placements):
         group = value.device_mesh.get_group(dim)
@@ -175,7 +175,7 @@ def close(made: Tensor, right: Tensor) -> bool:
 
 
 def difference(made: Tensor, right: Tensor) -> float:
-    """The largest difference, relative to the largest value; what is no number in both is equal."""
+    """The largest difference, relative to the largest value; NaN equals NaN."""
     if not right.numel():
         return 0.0
     a, b = (value.detach().to(torch.float64) for value in (made, right))
@@ -188,7 +188,7 @@ def difference(made: Tensor, right: Tensor) -> float:
 
 
 def scaled_by(made: Tensor, right: Tensor) -> float | None:
-    """The number that all of a tensor is too large by, where there is one: a sum over ranks that is taken twice."""
+    """The factor by which all of a tensor is too large, if there is one: a sum over ranks taken twice."""
     a, b = (value.detach().to(torch.float64).flatten() for value in (made, right))
     square = float(b @ b)
     if square <= 0:
