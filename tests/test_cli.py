@@ -349,6 +349,8 @@ def test_explain_tells_alternatives(folder: Path, capsys: pytest.CaptureFixture[
     assert "as planned" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_explain_tells_what_other_pins_cost(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     search, kept = questions.outer_alternatives, []
 

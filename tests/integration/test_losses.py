@@ -92,6 +92,8 @@ def _outside(model: LoadedModel, named: list[tuple[str, Plan]], expected: Mappin
     return wrong
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_losses_made_outside() -> None:
     """Gradients of one device, whichever way the plan leaves the outputs."""
     model = load_model(build(), ModelOptions(), (batch(0),))

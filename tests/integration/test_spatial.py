@@ -74,7 +74,9 @@ def _spatial(model: LoadedModel, sizes: tuple[int, ...], dims: tuple[int, ...], 
     return search_plan(model.graph, replace(request(sizes, train=train), limits=rows_split(dims)))
 
 
-@pytest.mark.parametrize("sizes", [(2,), (4,), pytest.param((2, 2), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(2,), pytest.param((4,), marks=[pytest.mark.slow, pytest.mark.ci]), pytest.param((2, 2), marks=pytest.mark.slow)], ids=str
+)
 def test_resnet_in_training(sizes: tuple[int, ...]) -> None:
     """The plan found, data parallel, and plans by chance."""
     model = _subject("resnet")
