@@ -14,7 +14,7 @@ from autopar.search import Infeasible, Interrupted, NoAssignment
 from ..errors import NoPlanFits, UsageError
 from ..sharding.schedule import Schedule
 from .candidates import Candidate
-from .found import Draft, Found, best_within, evaluate, smallest
+from .found import Draft, Found, best_within, evaluate, smallest, thriftier
 from .outer import Outer
 from .ranking import Progress, first_of
 from .request import HEADROOM
@@ -23,6 +23,7 @@ from .solving import solve_within
 from .staged import Staged, staged
 from .tables import Known, Tables
 from .tuning import TUNING
+from .unfolding import unfold
 from .work import Counts
 
 
@@ -129,7 +130,9 @@ class Finisher:
         for solved in ranked:
             near = solved.seconds < TUNING.near * ranked[0].seconds and len(found) < TUNING.close_calls and self.is_small
             best = min((f.seconds for f in found), default=math.inf)
-            enough = solved.seconds >= best and (len(found) >= TUNING.evaluated or solved.seconds >= TUNING.far * best)
+            # What is near the best of a large graph was ranked by its program.
+            several = len(found) >= (TUNING.evaluated if self.is_small else 1)
+            enough = solved.seconds >= best and (several or solved.seconds >= TUNING.far * best)
             if not near and (enough or (len(found) > TUNING.evaluated and not self.is_small and solved.seconds >= best)):
                 break
             self.done.add((solved.candidate, solved.mode))
@@ -196,12 +199,36 @@ class Finisher:
         if candidate.stages > 1:
             tables = self.tables(candidate, solved.mode, solved.hidden)
             return staged([trials.group(candidate)], lambda _: tables, schedule, request, always=trials.always)
+        if not self.is_small and (unfolded := self._unfolded(solved, schedule)) is not None:
+            return unfolded
         found = [self._in_one(solved, schedule, solved.hidden)]
         if solved.hidden > 0.0 and (self.is_small or not found[0].hides_reductions):
             found.append(self._in_one(solved, schedule, 0.0))
         if solved.hidden > 0.0 and self.is_small and first_of(found).seconds > TUNING.promised * solved.seconds:
             found.append(self._in_one(solved, schedule, 0.0, waits=0.5 * self._prices(candidate).longest_unit))
         return first_of(found)
+
+    def _unfolded(self, solved: Solved, schedule: Schedule) -> Found | None:
+        """The program of a folded solution, written out for the whole graph; None where it does not fit or a better one may exist.
+
+        Without a limit equal layers cost the same wherever they stand, so that the folded optimum is the whole graph's.
+        """
+        if solved.solution.gap > TUNING.unfolded:
+            return None
+        others = [solved]
+        if solved.hidden > 0.0 and self.trials.hides(solved.candidate):
+            with contextlib.suppress(Infeasible, NoAssignment):
+                others += [other] if (other := self.trials.solve(solved.candidate, solved.mode, hidden=0.0)) is not None else []
+        found = [self._written_out(one, schedule) for one in others]
+        fitting = [one for one in found if one.memory <= self.trials.limit(solved.candidate)]
+        return first_of(fitting) if fitting else None
+
+    def _written_out(self, solved: Solved, schedule: Schedule) -> Found:
+        """The program of a folded solution on the whole graph, in units that fit the memory if any do."""
+        analysis = self.subject.analysis(short=False, micro_batches=solved.candidate.micro_batches)
+        tables, choices = unfold(solved.tables, solved.solution.choices, self.subject.folding, analysis)
+        draft = Draft.of(tables, replace(solved.solution, choices=choices), schedule)
+        return thriftier(draft, self.trials.limit(solved.candidate)).priced()
 
     def _in_one(self, solved: Solved, schedule: Schedule, hidden: float, waits: float = 0.0) -> Found:
         """The program without stages, if that share of the gradients' reduction ran under the backward pass.

@@ -112,7 +112,7 @@ def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> 
     return Draft.of(tables, solution, schedule).priced()
 
 
-def _thriftier(draft: Draft, limit: float) -> Draft:
+def thriftier(draft: Draft, limit: float) -> Draft:
     """The same solution with smaller units of parameters, of which less is there at once, until it fits or that is no help."""
     unit = draft.plan.schedule.unit_bytes
     if draft.memory.total > limit and unit > LEAST_UNIT:
@@ -132,7 +132,7 @@ def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedu
     """The program of a solution; where it needs more memory than the tables added up to, that of a thriftier solution."""
     allowed = limit
     for number in range(MEMORY_TRIES):
-        draft = _thriftier(Draft.of(tables, solution, schedule), limit)
+        draft = thriftier(Draft.of(tables, solution, schedule), limit)
         over = draft.memory.total - limit
         if over <= 0:
             return draft.priced(tightened=number > 0)
@@ -157,14 +157,14 @@ def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = 
     except Infeasible as error:
         limits = tuple(error.minimum_memory * factor for factor in THRIFTY)
         solution = solve_within(tables, method, limits[0])
-    best, seen = _thriftier(Draft.of(tables, solution, schedule), limit), {solution.choices}
+    best, seen = thriftier(Draft.of(tables, solution, schedule), limit), {solution.choices}
     for tried in limits[1:] if tables.least_stored() <= limit else ():
         if best.memory.total <= limit:
             break
         solution = solve_within(tables, method, tried)
         if solution.choices not in seen:
             seen.add(solution.choices)
-            best = min(best, _thriftier(Draft.of(tables, solution, schedule), limit), key=lambda draft: draft.memory.total)
+            best = min(best, thriftier(Draft.of(tables, solution, schedule), limit), key=lambda draft: draft.memory.total)
     if best.memory.total <= limit:
         return best.priced(tightened=True)
     raise Infeasible(best.memory.total, limit)

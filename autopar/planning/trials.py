@@ -35,7 +35,7 @@ from .work import Counts, Work
 class Trials:
     """The candidates of a request, each solved when it is asked for.
 
-    `needed`: the bytes of the solution whose bound is in `bounds.free`. `left`: what an interrupted solution had found.
+    `needed`: the bytes of the program whose solution's bound is in `bounds.free`. `left`: what an interrupted solution had found.
     """
 
     def __init__(self, subject: Subject, request: Request) -> None:
@@ -141,14 +141,15 @@ class Trials:
         Raises `Infeasible`, with no more than a bound of the memory that would do where others are known, and `NoAssignment`.
         """
         tables, room, exact = self._folded(candidate, mode, hidden), self.room(candidate), self.request.method == EXACT_METHOD
+        beyond = 0.0
         if below < math.inf and (least := tables.least_kept()) > room:
             raise Infeasible(least, room)
         try:
             if exact or self.request.may_offload:
                 free = solve(tables.graph)
-                if mode == next(self.modes(candidate.micro_batches)):
-                    self.bounds.free[candidate], self.needed[candidate] = free.lower_bound, free.memory
                 beyond = self._beyond(candidate, mode, tables, free)
+                if mode == next(self.modes(candidate.micro_batches)):
+                    self.bounds.free[candidate], self.needed[candidate] = free.lower_bound, free.memory + beyond
                 fits = free.memory + beyond <= room and tables.host_of(free.choices) <= tables.host_room
                 if fits and exact:
                     return self._solved(candidate, mode, tables, free, free=True, beyond=beyond, hidden=hidden)
@@ -156,16 +157,17 @@ class Trials:
                     return None
                 if not fits and self.binds(candidate, mode):
                     tables = self.offering(tables, candidate, mode)
-            return self._within(candidate, mode, tables, room, hidden)
+            return self._within(candidate, mode, tables, room, hidden, beyond=beyond)
         except Interrupted as interrupt:
             if interrupt.best is not None:
                 self.left = self._solved(candidate, mode, tables, interrupt.best, hidden=hidden)
             raise
 
-    def _within(self, candidate: Candidate, mode: Mode, tables: Tables, room: float, hidden: float) -> Solved:
-        """The solution of tables whose program fits the memory: what programs need beyond them is found out as they are solved."""
+    def _within(self, candidate: Candidate, mode: Mode, tables: Tables, room: float, hidden: float, beyond: float) -> Solved:
+        """The solution of tables whose program fits the memory: what programs need beyond them is found out as they are solved, from that
+        of the solution without a limit on."""
         method = QUICK_METHOD if self.request.method == EXACT_METHOD else self.request.method
-        allowed, best, least = room, None, math.inf
+        allowed, best, least = max(room - beyond, 0.0), None, math.inf
         for _ in range(TUNING.fittings):
             try:
                 solution = solve_within(tables, method, allowed)
@@ -182,7 +184,8 @@ class Trials:
             # What is beyond differs from solution to solution: the next one has the room that this one's leaves.
             following = room - beyond
             if abs(following - allowed) < (1 - TUNING.full) * room:
-                following = allowed - (solution.memory + beyond - room) if not fits else allowed
+                # The same solution would be found again within what is just below its limit.
+                following = min(allowed, solution.memory) - (solution.memory + beyond - room) if not fits else allowed
             if following == allowed or following <= 0:
                 break
             allowed = following

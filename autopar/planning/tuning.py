@@ -69,8 +69,10 @@ class Tuning:
     """A candidate that the tables put so far behind the best program is not evaluated at all."""
     whole: float = 1.01
     """Parameters are tried stored whole where the tables put that up to so far behind the best program."""
-    hopeful: float = 1.3
-    """By how much tables may exceed the memory, while their program is looked at all the same."""
+    hopeful: float = 1.05
+    """By how much a folded program may exceed the memory, while that of the whole graph is looked at all the same."""
+    unfolded: float = 0.01
+    """The gap of a folded solution up to which the whole graph is not solved again."""
     likely: float = 1.1
     """By how much the folded program of least memory may exceed the memory, while that of the whole graph is looked at."""
     tried: int = 8
