@@ -1,4 +1,4 @@
-"""Where the stages of a plan are cut: before an operator of the model, or after one."""
+"""The cuts between the stages of a plan: before an operator of the model, or after one."""
 
 from __future__ import annotations
 

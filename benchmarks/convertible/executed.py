@@ -1,4 +1,4 @@
-"""Converted Python run on ranks beside one device: the largest difference of a loss and of gradients."""
+"""Converted Python run on ranks and compared with one device: the largest difference of a loss and of gradients."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _loss(whole: torch.nn.Module, inputs: tuple[Tensor, ...], parts: int) -> Ten
 
 
 def _gap(found: Tensor | None, wanted: Tensor | None) -> float:
-    """The largest difference, over the largest element where that is above 1."""
+    """The largest difference, relative to the largest element if that is above 1."""
     if found is None or wanted is None:
         return float("inf")
     return float((_full(found) - wanted).abs().max() / wanted.abs().max().clamp(min=1))

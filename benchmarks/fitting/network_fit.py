@@ -1,6 +1,7 @@
-"""Fits the protocols of a network to all-reduces that cross it, given what the links inside the nodes are.
+"""Fits the protocols of a network to all-reduces that cross it, given the links inside the nodes.
 
-The start and the rate of LL, LL128 and Simple; a step's latency is half of what the network adds to an empty all-reduce on two nodes.
+Fitted are the start and the rate of LL, LL128 and Simple; a step's latency is half of the network's addition to an
+empty all-reduce on two nodes.
 """
 
 from __future__ import annotations

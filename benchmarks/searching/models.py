@@ -1,4 +1,4 @@
-"""What is searched: built-in shapes of transformers, the models of a folder, and their cost graphs on a mesh."""
+"""The searched models: built-in shapes of transformers, models of a folder, and their cost graphs on a mesh."""
 
 from __future__ import annotations
 
@@ -157,7 +157,8 @@ def analysed(graph: Graph) -> Analysis:
 
 
 def folded(graph: Graph) -> tuple[Analysis, Work]:
-    """The analysis of the graph with its equal layers folded, and for how many its operators stand: what the planner searches."""
+    """The analysis of the graph with equal layers folded, and the multiplicities of its operators, as in the planner.
+    """
     subject = Subject(graph, train=True)
     return subject.analysis(short=True), Work(counts=subject.counts)
 

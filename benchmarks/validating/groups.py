@@ -1,4 +1,4 @@
-"""All groups of a folder: training runs by the group that they name, single layers, memory, collectives by machine and by size."""
+"""All groups of a folder: training runs by their group, single layers, memory, collectives by machine and by size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published times of one transformer layer beside the model's: what a second layer adds to the forward and backward pass of a step."""
+"""Published and predicted times of one transformer layer: the addition of a second layer to a step's passes."""
 
 from __future__ import annotations
 
