@@ -1,4 +1,4 @@
-"""Plans of twenty public models as the configurations of other projects: written, read back and run, or refused with the reason.
+"""Plans of twenty public models as other projects' configurations: written, read back and run, or refused with reason.
 
     benchmarks/converting.py [--quick] [--json] [--run] [--model NAME ...] [--plan NAME ...]
 

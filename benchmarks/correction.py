@@ -5,7 +5,7 @@
     tables      the sum of the tables of the plan's choices, with the rule of hidden seconds
     step        the plan's, its program played to the last collective: tables + correction
     explain     the step of the plan's choices, read back from its file and priced anew
-    pinned      the step of the plan found when every strategy and storage of the plan, its stages and micro-batches are pinned
+    pinned      the step of the plan found with all of the plan's strategies, storage, stages and micro-batches pinned
     known       the step of the plan found for its name alone: a scheme is stricter, as it stores all parameters alike
     gap         step / bound - 1
 

@@ -4,9 +4,10 @@
 
 A small language model on forked ranks reads a text that comes with Python. Parts:
 
-    faults   a rank killed, a rank stopped, the launcher killed, SIGTERM, two in a row, a full disk, a damaged file: each step's loss
-             and samples are those of an undisturbed run, bit for bit, and nothing is left behind
-    moves    saved on 8 ranks, resumed on 6, 4, 2, 1 and 8, under two kinds of plan in turn: weights and state bit-equal, losses within 1e-5
+    faults   a rank killed, a rank stopped, the launcher killed, SIGTERM, two in a row, a full disk, a damaged file:
+             each step's loss and samples equal an undisturbed run's bit for bit, and nothing is left behind
+    moves    saved on 8 ranks, resumed on 6, 4, 2, 1 and 8, under two kinds of plan in turn: weights and state are
+             bit-equal, losses within 1e-5
     saves    killed inside a save, again and again: the latest checkpoint is whole, and never an older one
     cost     the cost of a save for the steps during it: pairs of blocks with and without one, in turn
     long     the search's plan on 4 ranks with two kills, compared with one device

@@ -64,7 +64,8 @@ def start_of(form: ProductForm) -> dict[str, float]:
 
 
 def fitted_products(rows: Rows, speed: Speed, like: ProductForm) -> ProductForm:
-    """The form of the rows, at one clock: operators of whole layers were profiled one behind the other, as a training step runs them."""
+    """The form of the rows, at one clock: the profiled layers ran one operator behind the other, as in a training step.
+    """
     form = fit_products(rows, speed, starts=(start_of(like),), prior=PRIOR)
     return replace(form, sustained=form.burst, libraries={})
 

@@ -67,7 +67,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The plans of a model: Spearman's rank correlation, pairs whose measured times differ, and those in the wrong order."""
+    """The order of a model's plans: Spearman's rank correlation, pairs whose measured times differ, pairs ordered
+    wrongly.
+    """
 
     ranks: int
     model: str

@@ -1,6 +1,7 @@
 """Steps of autopar and of torch's own means, on the same forked ranks: seconds and memory.
 
-    benchmarks/runtime.py [--quick] [--json] [--rivals ddp fsdp2 ...] [--ranks 2 4] [--widths 512 128] [--rounds N] [--no-memory]
+    benchmarks/runtime.py [--quick] [--json] [--rivals ddp fsdp2 ...] [--ranks 2 4] [--widths 512 128] [--rounds N]
+                          [--no-memory]
 
 GPT-2 in plain torch, AdamW, float32, Gloo, one thread a rank. Each rival runs beside the plan that does the same:
 

@@ -1,6 +1,7 @@
 """The search against its rivals on the same tables, and its scaling.
 
-    benchmarks/search.py [--models DIR] [--quick] [--json] [--plots DIR] [--time-limit S] [--rivals ...] [--meshes 8 2x4 2x2x2x2 ...]
+    benchmarks/search.py [--models DIR] [--quick] [--json] [--plots DIR] [--time-limit S] [--rivals ...]
+                         [--meshes 8 2x4 2x2x2x2 ...]
 
 Rivals: `highs` (the integer program, by HiGHS), `exhaustive` where it can, and `recursive_programming` for its gap.
 Every row is one run: ours from a cold start (no order of elimination known), then the rival; CPU seconds of one thread,

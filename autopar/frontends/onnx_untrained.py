@@ -3,9 +3,8 @@
 A stored float tensor of several elements is a trained parameter, unless
 
 - it is a running statistic of a batch normalisation in inference form;
-- it is a vector of frequencies, or of positions: on every way to an output it meets nothing but integers, numbers and a
-product with
-  another such vector before a sine or cosine;
+- it is a vector of frequencies, or of positions: on every way to an output it meets nothing but integers, numbers and
+  a product with another such vector before a sine or cosine;
 - it is a mask: some element is infinite, NaN, or the lowest number of its type.
 
 `Roles` overrules this by name or pattern.

@@ -156,7 +156,10 @@ class Disturbed:
         self.seconds = 0.0
 
     def signalled(self, number: signal.Signals, after: int, *, launcher: bool = False) -> str:
-        """A life that ends by a signal to a random rank, or to the process that forked them, some time after a step; what is wrong."""
+        """A life ended by a signal some time after a step; the error found, or nothing.
+
+        The signal goes to a random rank, or to the process that forked the ranks (`launcher`).
+        """
         process = Process(self.life, silence=SILENCE if number == signal.SIGSTOP else forked.SILENCE)
         if not process.reached(after):
             return f"step {after} was not reached: {process.said}"

@@ -94,7 +94,9 @@ def _start(rng: np.random.Generator, points: Points, algorithms: Sequence[Algori
 
 
 def fit(points: Points, algorithms: Sequence[Algorithm], *, bandwidth: float, least: Sequence[float] = ()) -> Fitted:
-    """The protocols of `algorithms`, one each, for links of `bandwidth`; `least`: the least that each may take to start."""
+    """The protocols of `algorithms`, one each, for links of `bandwidth`; `least` bounds their start-up times from
+    below.
+    """
     coefficients = _coefficients(algorithms, points.group)
     last = 3 * max(number for number, algorithm in enumerate(algorithms) if algorithm.feature is None) + 2
     measured = np.log(points.seconds)

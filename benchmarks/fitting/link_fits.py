@@ -183,7 +183,10 @@ def said(result: Result, device: str) -> dict[str, Any]:
 
 
 def _named(fitted: Fitted, links: Links) -> list[tuple[str, int]]:
-    """The names of the protocols that are ever the fastest, from the one with the most seconds per byte; all on a level of one group."""
+    """Names of the protocols that are the fastest for some size and group, from most seconds per byte to least.
+
+    A level of one group names all of its protocols.
+    """
     if links.group:
         return list(zip(PROTOCOLS, range(len(PROTOCOLS)), strict=True))
     sizes = np.geomspace(64, 2**35, 60)

@@ -36,7 +36,7 @@ def _with(cluster: Cluster, figures: Sequence[float]) -> Cluster:
 
 
 def fit_network(name: str, points: Sequence[Point]) -> tuple[list[float], float]:
-    """Starts and efficiencies by turns, and the median error on the same points (there are too few to hold some out)."""
+    """Alternating starts and efficiencies, and the median error on the same points (too few to hold some out)."""
     cluster = load_cluster(name).sized(GROUP)
     sizes, measured = np.array([point.size for point in points]), np.log([point.measured for point in points])
 

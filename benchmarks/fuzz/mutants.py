@@ -1,4 +1,4 @@
-"""Mutants of files: bytes changed anywhere, and values changed where the format is known (JSON, TOML, protobuf, zip)."""
+"""Mutants of files: changed bytes anywhere, and changed values in known formats (JSON, TOML, protobuf, zip)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Constants of a device from its rows: least squares on the logarithm of predicted over measured seconds, shapes held back left out."""
+"""Constants of a device from its rows, by least squares on the logarithm of predicted over measured seconds.
+
+The shapes held back are left out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The scores of a device's kernels on the shapes held back: products by dtype and mode, attention by mask, layers of experts by dtype."""
+"""Scores of a device's kernels on the shapes held back.
+
+Products are scored by dtype and mode, attention by mask, layers of experts by dtype.
+"""
 
 from __future__ import annotations
 

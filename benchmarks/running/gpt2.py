@@ -58,7 +58,7 @@ class Embedding(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """The model, which returns its mean cross entropy; the head is not tied, as stages of a pipeline cannot share it."""
+    """The model with its mean cross entropy; the head is not tied, since stages of a pipeline cannot share a tensor."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -39,7 +39,10 @@ IMPORTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One race; seconds are medians of steps, `ratio` the median of ours / rival, `loss_error` the largest difference of a loss."""
+    """One race of a plan and its rival.
+
+    Seconds are medians of steps, `ratio` is the median of ours / rival, `loss_error` the largest difference of a loss.
+    """
 
     scheme: str
     rival: str

@@ -79,7 +79,7 @@ def shaped(shape: Shape, batch: int = 16) -> Graph:
 
 
 def exported_llama(shape: Shape, batch: int) -> Graph:
-    """The graph of a Llama of that shape in bfloat16, from token numbers to logits, exported from PyTorch on the meta device."""
+    """The graph of a bfloat16 Llama of that shape, tokens to logits, exported from PyTorch on the meta device."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -41,7 +41,10 @@ def golden_group(row: Row) -> str:
 
 
 def golden(row: Row) -> Prepared:
-    """A row of Megatron-LM's golden values: a model of real size whose number of devices is known or follows from its memory."""
+    """A row of Megatron-LM's golden values, of a full-size model.
+
+    The number of devices is known, or inferred from the memory.
+    """
     if "tiny model" in row["trap"]:
         raise Missing("a tiny model: launches alone")
     if any(word in row["trap"] for word in DEEP):

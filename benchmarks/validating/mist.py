@@ -1,4 +1,6 @@
-"""Runs on L4, A10G and A100 that Mist's authors measured: their own plans, and Aceso's with its predictions (Dazz993/Mist@d69e530a).
+"""Runs of Mist's authors on L4, A10G and A100: their own plans, and Aceso's with its predictions.
+
+Source: Dazz993/Mist@d69e530a.
 
 Stages have devices, layers and recompute of their own (`known.uneven`). In Aceso's plans 13 operators are a layer, and
 recompute is given operator by operator. A layer that two stages share counts by its operators.

@@ -1,4 +1,4 @@
-"""Sailor's runs and layers (eth-easl/sailor@cf2c8e3c): GH200 nodes, and mixed clusters of RTX-3090, RTX-2080 and Titan-RTX hosts.
+"""Sailor's runs and layers (eth-easl/sailor@cf2c8e3c), on GH200 nodes and mixed RTX-3090, RTX-2080 and Titan-RTX hosts.
 
 Read in that repository: Megatron-DeepSpeed in float32 without mixed precision, ZeRO or recompute. The image (NGC 24.10,
 Dockerfile) lets products read float32 as tensor units do, if a device has such. Scores are masked and normalised by

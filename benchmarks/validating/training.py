@@ -1,8 +1,9 @@
 """Groups of published training runs: every run priced, with its work and its measurements.
 
-    work of a device = (3 or, with full recompute, 4) x forward FLOPs of the layers + 3 x those of the head, over the devices;
-                       selective recompute repeats the attention only
-    forward FLOPs a token of a layer = 4 h^2 (1 + kv_heads / heads) + 2 m h f + 4 s h,  m = 3 matrices where gated, else 2
+    work of a device = ((3, or 4 with full recompute) x forward FLOPs of layers + 3 x those of the head) / devices
+                       (selective recompute repeats the attention alone)
+    forward FLOPs a token of a layer = 4 h^2 (1 + kv_heads / heads) + 2 m h f + 4 s h
+                       m: 3 matrices where gated, else 2
 
 Source: D. Narayanan et al., "Efficient large-scale language model training on GPU clusters" (2021), appendix, and V.
 Korthikanti et al., "Reducing activation recomputation in large transformer models" (2022), appendix A. A causal mask is

@@ -3,8 +3,8 @@
 Of a group of N with n branches on a level and m members inside a branch:
 
 - `channels` (NCCL's rings): one ring over all members, in as many copies as a branch has members. Each copy leaves the
-  branch by another member's port: on every level traffic(N) * bytes / m. Of a ring's N hops, those between branches take
-  the outer latency.
+  branch by another member's port: on every level traffic(N) * bytes / m. Of a ring's N hops, those between branches
+  take the outer latency.
 - `nested` (NCCL's trees, the switch): level by level, outside with a share of the bytes: traffic(n) * bytes / m. The
   levels work on different chunks at once, so the slowest bounds the time; their steps add up.
 - `flat` (Gloo): one ring or tree over all members, with traffic(N) on every level; each step waits for the slowest.

@@ -1,8 +1,8 @@
 """The passes of a segment on the streams of a step: operators, redistributions, and collectives inside operators.
 
-    a redistribution   of values begins its first collective behind the computation before it; the first reader of its result
-                       waits for it and for the rest of the chain. Backward it begins behind that reader, and ends where it
-                       had begun
+    a redistribution   of values begins its first collective behind the computation before it; the first reader of its
+                       result waits for it and for the rest of the chain. Backward it begins behind that reader, and
+                       ends where it had begun
     ring attention     sends a block while it attends to one
 """
 

@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 def layer_normalization(
     *, X: Tensor, Scale: Tensor, B: Tensor | None = None, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Zero mean and unit variance over the dims from `axis` on, then scaled; also the mean and the inverse deviation."""
+    """Normalises over the dims from `axis` on, then scales; also returns the mean and the inverse deviation."""
     dims = tuple(range(axis % X.dim(), X.dim()))
     x = X.to(wide(X, stash_type))
     mean = x.mean(dims, keepdim=True)

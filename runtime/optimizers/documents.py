@@ -26,7 +26,10 @@ from ..parameters import local_of
 
 
 class Momentum(SGD):
-    """`v = momentum v + g; w = w - lr v`, or with `nesterov` `w = w - lr (g + momentum v)`: torch's SGD without dampening."""
+    """SGD with momentum, as torch's without dampening: `v = momentum v + g; w = w - lr v`.
+
+    With `nesterov`: `w = w - lr (g + momentum v)`.
+    """
 
     def __init__(
         self, params: Any, lr: float = 0.01, momentum: float = 0.9, *, weight_decay: float = 0.0, nesterov: bool = False, **options: Any

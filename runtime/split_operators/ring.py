@@ -94,7 +94,8 @@ class _Ring(torch.autograd.Function):
 
 
 def ring(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Round) -> Attended:
-    """Attention of [..., heads, local queries, width] to the keys of all ranks; `mask` [..., local queries, all keys]."""
+    """Attention of [..., heads, local queries, width] to the keys of all ranks; mask: [..., local queries, all keys].
+    """
     out: Attended = _Ring.apply(query, key, value, mask, spec)  # type: ignore[no-untyped-call]
     return out
 
@@ -110,7 +111,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.scaled_dot_product_attention`, with the shards of this rank and the mask over all keys."""
+    """As `torch.nn.functional.scaled_dot_product_attention`, with this rank's shards and a mask over all keys."""
     assert not dropout_p
     spec = Round(group, 1 / math.sqrt(query.shape[-1]) if scale is None else scale, Seen(0 if is_causal else None, None))
     if query.dim() == 2:
@@ -151,7 +152,8 @@ def onnx_attention(
     right_window_size: int = -1,
     **_: Any,
 ) -> tuple[Tensor, ...]:
-    """ONNX `Attention` without a cache and with its other attributes at their defaults; also the local keys and values."""
+    """ONNX `Attention` without a cache, its other attributes at their defaults; returns the local keys and values too.
+    """
     query, key, value = _heads(Q, q_num_heads), _heads(K, kv_num_heads), _heads(V, kv_num_heads)
     low = 0 if is_causal else -right_window_size if right_window_size >= 0 else None
     seen = Seen(low, left_window_size if left_window_size >= 0 else None)

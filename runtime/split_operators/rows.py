@@ -1,4 +1,4 @@
-"""Rows that travel between ranks: look-ups of rows, and grouped products of rows sorted by expert, both with the rows split.
+"""Split rows that travel between ranks: look-ups of rows, and grouped products of rows sorted by expert.
 
 Row i belongs to expert e where ends[e-1] <= i < ends[e]; rows at and beyond ends[-1] belong to none and give zeros.
 """

@@ -27,7 +27,9 @@ Groups = Sequence[AxisGroup]
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) · weight + bias for every channel (dim 1), with the mean and variance over all ranks."""
+    """(x - mean) / sqrt(variance + eps) · weight + bias for every channel (dim 1); mean and variance are over all
+    ranks.
+    """
 
     @staticmethod
     def forward(

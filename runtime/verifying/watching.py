@@ -58,7 +58,10 @@ class Finding:
 
 @dataclass
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects findings while it is entered; `checked` counts operators, `random` those that drew numbers, `running` is the last."""
+    """Collects findings while entered.
+
+    `checked` counts operators, `random` those that drew random numbers; `running` is the last operator.
+    """
 
     findings: dict[tuple[str, str, str], Finding] = field(default_factory=dict)
     checked: int = 0
