@@ -66,8 +66,7 @@ QUICK = ("bert-large", "gpt2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A plan and the nearest named scheme, in seconds; `why`: the reason for no plan, or the scheme's excess by part.
-    """
+    """A plan and the nearest named scheme, in seconds; `why`: why there is no plan, or the scheme's excess by part."""
 
     model: str
     cluster: str
@@ -119,8 +118,7 @@ def graphs(only: tuple[str, ...]) -> Iterator[tuple[str, Callable[[int, str], Gr
 
 
 def ordinary(named: Named) -> str | None:
-    """The product of stages, data and tensor parallelism nearest to a name, if it consists of these: the usual request.
-    """
+    """The product of stages, data and tensor parallelism nearest to a name, if the name consists of these."""
     words, sizes, zero = [], {"data": 1, "megatron-sp": 1}, 0
     for factor in named.factors:
         scheme = "megatron-sp" if factor.scheme in ("megatron", "hidden", "columns", "tensor") else factor.scheme

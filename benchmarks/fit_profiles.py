@@ -64,8 +64,7 @@ def start_of(form: ProductForm) -> dict[str, float]:
 
 
 def fitted_products(rows: Rows, speed: Speed, like: ProductForm) -> ProductForm:
-    """The form of the rows, at one clock: the profiled layers ran one operator behind the other, as in a training step.
-    """
+    """The form of the rows at one clock; profiled layers ran one operator behind the other, as in training."""
     form = fit_products(rows, speed, starts=(start_of(like),), prior=PRIOR)
     return replace(form, sustained=form.burst, libraries={})
 

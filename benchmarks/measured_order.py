@@ -67,9 +67,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The order of a model's plans: Spearman's rank correlation, pairs whose measured times differ, pairs ordered
-    wrongly.
-    """
+    """The order of a model's plans: Spearman's rank correlation, pairs of differing times, pairs ordered wrongly."""
 
     ranks: int
     model: str

@@ -115,8 +115,7 @@ def assumed_constants(cluster: Cluster) -> list[str]:
 
 
 def collective_interval(kind: str, nbytes: float, group: int, *, level: str, cluster: Cluster) -> Interval:
-    """The interval of a price of `collective_time`: the residuals of its outermost level, or of its own measured curve.
-    """
+    """The interval of a price of `collective_time`: residuals of its outermost level, or of its measured curve."""
     span = parse_span(cluster, level, group)
     for entry in cluster.measured:
         if (entry.kind, entry.level, entry.group) == (kind, level, group):

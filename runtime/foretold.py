@@ -3,7 +3,8 @@
 A plan holds seconds of each stage's passes, S_f and S_b of a micro-batch, and of the slowest stage its update U. Of m
 micro-batches,
 
-    forward = m S_f      backward = m S_b      waiting = step - forward - backward - U - (collectives once a step that are not hidden)
+    forward = m S_f      backward = m S_b
+    waiting = step - forward - backward - U - (exposed collectives that run once a step)
 """
 
 from __future__ import annotations

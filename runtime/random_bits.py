@@ -1,6 +1,6 @@
 """Random numbers by counter: a pure function of seed, step, operator and an element's place in the whole tensor.
 
-    bits(i, j) = mix(a_i + b_i c_j, d_j)   the whole tensor as a matrix: its leading dims are the rows i, the others the columns j
+    bits(i, j) = mix(a_i + b_i c_j, d_j)      i: row, the leading dims of the whole tensor; j: column, its other dims
 
 `a_i` and `b_i` (odd) are the halves of a 64-bit hash of the row's number under the key; `c_j` and `d_j` are keyed
 permutations of the 32-bit numbers of columns, so that no two columns are equal; the key is a BLAKE2b digest. Rows and

@@ -1,5 +1,4 @@
-"""The context's effect on a call of `autopar.plan`: devices, the scheme or the cuts of operators, gradient reduction.
-"""
+"""The context's effect on `autopar.plan`: devices, the scheme or the cuts of operators, gradient reduction."""
 
 from __future__ import annotations
 
@@ -140,9 +139,7 @@ def require_own(plan: Plan, graph: Graph) -> None:
 
 
 def _fused(model: LoadedModel) -> tuple[tuple[str, ...], ...]:
-    """The sets of parameters whose gradients are reduced together, from the marks of modules; the innermost mark
-    counts.
-    """
+    """The sets of parameters whose gradients are reduced together, by marks of modules; the innermost counts."""
     marks = {path: found["fusion"] for path, found in marked(model.given, ATTRIBUTES) if "fusion" in found}
     sets: dict[object, list[str]] = {}
     for tensor in model.graph.parameters:

@@ -32,9 +32,7 @@ _MASKING = frozenset(f"onnx.{kind}" for kind in ("Add", "Sub", "Where", "Min", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """The user's choice: patterns of stored floats that are constants or parameters, or the parameters `exactly` by
-    name.
-    """
+    """The user's choice: patterns of stored floats that are constants or parameters, or `exactly` the parameters."""
 
     frozen: tuple[str, ...] = ()
     trained: tuple[str, ...] = ()

@@ -1,5 +1,4 @@
-"""A `.pt2` file → `ExportedProgram` without running its code: torch gets a rebuilt archive, and weights as raw bytes.
-"""
+"""A `.pt2` file → `ExportedProgram` without running its code: torch gets a rebuilt archive and raw weights."""
 
 from __future__ import annotations
 

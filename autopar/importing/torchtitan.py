@@ -71,8 +71,7 @@ def _text(value: object) -> str | None:
 
 
 def _zero(parallel: Mapping[str, Any], shard: int | None, stages: int) -> int:
-    """The ZeRO stage of the policy; by default parameters are gathered again for the backward pass without a pipeline.
-    """
+    """The ZeRO stage of the policy; by default the backward pass gathers parameters again unless in a pipeline."""
     if shard == 1:
         return 0
     policy = parallel.get("fsdp_reshard_after_forward", "default")

@@ -18,8 +18,7 @@ from .units import Mode, Unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Units of one segment: read by its forward pass, needed by its backward pass, and completed by its backward pass.
-    """
+    """Units of one segment: read by its forward pass, needed by its backward pass, and completed by the latter."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]

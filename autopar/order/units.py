@@ -172,8 +172,9 @@ def _groups(program: Program, members: Sequence[int], sources: Mapping[int, int]
 
 
 def _buckets(program: Program, members: Sequence[int], summed: set[str], schedule: Schedule) -> tuple[Bucket, ...]:
-    """Buckets of gradients that are partial in storage, of parameters first read here: by axes and type, last read
-    first.
+    """Buckets of gradients that are partial in storage, by axes and type, of parameters first read here.
+
+    Within a bucket, parameters that were read last come first.
     """
     mesh, local = program.assignment.mesh.shape, schedule.reductions.local
     found: dict[tuple[tuple[int, ...], str, bool], list[tuple[Tensor, int]]] = {}

@@ -75,8 +75,7 @@ def offered(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: 
 
 
 def lacking(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> str | None:
-    """The reason why the model cannot have these schemes on a mesh, or None: `ENOUGH` of each needed part must divide.
-    """
+    """The reason against these schemes on a mesh, or None: `ENOUGH` of each needed part must divide."""
     found = offered(by_axis, analysis, profiles, mesh)
     for part in Part:
         wanted = _needed(by_axis, part)

@@ -1,6 +1,7 @@
 """The schemes known by name: the scheme of each mesh axis, the shape of the mesh, and limits on the schedule.
 
-    2d     q x q        rows x columns of every product: SUMMA (van de Geijn and Watts, 1997); Optimus (Xu et al., arXiv:2104.05343)
+    2d     q x q        rows x columns of every product: SUMMA (van de Geijn and Watts, 1997); Optimus (Xu et al.,
+                        arXiv:2104.05343)
     2.5d   d x q x q    the batch over d such grids: Tesseract (Wang et al., arXiv:2105.14500)
     3d     l x l x l    rows, hidden and inner dim of every product (Bian et al., arXiv:2105.14450)
 

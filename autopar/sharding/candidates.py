@@ -194,9 +194,7 @@ class Strategies:
         return factor_degrees(self.options, self.choices, mesh, len(self.rule.factors))
 
     def plain_degree(self, mesh: Sequence[int], names: Sequence[str]) -> NDArray[np.int64]:
-        """The number of shares into which each strategy splits the factors `names` without communication: array
-        [strategies].
-        """
+        """Shares into which each strategy splits the factors `names` without communication: array [strategies]."""
         plain = np.array([splits_plainly(option, self.rule, names) for option in self.options])
         return np.asarray(np.where(plain[self.choices], np.array(mesh, dtype=np.int64), 1).prod(axis=1))
 

@@ -80,8 +80,7 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
 
 
 def _of_weights(op: Operator, rule: Rule, stored: set[str], parameters: set[str]) -> tuple[set[int], set[int]]:
-    """The factors of an operator's weights: first those of the matrices or tables, then those that number the matrices.
-    """
+    """The factors of an operator's weights: those of the matrices or tables, then those that number the matrices."""
     if not RULES[op.kind].products and not any(factor.special == "masked" for factor in rule.factors):
         return set(), set()
     pairs = list(zip(op.inputs, rule.inputs, strict=True))

@@ -49,9 +49,7 @@ class Types:
 
     @classmethod
     def of(cls, master: str | None, reduce: str | None, *, dtype: str | None) -> Types:
-        """The types that a request means: with a 16-bit `dtype`, `master` defaults to float32; `reduce` defaults to
-        `master`.
-        """
+        """A request's types: with a 16-bit `dtype`, `master` defaults to float32; `reduce` defaults to `master`."""
         for name in (master, reduce):
             if name is not None and name not in FLOATS:
                 raise UsageError(unknown("dtype", name, FLOATS))

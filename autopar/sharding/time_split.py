@@ -184,9 +184,7 @@ class _Walk:
         return None
 
     def _all_options(self, operator: Operator) -> list[Option]:
-        """All options without communication that fit the inputs as they come, including part counts that a search
-        leaves out.
-        """
+        """All options without communication that fit the inputs; includes part counts that a search leaves out."""
         call = Call.of(self.graph, operator)
         try:
             rule = rule_of(call)
@@ -260,8 +258,7 @@ class _Walk:
 
 
 def factor_of(split: tuple[int, int], dims: Dims, rule: Rule) -> tuple[int, int] | None:
-    """The (factor, parts) of a split (dim, parts) of a tensor: the innermost term whose outer terms divide the parts.
-    """
+    """The (factor, parts) of a tensor's split (dim, parts): the innermost term whose outer terms divide the parts."""
     dim, parts = split
     outside = 1
     for factor in dims[dim]:

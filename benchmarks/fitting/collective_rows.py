@@ -46,8 +46,7 @@ class Row:
 
     @property
     def usual(self) -> bool:
-        """Whether training has such collectives: 8-bit integers move like other bytes, but are not summed by switches.
-        """
+        """Whether training has such collectives: 8-bit integers are moved, but switches do not sum them."""
         return self.summed or self.kind not in SUMMING
 
 

@@ -1,6 +1,4 @@
-"""The scores of collectives on the points held out, by collective and size; sums of 8-bit integers, never fitted,
-apart.
-"""
+"""Scores of collectives on the points held out, by collective and size; 8-bit sums, which were not fitted, apart."""
 
 from __future__ import annotations
 

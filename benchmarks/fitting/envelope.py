@@ -94,9 +94,7 @@ def _start(rng: np.random.Generator, points: Points, algorithms: Sequence[Algori
 
 
 def fit(points: Points, algorithms: Sequence[Algorithm], *, bandwidth: float, least: Sequence[float] = ()) -> Fitted:
-    """The protocols of `algorithms`, one each, for links of `bandwidth`; `least` bounds their start-up times from
-    below.
-    """
+    """One protocol for each of `algorithms` on links of `bandwidth`; `least`: lower bounds of their start-up times."""
     coefficients = _coefficients(algorithms, points.group)
     last = 3 * max(number for number, algorithm in enumerate(algorithms) if algorithm.feature is None) + 2
     measured = np.log(points.seconds)

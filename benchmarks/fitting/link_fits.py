@@ -125,8 +125,7 @@ def rows_of(links: Links, folder: Path) -> list[Row]:
 
 
 def _algorithms(kind: str, links: Links) -> list[Algorithm]:
-    """An algorithm for each protocol; on a level with one group size only the crossing bytes (an all-reduce: a tree's).
-    """
+    """An algorithm for each protocol; on a level of one group size, the bytes that cross (an all-reduce: a tree's)."""
     ring, *others = TABLE["nccl"][kind]
     if links.group:
         crossing = {"all_reduce": 1.0, "all_to_all": links.members**2 / links.group}.get(kind, ring.traffic(links.group))

@@ -34,8 +34,7 @@ class Box:
         self, residuals: Callable[[Mapping[str, float]], Floats], *, scale: float, starts: Sequence[Mapping[str, float]] = ({},),
         prior: float = 0.0, evaluations: int = 40,
     ) -> dict[str, float]:  # fmt: skip
-        """The constants of least soft-L1 residuals over all starts; `prior` pulls each constant slightly to its start.
-        """
+        """The constants of least soft-L1 residuals over all starts; `prior` pulls each slightly to its start."""
         names = list(self.sides)
         start, least, most = (np.array([self.sides[name][i] for name in names]) for i in range(3))
 

@@ -77,9 +77,7 @@ def judged(predicted: Floats, rows: Rows, source: str, crossed: Floats) -> Fitte
 
 
 def crossed(rows: Rows, left: Callable[[Rows], Floats]) -> Floats:
-    """The residuals of each fold by a fit without it, over all folds but the one held back; `left` gives those of a
-    fold.
-    """
+    """Residuals of every fold but the one held back, each by a fit without that fold; `left` gives a fold's."""
     return np.concatenate([left(rows.leaving(fold)) for fold in range(1, FOLDS)])
 
 
@@ -148,9 +146,7 @@ def _sustained(constants: Mapping[str, float], libraries: Sequence[str], rows: R
 
 
 def lasting_as(form: ProductForm, other: ProductForm) -> ProductForm:
-    """The form of a device without sustained rows, with the falling clock of another one of the same chip and power
-    limit.
-    """
+    """The form of a device without sustained rows; the clock is that of another with the same chip and power limit."""
     rate = form.burst.rate * other.sustained.rate / other.burst.rate
     heat = (1 + form.burst.heat) * (1 + other.sustained.heat) / (1 + other.burst.heat) - 1
     return replace(form, sustained=Clock(rate=rate, heat=heat, warm=other.sustained.warm))
@@ -206,8 +202,7 @@ def fit_layers(rows: Rows, speed: Speed) -> GroupedForm:
 
 
 def as_planned(form: ProductForm, rows: Rows, speed: Speed) -> Floats:
-    """Seconds of the rows of one dtype as a plan prices them: without a library, or with it if rows include quantising.
-    """
+    """Seconds of one dtype's rows as a plan prices them; with the library only if rows include quantising."""
     plain = all(row["dtype"] in PLAIN for row in rows.rows)
     return priced_products(bare(form) if plain else form, rows, speed, known=not plain)
 

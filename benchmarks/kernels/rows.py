@@ -121,8 +121,7 @@ def layer_of(rows: Rows) -> Layer:
 
 
 def _dealt(tokens: float, experts: float, topk: float, ep: float, distribution: str) -> Sequence[float]:
-    """Rows, experts with rows, and tiles of the busiest rank: loads x of a power law x^-a from 1 to 0.8 of the tokens.
-    """
+    """Rows, experts with rows, and tiles of the busiest rank: loads follow x^-a for x from 1 to 0.8 of the tokens."""
     if distribution == "balanced":
         even = Dealt.evenly(np.array([tokens * topk / ep]), np.array([experts / ep]))
         return [float(even.rows[0]), float(even.active[0]), *even.tiles[:, 0].tolist()]

@@ -24,9 +24,7 @@ class Shape:
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each with a norm and a residual; separate projections, so that any of them can be
-    split.
-    """
+    """Attention and feed-forward, each with a norm and a residual; separate projections, so each can be split."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -75,9 +73,7 @@ class Gpt2(nn.Module):
         return cross_entropy(self.head(self.norm(x)), targets)
 
     def stage(self, index: int, count: int) -> nn.Sequential:
-        """The modules of one of `count` stages with equally many blocks; the first has the embedding, the last the
-        head.
-        """
+        """The modules of one of `count` equal stages; the first also has the embedding, the last the head."""
         size = len(self.blocks) // count
         parts: list[nn.Module] = list(self.blocks)[index * size : (index + 1) * size]
         first = [self.embedding] if index == 0 else []

@@ -157,8 +157,7 @@ def analysed(graph: Graph) -> Analysis:
 
 
 def folded(graph: Graph) -> tuple[Analysis, Work]:
-    """The analysis of the graph with equal layers folded, and the multiplicities of its operators, as in the planner.
-    """
+    """The analysis of the graph with equal layers folded, and its operators' multiplicities, as in the planner."""
     subject = Subject(graph, train=True)
     return subject.analysis(short=True), Work(counts=subject.counts)
 

@@ -24,8 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One race. Seconds of CPU, costs in seconds a step; `note`: the rival's failure; `rival_bound`: its proven bound.
-    """
+    """One race: seconds of CPU, costs in seconds a step; `note`: the rival's failure; `rival_bound`: its proof."""
 
     model: str
     mesh: str

@@ -63,9 +63,7 @@ def _recipes() -> list[dict[str, Any]]:
 
 
 def recipe_of(framework: str, model: str, gpu: str, precision: str) -> Mapping[str, Any]:
-    """The choices of a recipe in a container of Megatron-Bridge, or of the nearest one with the same model and
-    precision.
-    """
+    """The choices of a recipe in a Megatron-Bridge container, or in the nearest with the same model and precision."""
     container = framework.removeprefix("Megatron-Bridge ").partition(" ")[0]
     name, device = model.partition(" (")[0], gpu.partition("-")[0]
 

@@ -136,9 +136,7 @@ def simumax(row: Row) -> Prepared:
 
 
 def experts_layer(row: Row) -> list[tuple[str, Sample]]:
-    """Forward and backward pass of a layer of experts: a model with it minus one without, as the rows have no
-    attention.
-    """
+    """Passes of a layer of experts: a model with it minus one without, as the rows have no attention."""
     ranks = number(row, "ep")
     shape = Shape(
         layers=1, hidden=number(row, "hidden"), heads=number(row, "hidden") // 128, kv_heads=number(row, "hidden") // 128,

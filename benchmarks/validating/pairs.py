@@ -1,6 +1,6 @@
 """Pairs of devices: public runs of the same model, framework, precision and sequence length on both.
 
-    ratio = tokens a second and device on the one over those on the other, geometric means where a device has several runs
+    ratio = tokens a second and device on one over those on the other (geometric means over a device's runs)
 
 Framework and model are the same on both sides, so a ratio shows the devices alone: measured and predicted.
 """

@@ -1,5 +1,4 @@
-"""A plot of a group as SVG: predicted against measured on logarithmic axes, with the line of equality and a 10 % band.
-"""
+"""A group's plot as SVG: predicted against measured, logarithmic, with the line of equality and a 10 % band."""
 
 from __future__ import annotations
 

@@ -214,9 +214,7 @@ def chosen_oom(sweeps: Sequence[Sequence[Sample]]) -> int:
 
 
 def confusion(samples: Sequence[Sample]) -> tuple[int, int, int, int] | None:
-    """Rows predicted and found out of memory, predicted only, found only, neither; None without predictions or such
-    rows.
-    """
+    """Rows predicted and found out of memory, only predicted, only found, neither; None if there are none."""
     known = [(s.told_oom, s.was_oom) for s in samples if s.told_oom is not None and s.was_oom is not None]
     if not any(was for _, was in known):
         return None

@@ -38,9 +38,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """Either a `torus` of these sides, with the last side's numbers running fastest, or the `joined` pairs, one per
-    link.
-    """
+    """A `torus` of these sides, with the last side's numbers running fastest, or the `joined` pairs, one a link."""
 
     torus: tuple[int, ...] = ()
     joined: tuple[tuple[int, int], ...] = ()

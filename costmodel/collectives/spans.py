@@ -35,9 +35,7 @@ Span = tuple[tuple[Level, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One level of a span: its branches, members of the group inside a branch, devices inside a branch, and the
-    protocol.
-    """
+    """One level of a span: branches, members of the group in a branch, devices in a branch, and the protocol."""
 
     level: Level
     branches: int

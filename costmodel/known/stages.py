@@ -10,9 +10,7 @@ from .shape import Shape
 
 
 def dealt(shape: Shape, c: Configuration, parameters: Mapping[str, float]) -> list[Counter[str]]:
-    """The number of layers of each kind on each stage; "balanced" weighs both ends by `parameters`, elements of the
-    parts.
-    """
+    """Layers of each kind on each stage; "balanced" weighs both ends by `parameters`, elements of the parts."""
     kinds = shape.kinds()
     chunks = c.pipeline * c.interleave
     stages: list[Counter[str]] = [Counter() for _ in range(c.pipeline)]

@@ -82,9 +82,7 @@ def timeline(
     overlap: Overlap | None = None,
     schedule: Schedule = PLAIN,
 ) -> Timeline:
-    """The timeline of a step of a program, under its own schedule or `schedule`, by default with the runtime's
-    overlaps.
-    """
+    """A step's timeline under the program's own schedule or `schedule`, by default with the runtime's overlaps."""
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
     known: dict[object, Seconds] = {}
 

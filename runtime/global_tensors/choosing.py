@@ -1,10 +1,10 @@
 """The split of an operator on global tensors: the one with the cheapest redistribution of inputs and computation.
 
-    price(strategy) = sum over inputs of the chain from the layout at hand to the strategy's: forward + BACKWARD * backward
-                      + WORK * work / (parts of it)
+    price(strategy) = sum over inputs of (forward + BACKWARD * backward) + WORK * work / (parts of it)
 
-So split tensors stay split, as in OneFlow, which chooses signatures by the cost of bringing the inputs. Between two
-layouts a chain is the cheapest forward and backward, as in plans.
+`forward` and `backward` are the prices of the chain from an input's present layout to the strategy's; the chain is the
+cheapest of both together, as in plans. So split tensors stay split, as in OneFlow, which chooses signatures by the cost
+of bringing the inputs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 LAMB (You et al., arXiv:1904.00962): each parameter takes a step along Adam's update u_t (with weight decay) of its own
 norm,
 
-    m_t = b1 m + (1 - b1) g      v_t = b2 v + (1 - b2) g^2      u_t = (m_t / (1 - b1^t)) / (sqrt(v_t / (1 - b2^t)) + eps) + decay w
+    m_t = b1 m + (1 - b1) g      v_t = b2 v + (1 - b2) g^2
+    u_t = (m_t / (1 - b1^t)) / (sqrt(v_t / (1 - b2^t)) + eps) + decay w
     w_t = w - lr (|w| / |u_t|) u_t                              (the ratio is 1 where a norm is 0)
 
 The squares of both norms of all parameters are summed over the ranks that share them in one message for each set of

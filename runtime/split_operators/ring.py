@@ -1,6 +1,8 @@
 """Ring attention: queries and keys are split alike, and the blocks of keys and values travel once around the axis.
 
-    o = sum_j w_j o_j,   w_j = exp(l_j - l),   l = log sum_j exp(l_j),   l_j = log sum_k exp(s_k) over the keys k of block j
+    o   = sum_j w_j o_j,   w_j = exp(l_j - l)
+    l   = log sum_j exp(l_j)
+    l_j = log sum_k exp(s_k)                     over the keys k of block j
 
 with o_j the attention to block j alone (Liu et al. 2023, arXiv:2310.01889). The next block travels during the attention
 to the present one. Backward, scores are computed again from l, and each block's gradients travel around behind it. A

@@ -1,6 +1,4 @@
-"""Rules of the operators that torch's decompositions produce: norms with statistics, attention with weights, fused
-layers.
-"""
+"""Rules of operators that torch's decompositions produce: norms with statistics, attention weights, fused layers."""
 
 from __future__ import annotations
 
