@@ -72,7 +72,7 @@ def rows(models: list[str], plans: list[str], run: bool) -> Iterator[dict[str, A
 
 
 def _back(plan: Any, found: Any, target: str, module: Any, inputs: Any) -> str:
-    """"same" if the same plan comes back, the losses if they are named, else "another", which is a fault."""
+    """The word "same" if the same plan comes back, the losses if they are named, else "another", which is a fault."""
     from autopar.errors import AutoparError
     from autopar.frontends.load import ModelOptions, load_model
     from autopar.importing import import_configuration, read_configuration

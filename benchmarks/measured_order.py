@@ -67,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The order of a model's plans: Spearman's rank correlation, pairs of differing times, pairs ordered wrongly."""
+    """A model's plans in order: Spearman's rank correlation, pairs of differing times, pairs ordered wrongly."""
 
     ranks: int
     model: str

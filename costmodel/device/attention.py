@@ -99,9 +99,7 @@ class AttentionForm:
         return np.asarray(self.launch + heated(busy, compute, clock) + self.passes * traffic)
 
     def backward(self, scores: Scores, speed: Speed, *, sustained: bool = True) -> Floats:
-        """Seconds of the backward pass by the rule above; a kernel before it sums rows, one after it casts the
-        gradient.
-        """
+        """Seconds of the backward pass by the rule above; a kernel before sums rows, one behind casts the gradient."""
         forward = self.seconds(scores, speed, sustained=sustained) - self.launch - self.passes * self._traffic(scores, speed)
         return np.asarray(3 * self.launch + forward * BACKWARD_WORK / self.backward_rate)
 

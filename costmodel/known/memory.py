@@ -149,8 +149,7 @@ def _kept_outputs(program: Program, c: Configuration, parts: Parts) -> dict[str,
 
 
 def stored_bytes(part: PartSeconds, c: Configuration) -> float:
-    """Bytes of a part's parameters, gradients and optimizer state; experts are sharded over ranks with the same ones.
-    """
+    """Bytes of a part's parameters, gradients and optimizer state, sharded over replicas (of experts: their own)."""
     gradients, states = c.habits.gradient_bytes, c.habits.state_bytes
     weights = DTYPE_BYTES[c.dtype] if c.habits.weight_bytes is None else c.habits.weight_bytes
     total = 0.0

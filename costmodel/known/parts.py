@@ -161,8 +161,7 @@ class Parts:
         return found
 
     def summed(self, program: Program, found: dict[str, PartSeconds]) -> None:
-        """Add autograd's work between operators: sums and joins of a value's gradients from several readers or views.
-        """
+        """Add autograd's work between operators: sums and joins of gradients of several readers or views."""
         graph, mesh = program.graph, program.assignment.mesh.shape
 
         def add(name: str, nbytes: float) -> None:

@@ -160,8 +160,7 @@ class Shape:
 
     @classmethod
     def of(cls, path: str | Path, *, sequence: int | None = None) -> Shape:
-        """The shape in a Hugging Face `config.json`; `sequence`: the sequences' length (default: the longest allowed).
-        """
+        """The shape in a Hugging Face `config.json`; `sequence`: length of sequences (default: the longest allowed)."""
         from .huggingface import sizes_of
 
         given = sizes_of(path, sequence=sequence)

@@ -45,7 +45,7 @@ def transformer(
     shape: Shape, *, batch: int, dtype: str = "bfloat16", kernels: Kernels = DEFAULT_KERNELS, kinds: Sequence[str] | None = None,
     layers: int | None = None,
 ) -> Transformer:  # fmt: skip
-    """The training graph of `batch` sequences, with layers of the given `kinds` (default: the first `layers`)."""
+    """The training graph of `batch` sequences; layers are of the given `kinds`, else the first `layers`, else all."""
     b = GraphBuilder(shape, batch, dtype, kernels)
     found = tuple(shape.kinds()[:layers] if kinds is None else kinds)
     x, memory = embed(b, "embed", shape.sequence), ""

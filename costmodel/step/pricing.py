@@ -84,7 +84,7 @@ class MeshPrices:
         return self.known[key]
 
     def unit_lines(self, kind: str, axis: int) -> tuple[Line, ...]:
-        """The line of a parameter's part of a unit's message; its latency is shared by its bytes and by `SHARERS`."""
+        """The line of a parameter's part of a unit's message, with its share of latency by bytes and by `SHARERS`."""
         key = (kind, axis, True)
         if key not in self.known:
             nbytes = max(self.unit_bytes, UNIT_BYTES)

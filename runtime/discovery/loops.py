@@ -33,8 +33,7 @@ Cut = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """A loop of the operator: its dim in every input and output (None: nowhere), and the reduction that a cut leaves.
-    """
+    """A loop of the operator: its dim in each input and output (None: nowhere), and the reduction a cut leaves."""
 
     size: int
     inputs: tuple[Cut | None, ...]

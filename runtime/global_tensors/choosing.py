@@ -52,8 +52,7 @@ def _seconds(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: i
 
 
 def decide(graph: Graph, operator: Operator, layouts: tuple[Layout, ...], mesh: tuple[int, ...], flows: tuple[bool, ...]) -> Decision:
-    """The cheapest decision for an operator with inputs in `layouts`; `flows`: whether each input carries a gradient.
-    """
+    """The cheapest decision for an operator with inputs in `layouts`; `flows`: which inputs carry a gradient."""
     call = Call.of(graph, operator)
     if not has_rule(graph, operator):
         if all(placement.kind in (Kind.REPLICATED, Kind.BROADCAST) for layout in layouts for placement in layout):

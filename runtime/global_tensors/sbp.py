@@ -1,5 +1,4 @@
-"""A global tensor's layout on one axis of its placement, in OneFlow's words: `split(dim)`, `broadcast`, `partial_sum`.
-"""
+"""A global tensor's layout on a placement axis, in OneFlow's words: `split(dim)`, `broadcast`, `partial_sum`."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ from ..local_forms.registry import register
 
 
 class Border(NamedTuple):
-    """A split spatial dim: `dim` counts from the back; a rank gets `low` and `high` rows (high < 0: it gives up rows).
-    """
+    """A split spatial dim: `dim` counts from the back; a rank gets `low` and `high` rows (negative: gives up)."""
 
     dim: int
     low: int
@@ -154,8 +153,7 @@ def transposed(kind: str, image: str, borders: Sequence[Border], grown: Sequence
 
 
 class _Count(NamedTuple):
-    """The window of a mean along a split dim, with the rank's first output row `first`; rows from `low` to `end` count.
-    """
+    """The window of a mean along a split dim; `first`: the rank's first output row; rows `low` to `end` count."""
 
     dim: int
     first: int

@@ -96,8 +96,7 @@ class _Ring(torch.autograd.Function):
 
 
 def ring(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Round) -> Attended:
-    """Attention of [..., heads, local queries, width] to the keys of all ranks; mask: [..., local queries, all keys].
-    """
+    """Attention of [..., heads, local queries, width] to all ranks' keys; mask: [..., local queries, all keys]."""
     out: Attended = _Ring.apply(query, key, value, mask, spec)  # type: ignore[no-untyped-call]
     return out
 
@@ -131,8 +130,7 @@ def flash_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Attended:
-    """As `aten._scaled_dot_product_flash_attention_for_cpu`; the second result is zero for a query that sees nothing.
-    """
+    """As `aten._scaled_dot_product_flash_attention_for_cpu`; a query that sees nothing has 0 as second result."""
     assert not dropout_p
     spec = Round(group, 1 / math.sqrt(query.shape[-1]) if scale is None else scale, Seen(0 if is_causal else None, None))
     out, normal = ring(query, key, value, attn_mask, spec)
@@ -154,8 +152,7 @@ def onnx_attention(
     right_window_size: int = -1,
     **_: Any,
 ) -> tuple[Tensor, ...]:
-    """ONNX `Attention` without a cache, its other attributes at their defaults; returns the local keys and values too.
-    """
+    """ONNX `Attention` without a cache, other attributes at their defaults; returns local keys and values too."""
     query, key, value = _heads(Q, q_num_heads), _heads(K, kv_num_heads), _heads(V, kv_num_heads)
     low = 0 if is_causal else -right_window_size if right_window_size >= 0 else None
     seen = Seen(low, left_window_size if left_window_size >= 0 else None)

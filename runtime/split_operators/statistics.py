@@ -27,9 +27,7 @@ Groups = Sequence[AxisGroup]
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) · weight + bias for every channel (dim 1); mean and variance are over all
-    ranks.
-    """
+    """(x - mean) / sqrt(variance + eps) · weight + bias per channel (dim 1); statistics are over all ranks."""
 
     @staticmethod
     def forward(
