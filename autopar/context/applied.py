@@ -113,12 +113,7 @@ def _data_parallel(context: Context, devices: int, batch: int) -> dict[str, Any]
 
 
 def reductions_of(context: Context, model: LoadedModel) -> Reductions:
-    """How gradients are reduced.
-
-    In the data-parallel modes each rank has a loss of its own, over its part of the batch. If that loss is a mean, the
-    sum over n ranks is n times the gradient of the whole batch's mean. In the other modes the loss is that of the whole
-    batch.
-    """
+    """The reduction of gradients."""
     own_loss = not context.cut_by_operator and is_mean(model.graph)
     return Reductions(
         fused=_fused(model), cuts=context.all_reduce_fusion_config, local=own_parameters(model.given),

@@ -52,7 +52,7 @@ def _distrusted(path: str, size: int, logged: _Held) -> torch.export.ExportedPro
 
 @contextmanager
 def _in_words(path: str) -> Iterator[None]:
-    """Whatever a file makes torch raise is one sentence."""
+    """Any exception that torch raises on a file, as one sentence."""
     try:
         yield
     except AutoparError:

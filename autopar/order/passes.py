@@ -30,10 +30,10 @@ class Chunk(Protocol):
 
     @property
     def units(self) -> Sequence[Unit]:
-        """Its units."""
+        """The chunk's units of parameters."""
 
     def needs(self) -> Sequence[Need]:
-        """The units of each of its segments."""
+        """The units of each of the chunk's segments."""
 
     def moves(self, unit: int) -> bool:
         """Whether gathering a unit does anything."""

@@ -33,7 +33,7 @@ from .places import Place, only_casts
 
 
 class Mode(StrEnum):
-    """How often a parameter's redistribution runs."""
+    """Frequency of a parameter's redistribution in a step."""
 
     ONCE = "once"
     SHARDS = "shards"

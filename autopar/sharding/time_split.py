@@ -34,12 +34,7 @@ BATCH_DIMS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
-    """How a model runs on parts of its batch of `size` samples.
-
-    `options`: the option on the axis of time of every warm operator, and of preamble operators that map samples to
-    samples; the other preamble operators run once, on the whole batch. `placements`: the placement of every tensor on
-    that axis; inputs and constants have the placement in which they are read.
-    """
+    """The split of a model's batch of `size` samples into micro-batches."""
 
     size: int
     options: Mapping[str, Option]

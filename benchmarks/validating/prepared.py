@@ -34,7 +34,7 @@ class Prepared:
     occupied: bool = False
 
     def priced(self) -> Priced:
-        """Its price."""
+        """The price of the run."""
         if self.pipelines:
             return price_stages(self.shape, self.pipelines, self.cluster)
         return price(self.shape, self.configuration, self.cluster)

@@ -15,9 +15,12 @@ RECOMPUTE = ("none", "selective", "full")
 CONTEXTS = ("ring", "heads")
 """ring: keys and values travel around; heads: all-to-alls give every rank whole sequences of a share of the heads."""
 PARTITIONS = ("even", "greedy", "items", "balanced")
-"""How layers are distributed over stages. even: equally many on each; greedy: each stage takes the most, the last the
-rest; items: even, with embedding and head counted as layers; balanced: even in parameters, with embedding and head
-counted as the layers that hold as many.
+"""Distributions of layers over stages.
+
+- even: equally many on each stage.
+- greedy: each stage takes the most, the last the rest.
+- items: even, with embedding and head counted as layers.
+- balanced: even in parameters, with embedding and head counted as the layers that hold as many.
 """
 
 

@@ -22,7 +22,7 @@ def dealt(shape: Shape, c: Configuration, parameters: Mapping[str, float]) -> li
 
 
 def _ends(c: Configuration, kinds: tuple[str, ...], parameters: Mapping[str, float]) -> int:
-    """As how many layers embedding and head count."""
+    """The number of layers for which embedding and head each count."""
     if c.pipeline == 1 or c.habits.partition in ("even", "greedy"):
         return 0
     return 1 if c.habits.partition == "items" else round(parameters["embed"] / parameters[kinds[-1]])

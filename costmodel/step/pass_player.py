@@ -79,7 +79,7 @@ class PassPlayer:
         self.issuer.blocking(self.chains[index].ahead)
 
     def back(self, segment: Segment) -> None:
-        """Its backward pass, behind the forward pass once more where it is made again."""
+        """The segment's backward pass, behind a second forward pass if it is recomputed."""
         if segment.again:
             self.ahead(segment)
         read_by = self._first_readers(segment)

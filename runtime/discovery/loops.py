@@ -166,7 +166,9 @@ class _Search:
         return None
 
     def _joined(self, index: int, parts: Sequence[Tensor]) -> Cut | str | None:
-        """How the parts' outputs make the whole: a cut of a dim, the name of a reduction, or not at all."""
+        """The way in which the parts' outputs make the whole: a cut of a dim, or the name of a reduction; None:
+        neither.
+        """
         whole = self.whole[index]
         if len({part.shape for part in parts}) != 1:
             return None
