@@ -59,7 +59,7 @@ class SmallAdamW(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As torch's, but codes stay codes."""
+        """Load a state dict as torch does, but keep codes as codes."""
         super().load_state_dict(dict(state_dict))
         keep_integers(self, state_dict)
 
@@ -70,7 +70,7 @@ class SmallAdamW(Optimizer):
         return {"step": state["step"], **moments}
 
     def own_state(self, value: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The reverse."""
+        """The reverse: the moments as codes of this rank's shard, from their numbers in a checkpoint."""
         found = {"step": state["step"], **_nothing(value)}
         for name, form in FORMS.items():
             _put(form, found[name], found[f"{name}_power"], local_of(state[name]))

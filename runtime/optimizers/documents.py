@@ -39,7 +39,7 @@ class Momentum(SGD):
 
 
 class Lamb(Optimizer):
-    """LAMB. Its state lies as the parameters do."""
+    """The LAMB optimizer; its state has the layout of the parameters."""
 
     def __init__(
         self,
