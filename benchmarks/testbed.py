@@ -47,7 +47,7 @@ AGREE, TIE, BAR = 0.05, 0.15, 0.20
 
 
 def skip_reason(testbed: Path) -> str:
-    """Why the benchmark cannot run here; empty where it can."""
+    """The reason why the benchmark cannot run here; empty if it can."""
     for name in ("lab.py", "wire.c"):
         if not (testbed / name).is_file():
             return f"{testbed} holds no {name}"
@@ -202,7 +202,7 @@ def rows_of(bench: Bench, network: str, models: list[str], tolerance: float, blo
 
 
 def rankings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each network and model, the pairs of placements (without ties) and those predicted in the wrong order."""
+    """The pairs of placements (without ties), and those predicted in the wrong order, by network and model."""
     found = []
     for network, model in dict.fromkeys((row["network"], row["model"]) for row in rows):
         judged = [row for row in rows if (row["network"], row["model"]) == (network, model) and row["judged"]]

@@ -105,7 +105,7 @@ def step_interval(cluster: Cluster) -> Interval:
 
 
 def memory_interval() -> Interval:
-    """Of the bytes of a device at the predicted peak."""
+    """The interval of a device's bytes at the predicted peak."""
     return _of(MEMORY, Source(text="published runs", kind="fitted"))
 
 
@@ -131,7 +131,7 @@ def collective_interval(kind: str, nbytes: float, group: int, *, level: str, clu
 
 
 def _products(cluster: Cluster, dtype: str) -> Interval | None:
-    """Of another family only where tensor units run both alike."""
+    """The interval of products; another family's only if tensor units run both alike."""
     family, kernels = _family(dtype), cluster.device.kernels
     measured = stands_for(family, kernels) if kernels else family
     return _fitted(cluster, f"products {measured}") if measured == family or family in TENSOR else None

@@ -35,7 +35,7 @@ class Foretold:
 
 
 def foretold(plan: Plan, stage: int | None) -> Foretold:
-    """Of a rank of this stage; for a plan without stages of every rank."""
+    """The predictions for a rank of this stage; without stages they are the same for every rank."""
     figures = plan.predicted
     if not plan.stages:
         return Foretold(

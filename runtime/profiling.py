@@ -171,7 +171,7 @@ class Profile:
         return float(sum((own | self._state).values()))
 
     def _grown(self) -> float:
-        """By how many bytes the memory of the device grew at most, from where it was at first."""
+        """The largest growth of the device's memory from its size at the start, in bytes."""
         now, most = 0, 0
         results = self._profiler.profiler.kineto_results if self._profiler.profiler is not None else None
         memory = [e for e in results.events() if e.name() == "[memory]"] if results is not None else []

@@ -101,7 +101,7 @@ def read_headers(where: str | Path) -> dict[str, FileTensor]:
 
 
 def _files(where: Path) -> dict[Path, list[str] | None]:
-    """The files to read, and of each the names that an index says it holds."""
+    """The files to read, each with its tensors' names by the index (None: there is no index)."""
     if where.is_file() and where.name.endswith(ENDING):
         return {where: None}
     if not where.is_dir():

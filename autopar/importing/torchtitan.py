@@ -17,7 +17,7 @@ SCHEDULES = {
     "gpipe": ("gpipe", 1), "1f1b": ("1f1b", 1), "interleaved1f1b": ("interleaved", 2), "interleavedzerobubble": ("zero_bubble", 1),
     "zbvzerobubble": ("zero_bubble", 1),
 }  # fmt: skip
-"""By lower name: our schedule, and the least chunks of a stage."""
+"""autopar's schedule and the least chunks of a stage, by torchtitan's name in lower case."""
 MODES = {"none": "none", "selective": "selective", "full": "full", "memory_budget": None}
 OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
 _TRAINING = {

@@ -90,7 +90,7 @@ class Scheduled:
         return found
 
     def followers(self) -> dict[int, set[int]]:
-        """For each unit the units that start from its values: their gradients are reduced before its own."""
+        """The units that start from each unit's values: their gradients are reduced before its own."""
         unit_of = {index: unit.number for unit in self.units for index in unit.members}
         found: dict[int, set[int]] = {}
         for number, before in units_before(self.program, self.modes, unit_of).items():

@@ -81,7 +81,7 @@ def gathers(step: Redistribute, mesh: tuple[int, ...]) -> bool:
 
 
 def sources_of(program: Program, modes: Mapping[int, Mode]) -> dict[int, int]:
-    """For each redistribution of a parameter that starts from another's result: that other one."""
+    """The source of each redistribution of a parameter that starts from another redistribution's result."""
     made: dict[Place, int] = {}
     found: dict[int, int] = {}
     for index in modes:

@@ -66,7 +66,7 @@ class Scheme:
         return self.axes if len(self.axes) == len(mesh.axes) else (None,) * len(mesh.axes)
 
     def lacks(self, analysis: Analysis, mesh: Mesh) -> str | None:
-        """Why the model cannot have the scheme on this mesh, or None where it can."""
+        """The reason against the scheme for the model on this mesh; None if the model can have it."""
         if len(self.axes) > 1 and not self.named and len(mesh.axes) != len(self.axes):
             return f"{self.name} has {len(self.axes)} mesh axes, {mesh} has {len(mesh.axes)}"
         missing = [name for name in self.named if name not in {axis.name for axis in mesh.axes}]

@@ -92,7 +92,7 @@ def _of_weights(op: Operator, rule: Rule, stored: set[str], parameters: set[str]
 
 
 def _with_parts_of_dims(owned: set[Node], operators: Sequence[Operator], rules: Mapping[str, Rule], sets: _Sets) -> set[Node]:
-    """With a part of a dim all of its parts are of the weights: with the heads the width of a head too."""
+    """Add the other parts of dims with a part of the weights: with the heads also the width of a head."""
     compounds = {
         frozenset(sets.find((op.name, -1, factor)) for factor in dim)
         for op in operators

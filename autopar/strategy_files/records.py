@@ -51,7 +51,7 @@ class ParameterLayout:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Into how many parts each dim is cut."""
+        """The number of parts of each dim."""
         last = len(self.device_matrix) - 1
         if any(not -1 <= place <= last for place in self.tensor_map):
             raise PlanError(f"tensor map {self.tensor_map} names none of the places of the device matrix {self.device_matrix}")

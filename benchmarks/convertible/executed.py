@@ -17,7 +17,7 @@ FUNCTIONS = {"dtensor": "parallelize", "fsdp2": "shard", "pipelining": "pipeline
 
 
 def difference(name: str, target: str, text: str, data: int) -> float:
-    """Of a model converted to a target, over ranks with `data` shares of the batch."""
+    """The largest difference of a model converted to a target, over ranks with `data` shares of the batch."""
     return max(run_ranks(_stages if target == "pipelining" else _whole, RANKS, name, text, FUNCTIONS[target], data))
 
 

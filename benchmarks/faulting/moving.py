@@ -23,7 +23,7 @@ from .disturbing import Process, ended
 from .trainings import Life, curve, loaded, plan_of
 
 CLOSE = 1e-5
-"""By how much losses on other plans may differ, relatively."""
+"""The largest relative difference of losses on other plans."""
 PART = 3
 """Steps between two moves."""
 LONGEST = 600.0

@@ -30,7 +30,7 @@ COLLECTIVES = {
 """The collectives that run like each measured one."""
 GATHERS = ("all_gather", "reduce_scatter")
 FEW = 8
-"""Of fewer rows no quantiles are written."""
+"""The least rows for which quantiles are written."""
 RUN_BY = {"all_to_all": ["peer to peer", "message"]}
 
 

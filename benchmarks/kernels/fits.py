@@ -43,11 +43,11 @@ SCALE = {"gemm": 0.05, "attention": 0.07, "moe": 0.1}
 """Beyond such a residual a row counts by its size, not by its square."""
 PRIOR = 0.02
 FEW = {"attention": 30, "moe": 60, "gemm": 60}
-"""With fewer rows than this a kernel is not fitted."""
+"""The least rows for which a kernel is fitted."""
 PLAIN = ("bfloat16", "float16")
 """Dtypes of rows that nothing is quantised to."""
 FEW_ROWS = 10
-"""With fewer rows a version of a kernel has no factor of its own."""
+"""The least rows for which a version of a kernel gets a factor of its own."""
 MOST = 2500
 """Rows that a fit looks at, drawn by their checksum."""
 START: Mapping[str, Mapping[str, float]] = {

@@ -22,7 +22,7 @@ from .gpt2 import Shape, batch, cross_entropy, model
 Step = Callable[[int], Tensor | None]
 """Makes the step of a number; this rank's loss, None where it has none."""
 MICRO_BATCHES = 4
-"""Of every pipeline."""
+"""Micro-batches of every pipeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ RIVALS: dict[str, Rival] = {
     "torch-1f1b": Rival(scheme="pipeline-1f1b", asked=_stages("1f1b"), build=_pipeline("Schedule1F1B"), stages=True),
     "one-rank": Rival(scheme="data", asked={"scheme": "data"}, build=_one_rank),
 }
-"""By the rival's name."""
+"""The rivals by name."""
 
 
 def shares(rival: str) -> bool:

@@ -95,10 +95,7 @@ def aceso_plan(row: Row) -> Prepared:
 
 
 def stage_samples(rows: Sequence[Row], plans: Sequence[Row]) -> tuple[dict[str, list[Sample]], Counter[str]]:
-    """By device, every stage of a plan with timed ranks: both passes of a micro-batch, and peak allocated memory.
-
-    Also the number of left-out rows, by reason.
-    """
+    """Every stage of a plan with timed ranks, by device: both passes of a micro-batch, and peak allocated memory."""
     ranks: dict[tuple[str, ...], list[Row]] = {}
     left_out: Counter[str] = Counter()
     known = {_run(row): row for row in plans}

@@ -83,7 +83,7 @@ def stated_seconds(run: Run, shape: Shape) -> float | None:
 
 
 def reason(run: Run) -> str | None:
-    """Why a row cannot be scored before it is priced, or None."""
+    """The reason why a row cannot be scored before it is priced, or None."""
     if run.outcome not in ("ok", "OOM", ""):
         return f"its outcome is {run.outcome}"
     if run.seconds is None and run.outcome != "OOM" and "model FLOPs" not in run.tflops_kind:

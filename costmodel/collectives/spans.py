@@ -44,7 +44,7 @@ class Part:
     protocol: Protocol
 
     def seconds_per_byte(self, drivers: float, *, exchanging: bool = False) -> float:
-        """Of a device, where `drivers` of the devices that share a port use it at once."""
+        """Seconds per byte of a device, if `drivers` of the devices that share a port use it at once."""
         return max(drivers, 1.0) / self.level.rate(self.branches, self.protocol.efficiency, exchanging=exchanging)
 
     @property

@@ -215,7 +215,7 @@ class Configuration:
 
     @property
     def expert_data(self) -> int:
-        """Of the data-parallel ranks, how many split the experts among them."""
+        """The number of data-parallel ranks that split the experts among them."""
         return min(self.expert, self.data)
 
     @property

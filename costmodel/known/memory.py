@@ -162,7 +162,7 @@ def stored_bytes(part: PartSeconds, c: Configuration) -> float:
 def peak_bytes(
     shape: Shape, c: Configuration, cluster: Cluster, parts: Mapping[str, PartSeconds], stages: Sequence[Mapping[str, float]]
 ) -> list[Memory]:
-    """By stage, the memory of a device at its peak; `stages`: how often each has every part."""
+    """The memory of a device at its peak, by stage; `stages`: the count of every part on each."""
     found = loads_of(shape, c, cluster)
     flying = [in_flight(c.pipeline_schedule, stage, len(stages), c.micro_batches, c.interleave) for stage in range(len(stages))]
     return [

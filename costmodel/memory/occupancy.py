@@ -75,7 +75,7 @@ def loads(
 
 
 def _excess(live: Live, part_of: Callable[[str], str], saved: Mapping[str, float]) -> dict[str, float]:
-    """By part: the most bytes alive at one of its moments, above those that it and the parts before it saved."""
+    """The most bytes alive during each part, above those that it and the parts before it saved."""
     below, total = {}, 0.0
     for part, size in saved.items():
         total += size

@@ -100,7 +100,7 @@ def timeline(
 
 
 def _streamed(plan: Scheduled, prices: MeshPrices, optimizer: str) -> float:
-    """By how many seconds optimizer state in host memory makes the update longer."""
+    """Seconds that optimizer state in host memory adds to the update."""
     host = plan.program.assignment.host
     return _update(plan, prices, optimizer) - _update(plan, prices, optimizer, streams=False) if host else 0.0
 

@@ -135,7 +135,7 @@ class _Search:
                 yield tuple((at[i], parts) if i in at else None for i in range(len(self.shapes)))
 
     def _loop(self, cuts: tuple[Cut | None, ...]) -> Loop | None:
-        """The loop that these cuts are of, the same for all degrees that divide; None where they are of none."""
+        """The loop to which these cuts belong, the same for all degrees that divide; None if there is none."""
         local = math.gcd(*(self.shapes[i][cut[0]] // cut[1] for i, cut in enumerate(cuts) if cut is not None))
         degrees = [degree for degree in DEGREES if local % degree == 0]
         found = {self._at(cuts, degree) for degree in degrees}

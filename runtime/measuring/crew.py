@@ -17,7 +17,7 @@ import torch.distributed as dist
 from autopar.errors import RunError
 
 PINGS = 20
-"""Round trips from which the difference of two hosts' clocks is taken: that of the shortest."""
+"""Round trips that measure the difference of two hosts' clocks; the shortest one counts."""
 _PR_SET_TIMERSLACK = 29
 
 

@@ -79,7 +79,7 @@ def group_normalization(*, X: Tensor, scale: Tensor, bias: Tensor, num_groups: i
 
 
 def local_response_normalization(*, X: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
-    """By the squares of the neighbouring channels."""
+    """Normalise by the squares of the neighbouring channels."""
     squares = F.pad(X * X, [0, 0] * (X.dim() - 2) + [(size - 1) // 2, size // 2])
     total = squares.unfold(1, size, 1).sum(-1)
     return X / (bias + alpha / size * total) ** beta

@@ -166,7 +166,7 @@ class _Count(NamedTuple):
 
     @classmethod
     def of(cls, window: Window, dim: int, group: AxisGroup, padded: bool) -> _Count:
-        """Of this rank; `padded`: the padding counts."""
+        """The window of this rank; `padded`: the padding counts."""
         low, end = (-window.before, window.rows + window.after) if padded else (0, window.rows)
         first = group.coordinate * (window.made // group.size)
         return cls(dim, first, window.kernel, window.stride, window.dilation, window.before, low, end)

@@ -29,7 +29,7 @@ _RANDOM = re.compile(
     r"(?!.*backward)(?:\w*dropout|bernoulli_?|rand\w*|normal_?|uniform_?|multinomial|exponential_|geometric_|cauchy_|log_normal_|random_|rrelu\w*)"
 )
 MASKS = {"aten.native_dropout.default": 1, "aten._fused_dropout.default": 1}
-"""Of which output the numbers drawn are the elements, where it is not the first."""
+"""The output with the drawn numbers, if it is not the first."""
 
 
 IN_REGION = ("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default", "aten._log_softmax_backward_data.default")

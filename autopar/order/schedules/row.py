@@ -69,7 +69,7 @@ class PipelineSchedule:
         return "W" in self.words(0, 1, 1, 1)
 
     def refusal(self, stages: int, micro_batches: int, interleave: int) -> str:
-        """Why there is no such pipeline; empty where there is."""
+        """The reason against such a pipeline; empty if there is none."""
         if min(stages, micro_batches, interleave) < 1:
             return f"{stages} stages, {micro_batches} micro-batches and {interleave} chunks a stage: each must be at least 1"
         if interleave > 1 and not self.chunks:

@@ -43,7 +43,7 @@ def _softmax(call: Call) -> str:
 
 
 def _batch_norm(call: Call) -> str:
-    """With running statistics it is pointwise; those of the batch itself are taken over all ranks."""
+    """Batch norm. With running statistics it is pointwise; batch statistics are taken over all ranks."""
     if len(call.inputs[0].shape) < 2:  # no channels, which torch permits where there are no elements
         return all_whole(call)
     training = bool(call.get("training", "training_mode", default=False))
