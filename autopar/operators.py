@@ -149,8 +149,7 @@ def provide_rules(model: LoadedModel, *, discover: bool, replicate_unknown: bool
 
 
 def _discovered(model: LoadedModel, failures: dict[str, str]) -> list[str]:
-    """Find the rules of a model's unknown operators, one for each signature; add the reasons of failures to `failures`.
-    """
+    """Find rules for a model's unknown operators, one a signature; add the reasons of failures to `failures`."""
     calls = {signature(call): call for call in (Call.of(model.graph, op) for op in without_rule(model.graph))}
     if not calls:
         return []

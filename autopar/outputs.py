@@ -25,8 +25,7 @@ def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file through a temporary one in its folder, so that a reader never sees half of it; links are followed.
-    """
+    """Write a file through a temporary one in its folder, so no reader sees half of it; links are followed."""
     target = _target(path)
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
@@ -43,9 +42,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def _target(path: Path) -> Path:
-    """The regular file, present or not, at the end of a path's links; replacing a device or pipe would remove it for
-    all.
-    """
+    """The regular file, present or not, at the end of a path's links; `UsageError` for devices, pipes and the like."""
     try:
         found = path.resolve()
         odd = found.exists() and not found.is_file()

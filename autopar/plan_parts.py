@@ -125,15 +125,7 @@ FormatName = Annotated[str, AfterValidator(_gradient_format)]
 
 
 class ReductionsPlan(Part):
-    """How gradients are reduced, where that differs from sums in units of about equal bytes.
-
-    `fused`: sets of parameters, each a unit of its own. `cuts`: bounds of the units of the other parameters, counted in
-    the order in which the backward pass gives their gradients; the parameters behind the last bound make one more unit.
-    `local`: parameters of which every rank has its own, whose gradients are not summed. `formats`: parameters whose
-    gradients travel in another format where they are summed whole: a floating-point type, or low-rank factors
-    (`powersgd-R` of rank R, `powersgd/F` of a share 1 / F of the elements). Gradients are multiplied by `weight` and,
-    with `mean`, divided by the number of ranks that share them.
-    """
+    """The reduction of gradients, where it differs from sums in units of about equal bytes."""
 
     fused: tuple[tuple[str, ...], ...] = ()
     cuts: tuple[Annotated[int, Field(ge=1)], ...] = ()

@@ -1,5 +1,4 @@
-"""Names from files, made safe for a terminal: characters that move its cursor, colour or reverse text are spelled out.
-"""
+"""Names from files, made safe for a terminal: characters that move its cursor, colour or reverse text are escaped."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Plans of twenty public models as the configurations of other projects: written, read back and run, or refused with the reason.
+"""Plans of twenty public models as other projects' configurations: written, read back and run, or refused with reason.
 
     benchmarks/converting.py [--quick] [--json] [--run] [--model NAME ...] [--plan NAME ...]
 
-Every model is planned by known schemes on four devices; each plan is converted to all targets. What a reader of `autopar import` knows is
-read back and planned again: the same plan, or what was lost is named. With `--run`, the Python of dtensor, fsdp2 and pipelining runs on
-four ranks beside one device, in evaluation mode; the difference of outputs and gradients is shown.
+Every model is planned by known schemes on four devices, and each plan is converted to all targets. Formats that
+`autopar import` reads are read back and planned again: the plan must be the same, or the losses named. With `--run`,
+the Python of dtensor, fsdp2 and pipelining runs on four ranks and on one device, in evaluation mode, and differences of
+outputs and gradients are shown.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PLANS: dict[str, tuple[dict[str, Any], int]] = {
     "tensor": ({**FIXED, "scheme": "data 2 x megatron 2"}, 2),
     "pipeline": ({"scheme": "pipeline-1f1b 2 x data 2", "stages": 2, "micro_batches": 2, "recompute": "none", "offload": "none"}, 2),
 }
-"""What is asked for, and how many shares of the batch the ranks have."""
+"""Arguments of the plan, and the number of the ranks' shares of the batch."""
 SUFFIXES = {"torchtitan": ".toml", "megatron": ".sh", "deepspeed": ".json", "hf-tp-plan": ".json"}
 QUICK = ("llama", "resnet")
 GIVEN: dict[str, Any] = {"devices": 4, "cluster": "dgx-h100", "memory": 70 * 2**30}
@@ -71,7 +72,7 @@ def rows(models: list[str], plans: list[str], run: bool) -> Iterator[dict[str, A
 
 
 def _back(plan: Any, found: Any, target: str, module: Any, inputs: Any) -> str:
-    """Whether the same plan comes back, or another and what was lost is said; else "another", which is wrong."""
+    """The word "same" if the same plan comes back, the losses if they are named, else "another", which is a fault."""
     from autopar.errors import AutoparError
     from autopar.frontends.load import ModelOptions, load_model
     from autopar.importing import import_configuration, read_configuration

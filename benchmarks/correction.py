@@ -1,17 +1,17 @@
-"""One price: what the search adds up, what the program of the plan takes, and the same plan asked for in other words.
+"""One price: the search's sum, the seconds of the plan's program, and the same plan asked for in other ways.
 
     benchmarks/correction.py [--quick] [--json] [--models DIR]
 
-    tables      the sum of the tables of the plan's choices, with the rule of what is hidden
+    tables      the sum of the tables of the plan's choices, with the rule of hidden seconds
     step        the plan's, its program played to the last collective: tables + correction
     explain     the step of the plan's choices, read back from its file and priced anew
-    pinned      the step of the plan found when every strategy and storage of the plan, its stages and micro-batches are pinned
-    known       the same when its name is all that is asked for: a scheme is stricter than its name, as it stores every parameter alike
+    pinned      the step of the plan found with all of the plan's strategies, storage, stages and micro-batches pinned
+    known       the step of the plan found for its name alone: a scheme is stricter, as it stores all parameters alike
     gap         step / bound - 1
 
-The correction (units of parameters, what runs under what) is what tables cannot add up; candidates near the best are ranked with it.
-Plans with stages are cut from the tables' figures, so that only what is even about them is compared. `--models` takes a folder with
-public models as `benchmarks/search.py` does.
+The correction (units of parameters, overlap) is the part that tables cannot add up; candidates near the best are ranked
+with it. Plans with stages are cut from the tables' figures, so only their even part is compared. `--models` takes a
+folder with public models, as `benchmarks/search.py` does.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ SHARES = (None, 1.1, 0.7, 0.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A plan with its prices in seconds; `memory`: share of what the plan without a limit needs.
+    """A plan with its prices in seconds; `memory`: the limit as a share of the unlimited plan's memory.
 
-    `pinned_s`, `known_s`: None where there is no such plan, or its name is no scheme.
+    `pinned_s`, `known_s`: None if there is no such plan, or its name is no scheme.
     """
 
     model: str
@@ -76,12 +76,12 @@ class Row:
 
     @property
     def correction(self) -> float:
-        """By what share the program takes longer than the tables add up to."""
+        """The program's excess over the tables' sum, as a share."""
         return self.step_s / self.tables_s - 1
 
 
 def choices_of(tables: Tables, plan: Plan) -> dict[int, int]:
-    """What a plan chooses of the variables of its tables."""
+    """The plan's choice for each variable of its tables."""
     found: dict[int, int] = {}
     for number, variable in enumerate(tables.variables):
         rows = [int(row) for row in variable.rows]
@@ -97,7 +97,7 @@ def choices_of(tables: Tables, plan: Plan) -> dict[int, int]:
 
 
 def priced(plan: Plan, analysis: Analysis, request: Request) -> tuple[float, float]:
-    """The tables' sum of a plan, and its step priced anew from what its file says."""
+    """The tables' sum of a plan, and its step priced anew from its file."""
     tables, stages = tables_of_plan(plan, analysis, request.cluster), stages_of(plan)
     settled = choices_of(tables, plan)
     solution = solve(condition(tables.graph, settled))
@@ -112,7 +112,7 @@ def priced(plan: Plan, analysis: Analysis, request: Request) -> tuple[float, flo
 
 
 def asked_again(plan: Plan, analysis: Analysis, request: Request) -> Request:
-    """What is asked for on the plan's own mesh, with its stages and micro-batches."""
+    """A request on the plan's own mesh, with its stages and micro-batches."""
     stages = stages_of(plan)
     return replace(
         request, cluster=request.cluster.sized(plan.devices), mesh=plan.mesh_, stages=stages, micro_batches=plan.schedule.micro_batches,
@@ -122,7 +122,7 @@ def asked_again(plan: Plan, analysis: Analysis, request: Request) -> Request:
 
 
 def seconds_of(graph: Graph, request: Request | None) -> float | None:
-    """The step of the plan that is found, if there is one."""
+    """The step of the plan found, if there is one."""
     try:
         return search_plan(graph, request).predicted.step if request is not None else None
     except AutoparError:
@@ -130,7 +130,7 @@ def seconds_of(graph: Graph, request: Request | None) -> float | None:
 
 
 def pinned_seconds(plan: Plan, analysis: Analysis, request: Request) -> float | None:
-    """The step of the plan that is found where nothing is left to choose but what the plan has."""
+    """The step of the plan found with every choice of this plan pinned."""
     pins, _ = reuse(plan, analysis)
     split = any("S" in parameter.storage for parameter in plan.parameters.values())
     zero = zero_of(plan, train=analysis.train) if split else None
@@ -138,7 +138,7 @@ def pinned_seconds(plan: Plan, analysis: Analysis, request: Request) -> float | 
 
 
 def known_seconds(plan: Plan, analysis: Analysis, request: Request, name: str | None) -> float | None:
-    """The step of the plan that is found for the name of this one."""
+    """The step of the plan found for the name of this one."""
     if name is None:
         return None
     try:
@@ -163,7 +163,7 @@ def row(model: str, graph: Graph, devices: str, request: Request, share: float |
 
 
 def rows(models: Sequence[Model], meshes: Sequence[tuple[str, tuple[int, ...] | None]], shares: Sequence[float | None]) -> Iterator[Row]:
-    """Every model on every mesh under every memory; what does not fit is left out."""
+    """Every model on every mesh under every memory; plans that do not fit are left out."""
     for model in models:
         graph = model.load()
         for devices, sizes in meshes:
@@ -190,7 +190,7 @@ def show(found: Row) -> None:
 
 
 def line(model: str, devices: str, memory: str, *cells: str) -> str:
-    """The cells of a line, the last one as long as it is."""
+    """The cells of a line, the last one unpadded."""
     return f"{model:20} {devices:5} {memory:>6} {' '.join(f'{cell:>10}' for cell in cells[:-1])}  {cells[-1]}"
 
 

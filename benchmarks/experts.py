@@ -1,15 +1,16 @@
-"""Plans as an expert reads them: well-known models on usual machines, each plan in one line beside the nearest named scheme.
+"""Plans for an expert's eye: well-known models on usual machines, each plan in a line with the nearest named scheme.
 
     benchmarks/experts.py [--quick] [--json] [--only NAME ...] [--on CLUSTER ...]
 
-    plan         its name, micro-batches, recompute, what lies in host memory
+    plan         its name, micro-batches, recompute, state in host memory
     gap          step / bound - 1
     nearest      of the named schemes that fit the memory, the one whose best plan is the fastest
-    difference   by how much it takes longer than the plan, and in what: computation, communication that is seen, updates,
-                 waiting of stages (what is left)
+    difference   its excess over the plan, and the parts of it: computation, exposed communication, updates, waiting of
+                 stages (the rest)
 
-Transformers come from their shapes in bfloat16 (float32 on local ranks), ResNet-50 from transformers' configuration. Sequences are 512
-tokens for BERT, 1,024 for GPT-2, 8,192 for Llama, 4,096 for Mixtral; batches are usual ones for the devices.
+Transformers come from their shapes in bfloat16 (float32 on local ranks), ResNet-50 from transformers' configuration.
+Sequences are 512 tokens for BERT, 1,024 for GPT-2, 8,192 for Llama, 4,096 for Mixtral; batches are usual ones for the
+devices.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ CLUSTERS: Mapping[str, tuple[str, int, str]] = {
 }  # fmt: skip
 NAMED = ("data", "zero1", "zero3", "megatron", "megatron-sp", "expert", "pipeline-1f1b")
 PRODUCTS = {16: ("data 2 (zero1) x megatron-sp 8", "pipeline-1f1b 2 x data 8 (zero1)")}
-"""Products of schemes beside those, by devices."""
+"""Further products of schemes, by devices."""
 QUICK = ("bert-large", "gpt2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A plan and the nearest named scheme; seconds. `why`: where there is no plan, or what the scheme takes more of."""
+    """A plan and the nearest named scheme, in seconds; `why`: why there is no plan, or the scheme's excess by part."""
 
     model: str
     cluster: str
@@ -78,7 +79,7 @@ class Row:
 
     @property
     def difference(self) -> float | None:
-        """By what share the scheme is slower."""
+        """The scheme's excess, as a share."""
         return None if self.step is None or self.nearest_step is None else self.nearest_step / self.step - 1
 
 
@@ -117,7 +118,7 @@ def graphs(only: tuple[str, ...]) -> Iterator[tuple[str, Callable[[int, str], Gr
 
 
 def ordinary(named: Named) -> str | None:
-    """The product of stages, data and tensor parallelism that is nearest to a name, where it is made of such: what one would ask for."""
+    """The product of stages, data and tensor parallelism nearest to a name, if the name consists of these."""
     words, sizes, zero = [], {"data": 1, "megatron-sp": 1}, 0
     for factor in named.factors:
         scheme = "megatron-sp" if factor.scheme in ("megatron", "hidden", "columns", "tensor") else factor.scheme
@@ -151,7 +152,7 @@ def told(plan: Plan, analysis: Analysis) -> str:
 
 
 def parts_of(plan: Plan) -> dict[str, float]:
-    """What a step consists of."""
+    """The parts of a step."""
     found = plan.predicted
     parts = {"computation": found.forward + found.backward, "communication": found.communication - found.overlapped}
     parts["updates"] = found.update
@@ -159,7 +160,7 @@ def parts_of(plan: Plan) -> dict[str, float]:
 
 
 def reason(plan: Plan, other: Plan) -> str:
-    """What the other plan takes more of, and less, in shares of the plan's step."""
+    """The other plan's differences by part, as shares of the plan's step."""
     mine, theirs, step = parts_of(plan), parts_of(other), plan.predicted.step
     changes = {name: (theirs[name] - mine[name]) / step for name in mine}
     words = [f"{change:+.1%} {name}" for name, change in sorted(changes.items(), key=lambda pair: -abs(pair[1])) if abs(change) >= 5e-4]

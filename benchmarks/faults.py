@@ -1,15 +1,16 @@
-"""Trainings that are killed, stopped, cut off and moved; what they lose by it.
+"""Trainings that are killed, stopped, cut off and moved, and their losses.
 
     benchmarks/faults.py [--quick] [--json] [--parts faults moves saves cost long] [--seed N] [--steps N] [--kills N]
 
 A small language model on forked ranks reads a text that comes with Python. Parts:
 
-    faults   a rank killed, a rank stopped, the launcher killed, SIGTERM, two in a row, a full disk, a damaged file: each step's loss
-             and samples are those of an undisturbed run, bit for bit, and nothing is left behind
-    moves    saved on 8 ranks, resumed on 6, 4, 2, 1 and 8, under two kinds of plan in turn: weights and state bit-equal, losses within 1e-5
+    faults   a rank killed, a rank stopped, the launcher killed, SIGTERM, two in a row, a full disk, a damaged file:
+             each step's loss and samples equal an undisturbed run's bit for bit, and nothing is left behind
+    moves    saved on 8 ranks, resumed on 6, 4, 2, 1 and 8, under two kinds of plan in turn: weights and state are
+             bit-equal, losses within 1e-5
     saves    killed inside a save, again and again: the latest checkpoint is whole, and never an older one
-    cost     what a save beside the steps costs these: pairs of blocks with and without one, in turn
-    long     the search's plan on 4 ranks with two kills, beside one device
+    cost     the cost of a save for the steps during it: pairs of blocks with and without one, in turn
+    long     the search's plan on 4 ranks with two kills, compared with one device
 
 Ranks that are stopped are given up after 5 seconds here.
 """
@@ -40,7 +41,7 @@ from benchmarks.running.gpt2 import Shape
 PARTS = ("faults", "moves", "saves", "cost", "long")
 PLANS = (("data", 2), ("zero3", 2), ("megatron", 2), ("1f1b", 2), ("3d", 8))
 TIMES = {"rank killed": 20, "rank stopped": 10, "launcher killed": 5, "SIGTERM": 5, "two in a row": 3, "disk full": 3, "file damaged": 5}
-"""How often each fault, over the plans in turn."""
+"""The number of each fault, over the plans in turn."""
 QUICK = ("rank killed", "SIGTERM", "file damaged")
 
 
@@ -87,7 +88,7 @@ def costs(given: argparse.Namespace) -> list[Cost]:
 
 
 def longs(given: argparse.Namespace) -> list[Long]:
-    """One long training in float32, and in float64, where the order in which ranks add makes so much less of a difference."""
+    """One long training in float32, and one in float64, where the order of the ranks' additions matters much less."""
     rows = []
     for model in ("dense",) if given.quick else ("dense", "double"):
         row = long(model, given.steps or (60 if given.quick else 2000), 2 if given.quick else 4, 1 if given.quick else 2, given.seed)

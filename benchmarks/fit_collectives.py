@@ -1,8 +1,8 @@
-"""Fits the links of `costmodel/presets/links` to measured collectives, and says how far off they are on the rows held out.
+"""Fits the links of `costmodel/presets/links` to measured collectives, and reports errors on the rows held out.
 
-`--data DIR` holds files collectives_DEVICE.csv or .csv.gz with the columns op, kind, dtype, gpus, bytes, seconds, trap. The fit is seeded:
-the same rows give the same constants. `--published DIR` has all-reduces over networks (`collectives.csv`) for the links of those,
-`--profiled DIR` collectives that a planner measured inside nodes.
+`--data DIR` holds files collectives_DEVICE.csv or .csv.gz with the columns op, kind, dtype, gpus, bytes, seconds, trap.
+The fit is seeded: the same rows give the same constants. `--published DIR` has all-reduces over networks
+(`collectives.csv`) for network links, `--profiled DIR` collectives that a planner measured inside nodes.
 """
 
 from __future__ import annotations

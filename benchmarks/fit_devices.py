@@ -1,4 +1,4 @@
-"""Fit the constants of measured devices to tables of kernels, and write them with what they leave on shapes held back.
+"""Fit the constants of measured devices to tables of kernels, and write them with errors on shapes held back.
 
     python benchmarks/fit_devices.py --data DIR [--device h100_sxm ...] [--out costmodel/device/data]
 
@@ -53,7 +53,7 @@ UNITS = {
 }  # fmt: skip
 """Multiprocessors, from NVIDIA's data sheets and architecture papers; a device that is not listed is not fitted."""
 SAME_CHIP = {"h100_sxm": "h200_sxm"}
-"""Devices without rows of products that last, and another of the same chip (GH100) and power limit (700 W) that has them."""
+"""Devices without rows of sustained products, each with one that has them (same chip GH100, same 700 W limit)."""
 PEAKS = {"bfloat16": "bf16_dense_tflops", "float8": "fp8_dense_tflops", "float8_block": "fp8_dense_tflops", "float4": "fp4_dense_tflops"}
 
 
@@ -75,7 +75,7 @@ class Device:
         self.fits: dict[str, Fitted] = {}
 
     def fitted(self) -> Kernels:
-        """All of them."""
+        """All fitted kernels."""
         products, attention, grouped = self.products(), self.attention(), self.grouped()
         return Kernels(
             name=self.name, units=self.bare.units, memory=self.bare.memory, peak=self.bare.peak, products=products, attention=attention,
@@ -86,7 +86,7 @@ class Device:
         self, what: str, table: str, rows: Rows, form: Form, *, fit: Callable[[Rows], Form], priced: Callable[[Form, Rows], Floats],
         planned: Callable[[Form, Rows], Floats] | None = None,
     ) -> None:  # fmt: skip
-        """Note what a `form` leaves, and print it: `priced` as its rows were run, `planned` as a plan prices them."""
+        """Record and print the errors of a `form`: `priced` as its rows ran, `planned` as a plan prices them."""
 
         def left(folded: Rows) -> Floats:
             own = folded.part(folded.held)

@@ -1,9 +1,10 @@
-"""Fit devices that no table of kernels has to operators profiled inside GPT layers, and write them beside the other devices.
+"""Fit devices without a table of kernels to operators profiled inside GPT layers, and write them like other devices.
 
     python benchmarks/fit_profiles.py --data DIR [--out costmodel/device/data]
 
-The products are large, so a constant that they do not tell stays near what it is on a related device (`Profiled.like`), whose kernels of
-attention stand for these, too, marked as assumed. The A100 is there for a check: its constants were fitted to other rows.
+The products are large, so a constant that they do not determine stays near that of a related device (`Profiled.like`).
+That device's attention kernels serve, too, marked as assumed. The A100 is a check: its constants were fitted to other
+rows.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ from autopar.errors import AutoparError
 SOURCE = "Dazz993/Mist@d69e530a, operators profiled in GPT layers on {gpu}"
 DTYPE = "float16"
 PRIOR = 0.3
-"""How strongly a constant is held near the related device's, where a whole range of it counts as much as so many residuals."""
+"""Strength of the prior near the related device's constants: residuals that a whole range of a constant counts as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """A device of the rows: processors, peak FLOP/s of 16-bit floats and B/s of memory by its data sheet; `like`: a measured relative."""
+    """A device of the rows.
+
+    Processors, peak FLOP/s of 16-bit floats and B/s of memory are its data sheet's. `like` names a measured device.
+    """
 
     gpu: str
     units: int
@@ -60,13 +64,13 @@ def start_of(form: ProductForm) -> dict[str, float]:
 
 
 def fitted_products(rows: Rows, speed: Speed, like: ProductForm) -> ProductForm:
-    """The form of the rows, at one clock: operators of whole layers were profiled one behind the other, as a training step runs them."""
+    """The form of the rows at one clock; profiled layers ran one operator behind the other, as in training."""
     form = fit_products(rows, speed, starts=(start_of(like),), prior=PRIOR)
     return replace(form, sustained=form.burst, libraries={})
 
 
 def streaming(rows: Rows, memory: float) -> tuple[float, Fitted]:
-    """The fraction of the memory's rate that streaming operators reach, and what it leaves."""
+    """The fraction of the memory's rate that streaming operators reach, and its errors."""
     moved = rows.numbers("bytes")
 
     def fraction(some: Rows) -> float:
@@ -113,13 +117,13 @@ def fitted(folder: Path, name: str, device: Profiled) -> Kernels:
 
 
 def told(fit: Fitted) -> str:
-    """What a fit leaves, for people."""
+    """The errors of a fit, in words."""
     low, high = np.exp((fit.low, fit.high))
     return f"{fit.rows} rows, {fit.held} held back: median {fit.median:.1%}, 90 % within {fit.p90:.1%}; interval {low:.2f} to {high:.2f}"
 
 
 def check(folder: Path) -> str:
-    """How the A100's constants, fitted to other rows, price these."""
+    """The errors of the A100's constants, fitted to other rows, on these rows."""
     rows, speed = products(folder, CHECK.gpu), Speed(flops=CHECK.peak, memory=CHECK.memory, reference=CHECK.memory, units=CHECK.units)
     predicted = priced_products(bare(kernels_of(CHECK.like).products["bfloat16"]), rows, speed, known=False)
     left, (reached, fit) = Residual.of(-log_error(predicted, rows)), streaming(streams(folder, CHECK.gpu), CHECK.memory)

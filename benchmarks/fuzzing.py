@@ -1,10 +1,11 @@
-"""Hostile input: mutants of the seven kinds of file that autopar reads, by number, and what became of them.
+"""Hostile input: mutants of the seven kinds of file that autopar reads, by number, and the results of reading them.
 
     benchmarks/fuzzing.py [--quick] [--json] [--kind NAME ...] [--count N] [--first N] [--keep DIR]
 
-A mutant is named by its kind and number, from which it is made again: `--kind onnx --first 123 --count 1`. Reading it must end within
-`SECONDS` and `BYTES` (resident, above what the process had), with an exit code of autopar and one message without control characters, or
-with what was asked for; it must write nothing but that. What does otherwise is printed with its number, and written to `--keep`.
+A mutant is made again from its kind and number: `--kind onnx --first 123 --count 1`. Reading it must end within
+`SECONDS` and `BYTES` (resident, above the process's own), with the result asked for, or with an exit code of autopar
+and one message without control characters. It must write nothing else. A mutant that violates this is printed with its
+number, and written to `--keep`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 SECONDS, BYTES = 10, 2 * 2**30
 TIMERS = ((signal.ITIMER_PROF, signal.SIGPROF, SECONDS), (signal.ITIMER_REAL, signal.SIGALRM, 12 * SECONDS))
-"""The time of this process counts; that of the clock, which other processes take from, only where nothing goes on at all."""
+"""The time of this process counts; clock time, which other processes affect, only if nothing happens at all."""
 BATCH = 100
 """Mutants that one process reads."""
 CODES = (2, 3, 4, 5, 6)
@@ -48,7 +49,7 @@ class Hang(BaseException):
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What became of the mutants of a kind: how many ended with each code, the slowest, the most memory, and the `found`."""
+    """The results of a kind's mutants: counts of exit codes, the slowest, the most memory, and the faults `found`."""
 
     codes: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -101,7 +102,7 @@ def _batch(name: str, first: int, stop: int, seeds: Path, keep: Path | None) -> 
 
 
 def _one(name: str, number: int, seeds: Path, keep: Path | None) -> dict[str, Any]:
-    """What becomes of one mutant."""
+    """The result of one mutant."""
     from benchmarks.fuzz.kinds import KINDS
     from benchmarks.fuzz.mutants import mutant
 

@@ -1,9 +1,9 @@
-"""Hostile input that is led by coverage: what reaches new lines of a reader is mutated further, by atheris (`pip install atheris`).
+"""Hostile input led by coverage: inputs that reach new lines of a reader are mutated further, by atheris.
 
     benchmarks/fuzzing_guided.py KIND [--file NAME] [options of libFuzzer: -max_total_time=600, -seed=1, -runs=10000]
 
-Kinds, files, and what is asked of every input are those of `benchmarks/fuzzing.py`; the first input is the kind's seed. What is found stops
-the run and is written by libFuzzer to `crash-...` in the current folder.
+Needs `pip install atheris`. Kinds, files and requirements are those of `benchmarks/fuzzing.py`; the first input is the
+kind's seed. A fault stops the run, and libFuzzer writes it to `crash-...` in the current folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Found(Exception):
 
 
 def target(kind: str, file: str, folder: Path) -> Callable[[bytes], None]:
-    """What reads the bytes as a file of the kind, in a folder that holds the seeds; raises `Found`."""
+    """A function that reads bytes as a file of the kind, in a folder that holds the seeds; it raises `Found`."""
     from benchmarks.fuzzing import read
 
     def one(data: bytes) -> None:

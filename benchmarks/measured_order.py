@@ -1,12 +1,13 @@
-"""Whether plans that differ are ordered as they are predicted, on forked Gloo ranks with calibrated prices.
+"""The predicted and the measured order of different plans, on forked Gloo ranks with calibrated prices.
 
     benchmarks/measured_order.py [--ranks 4 8] [--quick] [--rounds N] [--tolerance F] [--json]
 
-For each number of ranks `autopar calibrate` measures this machine with as many ranks at work; then GPT-2 models of three shapes are planned
-under five schemes (data parallel, ZeRO 3, tensor parallel, stages, stages of data parallel), and all plans of a model are run
-in the same ranks, a step of each in turn, so that what else the machine does meets all alike. Reported: predicted and measured seconds (the
-median of the rounds), the rank correlation of the two (Spearman), and the pairs in the wrong order, those aside whose measured times are
-closer than 15 %. The load of the machine is told with them: a calibration and steps under different loads are no fair test.
+For each number of ranks `autopar calibrate` measures this machine with as many ranks at work; then GPT-2 models of
+three shapes are planned under five schemes (data parallel, ZeRO 3, tensor parallel, stages, stages of data parallel),
+and all plans of a model are run in the same ranks, a step of each in turn, so that what else the machine does meets all
+alike. Reported: predicted and measured seconds (the median of the rounds), the rank correlation of the two (Spearman),
+and the pairs in the wrong order, those aside whose measured times are closer than 15 %. The load of the machine is told
+with them: a calibration and steps under different loads are no fair test.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ ASKED: Mapping[str, dict[str, Any]] = {
     "stages": {"stages": -1, "micro_batches": MICRO_BATCHES, "schedule": "1f1b"},
     "stages x data": {"stages": 2, "micro_batches": MICRO_BATCHES // 2, "schedule": "1f1b", "scheme": "data"},
 }
-"""What is asked for; stages -1: one a rank."""
+"""Arguments of the plans; stages -1: one a rank."""
 WARM, TIE = 2, 0.15
 
 
@@ -66,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The plans of a model: Spearman's rank correlation, pairs whose measured times differ, and those in the wrong order."""
+    """A model's plans in order: Spearman's rank correlation, pairs of differing times, pairs ordered wrongly."""
 
     ranks: int
     model: str
@@ -111,7 +112,7 @@ def rows(ranks: int, shapes: Mapping[str, Shape], cluster: Cluster, rounds: int)
 
 
 def orders(found: list[Row]) -> Iterator[Order]:
-    """How the plans of each model are ordered."""
+    """The order of the plans of each model."""
     for ranks, name in dict.fromkeys((row.ranks, row.model) for row in found):
         mine = [row for row in found if (row.ranks, row.model) == (ranks, name)]
         pairs = [(a, b) for a, b in itertools.permutations(mine, 2) if a.measured_s * (1 + TIE) < b.measured_s]

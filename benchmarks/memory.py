@@ -1,7 +1,8 @@
-"""The predicted peak of memory beside the one that torch's tracker reports, for training steps of four known models.
+"""The predicted peak of memory and that of torch's tracker, for training steps of four known models.
 
-Each model is tracked as it comes on one device (with and without recompute of its blocks), and as the lowered program of one rank
-of four under several plans. All runs on fake tensors: `python benchmarks/memory.py [--models gpt2 resnet50] [--json FILE]`.
+Each model is tracked unchanged on one device (with and without recompute of its blocks), and as the lowered program of
+one rank of four under several plans. All runs use fake tensors: `python benchmarks/memory.py [--models gpt2 resnet50]
+[--json FILE]`.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class Loss(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """How to make a module and its inputs, and the path of the lists of its blocks."""
+    """Makers of a module and its inputs, and the path of the lists of its blocks."""
 
     make: Callable[[], nn.Module]
     inputs: Callable[[], tuple[Tensor, Tensor]]
     blocks: str
 
     def parts(self, module: nn.Module) -> Iterable[nn.Module]:
-        """The blocks that recompute takes one by one."""
+        """The blocks that are recomputed one by one."""
         found = module.get_submodule(self.blocks)
         assert isinstance(found, nn.ModuleList)
         return [layer for block in found for layer in (getattr(block, "layers", None) or [block])]
@@ -186,7 +187,7 @@ class Row:
 
 
 def row(name: str, case: str, memory: Memory, tracked: Tracked) -> Row:
-    """A prediction beside what was tracked."""
+    """A prediction and the tracked memory."""
     return Row(
         model=name, case=case, predicted=memory.total, tracked=float(tracked.peak), saved=memory.saved, tracked_saved=float(tracked.saved)
     )

@@ -1,14 +1,15 @@
-"""What planning costs: CPU seconds and memory of whole runs, where they go, and what was found.
+"""The cost of planning: CPU seconds and memory of whole runs, by phase, and the plans found.
 
     benchmarks/planning.py [--quick] [--json] [--only NAME ...]
 
     CPU seconds = start of Python + import + graph (an ONNX file read, a module exported, or made from a shape)
                 + plan (`search_plan`) + write (the plan's JSON)
 
-GPT-2 small comes as an ONNX file, and its CPU seconds are those of the whole command `autopar plan`, with the known schemes priced
-beside the plan as it does by default, and without them (`uncompared_s`). Llama-3-8B is exported from PyTorch on the meta device, and
-comes from its shape alone as the larger models do. Every run is a process of its own with one thread of arithmetic, so that its CPU
-seconds and its peak memory (resident, Python and imports included) are all its own. Steps and gaps are predictions.
+GPT-2 small is an ONNX file. Its CPU seconds are those of the whole command `autopar plan`, with the known schemes
+priced too, as by default, and without them (`uncompared_s`). Llama-3-8B is exported from PyTorch on the meta device,
+and also made from its shape alone, like the larger models. Every run is a process of its own with one thread of
+arithmetic, so its CPU seconds and peak memory (resident, with Python and imports) are its own. Steps and gaps are
+predictions.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ IMPORTS = {
     "torch": ("torch", "transformers", "autopar.frontends.torch", "benchmarks.searching.models"),
     "shape": ("benchmarks.searching.models",),
 }
-"""What has to be imported beside the planner before a model is read."""
+"""Modules to import, besides the planner, before a model is read."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 SEQUENCE = 1024
 """Tokens of GPT-2."""
@@ -49,10 +50,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model, of the shape of that name in `benchmarks.searching.models`, and the cluster that it is planned for.
+    """A model, with a shape of `benchmarks.searching.models`, and its cluster.
 
-    `layers`: how many of them (None: all). `pinned`: stages, and the sizes of a stage's mesh. `targets`: the most that a figure of the
-    row should be; `no_slower`: the name of the case whose step the step should not exceed.
+    `layers`: their number (None: all). `pinned`: stages, and the sizes of a stage's mesh. `targets`: upper limits of
+    figures of the row. `no_slower`: the name of the case whose step must not be exceeded.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Stopwatch:
         self.seconds: dict[str, float] = {}
 
     def __call__(self, phase: str, work: Callable[[], T]) -> T:
-        """Do `work`, and note what it took."""
+        """Do `work`, and record its seconds."""
         start = time.process_time()
         try:
             return work()
@@ -100,7 +101,7 @@ class Stopwatch:
 
 
 def planned(case: Case, path: str) -> dict[str, Any]:
-    """The phases of one run and what it found; `path`: of the ONNX file."""
+    """The phases of one run and its plan; `path`: of the ONNX file."""
     from autopar.errors import AutoparError
 
     warnings.filterwarnings("ignore")
@@ -134,7 +135,7 @@ def graph_of(case: Case, path: str) -> Graph:
 
 
 def request_of(case: Case) -> Request:
-    """What is asked for."""
+    """The request of a case."""
     from autopar.costmodel import load_cluster
     from autopar.planning.request import Request
     from autopar.schemes.pinning import stage_mesh
@@ -158,9 +159,9 @@ def found(plan: Plan) -> dict[str, Any]:
 
 
 def measured(command: Sequence[str]) -> tuple[dict[str, float], str]:
-    """CPU seconds, wall seconds and peak memory of a process, and what it printed.
+    """CPU seconds, wall seconds and peak memory of a process, and its output.
 
-    The peak is at least the memory of the process that asks: this one imports next to nothing.
+    The peak is at least the memory of the asking process, which imports next to nothing.
     """
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
     start = time.perf_counter()
@@ -206,7 +207,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def show_row(row: dict[str, Any]) -> None:
-    """One line, and one more of what was found."""
+    """Print one line of figures, and one of the plan found."""
     phases = " ".join(f"{row['phases'][phase]:7.2f}" if phase in row["phases"] else f"{'-':>7}" for phase in PHASES)
     figures = f"{row['step_s']:9.4f} {row['gap']:7.2%}" if "step_s" in row else f"{'-':>9} {'-':>7}"
     print(f"{row['model']:22} {row['devices']:7d} {row['cpu_s']:7.2f} {row['peak_gb']:8.2f} {phases} {figures}")

@@ -1,17 +1,19 @@
-"""Steps of autopar beside those of torch's own means, on the same forked ranks: seconds and memory.
+"""Steps of autopar and of torch's own means, on the same forked ranks: seconds and memory.
 
-    benchmarks/runtime.py [--quick] [--json] [--rivals ddp fsdp2 ...] [--ranks 2 4] [--widths 512 128] [--rounds N] [--no-memory]
+    benchmarks/runtime.py [--quick] [--json] [--rivals ddp fsdp2 ...] [--ranks 2 4] [--widths 512 128] [--rounds N]
+                          [--no-memory]
 
-GPT-2 in plain torch, AdamW, float32, Gloo, one thread a rank. Rivals, each beside the plan that does the same:
+GPT-2 in plain torch, AdamW, float32, Gloo, one thread a rank. Each rival runs beside the plan that does the same:
 
     ddp, fsdp2, fsdp2-kept     data parallel; ZeRO-3 (parameters let go after the forward pass); ZeRO-2 (kept)
     dtensor                    `parallelize_module`: tensor parallel
     torch-gpipe, torch-1f1b    `torch.distributed.pipelining`, a stage a rank
     one-rank                   the model without a plan on one of the ranks, the others waiting
 
-Steps are taken in turn; ratio = ours / rival, the median of the rounds. Losses are compared in every step. At width 512 computation
-decides, at width 128 what is around it does. Memory is the highest resident memory during a step (`benchmarks/running/races.py`).
-Bubbles: the share of the passes that stages wait, measured from steps of m and 2 m micro-batches, and as the plan prices it.
+Steps are taken in turn; ratio = ours / rival, the median of the rounds. Losses are compared in every step. At width 512
+computation dominates, at width 128 the rest does. Memory is the highest resident memory during a step
+(`benchmarks/running/races.py`). Bubbles: the share of the passes that stages wait, measured from steps of m and 2 m
+micro-batches, and priced by the plan.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""The search against its rivals on the same tables, and how it scales.
+"""The search against its rivals on the same tables, and its scaling.
 
-    benchmarks/search.py [--models DIR] [--quick] [--json] [--plots DIR] [--time-limit S] [--rivals ...] [--meshes 8 2x4 2x2x2x2 ...]
+    benchmarks/search.py [--models DIR] [--quick] [--json] [--plots DIR] [--time-limit S] [--rivals ...]
+                         [--meshes 8 2x4 2x2x2x2 ...]
 
-Rivals: `highs` (the integer program, by HiGHS), `exhaustive` where it can, and `recursive_programming` for its gap. Every row is one
-run: ours from a cold start (no order of elimination known), then the rival; CPU seconds of one thread, the garbage collector off. A
-rival that ran out of time counts with the time it took. A model that cannot be read, and a mesh that cannot be laid or searched, are
-named as left out.
+Rivals: `highs` (the integer program, by HiGHS), `exhaustive` where it can, and `recursive_programming` for its gap.
+Every row is one run: ours from a cold start (no order of elimination known), then the rival; CPU seconds of one thread,
+the garbage collector off. A rival that ran out of time counts with the time it took. A model that cannot be read, and a
+mesh that cannot be laid or searched, are named as left out.
 
-Curves: CPU seconds of tables and search of Llama-3-8B's shape over layers (`layers`: the whole graph; `folded`: with its equal layers
-folded, which is what the planner searches), over devices and over axes of the mesh.
+Curves: CPU seconds of tables and search of Llama-3-8B's shape over layers (`layers`: the whole graph; `folded`: with
+its equal layers folded, which is what the planner searches), over devices and over axes of the mesh.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How far the constants of measured devices and links can be trusted: predicted beside measured seconds of rows that no fit saw.
+"""Errors of the constants of measured devices and links: predicted and measured seconds of rows that no fit saw.
 
-Two tables: kernels (products, attention, layers of experts) on the shapes that `fit_devices.py` held back, and collectives on the points
-that `fit_collectives.py` held out. A row is priced as the library that ran it runs such kernels; "as planned" is the median error of
-prices that do not know the library. "inside" is the part of the rows in the 90 % intervals that the constants state, which come from
-other rows than these. Rows of kernels that were not fitted are counted as not priced.
+Two tables: kernels (products, attention, layers of experts) on the shapes that `fit_devices.py` held back, and
+collectives on the points that `fit_collectives.py` held out. A row is priced for the library that ran it; "as planned"
+is the median error of prices that do not know the library. "inside" is the share of the rows in the stated 90 %
+intervals, which come from other rows. Rows of kernels that were not fitted are counted as not priced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUICK = ("h100_sxm", "b200_sxm")
 
 
 def devices_of(folder: Path, *, quick: bool) -> tuple[list[str], list[str]]:
-    """The devices whose kernels and whose collectives the folder has."""
+    """The devices with tables of kernels, and those with tables of collectives."""
     kernels = {device for kind, _ in KINDS for device in devices_in(folder, kind)} & set(measured())
     collectives = set(devices(folder))
     if not kernels | collectives:

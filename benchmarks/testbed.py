@@ -2,15 +2,17 @@
 
     benchmarks/testbed.py --testbed DIR [--quick] [--json]
 
-DIR holds a lab of network namespaces joined by a user-space switch of a given rate and delay (`lab.py`, `wire.c`); root, gcc and
-/dev/net/tun are needed, else the benchmark is skipped with a reason. In one run, for each rate of the network:
+DIR holds a lab of network namespaces joined by a user-space switch of a given rate and delay (`lab.py`, `wire.c`);
+root, gcc and /dev/net/tun are needed, else the benchmark is skipped with a reason. In one run, for each rate of the
+network:
 
-1. `autopar calibrate` on 2 ranks of one node, and on 2 ranks of two nodes (both on one core: as many ranks a core as in step 3);
-2. plans for 4 ranks of data parallelism, of tensor parallelism, and of both, one inside the nodes and the other across, and back;
-3. their steps executed by the runtime under a real-time priority, each in blocks whose medians must agree within 5 %.
+1. `autopar calibrate` on 2 ranks of one node, and on 2 ranks of two nodes (both on one core: as many ranks a core as in
+step 3); 2. plans for 4 ranks of data parallelism, of tensor parallelism, and of both, one inside the nodes and the
+other across, and back; 3. their steps executed by the runtime under a real-time priority, each in blocks whose medians
+must agree within 5 %.
 
-Reported: predicted and measured seconds, the error, and whether the order of the placements is that predicted, pairs of measured times
-closer than 15 % aside.
+Reported: predicted and measured seconds, the error, and whether the order of the placements is that predicted, pairs of
+measured times closer than 15 % aside.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ AGREE, TIE, BAR = 0.05, 0.15, 0.20
 
 
 def skip_reason(testbed: Path) -> str:
-    """Why the benchmark cannot run here; empty where it can."""
+    """The reason why the benchmark cannot run here; empty if it can."""
     for name in ("lab.py", "wire.c"):
         if not (testbed / name).is_file():
             return f"{testbed} holds no {name}"
@@ -59,7 +61,7 @@ def skip_reason(testbed: Path) -> str:
     return f"not installed: {', '.join(missing)}" if missing else ""
 
 
-# --- the model, and what runs on ranks ---
+# --- the model, and the functions on ranks ---
 
 
 def transformer(name: str) -> Any:
@@ -70,7 +72,7 @@ def transformer(name: str) -> Any:
     width, layers, batch, sequence = MODELS[name]
 
     class Layer(nn.Module):
-        """Attention and feed-forward, each behind a normalisation and beside a residual."""
+        """Attention and feed-forward, each with a normalisation and a residual."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -142,7 +144,7 @@ class Bench:
         self.lab = __import__("lab")
 
     def run(self, lab: Any, ranks: int, arguments: list[str], pin: list[int] | None) -> str:
-        """What rank 0 prints."""
+        """The output of rank 0."""
         outputs = lab.run(ranks, arguments, env={"PYTHONPATH": str(ROOT)}, pin=pin, prio="rr")
         if outputs is None:
             raise SystemExit("a rank of the testbed failed")
@@ -200,7 +202,7 @@ def rows_of(bench: Bench, network: str, models: list[str], tolerance: float, blo
 
 
 def rankings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each network and model, the pairs of placements (ties aside) and those that the model puts in the wrong order."""
+    """The pairs of placements (without ties), and those predicted in the wrong order, by network and model."""
     found = []
     for network, model in dict.fromkeys((row["network"], row["model"]) for row in rows):
         judged = [row for row in rows if (row["network"], row["model"]) == (network, model) and row["judged"]]

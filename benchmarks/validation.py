@@ -1,7 +1,8 @@
-"""How far the cost model can be trusted: its predictions beside published measurements, and beside a model that knows only a rate.
+"""Accuracy of the cost model: its predictions beside published measurements and a null model that knows only a rate.
 
-Reads every CSV file of a folder that has the columns of a known kind (`benchmarks/validating/rows.py`) and scores each group in it
-(`benchmarks/validating/scores.py` has the formulas). Rows that leave open what was run are left out, and counted by reason.
+Reads every CSV file of a folder that has the columns of a known kind (`benchmarks/validating/rows.py`) and scores each
+group in it (formulas: `benchmarks/validating/scores.py`). Rows that do not say fully what was run are left out, and
+counted by reason.
 """
 
 from __future__ import annotations
@@ -44,22 +45,27 @@ TARGETS = {
     "alephalpha 13B 2048": {"mean_error": 0.10, "worst_spearman": 0.9, "worst_regret": 0.05, "oom_accuracy": 0.95},
     "alephalpha 13B 8192": {"mean_error": 0.10, "worst_spearman": 0.9, "worst_regret": 0.05, "oom_accuracy": 0.95},
 }
-"""What a group's figures are to reach; `worst_spearman` and `oom_accuracy` at least, the others at most."""
+"""Targets of a group's figures: lower bounds of `worst_spearman` and `oom_accuracy`, upper bounds of the others."""
 FITTED = {
     "bloom": "network", "mist_l4": "operators", "mist_aceso L4": "operators", "mist_aceso A10G": "operators", "sailor mixed": "links",
     "sailor_layers OPT-30 whole": "float32", "simumax_b200": "its node", "mist_aceso stages L4": "operators",
     "mist_aceso stages A10G": "operators",
 }  # fmt: skip
-"""Groups on whose machines something was measured that the cost model was fitted to, and what: kernels and links, not runs, but for bloom's
-network."""
+"""Groups on machines whose measurements the cost model was fitted to, each with what was fitted.
+
+Kernels and links were fitted, not runs; bloom's network is the exception.
+"""
 PEERS = {
     "vtrain_single": ("vTrain", 0.0837), "korth_t5 dp 1": ("Calculon", 0.0365), "sc21_t1": ("Calculon", 0.103), "bloom": ("Calculon", 0.31),
 }  # fmt: skip
-"""Mean errors that others state of their own models on a group as a whole: vTrain on all of its 1,440 runs on a node, of which these are
-every fourth (VIA-Research/vTrain@f8dda847); Calculon on the eight rows that it ships, and on rows that it does not."""
+"""Mean errors that other authors state of their own models on a whole group.
+
+vTrain: on all of its 1,440 runs on a node, of which these are every fourth (VIA-Research/vTrain@f8dda847). Calculon: on
+the eight rows that it ships, and on rows that it does not.
+"""
 AT_LEAST = ("worst_spearman", "oom_accuracy")
 OF_NULL, ENOUGH = 0.6, 0.05
-"""Every mean error is to be at most this share of the null model's, or this small."""
+"""Every mean error should be at most OF_NULL times the null model's, or at most ENOUGH."""
 HEADINGS = (
     "n", "mean", "max", "bias", "null mean", "peer", "arithmetic", "fitted",
     "sweeps", "Spearman", "worst", "regret", "worst", "OOM right", "memory", "left out",
@@ -67,7 +73,7 @@ HEADINGS = (
 
 
 def named(groups: Sequence[Group], name: str) -> Group:
-    """The group of that name."""
+    """The group named `name`."""
     found = next((group for group in groups if group.name == name), None)
     if found is None:
         raise UsageError(unknown("group", name, [group.name for group in groups]))
@@ -93,7 +99,7 @@ def percent(value: float | None, sign: str = "") -> str:
 
 
 def peer(name: str, found: Score) -> str:
-    """What the source's own model predicts of its rows, or others state of theirs."""
+    """The error of the source's own model on its rows, or the error that other authors state."""
     if found.peer_error is not None:
         return f"{'SimuMax' if name.startswith('simumax') else 'Aceso'} {found.peer_error:.1%}"
     who, error = PEERS.get(name, ("", None))
@@ -137,7 +143,7 @@ def shown(groups: Sequence[Group], scores: Sequence[Score], others: Sequence[str
 
 
 def shown_pairs(console: Console, found: Sequence[Pair]) -> None:
-    """Print how devices compare: all pairs in a line, those of large models one by one."""
+    """Print the comparison of devices: one line for all pairs, then each pair of large models."""
     if not found:
         return
     table = Table(title=f"Devices beside one another, models of {LARGE}: tokens a second and device, the second over the first")
@@ -153,7 +159,7 @@ def shown_pairs(console: Console, found: Sequence[Pair]) -> None:
 
 
 def intervals(groups: Sequence[Group]) -> dict[str, HeldOut]:
-    """By what is predicted, between which multiples of it measurements lie."""
+    """Intervals of measured over predicted, for step time and for memory."""
     found = {"step": of_steps(groups), "memory": of_memory(groups)}
     return {what: held for what, held in found.items() if held is not None}
 

@@ -33,10 +33,9 @@ Key = tuple[str, str, int, int]
 AGREE = 3
 """The number of repeats that must agree."""
 TOLERANCE = 0.10
-"""Their largest difference, as a fraction of the fastest."""
+"""The largest difference of agreeing repeats, as a fraction of the fastest."""
 WORTH, EXACT = 0.9, 1e-10
-"""A second segment is kept if the squared error falls below `WORTH` times that of one line, and one line is not exact.
-"""
+"""A second segment is kept if the squared error falls below `WORTH` times one line's, unless one line is exact."""
 
 
 def spread(repeats: Sequence[float]) -> float:

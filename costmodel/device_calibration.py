@@ -1,6 +1,6 @@
 """A device from repeated measurements on its ranks: kernels in the form of those fitted to published tables.
 
-products     constants of `device.products` by least squares on log(predicted / measured); undetermined ones stay neutral
+products     constants of `device.products` by least squares on log(predicted / measured), neutral if undetermined
 attention    rates at which `device.attention` reproduces the seconds of one shape, forward and backward
 elementwise  the share of the memory's rate that a stream of the usual operators reaches
 residuals    each shape priced by constants that were fitted to the others
@@ -34,8 +34,7 @@ SIDES: Mapping[str, tuple[float, float, float]] = {
     "rate": (0.9, 0.05, 1.5), "small": (0.8, 0.1, 1.1), "prologue": (8.0, 0.0, 400.0), "epilogue": (8.0, 0.0, 400.0),
     "stream": (0.8, 0.1, 4.0), "launch": (3e-6, 1e-7, 1e-3),
 }  # fmt: skip
-"""Start, least and most of each fitted constant; `small`: the rate of the smallest tiles; larger ones are interpolated.
-"""
+"""Start, least and most of each constant; `small`: rate of the smallest tiles, from which larger are interpolated."""
 FEW = 8
 """From fewer shapes no residuals are told."""
 FALLS = 0.5

@@ -2,7 +2,8 @@
 
 The relative error of a gradient of N elements, whose parameters i have N_i of them, is taken to be
 
-    E^2 = sum_i N_i e_i^2 / N      e = 2^-9 (bfloat16), 2^-12 (float16), sqrt(1 - r / k) (factors of rank r of a matrix of rank k)
+    E^2 = sum_i N_i e_i^2 / N
+    e   = 2^-9 (bfloat16), 2^-12 (float16), or sqrt(1 - r / k) (factors of rank r of a matrix of rank k)
 
 The last holds for the flattest spectrum, the worst case. From exact gradients, the step that saves most seconds per
 added E^2 is taken again and again, as long as E stays within the budget.

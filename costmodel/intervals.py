@@ -105,7 +105,7 @@ def step_interval(cluster: Cluster) -> Interval:
 
 
 def memory_interval() -> Interval:
-    """Of the bytes of a device at the predicted peak."""
+    """The interval of a device's bytes at the predicted peak."""
     return _of(MEMORY, Source(text="published runs", kind="fitted"))
 
 
@@ -115,8 +115,7 @@ def assumed_constants(cluster: Cluster) -> list[str]:
 
 
 def collective_interval(kind: str, nbytes: float, group: int, *, level: str, cluster: Cluster) -> Interval:
-    """The interval of a price of `collective_time`: the residuals of its outermost level, or of its own measured curve.
-    """
+    """The interval of a price of `collective_time`: residuals of its outermost level, or of its measured curve."""
     span = parse_span(cluster, level, group)
     for entry in cluster.measured:
         if (entry.kind, entry.level, entry.group) == (kind, level, group):
@@ -132,7 +131,7 @@ def collective_interval(kind: str, nbytes: float, group: int, *, level: str, clu
 
 
 def _products(cluster: Cluster, dtype: str) -> Interval | None:
-    """Of another family only where tensor units run both alike."""
+    """The interval of products; another family's only if tensor units run both alike."""
     family, kernels = _family(dtype), cluster.device.kernels
     measured = stands_for(family, kernels) if kernels else family
     return _fitted(cluster, f"products {measured}") if measured == family or family in TENSOR else None

@@ -53,9 +53,7 @@ class Arguments:
         return [value for value in given if isinstance(value, Tensor)]
 
     def _ordered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call that passes the planned arguments differently: by name, in another order, without
-        defaults.
-        """
+        """The leaves of a call that passes the planned arguments differently: by name, reordered, without defaults."""
         assert self.signature is not None
         places = pytree.tree_unflatten([_Place(i) for i in range(len(self.leaves))], self.spec)
         planned, given = self._bound(*places), self._bound(args, kwargs)

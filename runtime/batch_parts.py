@@ -36,7 +36,7 @@ class BatchParts:
             for name in graph.inputs
             if self.count > 1 and comes_in_parts(graph, name)
         }
-        """Of the inputs that come in parts, the shape of one."""
+        """The shape of one part of each input that comes in parts."""
         self._gathered: dict[Engine, frozenset[str]] = {}
 
     def joined(self, inputs: Mapping[str, Tensor], engine: Engine) -> dict[str, Tensor]:

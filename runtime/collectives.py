@@ -187,9 +187,7 @@ def _uneven(value: Tensor, outgoing: Sequence[int], incoming: Sequence[int], gro
 
 
 def set_off(value: Tensor, group: AxisGroup, *, by: int = 1) -> Tensor:
-    """Begin to send `value` to the rank `by` places after (cyclic); `arrived` waits for the flat value from `by`
-    before.
-    """
+    """Begin to send `value` to the rank `by` places after (cyclic); `arrived` waits for that from `by` before."""
     flat = value.contiguous().view(-1)
     outgoing, incoming = [0] * group.size, [0] * group.size
     outgoing[(group.coordinate + by) % group.size] = incoming[(group.coordinate - by) % group.size] = flat.numel()

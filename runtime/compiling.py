@@ -30,9 +30,7 @@ def compile_engine(engine: Engine, options: Mapping[str, Any]) -> None:
 
 
 def compiled(program: LocalProgram, *, options: Mapping[str, Any], exact: bool) -> LocalProgram:
-    """The program with its segments compiled wherever this keeps their results; `exact`: they draw from torch's
-    generator.
-    """
+    """The program, its segments compiled where results stay the same; `exact`: they draw from torch's generator."""
     return replace(program, segments=tuple(_segment(segment, options, exact=exact) for segment in program.segments))
 
 

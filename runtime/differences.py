@@ -127,8 +127,7 @@ def _entry(
     absolute: float = 0.0,
     keep: Tensor | None = None,
 ) -> Entry:
-    """The largest difference over the largest magnitude, `absolute` allowed on top; `keep` marks elements that count.
-    """
+    """Largest difference over largest magnitude, with `absolute` allowed on top; `keep`: elements that count."""
     given = reference if reference is not None else observed
     assert given is not None
     # Integers and booleans must be equal.

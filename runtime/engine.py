@@ -135,9 +135,7 @@ class Engine:
         return not self.world.staged or any(name in self.execution.chunks[n].whole.program.assignment.storage for n in self.stages)
 
     def makes(self, name: str) -> bool:
-        """Whether this rank's value of a constant is current: calls leave it unchanged, or this rank's stages update
-        it.
-        """
+        """Whether this rank's value of a constant is current: no call changes it, or this rank's stages update it."""
         if name not in self.graph.updates or not self.world.staged:
             return True
         return any(name in stage.early_updates or name in dict(stage.first.updates) for stage in self.stages.values())

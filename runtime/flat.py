@@ -26,9 +26,9 @@ Into = Sequence[Tensor] | None
 
 
 def carry(values: Sequence[Tensor], steps: Sequence[tuple[Sequence[Move], AxisGroup]], into: Sequence[Tensor] | None = None) -> Carried:
-    """Take `values` through the steps: of each the action for every value, and the group.
+    """Take `values` through steps, each with an action for every value and a group.
 
-    `into`: where the last step's results are to be written, if not into new memory.
+    `into`: tensors to which the last step's results are written (None: new memory).
     """
     found, values = list(values), ()
     for number, (actions, group) in enumerate(steps):
@@ -70,7 +70,7 @@ class Moving:
             self._send(_C10D.wait_tensor(self._begun))
 
     def finish(self) -> None:
-        """Wait for all of it."""
+        """Wait for all collectives of the chain."""
         while self._begun is not None:
             self.go_on()
 

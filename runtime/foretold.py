@@ -3,7 +3,8 @@
 A plan holds seconds of each stage's passes, S_f and S_b of a micro-batch, and of the slowest stage its update U. Of m
 micro-batches,
 
-    forward = m S_f      backward = m S_b      waiting = step - forward - backward - U - (collectives once a step that are not hidden)
+    forward = m S_f      backward = m S_b
+    waiting = step - forward - backward - U - (exposed collectives that run once a step)
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Foretold:
 
 
 def foretold(plan: Plan, stage: int | None) -> Foretold:
-    """Of a rank of this stage; for a plan without stages of every rank."""
+    """The predictions for a rank of this stage; without stages they are the same for every rank."""
     figures = plan.predicted
     if not plan.stages:
         return Foretold(

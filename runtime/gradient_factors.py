@@ -11,8 +11,7 @@ from autopar.sharding.redistribution import changed_axis, transfers
 
 
 def gradient_factors(plan: Scheduled) -> dict[str, float]:
-    """The factor of each parameter's gradient: the weight; with `mean`, divided by the ranks whose shares are summed.
-    """
+    """Each parameter's gradient factor: the weight; with `mean`, divided by the ranks whose shares are summed."""
     reductions, mesh = plan.schedule.reductions, plan.program.assignment.mesh.shape
     axes: dict[str, set[int]] = {tensor.name: set() for tensor in plan.program.graph.parameters}
     for step in plan.program.steps:

@@ -61,8 +61,7 @@ class CudaLink(Link):
         self.incoming, self.outgoing = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
 
     def fetch(self, values: Values) -> Any:
-        """Begin to copy values in; the computation's stream, which owns the copies' memory, must have finished with it.
-        """
+        """Begin to copy values in; the computation's stream, which owns the copies' memory, must be done with it."""
         made = [torch.empty_like(value, device=self.device) for value in values]
         self.incoming.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.incoming):
@@ -102,9 +101,7 @@ def host_states(optimizer: Optimizer, module: nn.Module) -> Optimizer:
 
 
 class HostStates(Optimizer):
-    """Makes the steps of `inner`, whose groups and state it shares; the state of the parameters `held` is in host
-    memory.
-    """
+    """Makes the steps of `inner`, sharing its groups and state; state of parameters `held` is in host memory."""
 
     def __init__(self, inner: Optimizer, held: Sequence[Tensor], link: Link | None = None) -> None:
         super().__init__(inner.param_groups, inner.defaults)
@@ -134,8 +131,7 @@ class HostStates(Optimizer):
         return loss
 
     def _stream(self, parameters: Sequence[Tensor]) -> None:
-        """Update the parameters chunk by chunk; meanwhile the next chunk's state comes in and the last one's goes out.
-        """
+        """Update parameters chunk by chunk; the next chunk's state comes in meanwhile, the last one's goes out."""
         link, leaving = self.link, [Leaving(), Leaving()]
         parts = [parameters[chunk] for chunk in chunks([local_of(parameter).nbytes for parameter in parameters])]
         coming = link.fetch(self._values(parts[0])) if parts else None

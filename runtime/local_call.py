@@ -39,7 +39,7 @@ class LocalCall:
         return local_shape(self.decision.outputs[index], self.outputs[index].shape, self.mesh)
 
     def split(self, index: int, dim: int) -> int:
-        """Into how many shards dim `dim` of input `index` is split."""
+        """The number of shards of dim `dim` of input `index`."""
         return self.inputs[index].shape[dim] // max(self.local_input(index)[dim], 1)
 
     def cuts(self, layout: Layout) -> tuple[Cut, ...]:

@@ -10,8 +10,7 @@ from torch.func import functional_call
 
 
 class Mastered(nn.Module):
-    """A module called with casts of `masters`, given by the paths of their parameters; gradients flow to the masters.
-    """
+    """A module called with casts of `masters` (by paths of their parameters); gradients flow to the masters."""
 
     def __init__(self, module: nn.Module, masters: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -27,9 +26,7 @@ class Mastered(nn.Module):
 def mastered(
     module: nn.Module, parameters: Mapping[str, nn.Parameter], masters: Mapping[str, Tensor]
 ) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """The module with `masters` for those of its `parameters` (by graph names), and the parameters that are then
-    trained.
-    """
+    """The module with `masters` of those of its `parameters` (graph names), and the parameters to be trained."""
     path = {id(value): name for name, value in module.named_parameters()}
     leaves = {name: nn.Parameter(value.clone(), parameters[name].requires_grad) for name, value in masters.items() if name in parameters}
     if not leaves:

@@ -128,8 +128,7 @@ class ParallelModule(HeldShards):
     # --- calls ---
 
     def compile(self, **options: Any) -> None:
-        """`torch.compile(..., **options)` of the work between gathers of the module's units: a layer or more at a time.
-        """
+        """`torch.compile(..., **options)` of the work between gathers of units: a layer or more at a time."""
         self._modes.compile(options)
 
     @runs_as_it_is
@@ -169,9 +168,7 @@ class ParallelModule(HeldShards):
         return self._run(self._agreed(args, kwargs), [self.loss_index])[self.loss_index]
 
     def train_step(self, batch: Any, optimizer: torch.optim.Optimizer) -> Tensor:
-        """One step: loss, gradients, update. `batch`: a tensor, a tuple of arguments or a dict of them. Returns the
-        loss.
-        """
+        """One step: loss, gradients, update; returns the loss. `batch`: a tensor, or arguments as a tuple or dict."""
         args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch) if isinstance(batch, tuple | list) else (batch,), {})
         optimizer.zero_grad()
         loss = self.loss(*args, **kwargs)
@@ -265,8 +262,7 @@ class ParallelModule(HeldShards):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside keep gradients as this rank's shares; the first one after it sums them into `.grad`.
-        """
+        """Backward passes inside keep this rank's gradient shares; the first one after it sums them into `.grad`."""
         before, self._synchronize = self._synchronize, False
         try:
             yield

@@ -1,5 +1,4 @@
-"""States of optimizers: states in their parameter's layout, and integers that torch would turn into floats on loading.
-"""
+"""Optimizers' states: states in their parameter's layout, and integers that torch would load as floats."""
 
 from __future__ import annotations
 

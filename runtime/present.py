@@ -58,9 +58,7 @@ def aside() -> Iterator[None]:
 
 @contextmanager
 def exchanging(kind: str) -> Iterator[None]:
-    """Inside, an uneven all-to-all is a "send" to one rank, "rows" in data-dependent numbers, or the parts of a
-    "batch".
-    """
+    """Inside, uneven all-to-alls are a "send" to a rank, "rows" in data-dependent numbers, or parts of a "batch"."""
     before, PRESENT.exchange = PRESENT.exchange, kind
     try:
         yield

@@ -157,9 +157,7 @@ class Profile:
         return [*rows, Row(part=MEMORY, measured=self._grown(), predicted=beside, unit="B")]
 
     def _note_state(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Add up the bytes of an optimizer's state for this rank's parameters; a tensor that optimizers share counts
-        once.
-        """
+        """Add the bytes of an optimizer's state for this rank's parameters; tensors shared by optimizers count once."""
         stages = self._module.other_stages
         for parameter, state in optimizer.state.items():
             for value in state.values() if stages is None or parameter is not stages.parameter else ():
@@ -173,7 +171,7 @@ class Profile:
         return float(sum((own | self._state).values()))
 
     def _grown(self) -> float:
-        """By how many bytes the memory of the device grew at most, from where it was at first."""
+        """The largest growth of the device's memory from its size at the start, in bytes."""
         now, most = 0, 0
         results = self._profiler.profiler.kineto_results if self._profiler.profiler is not None else None
         memory = [e for e in results.events() if e.name() == "[memory]"] if results is not None else []
@@ -222,8 +220,7 @@ def largest(rows: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def together(profiles: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The first rank's measurements, with those of all stages if there are several; `profiles`: a `Profile.json` each.
-    """
+    """The first rank's measurements, and those of all stages if there are several; `profiles`: `Profile.json`."""
     if len(profiles) < 2:
         return dict(profiles[0]) if profiles else None
     rows = {f"stage {one['stage']}": [Row(**part) for part in one["parts"]] for one in profiles}
@@ -239,6 +236,5 @@ def _words(row: Row) -> str:
 
 
 def profile(module: ParallelModule) -> Profile:
-    """Measure the steps inside `with autopar.profile(module) as found: ...` on this rank; `found.rows` has the results.
-    """
+    """Measure the steps in `with autopar.profile(module) as found: ...` on this rank; results: `found.rows`."""
     return Profile(module)

@@ -1,6 +1,6 @@
 """Random numbers by counter: a pure function of seed, step, operator and an element's place in the whole tensor.
 
-    bits(i, j) = mix(a_i + b_i c_j, d_j)   the whole tensor as a matrix: its leading dims are the rows i, the others the columns j
+    bits(i, j) = mix(a_i + b_i c_j, d_j)      i: row, the leading dims of the whole tensor; j: column, its other dims
 
 `a_i` and `b_i` (odd) are the halves of a 64-bit hash of the row's number under the key; `c_j` and `d_j` are keyed
 permutations of the 32-bit numbers of columns, so that no two columns are equal; the key is a BLAKE2b digest. Rows and
@@ -57,8 +57,7 @@ Cuts = Sequence[Sequence[int]]
 
 
 def places(size: int, cuts: Cuts, local: Tensor) -> Tensor:
-    """Places of the elements `local` of a shard along a whole dim of `size`; `cuts` (see `Cut`) are those of this dim.
-    """
+    """Places of a shard's elements `local` along a whole dim of `size`; `cuts` (see `Cut`) are those of the dim."""
     lengths = list(itertools.accumulate((degree for _, _, degree, _ in cuts), lambda length, degree: length // degree, initial=size))
     for (_, parts, degree, coordinate), length in zip(reversed(cuts), reversed(lengths[:-1]), strict=True):
         chunk = length // (parts * degree)
@@ -184,8 +183,7 @@ def _hashed_columns(numbers: Tensor, count: int, key: Key) -> tuple[Tensor, Tens
 
 
 def _hashes(key: Key, region: Region, wide: int, high: int) -> Iterator[tuple[int, int, Tensor, Tensor, Tensor, Tensor]]:
-    """Blocks of `wide` columns and `high` rows: first row and column, `a`, `b`, `c`, `d`; rows are hashed many at once.
-    """
+    """Blocks of `wide` columns and `high` rows: first row and column, `a`, `b`, `c`, `d`; rows hashed at once."""
     rows, columns = range(region.border), range(region.border, len(region.whole))
     height, width, count = math.prod(region.shape[: len(rows)]), math.prod(region.shape[len(rows) :]), math.prod(region.whole[len(rows) :])
     span = high * max(1, _ROWS_AT_ONCE // high)

@@ -42,7 +42,7 @@ class Source:
         return out
 
     def uniform(self, dtype: torch.dtype = torch.float32, *, stream: int = 0) -> Tensor:
-        """At least 0 and below 1."""
+        """Uniform numbers of at least 0 and below 1."""
         if dtype == torch.float64:
             return self._double(stream)
         digits = _DIGITS[dtype]
@@ -60,17 +60,17 @@ class Source:
         return upper.to(torch.float64).add_(2**31).mul_(2.0**-32).add_(low, alpha=2.0**-53)
 
     def exponential(self, dtype: torch.dtype = torch.float32, *, stream: int = 0) -> Tensor:
-        """Of rate 1."""
+        """Numbers of the exponential distribution of rate 1."""
         return self.uniform(_computed_in(dtype), stream=stream).neg_().log1p_().neg_().to(dtype)
 
     def normal(self, dtype: torch.dtype = torch.float32, *, stream: int = 0) -> Tensor:
-        """Of mean 0 and variance 1; takes the stream after as well."""
+        """Normal numbers of mean 0 and variance 1; uses the next stream as well."""
         inner = _computed_in(dtype)
         length = self.exponential(inner, stream=stream).mul_(2).sqrt_()
         return length.mul_(self.uniform(inner, stream=stream + 1).mul_(2 * math.pi).cos_()).to(dtype)
 
     def integers(self, low: int, high: int, *, stream: int = 0) -> Tensor:
-        """Of type int64, at least `low` and below `high`; takes the stream after as well."""
+        """Whole numbers (int64) from `low` to below `high`; uses the next stream as well."""
         upper, lower = (bits(self.key(number), self.region).to(torch.int64) for number in (stream, stream + 1))
         found = upper.bitwise_and_(2**31 - 1).bitwise_left_shift_(32).add_(lower.bitwise_and_(2**32 - 1))
         return (found if high - low >= 2**63 else found.remainder_(high - low)).add_(low)

@@ -29,8 +29,7 @@ Shares = dict[int, Gradients]
 
 
 class Pending:
-    """Gradient shares of backward passes under `no_sync`, by chunk; they belong to the gradients present at the time.
-    """
+    """Gradient shares of backward passes under `no_sync`, by chunk; they belong to the then present gradients."""
 
     def __init__(self) -> None:
         self.shares: Shares = {}

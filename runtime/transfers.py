@@ -37,9 +37,7 @@ def _home(layout: Layout) -> list[Layout]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """One end of an edge on this rank: places, shapes and types of its values on the way, and chains to the whole
-    values.
-    """
+    """One end of an edge on this rank: places, shapes and types of its values, and chains to whole values."""
 
     places: tuple[Place, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -49,8 +47,7 @@ class _End:
 
 
 class Edge:
-    """The values from chunk `source` to chunk `target`, seen from this rank, which belongs to one of them or to both.
-    """
+    """The values from chunk `source` to chunk `target`, seen from this rank, which belongs to one or both."""
 
     def __init__(self, execution: Execution, world: World, edge: tuple[int, int], values: Sequence[Handed], device: torch.device) -> None:
         self.source, self.target = edge

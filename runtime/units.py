@@ -282,8 +282,7 @@ class ParameterUnits:
             self.release(number)
 
     def home(self, gradients: Gradients) -> Mapping[str, Tensor]:
-        """Take away the gradients of this rank's shards, in the shards' types, of parameters that the loss has reached.
-        """
+        """Take away the gradients of this rank's shards, in their types, of parameters that the loss reached."""
         found: dict[str, Tensor] = {}
         for name, layout in self.plan.program.assignment.storage.items():
             if name in gradients.reached and (gradient := gradients.take((name, layout))) is not None:

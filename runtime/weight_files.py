@@ -27,8 +27,7 @@ _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8, "F16": 2, "
 
 
 class _Open:
-    """The file that was read last; it stays open, since a model's tensors are read in about the order of their files.
-    """
+    """The file read last; it stays open, since a model's tensors come in about the order of their files."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -87,8 +86,7 @@ class FileTensor:
 
 
 def read_headers(where: str | Path) -> dict[str, FileTensor]:
-    """Every tensor of a `.safetensors` file, or of a folder with such files (and an index, or nothing else), by name.
-    """
+    """Every tensor, by name, of a `.safetensors` file, or of a folder of such files (with an index or nothing else)."""
     try:
         import safetensors  # noqa: F401
     except ModuleNotFoundError as error:
@@ -103,7 +101,7 @@ def read_headers(where: str | Path) -> dict[str, FileTensor]:
 
 
 def _files(where: Path) -> dict[Path, list[str] | None]:
-    """The files to read, and of each the names that an index says it holds."""
+    """The files to read, each with its tensors' names by the index (None: there is no index)."""
     if where.is_file() and where.name.endswith(ENDING):
         return {where: None}
     if not where.is_dir():

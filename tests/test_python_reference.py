@@ -33,9 +33,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 HEAD = """# Reference of Python
 
-Every name of `autopar`, with what its docstring says. Times are seconds, sizes bytes and rates per second; where a size is taken, a
-text such as `"80GiB"` does as well. What a user gave wrong raises a class of `autopar.errors` (at the end), each with the exit code of
-the command line. The page is made from the code.
+Every name of `autopar` with its docstring. Times are seconds, sizes bytes and rates per second; a size may also be a text
+such as `"80GiB"`. Wrong input raises a class of `autopar.errors` (at the end), each with an exit code of the command
+line. The page is made from the code.
 """
 
 

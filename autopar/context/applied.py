@@ -1,5 +1,4 @@
-"""The context's effect on a call of `autopar.plan`: devices, the scheme or the cuts of operators, gradient reduction.
-"""
+"""The context's effect on `autopar.plan`: devices, the scheme or the cuts of operators, gradient reduction."""
 
 from __future__ import annotations
 
@@ -114,12 +113,7 @@ def _data_parallel(context: Context, devices: int, batch: int) -> dict[str, Any]
 
 
 def reductions_of(context: Context, model: LoadedModel) -> Reductions:
-    """How gradients are reduced.
-
-    In the data-parallel modes each rank has a loss of its own, over its part of the batch. If that loss is a mean, the
-    sum over n ranks is n times the gradient of the whole batch's mean. In the other modes the loss is that of the whole
-    batch.
-    """
+    """The reduction of gradients."""
     own_loss = not context.cut_by_operator and is_mean(model.graph)
     return Reductions(
         fused=_fused(model), cuts=context.all_reduce_fusion_config, local=own_parameters(model.given),
@@ -140,9 +134,7 @@ def require_own(plan: Plan, graph: Graph) -> None:
 
 
 def _fused(model: LoadedModel) -> tuple[tuple[str, ...], ...]:
-    """The sets of parameters whose gradients are reduced together, from the marks of modules; the innermost mark
-    counts.
-    """
+    """The sets of parameters whose gradients are reduced together, by marks of modules; the innermost counts."""
     marks = {path: found["fusion"] for path, found in marked(model.given, ATTRIBUTES) if "fusion" in found}
     sets: dict[object, list[str]] = {}
     for tensor in model.graph.parameters:

@@ -66,7 +66,7 @@ def _shapes(graph: Graph, operator: Operator) -> str:
 
 
 def wanted_degrees(name: str, offer: Offer, cuts: Cuts, devices: int) -> NDArray[np.int64]:
-    """Into how many parts each factor of an operator is cut; a `UsageError` says why it cannot be."""
+    """The number of parts of each factor of an operator; `UsageError` with the reason if the cuts do not fit."""
     rule = offer.rule
     found: dict[int, int] = {}
     for index, (dims, one) in enumerate(zip(rule.inputs, cuts, strict=False)):
@@ -199,7 +199,7 @@ def _more(layout: Layout, cut: Sequence[int], mesh: Mesh) -> int:
 
 
 def _degrees(layout: Layout, mesh: Mesh) -> dict[int, int]:
-    """Into how many parts a layout cuts each dim."""
+    """The number of parts into which a layout cuts each dim."""
     found: dict[int, int] = {}
     for placement, size in zip(layout, mesh.shape, strict=True):
         if placement.kind is Kind.SPLIT:

@@ -99,8 +99,7 @@ def _parts(found: Strategies, name: str, shape: tuple[int, ...], path: str) -> t
 
 
 def save_strategies(plan: Plan, graph: Graph, path: str) -> None:
-    """Write a plan's strategies for MindSpore (`.json`, or protobuf `.ckpt`); to `*.plan.json` write the plan itself.
-    """
+    """Write a plan's strategies for MindSpore (`.json`, or protobuf `.ckpt`); to `*.plan.json` the plan itself."""
     if path.endswith(".plan.json"):
         plan.save(Path(path))
     else:

@@ -24,9 +24,7 @@ RENAMED: Mapping[str, str] = {"mirror_mean": "gradients_mean", "search_mode": "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key. `check` returns the value to keep, or raises; `modes`: modes in which a value other than the default
-    counts.
-    """
+    """A key. `check` returns the value to keep, or raises; `modes`: modes where a changed value has an effect."""
 
     default: object
     words: str

@@ -1,5 +1,4 @@
-"""Plans as the configurations of other projects: each target lists by name the parts of a plan that it cannot express.
-"""
+"""Plans as the configurations of other projects; each target names the parts of a plan that it cannot express."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""PyTorch's FSDP2: `fully_shard` on the layers of a model, for plans that split only the batch and parameter storage.
-"""
+"""PyTorch's FSDP2: `fully_shard` on the layers of a model, for plans that split only batch and parameter storage."""
 
 from __future__ import annotations
 

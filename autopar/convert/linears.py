@@ -117,7 +117,7 @@ def _source(plan: Plan, tensor: str, needed: Placement, index: int) -> Placement
 
 
 def _leaves(plan: Plan, operator: OperatorPlan, index: int) -> Values:
-    """How an operator's result is read, behind the bias and the casts that pass on a partial sum."""
+    """The layout in which an operator's result is read, behind the bias and the casts that pass on a partial sum."""
     for _ in range(_HOPS):
         if not operator.outputs:
             break

@@ -1,5 +1,4 @@
-"""PyTorch's `torch.distributed.pipelining`: stages cut at any operator, a schedule, and DDP or FSDP2 within each stage.
-"""
+"""PyTorch's `torch.distributed.pipelining`: stages cut at any operator, a schedule, and DDP or FSDP2 inside."""
 
 from __future__ import annotations
 

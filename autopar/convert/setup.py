@@ -1,6 +1,4 @@
-"""A plan's work on each mesh axis and in time, read from its file alone, in the words that training configurations
-share.
-"""
+"""A plan's work by mesh axis and in time, from its file alone, in the common words of training configurations."""
 
 from __future__ import annotations
 
@@ -114,9 +112,7 @@ class Setup:
                 yield f"on axis {axis.name} most operators {_WORDS[axis.work]}, but {_said(axis)}"
 
     def minor(self) -> Iterable[str]:
-        """Losses of such a target where few operators do other work: it makes them follow the rest, with the same
-        values.
-        """
+        """Losses of such a target where a few operators do other work: they follow the rest, with the same values."""
         for axis in self.axes:
             if axis.mixed and axis.share >= MOST:
                 lost = f"of the operators that {_WORDS[axis.work]} along {axis.name} as all others do, the plan has {_said(axis)}"
@@ -213,9 +209,7 @@ _WORDS: dict[Work, str] = {
 
 
 def _work(plan: Plan, operator: OperatorPlan, index: int) -> Work | None:
-    """The work on an axis of a product of a weight and a value, or of an embedding with a split weight; None for
-    others.
-    """
+    """The work on an axis of a weight's product with a value, or of a split embedding; None for others."""
     if not is_product(operator) and operator.kind not in EMBEDDINGS:
         return None
     inputs = placements(operator.inputs)

@@ -1,4 +1,4 @@
-"""Where the stages of a plan are cut: before an operator of the model, or after one."""
+"""The cuts between the stages of a plan: before an operator of the model, or after one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from ..plan import Plan
 
 
 def cuts(plan: Plan) -> tuple[tuple[str, bool], ...]:
-    """For each stage but the first, the operator at its start: the one it begins before (False) or after (True).
-
-    A joined operator is not in the module, so the stage begins after the operator in front of it. `PlanError` if the
-    stages do not follow one another.
-    """
+    """Starts of all stages but the first: an operator, and whether the stage begins after it (else before it)."""
     names = list(plan.operators)
     places = {name: index for index, name in enumerate(names)}
     starts = [places.get(stage.first, -1) for stage in plan.stages[1:]]

@@ -231,7 +231,7 @@ def _keywords(spec: Mapping[str, Any]) -> list[str]:
 
 
 def _stack(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Of a node's annotations only the path of its module: "key,path,type;..."."""
+    """The one annotation kept of a node, the path of its module: "key,path,type;..."."""
     text = metadata.get("nn_module_stack")
     return {"nn_module_stack": text} if isinstance(text, str) and text.isprintable() else {}
 

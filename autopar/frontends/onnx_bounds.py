@@ -1,5 +1,4 @@
-"""Refuses ONNX models that cannot be expanded: names that are not text, local functions that recur or grow without end.
-"""
+"""Refuses ONNX models that cannot be expanded: names that are not text, endlessly recurring local functions."""
 
 from __future__ import annotations
 

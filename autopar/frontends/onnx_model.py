@@ -47,8 +47,7 @@ def read_model(source: str | Path | ModelProto) -> tuple[ModelProto, Path | None
 
 
 def stored_tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    """Every tensor in a graph and its subgraphs: initializers, and values of Constant nodes (under the output's name).
-    """
+    """Tensors of a graph and its subgraphs: initializers, and Constant nodes' values (by the output's name)."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:

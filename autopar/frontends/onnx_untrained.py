@@ -3,9 +3,8 @@
 A stored float tensor of several elements is a trained parameter, unless
 
 - it is a running statistic of a batch normalisation in inference form;
-- it is a vector of frequencies, or of positions: on every way to an output it meets nothing but integers, numbers and a
-product with
-  another such vector before a sine or cosine;
+- it is a vector of frequencies, or of positions: on every way to an output it meets nothing but integers, numbers and
+  a product with another such vector before a sine or cosine;
 - it is a mask: some element is infinite, NaN, or the lowest number of its type.
 
 `Roles` overrules this by name or pattern.
@@ -33,9 +32,7 @@ _MASKING = frozenset(f"onnx.{kind}" for kind in ("Add", "Sub", "Where", "Min", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """The user's choice: patterns of stored floats that are constants or parameters, or the parameters `exactly` by
-    name.
-    """
+    """The user's choice: patterns of stored floats that are constants or parameters, or `exactly` the parameters."""
 
     frozen: tuple[str, ...] = ()
     trained: tuple[str, ...] = ()

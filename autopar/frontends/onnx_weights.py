@@ -30,9 +30,7 @@ def has_weights(source: str | Path | ModelProto) -> bool:
 
 
 def missing_weights(model: ModelProto, folder: Path | None) -> str:
-    """The missing external files and their tensors, in words; "" if none is missing, or if the model has no data at
-    all.
-    """
+    """The missing external files and their tensors, in words; "" if none is missing or the model has no data."""
     lost: dict[Path, list[str]] = {}
     for tensor in stored_tensors(model.graph):
         if tensor.data_location == TensorProto.EXTERNAL and not (path := external_path(folder, tensor)).is_file():

@@ -1,5 +1,4 @@
-"""A `.pt2` file → `ExportedProgram` without running its code: torch gets a rebuilt archive, and weights as raw bytes.
-"""
+"""A `.pt2` file → `ExportedProgram` without running its code: torch gets a rebuilt archive and raw weights."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def _distrusted(path: str, size: int, logged: _Held) -> torch.export.ExportedPro
 
 @contextmanager
 def _in_words(path: str) -> Iterator[None]:
-    """Whatever a file makes torch raise is one sentence."""
+    """Any exception that torch raises on a file, as one sentence."""
     try:
         yield
     except AutoparError:

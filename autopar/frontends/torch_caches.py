@@ -12,9 +12,7 @@ NOTE = "the key-value cache, an output for generation, is left out: the model wa
 
 
 def caching(module: torch.nn.Module) -> list[Any]:
-    """The configurations in the module that ask for a key-value cache; transformers keeps them in `config`, also
-    nested.
-    """
+    """The module's configurations that ask for a key-value cache; transformers keeps them in `config`, also nested."""
     found: dict[int, Any] = {}
     waiting = [part.config for part in module.modules() if hasattr(part, "config")]
     while waiting:

@@ -65,9 +65,7 @@ class _Layer:
         self.operands: list[str] = []
 
     def reads(self) -> bool:
-        """Whether the products are a layer: all but the last take the same rows, and only the layer reads values
-        between.
-        """
+        """Whether the products form a layer: all but the last take the same rows, and only the layer reads between."""
         if not self._collect():
             return False
         first = [product for name, product in self.products.items() if name != self.last.name]
@@ -127,8 +125,7 @@ class _Layer:
     # --- what it computes ---
 
     def _divides(self) -> bool:
-        """Whether the inner dim can be split: its columns keep their order, or lie in equal parts that are taken apart.
-        """
+        """Whether the inner dim can be split: its columns keep their order, or lie in equal separated parts."""
         for count in _PARTS:
             self.parts = {op.outputs[0]: count for name, op in self.own.items() if name in self.products and op is not self.last}
             if self._spread() and self.parts.get(self.products[self.last.name].rows) == 1:

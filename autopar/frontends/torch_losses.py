@@ -25,8 +25,7 @@ def split_means(graph: Graph) -> Graph:
 
 
 def _split(operator: Operator, tensors: dict[str, Tensor]) -> list[Operator]:
-    """Three operators: the sum under the operator's name, the count of rows, and the quotient that replaces its output.
-    """
+    """Three operators: the sum under the operator's name, the count of rows, and their quotient as the output."""
     loss = tensors[operator.outputs[0]]
     made: list[Operator] = []
 

@@ -125,7 +125,7 @@ class Finder:
 
 
 def find_routing(finder: Finder, source: str, ends: str, final: str) -> Routing | None:
-    """How the rows `source` come from tokens and the results `final` return to them; None if either does not hold."""
+    """The way of tokens to the rows `source` and of the results `final` back to tokens; None if either is missing."""
     counted, given = finder.counted(ends), finder.looked_up(source)
     if counted is None or given is None:
         return None

@@ -24,8 +24,7 @@ WITHOUT_LIMIT = 1e18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A configuration's plan, whether it `fits` the memory, and the plan `free` of it (None: not asked, or none fits).
-    """
+    """A configuration's plan, whether it `fits` the memory, and the plan `free` of it (None: not asked, no fit)."""
 
     configuration: Configuration
     planned: Planned
@@ -68,8 +67,7 @@ def import_configuration(
     compare: bool = True,
     progress: Progress | None = None,
 ) -> Imported:
-    """Plan the model as the configuration says; if that does not fit the memory, without a limit, to show by how much.
-    """
+    """Plan the model as the configuration says; where that exceeds the memory, without a limit, to show the excess."""
     whole = devices if found.styles else found.devices(devices)
     chosen, _ = choose_cluster(cluster, whole)
     given, called = _styled(found, chosen) if found.styles else _by_scheme(found, chosen)

@@ -17,7 +17,7 @@ SCHEDULES = {
     "gpipe": ("gpipe", 1), "1f1b": ("1f1b", 1), "interleaved1f1b": ("interleaved", 2), "interleavedzerobubble": ("zero_bubble", 1),
     "zbvzerobubble": ("zero_bubble", 1),
 }  # fmt: skip
-"""By lower name: our schedule, and the least chunks of a stage."""
+"""autopar's schedule and the least chunks of a stage, by torchtitan's name in lower case."""
 MODES = {"none": "none", "selective": "selective", "full": "full", "memory_budget": None}
 OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
 _TRAINING = {
@@ -71,8 +71,7 @@ def _text(value: object) -> str | None:
 
 
 def _zero(parallel: Mapping[str, Any], shard: int | None, stages: int) -> int:
-    """The ZeRO stage of the policy; by default parameters are gathered again for the backward pass without a pipeline.
-    """
+    """The ZeRO stage of the policy; by default the backward pass gathers parameters again unless in a pipeline."""
     if shard == 1:
         return 0
     policy = parallel.get("fsdp_reshard_after_forward", "default")

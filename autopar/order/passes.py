@@ -18,8 +18,7 @@ from .units import Mode, Unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Units of one segment: read by its forward pass, needed by its backward pass, and completed by its backward pass.
-    """
+    """Units of one segment: read by its forward pass, needed by its backward pass, and completed by the latter."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
@@ -31,10 +30,10 @@ class Chunk(Protocol):
 
     @property
     def units(self) -> Sequence[Unit]:
-        """Its units."""
+        """The chunk's units of parameters."""
 
     def needs(self) -> Sequence[Need]:
-        """The units of each of its segments."""
+        """The units of each of the chunk's segments."""
 
     def moves(self, unit: int) -> bool:
         """Whether gathering a unit does anything."""

@@ -28,8 +28,7 @@ def makes(step: Step) -> tuple[Place, ...]:
 
 
 def boundaries(stretches: Sequence[Sequence[Step]], leaving: Iterable[Place]) -> tuple[list[list[Place]], list[list[Place]]]:
-    """Values that enter each stretch of steps, and values that leave it: those read by other stretches or in `leaving`.
-    """
+    """Values that enter each stretch of steps, and values that leave it (read elsewhere, or in `leaving`)."""
     made = [dict.fromkeys(place for step in steps for place in makes(step)) for steps in stretches]
     read = [dict.fromkeys(place for step in steps for place in reads(step)) for steps in stretches]
     entering = [[place for place in here if place not in own] for here, own in zip(read, made, strict=True)]

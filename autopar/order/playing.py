@@ -29,8 +29,7 @@ class OrderError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hands:
-    """The stage of every chunk, the chunks that it hands values to (`later`) and those it gets values from (`earlier`).
-    """
+    """The stage of every chunk, and the chunks that take values from it (`later`) or give it values (`earlier`)."""
 
     stages: Mapping[int, int]
     later: Mapping[int, Sequence[int]]

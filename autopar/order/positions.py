@@ -78,9 +78,7 @@ def _advance(path: Floats, own: Floats, weight: Floats, down: Floats, positions:
 
 
 def _critical_length(own: Floats, weight: Floats, down: Floats) -> int:
-    """Positions of the cycle with the largest mean: down from stage a to stage b, one per position, and back up at
-    once.
-    """
+    """Positions of the cycle with the largest mean: down from stage a to b, one per position, and back up at once."""
     stages = len(own)
     total = np.concatenate(([0.0], np.cumsum(own)))
     sent = np.concatenate(([0.0], np.cumsum(down)))

@@ -82,8 +82,7 @@ class Scheduled:
         return any(isinstance(step, Redistribute) and moves_value(step) for step in steps)
 
     def reduced_at(self) -> list[int]:
-        """For every unit the first segment that reads it: behind its backward pass the unit's gradients are complete.
-        """
+        """For every unit the first segment that reads it: after its backward pass the unit's gradients are complete."""
         found = [0] * len(self.units)
         for number in reversed(range(len(self.segments))):
             for unit in self.segments[number].units:
@@ -91,7 +90,7 @@ class Scheduled:
         return found
 
     def followers(self) -> dict[int, set[int]]:
-        """For each unit the units that start from its values: their gradients are reduced before its own."""
+        """The units that start from each unit's values: their gradients are reduced before its own."""
         unit_of = {index: unit.number for unit in self.units for index in unit.members}
         found: dict[int, set[int]] = {}
         for number, before in units_before(self.program, self.modes, unit_of).items():
@@ -130,8 +129,7 @@ class Scheduled:
         return tuple(ahead), tuple(itertools.chain.from_iterable(pair[1] for pair in reversed(each)))
 
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective of a training step (or an inference) without pipeline stages, in the order of the actions.
-        """
+        """Every collective of a training step (or an inference) without pipeline stages, in the actions' order."""
         known: dict[tuple[Word, int | None, int | None, bool], tuple[Collective, ...]] = {}
         found: list[Collective] = []
         actions = self.actions()

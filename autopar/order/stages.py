@@ -39,8 +39,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelined:
-    """The cut of a plan: `firsts`, the first operator of each chunk, their `meshes`, and the schedule of the pipeline.
-    """
+    """The cut of a plan: first operators of its chunks (`firsts`), their `meshes`, and the pipeline's schedule."""
 
     firsts: Sequence[str]
     meshes: Sequence[Mesh]

@@ -33,7 +33,7 @@ from .places import Place, only_casts
 
 
 class Mode(StrEnum):
-    """How often a parameter's redistribution runs."""
+    """Frequency of a parameter's redistribution in a step."""
 
     ONCE = "once"
     SHARDS = "shards"
@@ -81,7 +81,7 @@ def gathers(step: Redistribute, mesh: tuple[int, ...]) -> bool:
 
 
 def sources_of(program: Program, modes: Mapping[int, Mode]) -> dict[int, int]:
-    """For each redistribution of a parameter that starts from another's result: that other one."""
+    """The source of each redistribution of a parameter that starts from another redistribution's result."""
     made: dict[Place, int] = {}
     found: dict[int, int] = {}
     for index in modes:
@@ -172,8 +172,9 @@ def _groups(program: Program, members: Sequence[int], sources: Mapping[int, int]
 
 
 def _buckets(program: Program, members: Sequence[int], summed: set[str], schedule: Schedule) -> tuple[Bucket, ...]:
-    """Buckets of gradients that are partial in storage, of parameters first read here: by axes and type, last read
-    first.
+    """Buckets of gradients that are partial in storage, by axes and type, of parameters first read here.
+
+    Within a bucket, parameters that were read last come first.
     """
     mesh, local = program.assignment.mesh.shape, schedule.reductions.local
     found: dict[tuple[tuple[int, ...], str, bool], list[tuple[Tensor, int]]] = {}

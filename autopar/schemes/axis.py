@@ -62,7 +62,7 @@ class AxisScheme:
 
 
 def offered(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> dict[str, bool]:
-    """Of the operators of which the schemes need something: whether they offer it on this mesh."""
+    """For operators of which the schemes need an option: whether they offer one on this mesh."""
     needs = {part: _needed(by_axis, part) for part in Part if any(_needed(by_axis, part))}
     known: dict[int, bool] = {}
     found = {}
@@ -75,8 +75,7 @@ def offered(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: 
 
 
 def lacking(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> str | None:
-    """The reason why the model cannot have these schemes on a mesh, or None: `ENOUGH` of each needed part must divide.
-    """
+    """The reason against these schemes on a mesh, or None: `ENOUGH` of each needed part must divide."""
     found = offered(by_axis, analysis, profiles, mesh)
     for part in Part:
         wanted = _needed(by_axis, part)
@@ -150,7 +149,7 @@ def axis_limits(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profil
 
 
 def _used(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> list[dict[str, set[Placement]]]:
-    """For each axis the placements in which the operators may use every parameter."""
+    """By axis, the placements in which the operators may use every parameter."""
     found: list[dict[str, set[Placement]]] = [{tensor.name: set() for tensor in analysis.graph.parameters} for _ in by_axis]
     known: dict[tuple[int, int, int], list[Option]] = {}
     for op in analysis.warm:

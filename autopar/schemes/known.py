@@ -1,6 +1,7 @@
 """The schemes known by name: the scheme of each mesh axis, the shape of the mesh, and limits on the schedule.
 
-    2d     q x q        rows x columns of every product: SUMMA (van de Geijn and Watts, 1997); Optimus (Xu et al., arXiv:2104.05343)
+    2d     q x q        rows x columns of every product: SUMMA (van de Geijn and Watts, 1997); Optimus (Xu et al.,
+                        arXiv:2104.05343)
     2.5d   d x q x q    the batch over d such grids: Tesseract (Wang et al., arXiv:2105.14500)
     3d     l x l x l    rows, hidden and inner dim of every product (Bian et al., arXiv:2105.14450)
 
@@ -65,7 +66,7 @@ class Scheme:
         return self.axes if len(self.axes) == len(mesh.axes) else (None,) * len(mesh.axes)
 
     def lacks(self, analysis: Analysis, mesh: Mesh) -> str | None:
-        """Why the model cannot have the scheme on this mesh, or None where it can."""
+        """The reason against the scheme for the model on this mesh; None if the model can have it."""
         if len(self.axes) > 1 and not self.named and len(mesh.axes) != len(self.axes):
             return f"{self.name} has {len(self.axes)} mesh axes, {mesh} has {len(mesh.axes)}"
         missing = [name for name in self.named if name not in {axis.name for axis in mesh.axes}]

@@ -34,8 +34,7 @@ GRIDS = {("zero", "columns"): "2d", ("data", "zero", "columns"): "2.5d", ("rows"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """A plan's name: as a whole, by mesh axis, and in a sentence. `factors`: the parts of a product, a pipeline first.
-    """
+    """A plan's name: as a whole, by mesh axis, in a sentence. `factors`: parts of a product, a pipeline first."""
 
     name: str
     axes: Mapping[str, str]

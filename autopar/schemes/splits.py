@@ -55,8 +55,7 @@ ROW_WORDS = frozenset({"batch", "sequence", "height", "width"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """An operator as schemes see it: the split of each option, whether it leaves a partial sum, and the multiply-adds.
-    """
+    """An operator as schemes see it: the split of each option, whether it leaves partial sums, multiply-adds."""
 
     part: Part
     splits: tuple[Split, ...]

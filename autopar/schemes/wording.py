@@ -35,9 +35,7 @@ STORED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """One factor of a plan's name: a scheme over `size` devices; `zero`: the ZeRO stage of split parameters, 0 for
-    none.
-    """
+    """One factor of a plan's name: a scheme over `size` devices; `zero`: the ZeRO stage of its parameters (0: none)."""
 
     scheme: str
     size: int

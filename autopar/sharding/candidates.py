@@ -190,18 +190,16 @@ class Strategies:
         return inputs, outputs
 
     def degrees(self, mesh: Sequence[int]) -> NDArray[np.int64]:
-        """Into how many shares strategy i splits factor f: array [strategies, factors]."""
+        """Numbers of shares into which strategy i splits factor f: array [strategies, factors]."""
         return factor_degrees(self.options, self.choices, mesh, len(self.rule.factors))
 
     def plain_degree(self, mesh: Sequence[int], names: Sequence[str]) -> NDArray[np.int64]:
-        """The number of shares into which each strategy splits the factors `names` without communication: array
-        [strategies].
-        """
+        """Shares into which each strategy splits the factors `names` without communication: array [strategies]."""
         plain = np.array([splits_plainly(option, self.rule, names) for option in self.options])
         return np.asarray(np.where(plain[self.choices], np.array(mesh, dtype=np.int64), 1).prod(axis=1))
 
     def travel_degree(self, mesh: Sequence[int]) -> NDArray[np.int64]:
-        """From how many ranks rows come to each for strategy i: array [strategies]."""
+        """Numbers of ranks from which rows come to each rank in strategy i: array [strategies]."""
         travels = np.array([option.communication == "dispatch" for option in self.options])
         return np.asarray(np.where(travels[self.choices], np.array(mesh, dtype=np.int64), 1).prod(axis=1))
 

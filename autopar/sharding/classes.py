@@ -80,8 +80,7 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
 
 
 def _of_weights(op: Operator, rule: Rule, stored: set[str], parameters: set[str]) -> tuple[set[int], set[int]]:
-    """The factors of an operator's weights: first those of the matrices or tables, then those that number the matrices.
-    """
+    """The factors of an operator's weights: those of the matrices or tables, then those that number the matrices."""
     if not RULES[op.kind].products and not any(factor.special == "masked" for factor in rule.factors):
         return set(), set()
     pairs = list(zip(op.inputs, rule.inputs, strict=True))
@@ -93,7 +92,7 @@ def _of_weights(op: Operator, rule: Rule, stored: set[str], parameters: set[str]
 
 
 def _with_parts_of_dims(owned: set[Node], operators: Sequence[Operator], rules: Mapping[str, Rule], sets: _Sets) -> set[Node]:
-    """With a part of a dim all of its parts are of the weights: with the heads the width of a head too."""
+    """Add the other parts of dims with a part of the weights: with the heads also the width of a head."""
     compounds = {
         frozenset(sets.find((op.name, -1, factor)) for factor in dim)
         for op in operators

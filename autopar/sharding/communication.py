@@ -99,9 +99,7 @@ def _statistics_itemsize(split: Split) -> int:
 
 
 def _vocabulary(split: Split) -> list[Move]:
-    """All-reduces of each row's maximum, then of its sums: exponentials, the target's score, its weight, the mean
-    score.
-    """
+    """All-reduces of each row's maximum, then of sums: exponentials, the target's score, its weight, mean score."""
     classes = {f for f in range(len(split.rule.factors)) if f == split.factor}
     rows = sorted({f for dim in split.rule.inputs[0] for f in dim} - classes)
     nbytes = split.elements(*rows) * _statistics_itemsize(split)
@@ -139,9 +137,7 @@ def _dispatch(split: Split) -> list[Move]:
 
 
 def _layer_of_experts(split: Split) -> list[Move]:
-    """Rows go to their experts and results come back once each: tokens x k x width / p, where p ranks share the
-    experts.
-    """
+    """Rows go to their experts, results come back once: tokens x k x width / p, if p ranks share the experts."""
     call = split.call
     rows = split.output_elements() / call.outputs[0].shape[1]
     there = rows * call.inputs[0].shape[1] * DTYPE_BYTES[call.inputs[0].dtype]
@@ -228,9 +224,7 @@ COMMUNICATIONS: Mapping[str, Communication] = {
 
 
 def visited(strategies: Strategies, mesh: Sequence[int]) -> Floats:
-    """The number of times that each strategy does its local work, once for every shard that passes by: array
-    [strategies].
-    """
+    """Runs of each strategy's local work, one for every shard that passes by: array [strategies]."""
     passing = np.array([o.communication is not None and COMMUNICATIONS[o.communication].visits for o in strategies.options])
     return np.asarray(np.where(passing[strategies.choices], np.array(mesh, dtype=np.float64), 1.0).prod(axis=1))
 

@@ -49,8 +49,7 @@ def keep_useful_factors(graph: Graph, rules: Mapping[str, Rule], classes: Mappin
 
 
 def _inside(rule: Rule, classes: Sequence[FactorClass]) -> set[int]:
-    """Factors of weight dims that lie inside many parts, as the width of each head does: no known scheme splits them.
-    """
+    """Factors of weight dims inside many equal parts (each head's width, say); no known scheme splits them."""
     found = set()
     for dim in (dim for dims in (*rule.inputs, *rule.outputs) for dim in dims):
         for position, factor in enumerate(dim):

@@ -146,9 +146,7 @@ class _Split:
 
 
 def of_micro_batch(assignment: Assignment, analysis: Analysis, micro: Analysis, m: int) -> Assignment:
-    """Translate the decisions for the whole batch to one of m micro-batches; `UsageError` where the batch cannot be cut
-    so.
-    """
+    """Translate decisions for the whole batch to one of m micro-batches; `UsageError` if it cannot be cut so."""
     return _translated(assignment, micro, micro_batch_options(analysis), m, inner)
 
 

@@ -58,8 +58,7 @@ Dims = tuple[Dim, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule bound to sizes; each dim of each tensor is a tuple of factor indices, outermost first (empty: broadcast).
-    """
+    """A rule bound to sizes; each dim of a tensor is a tuple of factor indices, outermost first (empty: broadcast)."""
 
     text: str
     factors: tuple[Factor, ...]
@@ -147,13 +146,7 @@ def _parse_clauses(tail: str, text: str) -> list[tuple[tuple[str, ...], str]]:
 
 
 def bind(pattern: Pattern, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Rule:
-    """Give every factor its size from the shapes; a rule may have more inputs at its end than the call (an absent
-    bias).
-
-    >>> rule = bind(parse_rule("* k, n k, +n -> * n | k: sum"), [(8, 16, 4), (6, 4)], [(8, 16, 6)])
-    >>> [(f.name, f.size, f.reduction) for f in rule.factors]
-    [('d0', 8, None), ('d1', 16, None), ('k', 4, 'sum'), ('n', 6, None)]
-    """
+    """Give every factor its size from the shapes; trailing inputs of a rule may be absent from the call (a bias)."""
     if len(inputs) > len(pattern.inputs) or len(outputs) > len(pattern.outputs):
         raise RuleError(f"rule {pattern.text!r} has {len(pattern.inputs)} inputs, the operator {len(inputs)}")
     shapes = [*inputs, *outputs]
@@ -212,8 +205,7 @@ def _expand_star(tensor: tuple[tuple[str, ...], ...], rank: int, depth: int, tex
 
 
 def _solve_sizes(tensors: Sequence[Sequence[tuple[str, ...]]], shapes: Sequence[Sequence[int]], pattern: Pattern) -> dict[str, int]:
-    """Sizes of all terms: first lone dims (a size above 1 beats a broadcast 1), then the one unknown of each compound.
-    """
+    """Sizes of all terms: first lone dims (above 1 beats a broadcast 1), then each compound's one unknown."""
     text = pattern.text
     sizes: dict[str, int] = {}
     given = dict(pattern.sizes)

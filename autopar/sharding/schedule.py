@@ -49,9 +49,7 @@ class Types:
 
     @classmethod
     def of(cls, master: str | None, reduce: str | None, *, dtype: str | None) -> Types:
-        """The types that a request means: with a 16-bit `dtype`, `master` defaults to float32; `reduce` defaults to
-        `master`.
-        """
+        """A request's types: with a 16-bit `dtype`, `master` defaults to float32; `reduce` defaults to `master`."""
         for name in (master, reduce):
             if name is not None and name not in FLOATS:
                 raise UsageError(unknown("dtype", name, FLOATS))
@@ -80,14 +78,7 @@ def _trained(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reductions:
-    """How gradients are reduced, where that differs from sums in units of about equal bytes.
-
-    `fused`: sets of parameters, each a unit of its own. `cuts`: bounds of the units of the other parameters, counted in
-    the order in which the backward pass gives their gradients; the parameters behind the last bound make one more unit.
-    `local`: parameters of which every rank has its own, whose gradients are not summed. `formats`: parameters whose
-    gradients travel in another format (`gradient_formats`) where they are summed whole. Gradients are multiplied by
-    `weight` and, with `mean`, divided by the number of ranks that share them.
-    """
+    """The reduction of gradients, where it differs from sums in units of about equal bytes."""
 
     fused: tuple[tuple[str, ...], ...] = ()
     cuts: tuple[int, ...] = ()

@@ -1,6 +1,4 @@
-"""Chunks of the optimizer's state in host memory: the runtime streams them one at a time, and the price assumes the
-same.
-"""
+"""Chunks of the optimizer's state in host memory: the runtime streams them singly, as the price assumes."""
 
 from __future__ import annotations
 
@@ -8,12 +6,7 @@ from collections.abc import Sequence
 
 
 def chunks(sizes: Sequence[float]) -> list[slice]:
-    """Join neighbours to chunks of at most the largest size, so that chunks are about equal and none holds up the
-    others.
-
-    >>> [[5, 1, 1, 7, 2][chunk] for chunk in chunks([5, 1, 1, 7, 2])]
-    [[5, 1, 1], [7], [2]]
-    """
+    """Join neighbours to chunks of at most the largest size, so that chunks are about equal."""
     limit = max(sizes, default=0)
     found: list[slice] = []
     start, held = 0, 0.0

@@ -34,12 +34,7 @@ BATCH_DIMS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
-    """How a model runs on parts of its batch of `size` samples.
-
-    `options`: the option on the axis of time of every warm operator, and of preamble operators that map samples to
-    samples; the other preamble operators run once, on the whole batch. `placements`: the placement of every tensor on
-    that axis; inputs and constants have the placement in which they are read.
-    """
+    """The split of a model's batch of `size` samples into micro-batches."""
 
     size: int
     options: Mapping[str, Option]
@@ -184,9 +179,7 @@ class _Walk:
         return None
 
     def _all_options(self, operator: Operator) -> list[Option]:
-        """All options without communication that fit the inputs as they come, including part counts that a search
-        leaves out.
-        """
+        """All options without communication that fit the inputs; includes part counts that a search leaves out."""
         call = Call.of(self.graph, operator)
         try:
             rule = rule_of(call)
@@ -260,8 +253,7 @@ class _Walk:
 
 
 def factor_of(split: tuple[int, int], dims: Dims, rule: Rule) -> tuple[int, int] | None:
-    """The (factor, parts) of a split (dim, parts) of a tensor: the innermost term whose outer terms divide the parts.
-    """
+    """The (factor, parts) of a tensor's split (dim, parts): the innermost term whose outer terms divide the parts."""
     dim, parts = split
     outside = 1
     for factor in dims[dim]:

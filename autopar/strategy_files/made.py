@@ -47,7 +47,7 @@ def _in_stages(plan: Plan) -> Iterator[tuple[int, OperatorPlan]]:
 
 
 def _cuts(plan: Plan, layout: Layout, rank: int) -> tuple[int, ...]:
-    """Into how many parts each dim is cut."""
+    """The number of parts of each dim."""
     pairs = list(zip(layout, plan.mesh, strict=True))
     return tuple(math.prod(a.size for p, a in pairs if p.kind is Kind.SPLIT and p.dim == dim) for dim in range(rank))
 

@@ -4,8 +4,10 @@ The protobuf form has the fields of `node_strategy.proto`:
 
     ParallelStrategyMap    1 current_stage    2 parallel_strategy_item*    3 parallel_layout_item*
     ParallelStrategyItem   1 node_name        2 parallel_strategys {1 stage, 2 parallel_strategy* {1 dim*}}
-    ParallelLayoutItem     1 param_name       2 parallel_layouts {1 dev_matrix {1 dim*}, 2 tensor_map {1 dim*}, 3 param_split_shape,
-                                                4 indices_offset, 5 field, 6 opt_weight_shard_step, 7 opt_weight_shard_size}
+    ParallelLayoutItem     1 param_name       2 parallel_layouts {
+                                                1 dev_matrix {1 dim*}, 2 tensor_map {1 dim*}, 3 param_split_shape,
+                                                4 indices_offset, 5 field, 6 opt_weight_shard_step,
+                                                7 opt_weight_shard_size}
 
 The JSON form has the same names; items are keyed by node and by parameter, and a layout also has its tensor_shape.
 """
@@ -49,7 +51,7 @@ class ParameterLayout:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Into how many parts each dim is cut."""
+        """The number of parts of each dim."""
         last = len(self.device_matrix) - 1
         if any(not -1 <= place <= last for place in self.tensor_map):
             raise PlanError(f"tensor map {self.tensor_map} names none of the places of the device matrix {self.device_matrix}")

@@ -31,9 +31,7 @@ PLANNING = (
 
 
 class Training:
-    """A training under way: its `module`, `optimizer`, `sampler` and `plan` on the present ranks; `step` steps are
-    done.
-    """
+    """A training under way: `module`, `optimizer`, `sampler` and `plan` on the present ranks, after `step` steps."""
 
     def __init__(
         self, folder: Path, module: ParallelModule, optimizer: torch.optim.Optimizer, sampler: ResumableSampler | None, found: Replanned

@@ -237,8 +237,7 @@ def _memory(module: ParallelModule, before: int) -> float:
 
 
 def _warn_of_memory(run: Training) -> None:
-    """After the first step each rank warns if it uses more memory than predicted; a CPU's figure is too rough for that.
-    """
+    """After the first step, warn of more memory than predicted; a CPU's figure is too rough for that."""
     import torch
 
     if run.module.engine.device.type != "cuda":

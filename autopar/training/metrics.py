@@ -21,7 +21,7 @@ MEMORY_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Of the plan: seconds of a step, bytes of a device, and these by part."""
+    """The plan's predictions: seconds of a step, bytes of a device, and these bytes by part."""
 
     seconds: float
     memory: float

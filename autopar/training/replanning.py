@@ -130,8 +130,7 @@ def _keeping(old: Plan, model: LoadedModel, devices: int, options: Mapping[str, 
 
 
 def keeping(plan: Plan, graph: Graph) -> Restriction:
-    """Restrict each unchanged operator to the factors that the plan splits, on a mesh of any axes, where that divides.
-    """
+    """Restrict each unchanged operator to the factors that the plan splits, on any mesh where they divide."""
     names = {op.name: op for op in graph.operators}
     same = ((name, op) for name, op in plan.operators.items() if name in names)
     wanted = {name: frozenset(op.strategy) for name, op in same if graph.operator_fingerprint(names[name]) == op.fingerprint}

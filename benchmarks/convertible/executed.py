@@ -1,4 +1,4 @@
-"""Converted Python run on ranks beside one device: the largest difference of a loss and of gradients."""
+"""Converted Python run on ranks and compared with one device: the largest difference of a loss and of gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FUNCTIONS = {"dtensor": "parallelize", "fsdp2": "shard", "pipelining": "pipeline
 
 
 def difference(name: str, target: str, text: str, data: int) -> float:
-    """Of a model converted to a target, over ranks with `data` shares of the batch."""
+    """The largest difference of a model converted to a target, over ranks with `data` shares of the batch."""
     return max(run_ranks(_stages if target == "pipelining" else _whole, RANKS, name, text, FUNCTIONS[target], data))
 
 
@@ -60,7 +60,7 @@ def _loss(whole: torch.nn.Module, inputs: tuple[Tensor, ...], parts: int) -> Ten
 
 
 def _gap(found: Tensor | None, wanted: Tensor | None) -> float:
-    """The largest difference, over the largest element where that is above 1."""
+    """The largest difference, relative to the largest element if that is above 1."""
     if found is None or wanted is None:
         return float("inf")
     return float((_full(found) - wanted).abs().max() / wanted.abs().max().clamp(min=1))

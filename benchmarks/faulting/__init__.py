@@ -1,1 +1,1 @@
-"""Trainings that are disturbed at random, and what became of them."""
+"""Trainings disturbed at random, and their results."""

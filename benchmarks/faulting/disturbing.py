@@ -1,8 +1,8 @@
-"""A training in a process of its own, which forks the ranks, disturbed at a random moment; and whether its losses notice.
+"""A training in a process of its own, which forks the ranks, disturbed at a random moment; its losses must not change.
 
-Expected of every fault: the ranks end, all of them, with one message that names what failed; the next life goes on from the latest whole
-checkpoint, or from the one that the refusal names; and in the end each step's loss and samples are those of an undisturbed run, bit for
-bit.
+Expected after every fault: all ranks end, with one message that names the cause; the next life continues from the
+latest whole checkpoint, or from the one that the refusal names; in the end each step's loss and samples are those of an
+undisturbed run, bit for bit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One disturbed training: what was done to which plan, what was wrong (empty: nothing), and the seconds in which the ranks ended."""
+    """One disturbed training: fault, plan, error found (empty: none) and the seconds until the ranks ended."""
 
     fault: str
     scheme: str
@@ -44,7 +44,7 @@ class Row:
 
 
 class Process:
-    """A life in a process of its own, whose ranks are its children. `said`: what it ended with."""
+    """A life in a process of its own, whose ranks are its children; `said`: its last words."""
 
     def __init__(self, life: Life, *, silence: float = forked.SILENCE) -> None:
         self.life, self.folder, self.silence = life, Path(life.folder), silence
@@ -100,7 +100,7 @@ class Process:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def made(self, steps: int) -> bool:
-        """Whether this life has made so many steps, waiting for them."""
+        """Wait until this life has made `steps` steps; whether it has."""
         end = time.monotonic() + PATIENCE
         while self._lines() < self.before + steps:
             if time.monotonic() > end or not alive(self.pid):
@@ -156,7 +156,10 @@ class Disturbed:
         self.seconds = 0.0
 
     def signalled(self, number: signal.Signals, after: int, *, launcher: bool = False) -> str:
-        """A life that ends by a signal to a random rank, or to the process that forked them, some time after a step; what is wrong."""
+        """A life ended by a signal some time after a step; the error found, or nothing.
+
+        The signal goes to a random rank, or to the process that forked the ranks (`launcher`).
+        """
         process = Process(self.life, silence=SILENCE if number == signal.SIGSTOP else forked.SILENCE)
         if not process.reached(after):
             return f"step {after} was not reached: {process.said}"
@@ -177,7 +180,7 @@ class Disturbed:
         return "" if launcher or named else f"the message does not name rank {rank} and its step: {process.said[:200]}"
 
     def finished(self, name: str | None = None) -> str:
-        """The last life, to the end; what is wrong with it, or with what is left."""
+        """Run the last life to the end; the error in it, or in its files."""
         process = Process(replace(self.life, name=name))
         if (code := process.wait()) != 0:
             return f"the last life ended in {code}: {process.said}"

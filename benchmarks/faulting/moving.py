@@ -1,4 +1,4 @@
-"""Trainings that are moved from plan to plan and from one number of ranks to another, and a long one beside one device."""
+"""Trainings moved between plans and numbers of ranks, and a long training compared with one device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .disturbing import Process, ended
 from .trainings import Life, curve, loaded, plan_of
 
 CLOSE = 1e-5
-"""By how much losses on other plans may differ, relatively."""
+"""The largest relative difference of losses on other plans."""
 PART = 3
 """Steps between two moves."""
 LONGEST = 600.0
@@ -43,7 +43,7 @@ SHORT: tuple[str, tuple[tuple[str, int], ...]] = "experts", (("experts split", 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """What was wrong with a chain (empty: nothing), and by how much its losses differ at most from those of one rank."""
+    """The error in a chain (empty: none), and the largest difference of its losses from one rank's."""
 
     chain: str
     wrong: str
@@ -113,9 +113,9 @@ def _compared(name: str, wanted: dict[int, tuple[float, list[int]]], found: dict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Long:
-    """A long training with kills beside one device: the largest relative difference of its losses, and of their means over 50 steps.
+    """A long training with kills, compared with one device: relative differences of losses, and of means over 50 steps.
 
-    `equal`: whether each step's loss and samples are, bit for bit, those of the same ranks without kills.
+    `equal`: whether each step's loss and samples equal, bit for bit, those of the same ranks without kills.
     """
 
     model: str

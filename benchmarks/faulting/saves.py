@@ -1,4 +1,4 @@
-"""Saves that are killed at a random moment, and what saves cost the steps beside them."""
+"""Saves killed at a random moment, and the cost of saves for the steps during them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRIES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kills:
-    """Kills while a checkpoint was saved after every step, those that came inside a save, and what was wrong (empty: nothing)."""
+    """Kills while a checkpoint was saved after every step, those inside a save, and the error found (empty: none)."""
 
     kills: int
     inside: int
@@ -44,7 +44,7 @@ class Kills:
 
 
 def killed_saves(wanted: int, seed: int = 0) -> Kills:
-    """One training, killed again and again until so many kills came inside a save; each life goes on from what the one before has left."""
+    """One training, killed until `wanted` kills came inside a save; each life continues from the one before."""
     chance, inside, step = random.Random(seed), 0, 0
     with tempfile.TemporaryDirectory() as place:
         saved = Path(place) / "saved"
@@ -84,8 +84,11 @@ def _latest(folder: Path) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of steps beside a save: `ratio` to the same number of steps without one, the median of pairs, and `computed` that of the seconds in
-    which the thread that trains computes, which other programs of the machine hardly change; `megabytes` that are saved."""
+    """The cost of a save for the steps during it.
+
+    `ratio`: to the same number of steps without a save, the median of pairs. `computed`: the same for the computing
+    seconds of the training thread, which other programs hardly change. `megabytes`: of the save.
+    """
 
     ranks: int
     pairs: int
@@ -99,7 +102,7 @@ class Cost:
 
 
 def cost_of(shape: Shape, ranks: int, pairs: int) -> Cost:
-    """What an asynchronous save costs the steps that run until it is through, and the copy before them."""
+    """The cost of an asynchronous save: for the steps until it is through, and of the copy before them."""
     found = load_model(model(shape), ModelOptions(train=True), batch(shape, 0))
     plan = plan_loaded(found, devices=ranks, cluster="local-cpu", scheme="zero3" if ranks > 1 else None).plan
     with tempfile.TemporaryDirectory() as place:

@@ -1,4 +1,4 @@
-"""Small language models, their plans by name, and a life of their training on forked ranks, which may be cut short."""
+"""Small language models, their plans by name, and a life of their training on forked ranks, possibly cut short."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAVE_EVERY = 3
 
 
 class Language(nn.Module):
-    """One layer with attention, dropout, a norm, tied weights and, where there are experts, a mixture of them."""
+    """One layer with attention, dropout, a norm, tied weights and an optional mixture of experts."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -111,7 +111,11 @@ def expert_products(model: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """What a life of a training is told. `name`: of the checkpoint to begin with (None: the latest); `full_at`: the disk is, on rank 0."""
+    """The orders for a life of a training.
+
+    `name`: of the checkpoint to begin with (None: the latest). `full_at`: the step from which the disk is full, on rank
+    0.
+    """
 
     model: str
     scheme: str
@@ -125,7 +129,7 @@ class Life:
 
 
 def live(life: Life) -> int:
-    """Train to the last step; each loss goes into the folder. The first step of this life."""
+    """Train to the last step, writing each loss into the folder; returns the first step of this life."""
     torch.manual_seed(5)
     folder = Path(life.folder)
     module = autopar.parallelize(loaded(life.model), plan_of(life.model, life.scheme, life.ranks))
@@ -152,7 +156,7 @@ def live(life: Life) -> int:
 
 
 def fill_disk() -> None:
-    """From now on the kernel lets this process write no file longer than a kilobyte, as a disk does that has no more room."""
+    """Forbid this process files longer than a kilobyte, like a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, resource.RLIM_INFINITY))
 

@@ -1,1 +1,1 @@
-"""What the programs that fit constants have in common."""
+"""The common parts of the programs that fit constants."""

@@ -1,4 +1,4 @@
-"""Measured collectives of a folder, and which of them no fit may see: every fifth size of a curve (collective, ranks)."""
+"""Measured collectives of a folder; every fifth size of a curve (collective, ranks) is held out of all fits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ FOLDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One time of one collective: `nbytes` by the convention of the cost model. `summed`: in a type that links and switches add up;
-    `device`: where it was measured."""
+    """One time of one collective: `nbytes` by the convention of the cost model.
+
+    `summed`: in a type that links and switches add up. `device`: where it was measured.
+    """
 
     kind: str
     group: int
@@ -34,7 +36,7 @@ class Row:
 
     @property
     def fold(self) -> int:
-        """The fold of this point, the same in whatever version of a library it was measured; each curve starts with another one."""
+        """The fold of this point, the same for all versions of a library; each curve starts with another one."""
         return (round(math.log2(max(self.nbytes, 1.0))) + zlib.crc32(f"{self.kind} {self.group}".encode())) % FOLDS
 
     @property
@@ -44,7 +46,7 @@ class Row:
 
     @property
     def usual(self) -> bool:
-        """Whether training has it: integers of 8 bits are moved as other bytes, but neither switches nor the fast kernels add them up."""
+        """Whether training has such collectives: 8-bit integers are moved, but switches do not sum them."""
         return self.summed or self.kind not in SUMMING
 
 

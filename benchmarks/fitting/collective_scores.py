@@ -1,4 +1,4 @@
-"""The scores of collectives on the points held out, by collective and size; sums of 8-bit integers apart, which no fit has seen at all."""
+"""Scores of collectives on the points held out, by collective and size; 8-bit sums, which were not fitted, apart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRESETS: Mapping[str, str] = {
     "a100_sxm": "dgx-a100-80g", "h100_sxm": "dgx-h100", "h200_sxm": "hgx-h200", "b200_sxm": "dgx-b200", "b300_sxm": "dgx-b300",
     "gb200": "gb200-nvl72", "gb300": "gb300-nvl72", "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000",
 }  # fmt: skip
-"""The clusters that the devices of the rows stand in."""
+"""The clusters of the rows' devices."""
 
 
 def predicted(row: Row, cluster: Cluster) -> tuple[float, float, float]:
@@ -34,7 +34,7 @@ def predicted(row: Row, cluster: Cluster) -> tuple[float, float, float]:
 
 
 def collective_scores(data: Path, device: str) -> list[Score]:
-    """The scores of one device; none where it stands in no preset."""
+    """The scores of one device; none if it is in no preset."""
     if device not in PRESETS:
         return []
     cluster, groups = load_cluster(PRESETS[device]), dict[str, list[Row]]()

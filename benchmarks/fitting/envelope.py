@@ -2,9 +2,10 @@
 
     seconds(n, x) = min over m of  o_m + steps(n) s_m + x (traffic(n) / r_m + own(n) / c)
 
-with steps, traffic and own of the algorithm (`autopar.costmodel.collectives.backends`) and o, s, r of a protocol, c of the collective.
-The sum of soft absolute logarithms of seconds over measured is least (scipy's `least_squares`, soft_l1), from several seeded starts.
-A weak prior holds c near 2.5 times r: where no group of two was measured in large messages it is not known.
+with steps, traffic and own of the algorithm (`autopar.costmodel.collectives.backends`) and o, s, r of a protocol, c of
+the collective. The sum of soft absolute logarithms of seconds over measured is least (scipy's `least_squares`,
+soft_l1), from several seeded starts. A weak prior holds c near 2.5 times r: where no group of two was measured in large
+messages it is not known.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Fitted:
     own_per_byte: float
 
     def seconds(self, points: Points) -> Floats:
-        """What the form says of the points."""
+        """The form's seconds of the points."""
         return np.asarray(np.min(self._lines(points), axis=0))
 
     def fastest(self, points: Points) -> NDArray[np.int64]:
@@ -93,7 +94,7 @@ def _start(rng: np.random.Generator, points: Points, algorithms: Sequence[Algori
 
 
 def fit(points: Points, algorithms: Sequence[Algorithm], *, bandwidth: float, least: Sequence[float] = ()) -> Fitted:
-    """The protocols of `algorithms`, one each, for links of `bandwidth`; `least`: the least that each may take to start."""
+    """One protocol for each of `algorithms` on links of `bandwidth`; `least`: lower bounds of their start-up times."""
     coefficients = _coefficients(algorithms, points.group)
     last = 3 * max(number for number, algorithm in enumerate(algorithms) if algorithm.feature is None) + 2
     measured = np.log(points.seconds)

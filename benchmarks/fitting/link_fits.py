@@ -1,4 +1,4 @@
-"""Which links are fitted to which rows, and how what was fitted is written as links of `costmodel/presets/links`."""
+"""The rows of each fitted link, and the fits written as links of `costmodel/presets/links`."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ COLLECTIVES = {
     "reduce_scatter": ["reduce_scatter", "reduce"],
     "all_to_all": ["all_to_all", "gather", "scatter", "send"],
 }
-"""What runs as each of the measured ones does."""
+"""The collectives that run like each measured one."""
 GATHERS = ("all_gather", "reduce_scatter")
 FEW = 8
-"""Of fewer rows no quantiles are written."""
+"""The least rows for which quantiles are written."""
 RUN_BY = {"all_to_all": ["peer to peer", "message"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Links to be fitted: `device` of the rows, B/s one way by its data sheet (which counts both); `switch`: reduction in it.
+    """Links to be fitted.
 
-    `like`: another device of the same links, whose rows of groups `beyond` a size are added where those of this one are few, but not of
-    collectives `unlike`.
-    `group`: the one size of group that spans this level (0: all); `inside`: the links of the level that its units are joined by.
+    `device`: of the rows. `bandwidth`: B/s one way by its data sheet (which counts both). `switch`: reduction in it.
+    `like`: another device with the same links, whose rows of groups `beyond` a size are added if this device has few,
+    except those of collectives `unlike`. `group`: the only group size that spans this level (0: all). `inside`: the
+    links of the level inside.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Links:
 
 
 def _pcie(device: str, word: str, bandwidth: float, sheet: str) -> tuple[Links, ...]:
-    """Pairs of devices, pairs of pairs, and all: groups of 2, 4 and 8 neighbours, of which each crosses one level more."""
+    """Pairs of devices, pairs of pairs, and all: groups of 2, 4 and 8 neighbours, each crossing one more level."""
     names = [f"{level}-{word}" for level in ("pcie", "bridge", "socket")]
     return tuple(
         Links(name=name, device=device, bandwidth=bandwidth, sheet=sheet, group=2 ** (i + 1), inside=names[i - 1] if i else "")
@@ -97,9 +98,9 @@ LINKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One collective of some links: what was fitted, to how many rows, and the errors on those held out (relative, signed).
+    """One collective of some links: the fit, its number of rows, and the errors on those held out (relative, signed).
 
-    `crossed`: of each other row of the device itself its bytes, and the logarithm of measured over predicted by a fit without its fold.
+    `crossed`: for each other row of the device its bytes, and log(measured / predicted) by a fit without its fold.
     """
 
     kind: str
@@ -110,7 +111,7 @@ class Result:
 
     @property
     def error(self) -> float:
-        """The median of what it is off."""
+        """The median error."""
         return float(np.median(np.abs(self.held_out))) if self.held_out else float("nan")
 
 
@@ -124,7 +125,7 @@ def rows_of(links: Links, folder: Path) -> list[Row]:
 
 
 def _algorithms(kind: str, links: Links) -> list[Algorithm]:
-    """An algorithm for each protocol; on a level with one size of group only the bytes that cross it (of an all-reduce those of a tree)."""
+    """An algorithm for each protocol; on a level of one group size, the bytes that cross (an all-reduce: a tree's)."""
     ring, *others = TABLE["nccl"][kind]
     if links.group:
         crossing = {"all_reduce": 1.0, "all_to_all": links.members**2 / links.group}.get(kind, ring.traffic(links.group))
@@ -134,7 +135,7 @@ def _algorithms(kind: str, links: Links) -> list[Algorithm]:
 
 
 def fit_kind(kind: str, rows: Sequence[Row], links: Links, inside: Mapping[str, Sequence[float]]) -> Result:
-    """The protocols of one collective, from the rows that are not held out; `inside`: what starts take on the levels inside."""
+    """The protocols of one collective, from the rows not held out; `inside`: seconds of starts on the levels inside."""
     alike = GATHERS if links.group and kind in GATHERS else (kind,)  # too few rows to tell them apart
     usable = [row for row in rows if row.kind in alike and row.usual]
 
@@ -170,18 +171,21 @@ def rate(per_second: float) -> dict[str, Any]:
 
 
 def share(part: float) -> dict[str, Any]:
-    """A part of a rate as a figure, no more than all of it."""
+    """A share of a rate as a figure, at most 1."""
     return {"value": min(_round(part), 1.0), "unit": "1"}
 
 
 def said(result: Result, device: str) -> dict[str, Any]:
-    """Where the figures of a protocol come from."""
+    """The source of a protocol's figures."""
     source = f"{result.kind} on {device}: {result.rows} rows of {ROWS}"
     return {"source": source, "kind": "fitted", "error": _round(result.error), "rows": len(result.held_out)}
 
 
 def _named(fitted: Fitted, links: Links) -> list[tuple[str, int]]:
-    """The names of the protocols that are ever the fastest, from the one with the most seconds per byte; all on a level of one group."""
+    """Names of the protocols that are the fastest for some size and group, from most seconds per byte to least.
+
+    A level of one group names all of its protocols.
+    """
     if links.group:
         return list(zip(PROTOCOLS, range(len(PROTOCOLS)), strict=True))
     sizes = np.geomspace(64, 2**35, 60)
@@ -197,7 +201,7 @@ def _named(fitted: Fitted, links: Links) -> list[tuple[str, int]]:
 
 
 def protocols_of(result: Result, links: Links, inside: Sequence[float]) -> list[dict[str, Any]]:
-    """The protocols of one collective as a file has them; `inside`: what each takes to start on the levels inside."""
+    """The protocols of one collective in the form of a file; `inside`: seconds of each start on the levels inside."""
     fitted, written = result.fitted, []
     for name, number in _named(fitted, links):
         switched = name in SWITCHED
@@ -217,7 +221,7 @@ def protocols_of(result: Result, links: Links, inside: Sequence[float]) -> list[
 
 
 def residuals_of(result: Result) -> dict[str, dict[str, float]]:
-    """The quantiles of what is left of small and of large ones, as a level has them; of all together where there are few."""
+    """The residuals of small and of large collectives in the form of a level; of all together if there are few."""
     groups: dict[str, list[float]] = {left_by(result.kind, nbytes): [] for nbytes in (1, BIG)}
     for nbytes, value in result.crossed:
         groups[left_by(result.kind, nbytes)].append(value)

@@ -1,6 +1,7 @@
-"""Fits the protocols of a network to all-reduces that cross it, given what the links inside the nodes are.
+"""Fits the protocols of a network to all-reduces that cross it, given the links inside the nodes.
 
-The start and the rate of LL, LL128 and Simple; a step's latency is half of what the network adds to an empty all-reduce on two nodes.
+Fitted are the start and the rate of LL, LL128 and Simple; a step's latency is half of the network's addition to an
+empty all-reduce on two nodes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _with(cluster: Cluster, figures: Sequence[float]) -> Cluster:
 
 
 def fit_network(name: str, points: Sequence[Point]) -> tuple[list[float], float]:
-    """Starts and efficiencies by turns, and the median error on the same points (there are too few to hold some out)."""
+    """Alternating starts and efficiencies, and the median error on the same points (too few to hold some out)."""
     cluster = load_cluster(name).sized(GROUP)
     sizes, measured = np.array([point.size for point in points]), np.log([point.measured for point in points])
 

@@ -1,9 +1,11 @@
-"""Fits the links of a node to collectives that a planner profiled on it: all-reduces and messages of 1 MiB and more.
+"""Fits the links of a node to collectives profiled on it: all-reduces and messages of 1 MiB and more.
 
-    all-reduce    seconds = overhead + bytes 2 (n - 1) / n / rate          message    bytes / second as they are printed, the median
+    all-reduce    seconds = overhead + bytes 2 (n - 1) / n / rate
+    message       the median of bytes / second as they are printed
 
-The sum of soft absolute logarithms of seconds over measured is least. Columns: gpu, op, gpus, data_MB (of 2^20 B), seconds, and for
-messages the B/s in the column of bus bandwidths. Other collectives are left out: whether their bytes are a part or the whole is not told.
+The sum of soft absolute logarithms of seconds over measured is least. Columns: gpu, op, gpus, data_MB (of 2^20 B),
+seconds, and for messages the B/s in the column of bus bandwidths. Other collectives are left out, since their bytes may
+be a part or the whole.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Hostile input: seeds of every kind of file, their mutants, and what reading them may do."""
+"""Hostile input: seeds of every kind of file, their mutants, and the limits on reading them."""

@@ -41,7 +41,10 @@ STYLES = {"layers.*.attention.query": "colwise", "layers.*.attention.out": "roww
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """`files` of the seed that are mutated, and what reads them: `commands(folder, file, chance)` gives a command line."""
+    """A kind of input.
+
+    `files`: the files of the seed that are mutated. `commands(folder, file, chance)`: a command line that reads them.
+    """
 
     files: tuple[str, ...]
     read: Callable[[Path, str, random.Random], object]

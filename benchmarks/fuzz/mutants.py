@@ -1,4 +1,4 @@
-"""Mutants of files: bytes changed anywhere, and values changed where the format is known (JSON, TOML, protobuf, zip)."""
+"""Mutants of files: changed bytes anywhere, and changed values in known formats (JSON, TOML, protobuf, zip)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def value(chance: random.Random) -> Any:
 
 
 def places(held: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where something lies in nested values."""
+    """The paths of all values in nested values."""
     if path:
         yield path
     for key, inner in held.items() if isinstance(held, dict) else enumerate(held) if isinstance(held, list) else ():
@@ -95,7 +95,7 @@ def _json(data: bytes, chance: random.Random) -> bytes:
 
 
 def changed_values(held: Any, chance: random.Random) -> Any:
-    """Nested values with one replaced, removed, renamed or repeated; those near the top are as likely as all below."""
+    """Nested values with one replaced, removed, renamed or repeated; each depth is equally likely."""
     found = list(places(held))
     if not found:
         return value(chance)
@@ -107,7 +107,7 @@ def changed_values(held: Any, chance: random.Random) -> Any:
     match chance.randrange(7):
         case 0 | 1:
             inside[key] = value(chance)
-        case 5 | 6:  # what is of the right kind is read further
+        case 5 | 6:  # values of the right kind are read further
             inside[key] = _alike(inside[key], held, chance)
         case 2:
             del inside[key]
@@ -121,7 +121,7 @@ def changed_values(held: Any, chance: random.Random) -> Any:
 
 
 def _alike(given: Any, held: Any, chance: random.Random) -> Any:
-    """Another value of the same kind: of the same file, or a number beside it."""
+    """Another value of the same kind: from the same file, or a neighbouring number."""
     if isinstance(given, bool):
         return not given
     if isinstance(given, int):

@@ -1,1 +1,1 @@
-"""Tables of measured kernels: how they are read, which rows are held back, and how a device's constants are fitted to the others."""
+"""Tables of measured kernels: reading them, holding rows back, and fitting a device's constants to the others."""

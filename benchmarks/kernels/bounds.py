@@ -1,7 +1,8 @@
-"""The best that a device's kernels were measured to reach, as fractions of its peak: what no plan on it gets beyond.
+"""The best measured rates of a device's kernels, as fractions of its peak: no plan on it can be faster.
 
-Products by dtype, burst and sustained (a second of the same product, at the power limit), and the forward pass of causal attention, of
-which a mask hides half. Fractions are those of the tables, whose peaks are dense and of data sheets.
+Products by dtype, burst and sustained (a second of the same product, at the power limit), and the forward pass of
+causal attention, of which a mask hides half. Fractions are those of the tables, whose peaks are dense and of data
+sheets.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PLAUSIBLE = 1.05
 WHAT = (
     ("gemm", "bfloat16", "burst"), ("gemm", "bfloat16", "sustained"), ("gemm", "fp8_static", "burst"), ("attention", "bfloat16", "burst"),
 )  # fmt: skip
-"""Kind of table, dtype and mode of what is shown. In the rows of fp8_static nothing is quantised."""
+"""Kind of table, dtype and mode of the figures shown. In the rows of fp8_static nothing is quantised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ def bounds(folder: Path, device: str) -> list[Bound]:
 
 
 def _fraction(row: Row, kind: str, dtype: str, mode: str) -> float:
-    """The fraction of a row that is of this sort; 0 of others."""
+    """The fraction of a row of this sort; 0 for other rows."""
     if row["dtype"] != dtype or row["mode"] != mode or (kind == "attention" and (row["causal"] != "1" or row["window"] not in ("", "0"))):
         return 0.0
     found = float(row.get("frac_of_peak") or 0)

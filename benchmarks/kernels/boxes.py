@@ -1,4 +1,4 @@
-"""The constants that are fitted: for each form its names, where the search starts, and between which bounds it stays."""
+"""The fitted constants: for each form their names, the starts of the search, and the bounds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from autopar.costmodel.device.products import Clock, Library, ProductForm
 Floats = NDArray[np.float64]
 
 WARM = 2e-5
-"""Seconds after which a device whose products repeat for a second is at its power limit: fitted on the H200, whose sustained rows say so
-most clearly; where a device has no sustained rows, its burst constants with this one stand for them (B200 and GB200 agree within 6 %)."""
+"""Seconds of repeated products after which a device is at its power limit.
+
+Fitted on the H200, whose sustained rows show it most clearly. A device without sustained rows has its burst constants
+with this one (B200 and GB200 agree within 6 %).
+"""
 DIGITS = 5
 
 
@@ -31,7 +34,7 @@ class Box:
         self, residuals: Callable[[Mapping[str, float]], Floats], *, scale: float, starts: Sequence[Mapping[str, float]] = ({},),
         prior: float = 0.0, evaluations: int = 40,
     ) -> dict[str, float]:  # fmt: skip
-        """The constants of least soft-L1 residuals, from the best of the starts; `prior` pulls each to its start a little."""
+        """The constants of least soft-L1 residuals over all starts; `prior` pulls each slightly to its start."""
         names = list(self.sides)
         start, least, most = (np.array([self.sides[name][i] for name in names]) for i in range(3))
 
@@ -63,7 +66,7 @@ PRODUCT = Box(
     }
 )  # fmt: skip
 HELD = (2e6, 0.0, 1e8)
-"""Of products, fitted only where memory is `SLOW` (B/s): beside HBM it comes out as 0."""
+"""A constant of products, fitted only if memory is `SLOW` (B/s): with HBM it comes out as 0."""
 SLOW = 2e12 / 1.2
 LIBRARY = {"factor": (1.0, 0.6, 1.6), "passes": (2.0, 0.0, 25.0), "start": (1e-6, 0.0, 4e-5), "held": (4e6, 0.0, 2e8)}
 ATTENTION = Box(
@@ -96,12 +99,12 @@ def clocks(constants: Mapping[str, float], sustained: Mapping[str, float] | None
 
 
 def rest(constants: Mapping[str, float], box: Box) -> dict[str, float]:
-    """The constants of a form beside its clocks."""
+    """The constants of a form, without its clocks."""
     return {name: constants[name] for name in box.sides if name not in CLOCK}
 
 
 def product_form(constants: Mapping[str, float], libraries: Sequence[str], sustained: Mapping[str, float] | None = None) -> ProductForm:
-    """The form of these constants; those of a library are named "factor vllm"."""
+    """The form with these constants; a library's are named "factor vllm"."""
     own = {
         library: Library(**{name: constants[f"{name} {library}"] for name in LIBRARY if f"{name} {library}" in constants})
         for library in libraries
@@ -110,7 +113,7 @@ def product_form(constants: Mapping[str, float], libraries: Sequence[str], susta
 
 
 def attention_form(constants: Mapping[str, float], widths: Sequence[int], versions: Sequence[str] = ()) -> AttentionForm:
-    """The form of these constants; what heads of 64 reach is named "width 64", a version's factor "version vllm 0.24.0"."""
+    """The form with these constants; heads of 64 have "width 64", a version "version vllm 0.24.0"."""
     return AttentionForm(
         **clocks(constants), **rest(constants, ATTENTION), widths={str(size): constants[f"width {size}"] for size in widths},
         versions={name: constants[f"version {name}"] for name in versions},

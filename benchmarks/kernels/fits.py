@@ -1,4 +1,7 @@
-"""Constants of a device from its rows: least squares on the logarithm of predicted over measured seconds, shapes held back left out."""
+"""Constants of a device from its rows, by least squares on the logarithm of predicted over measured seconds.
+
+The shapes held back are left out.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,11 @@ SCALE = {"gemm": 0.05, "attention": 0.07, "moe": 0.1}
 """Beyond such a residual a row counts by its size, not by its square."""
 PRIOR = 0.02
 FEW = {"attention": 30, "moe": 60, "gemm": 60}
-"""With fewer rows than this a kernel is not fitted."""
+"""The least rows for which a kernel is fitted."""
 PLAIN = ("bfloat16", "float16")
 """Dtypes of rows that nothing is quantised to."""
 FEW_ROWS = 10
-"""With fewer rows a version of a kernel has no factor of its own."""
+"""The least rows for which a version of a kernel gets a factor of its own."""
 MOST = 2500
 """Rows that a fit looks at, drawn by their checksum."""
 START: Mapping[str, Mapping[str, float]] = {
@@ -60,8 +63,11 @@ def log_error(predicted: Floats, rows: Rows) -> Floats:
 
 
 def judged(predicted: Floats, rows: Rows, source: str, crossed: Floats) -> Fitted:
-    """What a fit leaves on rows that it did not see: those held back, and (`crossed`: logarithms of measured over predicted) the others,
-    each of which another fit was made without."""
+    """The errors of a fit on rows that it did not see.
+
+    These are the rows held back, and (`crossed`: log(measured / predicted)) the others, each judged by a fit without
+    it.
+    """
     errors = predicted / rows.seconds - 1
     size = np.abs(errors)
     figures = (np.median(size), np.quantile(size, 0.9), np.median(errors)) if len(size) else (0.0, 0.0, 0.0)
@@ -71,7 +77,7 @@ def judged(predicted: Floats, rows: Rows, source: str, crossed: Floats) -> Fitte
 
 
 def crossed(rows: Rows, left: Callable[[Rows], Floats]) -> Floats:
-    """What a fit that leaves out a fold of the shapes leaves on that fold (`left`), of all folds but the one that is held back."""
+    """Residuals of every fold but the one held back, each by a fit without that fold; `left` gives a fold's."""
     return np.concatenate([left(rows.leaving(fold)) for fold in range(1, FOLDS)])
 
 
@@ -84,7 +90,7 @@ def fewer(rows: Rows) -> Rows:
 
 
 def library_of(row: Mapping[str, str]) -> str:
-    """Who ran a product, by whether the activation is quantised before it."""
+    """The library of a product, with its dtype, which says whether the activation is quantised before it."""
     return f"{row['framework']} {row['dtype']}"
 
 
@@ -104,7 +110,10 @@ def priced_products(form: ProductForm, rows: Rows, speed: Speed, *, known: bool 
 def fit_products(
     rows: Rows, speed: Speed, *, starts: Sequence[Mapping[str, float]] = tuple(START.values()), prior: float = PRIOR
 ) -> ProductForm:  # fmt: skip
-    """The form of one dtype: burst constants, libraries that are neutral together where nothing is quantised, and the sustained clock."""
+    """The form of one dtype: burst constants, libraries and the sustained clock.
+
+    The libraries are neutral together if nothing is quantised.
+    """
     seen = rows.part(~rows.held)
     burst = fewer(seen.part(seen.equal("mode", "burst")))
     libraries = tuple(sorted({library_of(row) for row in rows.rows}))
@@ -137,7 +146,7 @@ def _sustained(constants: Mapping[str, float], libraries: Sequence[str], rows: R
 
 
 def lasting_as(form: ProductForm, other: ProductForm) -> ProductForm:
-    """The form of a device without sustained rows, whose clock falls by as much as that of another of the same chip and power limit."""
+    """The form of a device without sustained rows; the clock is that of another with the same chip and power limit."""
     rate = form.burst.rate * other.sustained.rate / other.burst.rate
     heat = (1 + form.burst.heat) * (1 + other.sustained.heat) / (1 + other.burst.heat) - 1
     return replace(form, sustained=Clock(rate=rate, heat=heat, warm=other.sustained.warm))
@@ -193,11 +202,11 @@ def fit_layers(rows: Rows, speed: Speed) -> GroupedForm:
 
 
 def as_planned(form: ProductForm, rows: Rows, speed: Speed) -> Floats:
-    """Seconds of the rows of one dtype as a plan prices them, which knows no library; where rows hold what quantises, with theirs."""
+    """Seconds of one dtype's rows as a plan prices them; with the library only if rows include quantising."""
     plain = all(row["dtype"] in PLAIN for row in rows.rows)
     return priced_products(bare(form) if plain else form, rows, speed, known=not plain)
 
 
 def bare(form: ProductForm) -> ProductForm:
-    """The form without libraries: what a product takes on average over them."""
+    """The form without libraries: the average product."""
     return replace(form, libraries={})

@@ -1,4 +1,4 @@
-"""Which measured kernel an attention of a framework's name is, and by what published ratio it is slower where it was not measured."""
+"""The measured kernel for each attention of a framework's name, and a published slowdown if it was not measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The scores of a device's kernels on the shapes held back: products by dtype and mode, attention by mask, layers of experts by dtype."""
+"""Scores of a device's kernels on the shapes held back.
+
+Products are scored by dtype and mode, attention by mask, layers of experts by dtype.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Judged:
         self.low[mask], self.high[mask] = np.exp(fit.low), np.exp(fit.high)
 
     def score(self, kind: str, mask: NDArray[np.bool_]) -> Iterator[Score]:
-        """The score of some of the rows, where two or more of them are priced."""
+        """The score of the rows in `mask`, if two or more of them are priced."""
         if np.isfinite(self.predicted[mask]).sum() > 1:
             yield scored(
                 self.kernels.name, kind, self.rows.seconds[mask], self.predicted[mask], planned=self.planned[mask], low=self.low[mask],

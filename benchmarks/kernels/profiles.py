@@ -1,10 +1,11 @@
-"""Rows of operators that a planner profiled inside whole GPT layers, as tables of kernels: those whose sizes follow from their bytes.
+"""Rows of operators profiled inside whole GPT layers, as tables of kernels, if their sizes follow from their bytes.
 
-Columns: gpu, folder, op, micro_batch, tp, algo, fwd_us, weights_MB, activations_MB (of 2^20 B, elements of 2 B). Products are the MLP's
-two and the attention's last: [k, n] has the bytes of the weights, [m, n] those of the activations. Left out: what holds a collective
-(the row-parallel ones where tp > 1, and whatever algo 1 splits by rows), the projection of queries, keys and values (a copy is timed
-with it), the backward passes (which of the gradients they compute differs from device to device). What streams is the fused GELU, which
-reads and writes its activations, and dropout, which reads and writes them and writes a mask of bytes; from 64 MiB on.
+Columns: gpu, folder, op, micro_batch, tp, algo, fwd_us, weights_MB, activations_MB (of 2^20 B, elements of 2 B).
+Products are the MLP's two and the attention's last: [k, n] has the bytes of the weights, [m, n] those of the
+activations. Left out are rows with a collective (the row-parallel ones if tp > 1, and everything that algo 1 splits by
+rows), the projection of queries, keys and values (timed with a copy), and the backward passes (their gradients differ
+from device to device). The streaming operators are the fused GELU, which reads and writes its activations, and dropout,
+which also writes a mask of bytes; from 64 MiB on.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def products(folder: Path, gpu: str) -> Rows:
 
 
 def streams(folder: Path, gpu: str) -> Rows:
-    """The operators that stream through the memory of a device; their column `bytes` is what they move."""
+    """The streaming operators of a device; their column `bytes` is the moved bytes."""
     found = []
     for line in _lines(folder, gpu):
         moved = STREAMED.get(line["op"], 0.0) * float(line["activations_MB"]) * MIB

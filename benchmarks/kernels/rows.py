@@ -1,6 +1,6 @@
 """Rows of measured kernels from a folder of tables, with those that are held back; rows with a `trap` are left out.
 
-The shapes are in four folds, by what the checksum of their text ("128x64x1536") leaves when four divides it; fold 0 is held back.
+The shapes are in four folds, by the checksum of their text ("128x64x1536") modulo four; fold 0 is held back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FOLDS = 4
 DTYPES = {
     "bfloat16": "bfloat16", "float16": "float16", "fp8": "float8", "fp8_static": "float8", "fp8_block": "float8_block", "nvfp4": "float4",
 }  # fmt: skip
-"""Dtype of a row -> whose arithmetic it is."""
+"""Dtype of a row -> dtype of its arithmetic."""
 SHAPES = {
     "gemm": ("m", "n", "k"),
     "attention": ("causal", "batch", "seq", "q_heads", "kv_heads", "head_dim", "window"),
@@ -49,7 +49,7 @@ class Rows:
 
     @property
     def held(self) -> NDArray[np.bool_]:
-        """Which are held back."""
+        """Whether each row is held back."""
         return self.fold == 0
 
     def leaving(self, fold: int) -> Rows:
@@ -57,7 +57,7 @@ class Rows:
         return replace(self, fold=(self.fold - fold) % FOLDS)
 
     def part(self, chosen: Sequence[bool] | NDArray[np.bool_]) -> Rows:
-        """Those rows that are chosen."""
+        """The chosen rows."""
         mask = np.asarray(chosen, dtype=bool)
         rows = tuple(row for row, kept in zip(self.rows, mask, strict=True) if kept)
         return Rows(kind=self.kind, rows=rows, seconds=self.seconds[mask], fold=self.fold[mask])
@@ -67,12 +67,12 @@ class Rows:
         return np.array([float(row[column] or 0) for row in self.rows])
 
     def equal(self, column: str, *values: str) -> NDArray[np.bool_]:
-        """Which rows have one of the values."""
+        """Whether each row has one of the values."""
         return np.array([row[column] in values for row in self.rows], dtype=bool)
 
 
 def devices_in(folder: Path, kind: str) -> tuple[str, ...]:
-    """The devices of whose kernels of a kind there is a table."""
+    """The devices with a table of a kind of kernels."""
     names = (path.name.removesuffix(".gz").removesuffix(".csv") for path in folder.glob(f"{kind}_*.csv*"))
     return tuple(sorted({name.removeprefix(f"{kind}_") for name in names if not name.startswith("moe_a2a")}))
 
@@ -90,7 +90,7 @@ def read(folder: Path, kind: str, device: str) -> Rows:
 
 
 def _fits(kind: str, row: Row) -> bool:
-    """Attention is of 16-bit queries and keys: what a narrower cache is computed in, the tables do not say."""
+    """Attention must have 16-bit queries and keys: the tables do not tell the arithmetic of a narrower cache."""
     return kind != "attention" or (row["dtype"] == "bfloat16" and row["kv_cache_dtype"] in ("bfloat16", ""))
 
 
@@ -121,7 +121,7 @@ def layer_of(rows: Rows) -> Layer:
 
 
 def _dealt(tokens: float, experts: float, topk: float, ep: float, distribution: str) -> Sequence[float]:
-    """Rows, experts with rows, and tiles, of the rank that has most: loads x of a power law x^-a from 1 to 0.8 of the tokens."""
+    """Rows, experts with rows, and tiles of the busiest rank: loads follow x^-a for x from 1 to 0.8 of the tokens."""
     if distribution == "balanced":
         even = Dealt.evenly(np.array([tokens * topk / ep]), np.array([experts / ep]))
         return [float(even.rows[0]), float(even.active[0]), *even.tiles[:, 0].tolist()]

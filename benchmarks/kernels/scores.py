@@ -1,4 +1,4 @@
-"""What is left of a table of measured rows: `Score`, the same for kernels and for collectives."""
+"""The errors on a table of measured rows: `Score`, the same for kernels and for collectives."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ HEADINGS = ("n", "median", "90 %", "bias", "within 10 %", "inside", "as planned"
 class Score:
     """Errors of predicted over measured seconds, as fractions, of rows that no fit saw.
 
-    `inside`: how many lie in the interval that the constants state, which nine in ten should. `planned_median`: of the prices of a plan,
-    which does not know a row's library.
+    `inside`: the share in the stated intervals, which should be nine in ten. `planned_median`: of a plan's prices,
+    which do not know a row's library.
     """
 
     device: str
@@ -36,7 +36,7 @@ class Score:
 
 
 def scored(device: str, kind: str, seconds: Floats, predicted: Floats, *, planned: Floats, low: Floats, high: Floats) -> Score:
-    """The score of rows whose prediction is a number; those `planned` are beside intervals from `low` to `high`, as multiples."""
+    """The score of rows with a prediction; `planned` prices have intervals from `low` to `high`, as multiples."""
     known = np.isfinite(predicted)
     error, other = predicted[known] / seconds[known] - 1, planned[known] / seconds[known] - 1
     size, ratio = np.abs(error), seconds[known] / planned[known]
@@ -49,7 +49,7 @@ def scored(device: str, kind: str, seconds: Floats, predicted: Floats, *, planne
 
 
 def held_in(scores: Iterable[Score]) -> float:
-    """How many of all rows lie in their intervals."""
+    """The share of all rows in their intervals."""
     counted = [(one.inside, one.n) for one in scores]
     return sum(inside * n for inside, n in counted) / max(sum(n for _, n in counted), 1)
 

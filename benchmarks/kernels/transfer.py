@@ -1,6 +1,6 @@
-"""How far off a device is that was not measured: the rows held back of each device, priced with the constants of every other one.
+"""Errors of an unmeasured device: the rows held back of each device, priced with the constants of every other one.
 
-The others' constants are fractions of the peak and of the memory's rate, so data sheets are all that is known of the device.
+The others' constants are fractions of the peak and of the memory's rate, so only the device's data sheet is known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GENERATIONS = ("flash2", "flash3")
 
 
 def transferred(folder: Path) -> dict[str, Residual]:
-    """What is left of 16-bit products, causal attention and 16-bit layers of experts, over all pairs of devices."""
+    """Residuals of 16-bit products, causal attention and 16-bit layers of experts, over all pairs of devices."""
     found: dict[str, list[Floats]] = {}
     names = [name for name in measured() if name in devices_in(folder, "gemm")]
     for name in names:

@@ -1,1 +1,1 @@
-"""What the benchmark of steps runs: a model, the contenders, and how they are timed and weighed."""
+"""The parts of the benchmark of steps: a model, the contenders, and their timing."""

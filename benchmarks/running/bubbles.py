@@ -1,9 +1,9 @@
-"""How long stages wait for each other: measured, and as the plan prices it.
+"""Seconds that stages wait for each other: measured, and priced by the plan.
 
     measured = 1 - (T(2 m) - T(m)) / (T(m) - U)      priced = bubble / (step - update)
 
-T(m) is a step of m micro-batches of one size, U its update; m more of them take what m take where nothing waits. Both are shares of the
-passes.
+T(m) is a step of m micro-batches of one size, U its update; without waiting, m more micro-batches take as long as m.
+Both are shares of the passes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Who runs the steps: autopar under a plan, and its rivals, each as torch's documentation has it.
+"""The contenders: autopar under a plan, and its rivals, each as torch's documentation shows it.
 
-A contender's step is a whole one: gradients let go, forward and backward pass, AdamW.
+A contender's step is a whole one: gradients dropped, forward and backward pass, AdamW.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .gpt2 import Shape, batch, cross_entropy, model
 Step = Callable[[int], Tensor | None]
 """Makes the step of a number; this rank's loss, None where it has none."""
 MICRO_BATCHES = 4
-"""Of every pipeline."""
+"""Micro-batches of every pipeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """What autopar runs (`scheme`, as `autopar.plan` is asked for it), and who runs the same beside it."""
+    """The plan that autopar runs (`scheme`, with the arguments of `autopar.plan`), and its rival."""
 
     scheme: str
     asked: dict[str, Any]
@@ -122,7 +122,7 @@ def _pipeline(name: str) -> Callable[[Shape], Step]:
 
 
 def _one_rank(shape: Shape) -> Step:
-    """The model as it is, on rank 0; the others wait."""
+    """The plain model on rank 0; the others wait."""
     if dist.get_rank():
         return lambda number: None
     return _loop(model(shape), lambda number: batch(shape, number))
@@ -141,15 +141,15 @@ RIVALS: dict[str, Rival] = {
     "torch-1f1b": Rival(scheme="pipeline-1f1b", asked=_stages("1f1b"), build=_pipeline("Schedule1F1B"), stages=True),
     "one-rank": Rival(scheme="data", asked={"scheme": "data"}, build=_one_rank),
 }
-"""By the rival's name."""
+"""The rivals by name."""
 
 
 def shares(rival: str) -> bool:
-    """Whether every rank's loss is that of its part of the batch."""
+    """Whether every rank's loss covers its part of the batch."""
     return rival in ("ddp", "fsdp2", "fsdp2-kept")
 
 
 def plan_of(shape: Shape, ranks: int, asked: dict[str, Any], *, stages: bool) -> Plan:
-    """The plan that is run; raises an error of autopar where there is none."""
+    """The plan to run; raises an error of autopar if there is none."""
     wanted = {**asked, "stages": ranks} if stages else asked
     return autopar.plan(model(shape), batch(shape), devices=ranks, cluster="local-cpu", **wanted)

@@ -24,7 +24,7 @@ class Shape:
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and beside a residual; the projections apart, so that any of them can be split."""
+    """Attention and feed-forward, each with a norm and a residual; separate projections, so each can be split."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Embedding(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """The model, which returns its mean cross entropy; the head is not tied, as stages of a pipeline cannot share it."""
+    """The model with its mean cross entropy; the head is not tied, since stages of a pipeline cannot share a tensor."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Gpt2(nn.Module):
         return cross_entropy(self.head(self.norm(x)), targets)
 
     def stage(self, index: int, count: int) -> nn.Sequential:
-        """The modules of one of `count` stages with equally many blocks, the embedding before the first and the head behind the last."""
+        """The modules of one of `count` equal stages; the first also has the embedding, the last the head."""
         size = len(self.blocks) // count
         parts: list[nn.Module] = list(self.blocks)[index * size : (index + 1) * size]
         first = [self.embedding] if index == 0 else []
@@ -94,7 +94,7 @@ def model(shape: Shape) -> Gpt2:
 
 
 def batch(shape: Shape, step: int = 0) -> tuple[Tensor, Tensor]:
-    """The tokens of a step, and those that follow them."""
+    """The tokens of a step, and the next tokens."""
     generator = torch.Generator().manual_seed(step)
     drawn = torch.randint(0, shape.vocabulary, (shape.batch, shape.sequence + 1), generator=generator)
     return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()

@@ -1,9 +1,9 @@
-"""How contenders are timed and weighed.
+"""The timing and weighing of contenders.
 
-Time: ours and the rival on the same ranks, step by step in turn, who begins changing with the round; the ratio is the median of those of
-the rounds. Memory: each alone in ranks of its own, by the highest resident memory of a rank during a step (`VmHWM`, reset before it) over
-what the rank had before anything was made; large tensors are mapped one by one, so that what is let go leaves it. What contenders import is
-imported before ranks are forked.
+Time: ours and the rival run on the same ranks, step by step in turn, each beginning every other round; the ratio is the
+median over the rounds. Memory: each runs alone in ranks of its own. It is the highest resident memory of a rank during
+a step (`VmHWM`, reset before it) above the rank's memory before anything was made. Large tensors are mapped one by one,
+so freed memory leaves it. Imports of contenders are made before ranks are forked.
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ from .contenders import RIVALS, Step, ours, plan_of, shares
 from .gpt2 import Shape
 
 WARM = 2
-"""Steps of each before the first one that is timed."""
+"""Untimed steps of each before the first timed one."""
 TIMEOUT = 300.0
 IMPORTED = (
     "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel", "torch.nn.parallel",
 )  # fmt: skip
-"""What torch or a contender imports on first use."""
+"""Modules that torch or a contender imports on first use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One race; seconds are medians of steps, `ratio` the median of ours / rival, `loss_error` the largest difference of a loss."""
+    """One race of a plan and its rival.
+
+    Seconds are medians of steps, `ratio` is the median of ours / rival, `loss_error` the largest difference of a loss.
+    """
 
     scheme: str
     rival: str
@@ -128,7 +131,7 @@ def step_seconds(step: Step, number: int) -> tuple[float, Tensor | None]:
 
 
 def _whole(loss: Tensor | None, shared: bool) -> float:
-    """The loss of the whole batch: the mean of those that ranks have of their parts, else that of any rank that has it."""
+    """The loss of the whole batch: the mean of the ranks' losses of their parts, else that of any rank that has it."""
     found = torch.tensor([float(loss) if loss is not None else 0.0, float(loss is not None)])
     dist.all_reduce(found)
     assert shared or found[1] > 0

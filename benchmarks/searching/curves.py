@@ -1,7 +1,7 @@
 """Scaling: CPU seconds of tables and search over layers, devices and axes of one transformer.
 
-Over layers two curves are drawn: `layers`, the whole graph, and `folded`, the graph with its equal layers folded, which is what the planner
-searches and what does not grow with them.
+Over layers there are two curves: `layers`, the whole graph, and `folded`, the graph with its equal layers folded. The
+planner searches the latter, which does not grow with the layers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Point:
     gap: float
 
     def as_json(self) -> dict[str, Any]:
-        """The point as it is."""
+        """The point as plain data."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""What is searched: built-in shapes of transformers, the models of a folder, and their cost graphs on a mesh."""
+"""The searched models: built-in shapes of transformers, models of a folder, and their cost graphs on a mesh."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def shaped(shape: Shape, batch: int = 16) -> Graph:
 
 
 def exported_llama(shape: Shape, batch: int) -> Graph:
-    """The graph of a Llama of that shape in bfloat16, from token numbers to logits, exported from PyTorch on the meta device."""
+    """The graph of a bfloat16 Llama of that shape, tokens to logits, exported from PyTorch on the meta device."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -157,7 +157,7 @@ def analysed(graph: Graph) -> Analysis:
 
 
 def folded(graph: Graph) -> tuple[Analysis, Work]:
-    """The analysis of the graph with its equal layers folded, and for how many its operators stand: what the planner searches."""
+    """The analysis of the graph with equal layers folded, and its operators' multiplicities, as in the planner."""
     subject = Subject(graph, train=True)
     return subject.analysis(short=True), Work(counts=subject.counts)
 

@@ -1,4 +1,4 @@
-"""The races: CPU seconds and objectives of dynamic programming beside a rival's on the same tables."""
+"""The races: CPU seconds and objectives of dynamic programming and of a rival on the same tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One race. Seconds of CPU, costs in seconds a step; `note` says what the rival did not manage, `rival_bound` what it proved."""
+    """One race: seconds of CPU, costs in seconds a step; `note`: the rival's failure; `rival_bound`: its proof."""
 
     model: str
     mesh: str
@@ -39,12 +39,12 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """How often ours would be done by the time that the rival is."""
+        """The rival's seconds over ours."""
         return None if self.rival_s is None else self.rival_s / max(self.ours_s, 1e-9)
 
     @property
     def excess(self) -> float | None:
-        """How much dearer the rival's solution is than ours, as a share of ours."""
+        """The rival's excess cost, as a share of ours."""
         return None if self.rival_cost is None else self.rival_cost / self.ours_cost - 1.0
 
     @property
@@ -70,7 +70,7 @@ class LeftOut:
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """CPU seconds, without those of the garbage collector (which looks at all that the process holds), and the result."""
+    """CPU seconds, without the garbage collector (which scans the whole process), and the result."""
     gc.collect()
     gc.disable()
     try:
@@ -93,7 +93,7 @@ def _row(model: str, mesh: str, rival: str, ours_s: float, ours: Solution, **fou
 
 
 def against_highs(model: str, mesh: str, graph: CostGraph, ours_s: float, ours: Solution, seconds: float) -> Row:
-    """The integer program, at most so many seconds of it."""
+    """The integer program, limited to `seconds`."""
     columns = sum(graph.sizes) + sum(table.size for table in graph.edges.values())
     if columns > COLUMNS:
         note = f"{columns:.1e} columns are too many"
@@ -107,7 +107,7 @@ def against_highs(model: str, mesh: str, graph: CostGraph, ours_s: float, ours: 
 
 
 def _integer_program(graph: CostGraph, seconds: float) -> Solution | NotSolved:
-    """The solution, or what was known when the time was up."""
+    """The solution, or the bounds known when the time was up."""
     try:
         return integer_program(graph, time_limit=seconds)
     except NotSolved as error:

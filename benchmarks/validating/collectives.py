@@ -1,8 +1,8 @@
-"""The collectives of published measurements beside the model's: one cluster a machine, and nothing that is set for a row.
+"""Collectives of published measurements and of the model: one cluster a machine, nothing set for a single row.
 
 A row gives a time, or an algorithm or bus bandwidth (`autopar.costmodel.collectives.bandwidth`) at a size. "Large"
-without a figure is 1 GiB.
-Left out, by reason: rows whose size is not stated, machines without a preset, and what is not a collective.
+without a figure is 1 GiB. Left out, with the reason: rows without a size, machines without a preset, and rows that are
+no collective.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ KINDS = {"alltoall": "all_to_all", "all_reduce": "all_reduce", "all_gather": "al
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """`words` that a row's machine contains, the cluster that it is, and how many nodes "multi" stands for; `pair`: B/s between two devices
-    of a node where it is wired otherwise."""
+    """A machine.
+
+    `words`: contained in a row's machine. `cluster`: its preset. `nodes`: the number that "multi" means. `pair`: B/s
+    between two devices of a node, if it is wired differently.
+    """
 
     name: str
     words: tuple[str, ...]
@@ -64,14 +67,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """The rows of a group, and how many were left out for which reason."""
+    """The rows of a group, and the number of left-out rows by reason."""
 
     points: list[Point] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
 
 
 def scored(rows: Iterable[Mapping[str, str]]) -> dict[str, Scored]:
-    """Rows by machine; those that are left out are counted under "left out"."""
+    """Rows by machine; left-out rows are counted under "left out"."""
     groups: dict[str, Scored] = {}
     for row in rows:
         machine = next((m for m in MACHINES if all(word in row["machine"] for word in m.words)), None)
@@ -132,6 +135,6 @@ def _measured(row: Mapping[str, str], kind: str, size: float, ranks: int) -> flo
         return float(row["time_us"]) * 1e-6
     if row["busbw_GBps"]:
         return size * bus_factor(kind, ranks) / (float(row["busbw_GBps"]) * 1e9)
-    # What this tool calls throughput counts every byte of an all-reduce twice, once for each pass.
+    # This tool's throughput counts every byte of an all-reduce twice, once for each pass.
     twice = 2 if row["tool"] == "all_reduce_bench.py" else 1
     return size * twice / (float(row["algbw_GBps"]) * 1e9)

@@ -1,4 +1,4 @@
-"""The frameworks that published runs name, as the cost model describes them, and the choices of their recipes."""
+"""The frameworks of published runs, as the cost model describes them, and the choices of their recipes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _recipes() -> list[dict[str, Any]]:
 
 
 def recipe_of(framework: str, model: str, gpu: str, precision: str) -> Mapping[str, Any]:
-    """What the recipe of a container of Megatron-Bridge chooses, or the nearest one's of the same model and precision."""
+    """The choices of a recipe in a Megatron-Bridge container, or in the nearest with the same model and precision."""
     container = framework.removeprefix("Megatron-Bridge ").partition(" ")[0]
     name, device = model.partition(" (")[0], gpu.partition("-")[0]
 

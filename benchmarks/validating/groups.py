@@ -1,4 +1,4 @@
-"""All groups of a folder: training runs by the group that they name, single layers, memory, collectives by machine and by size."""
+"""All groups of a folder: training runs by their group, single layers, memory, collectives by machine and by size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILES: Mapping[str, Callable[[Row], list[tuple[str, Sample]]]] = {
     "sailor layers": lambda row: [layer_sample(row)],
     "experts": lambda row: [(f"megatron_moe_layer {name}", sample) for name, sample in experts_layer(row)],
 }
-"""For each kind of file the samples of a row, by group."""
+"""The samples of a row by group, for each kind of file."""
 
 
 def file_groups(table: Table) -> list[Group]:

@@ -1,9 +1,9 @@
-"""Between which multiples of a prediction nine measured runs in ten lie, every group of runs weighing as much as every other.
+"""The multiples of a prediction between which nine measured runs in ten lie, with equal weight for every group.
 
     quantile p of log(measured / predicted) over all rows, each with the weight 1 / (rows of its group)
 
-Nothing is fitted to a run, so every row is held out; how many rows of a group lie inside the interval of all the others says whether the
-interval can be trusted where it was not made.
+Nothing is fitted to a run, so every row is held out. The share of a group's rows inside the interval of all others
+shows whether the interval holds elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ APART = (
     "collectives", "memory", "layer_times", "alephalpha 13B", "korth_t5 dp", "megatron_moe_layer", "mbridge ", "mist_aceso stages",
     "sailor_layers",
 )  # fmt: skip
-"""How the names of groups begin that are no whole runs, or parts of another group."""
+"""Prefixes of the names of groups that are no whole runs, or parts of another group."""
 _Pair = Callable[[Sample], tuple[float | None, float | None]]
 FEW = 3
 """Rows that a group needs to count."""
@@ -38,7 +38,7 @@ class HeldOut:
 
     @property
     def coverage(self) -> float:
-        """The mean of those shares."""
+        """The mean of the shares."""
         return float(np.mean(list(self.inside.values())))
 
 

@@ -1,4 +1,4 @@
-"""Published times of one transformer layer beside the model's: what a second layer adds to the forward and backward pass of a step."""
+"""Published and predicted times of one transformer layer: the addition of a second layer to a step's passes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def milliseconds(row: Row, column: str, table: Table, number: int) -> float | No
 
 
 def step_row(row: Row) -> Row | None:
-    """A step of a model of that one layer as a row of training steps (Megatron-LM of 2022, whose layers were measured)."""
+    """A measured layer as a training step of a one-layer model (Megatron-LM of 2022, whose layers were measured)."""
     found = SHAPE.search(row["what"])
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The machines of published runs: a preset, and what a row or its source says is otherwise."""
+"""The machines of published runs: a preset, with differences that a row or its source states."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from .missing import Missing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What a row's network says where it is not the preset's: B/s of a port, and how many devices share it."""
+    """The network of a row, if it is not the preset's: B/s of a port, and the number of devices that share it."""
 
     bandwidth: float
     shared_by: int
 
 
 NETWORKS: Mapping[str, Network] = {
-    # 100 Gbit/s Omni-Path without GPUDirect: 5 GB/s a node were measured before the host's topology was set right, and no figure after
-    # (bigscience-workshop/bigscience@9e64edec: experiments/bandwidth, train/tr11-176B-ml/chronicles-prequel.md); fitted to the sweep.
+    # 100 Gbit/s Omni-Path without GPUDirect: 5 GB/s a node were measured before the host's topology was set right, and
+    # no figure after (bigscience-workshop/bigscience@9e64edec: experiments/bandwidth,
+    # train/tr11-176B-ml/chronicles-prequel.md); fitted to the sweep.
     "4x100Gb OPA": Network(bandwidth=2.2e9, shared_by=2),
     "400Gbps": Network(bandwidth=5e10, shared_by=8),
     "800Gbps": Network(bandwidth=1e11, shared_by=8),
@@ -33,15 +34,19 @@ PRESETS = (
     ("A10G", "g5"),
 )  # fmt: skip
 POWER = 0.5
-"""Arithmetic goes with power to this exponent: power goes with the clock and the square of the voltage, which follows the clock in the
-upper part of its range and stays in the lower one, so the exponent lies between a third and one; assumed."""
+"""The exponent of arithmetic rate over power.
+
+Power goes with the clock and the square of the voltage, which follows the clock in the upper part of its range and
+stays in the lower one. So the exponent lies between a third and one; assumed.
+"""
 PRODUCTS_OF = {
-    # SimuMax's own table of products on its node (MooreThreads/SimuMax@4dcaae51: configs/system/b200_bf16_ceperm.json, 401 large products):
-    # 0.79 to 0.82 of the rates of this kind of device, by operand order; attention as fast.
+    # SimuMax's own table of products on its node (MooreThreads/SimuMax@4dcaae51: configs/system/b200_bf16_ceperm.json,
+    # 401 large products): 0.79 to 0.82 of the rates of this kind of device, by operand order; attention as fast.
     "simumax": 0.81,
 }
-"""Machines whose products were measured one by one, and what they reach of the rates of their kind."""
-# The same file's lines of collectives, fitted there to tests of messages: seconds a step and once, B/s, steps by the group.
+"""Machines with measured products, and their share of the rates of their kind."""
+# The same file's lines of collectives, fitted there to tests of messages: seconds a step and once, B/s, steps by the
+# group.
 COLLECTIVES_OF: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
     "simumax": {
         "all_reduce": (5.518e-6, 22.23e-6, 0.7424 * 900 * 2**30), "all_gather": (9.183e-6, 23.10e-6, 0.6735 * 900 * 2**30),

@@ -1,4 +1,4 @@
-"""Runs of Megatron-Core in files of their own: values that its tests hold, SimuMax's runs on B200, and single layers of experts."""
+"""Runs of Megatron-Core in files of their own: its tests' golden values, SimuMax's runs on B200, layers of experts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def golden_group(row: Row) -> str:
 
 
 def golden(row: Row) -> Prepared:
-    """A row of Megatron-LM's golden values: a model of real size whose number of devices is known or follows from its memory."""
+    """A row of Megatron-LM's golden values, of a full-size model.
+
+    The number of devices is known, or inferred from the memory.
+    """
     if "tiny model" in row["trap"]:
         raise Missing("a tiny model: launches alone")
     if any(word in row["trap"] for word in DEEP):
@@ -88,8 +91,8 @@ def _golden_framework(row: Row) -> Framework:
         pipelined_tensor=_flag(row, "tp_comm_overlap"), sent_once=row["moe_dispatcher"] in SENT_ONCE,
     )  # fmt: skip
     if _flag(row, "deterministic"):
-        # New tensors are filled before they are written, sums of gradients are passes of their own, and norms of parameters and gradients
-        # and their zeros are logged (model_config.yaml of these cases).
+        # New tensors are filled before they are written, sums of gradients are passes of their own, and norms of
+        # parameters and gradients and their zeros are logged (model_config.yaml of these cases).
         habits = replace(habits, filled=True, fused_accumulation=False, update_traffic=CORE.habits.update_traffic + 18.0)
     narrow = "float8_block" if "mxfp8" in row["precision"] else "float8_e4m3fn" if "fp8" in row["precision"] else ""
     return replace(CORE, habits=habits, kernels=replace(CORE.kernels, products=narrow))
@@ -133,7 +136,7 @@ def simumax(row: Row) -> Prepared:
 
 
 def experts_layer(row: Row) -> list[tuple[str, Sample]]:
-    """Forward and backward pass of a layer of experts: a model with it less the same without, since its attention is not in the rows."""
+    """Passes of a layer of experts: a model with it minus one without, as the rows have no attention."""
     ranks = number(row, "ep")
     shape = Shape(
         layers=1, hidden=number(row, "hidden"), heads=number(row, "hidden") // 128, kv_heads=number(row, "hidden") // 128,

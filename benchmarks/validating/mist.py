@@ -1,7 +1,9 @@
-"""Runs on L4, A10G and A100 that Mist's authors measured: their own plans, and Aceso's with its predictions (Dazz993/Mist@d69e530a).
+"""Runs of Mist's authors on L4, A10G and A100: their own plans, and Aceso's with its predictions.
 
-Stages have devices, layers and recompute of their own (`known.uneven`). Of Aceso's plans, 13 operators are a layer; what is recomputed is
-said operator by operator. A layer that two stages share counts by its operators.
+Source: Dazz993/Mist@d69e530a.
+
+Stages have devices, layers and recompute of their own (`known.uneven`). In Aceso's plans 13 operators are a layer, and
+recompute is given operator by operator. A layer that two stages share counts by its operators.
 """
 
 from __future__ import annotations
@@ -26,15 +28,18 @@ OPERATORS = (
     ".norm1", ".attention.qkv", ".core.scores", ".core.softmax", ".core.dropout", ".core.context", ".attention.out", ".dropout1", ".norm2",
     ".mlp.up", ".mlp.gelu", ".mlp.down", ".dropout2",
 )  # fmt: skip
-"""Aceso's operators of a layer in their order, by what ours are called."""
+"""Aceso's operators of a layer in their order, by our names."""
 SHARDED, HOSTED = 5, 8
-"""Where a strategy of Mist has whether the optimizer's states are sharded, and which share of them waits in host memory (micro-batch, data
-and tensor parallelism, three stages of ZeRO, shares of weights, gradients, states and activations: mist/analyzer/strategy.py)."""
+"""Indices in a strategy of Mist: whether the optimizer's states are sharded, and their share in host memory.
+
+A strategy holds micro-batch, data and tensor parallelism, three stages of ZeRO, shares of weights, gradients, states
+and activations (mist/analyzer/strategy.py).
+"""
 MIB = 2.0**20
 
 
 def mist(row: Row) -> Prepared:
-    """A plan of Mist: stages with layers of which some are recomputed, and states that are sharded and in part in host memory."""
+    """A plan of Mist: stages with some layers recomputed, and states that are sharded and partly in host memory."""
     kind = "flash2" if row["flash_attn"] == "1" else "fused"
     work = framework_named("mist")
     work = replace(work, kernels=replace(work.kernels, attention=kind))
@@ -58,7 +63,7 @@ def mist(row: Row) -> Prepared:
 
 
 def aceso(row: Row) -> Prepared:
-    """A plan of Aceso, whose own predicted step stands beside."""
+    """A plan of Aceso, with Aceso's own predicted step."""
     if not row["step_s"]:
         raise Missing("no step time given")
     return aceso_plan(row)
@@ -90,8 +95,7 @@ def aceso_plan(row: Row) -> Prepared:
 
 
 def stage_samples(rows: Sequence[Row], plans: Sequence[Row]) -> tuple[dict[str, list[Sample]], Counter[str]]:
-    """By device, every stage of a plan whose ranks were timed: both passes of a micro-batch, and the peak of what was allocated; and the
-    rows left out, by reason."""
+    """Every stage of a plan with timed ranks, by device: both passes of a micro-batch, and peak allocated memory."""
     ranks: dict[tuple[str, ...], list[Row]] = {}
     left_out: Counter[str] = Counter()
     known = {_run(row): row for row in plans}
@@ -128,7 +132,10 @@ def _flags(text: str) -> Iterator[bool]:
 
 
 def _groups(flags: Sequence[bool], start: int, stop: int, layers: int) -> dict[tuple[str, ...], float]:
-    """By what is recomputed of a layer, how many layers a stage has from operator `start` to `stop`; the first is the embedding."""
+    """A stage's layers between operators `start` and `stop`, counted by the operators that they recompute.
+
+    Operator 0 is the embedding.
+    """
     found: dict[tuple[str, ...], float] = {}
     for index in range(layers):
         first = 1 + len(OPERATORS) * index
@@ -140,7 +147,7 @@ def _groups(flags: Sequence[bool], start: int, stop: int, layers: int) -> dict[t
 
 
 def _repeating(c: Configuration, words: tuple[str, ...]) -> Configuration:
-    """The configuration where those operators of a layer are recomputed."""
+    """The configuration with these operators of a layer recomputed."""
     if len(words) == len(OPERATORS):
         return replace(c, recompute="full")
     return replace(c, recompute="selective", habits=replace(c.habits, selective=words)) if words else c

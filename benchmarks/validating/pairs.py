@@ -1,8 +1,8 @@
-"""Devices beside one another: public runs of the same model, framework, precision and sequence length on two kinds of them.
+"""Pairs of devices: public runs of the same model, framework, precision and sequence length on both.
 
-    ratio = tokens a second and device on the one over those on the other, geometric means where a device has several runs
+    ratio = tokens a second and device on one over those on the other (geometric means over a device's runs)
 
-What a framework does, and what a model is, is the same on both sides, so a ratio shows the devices alone: measured, and as predicted.
+Framework and model are the same on both sides, so a ratio shows the devices alone: measured and predicted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ LARGE = "70B"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two devices on the runs of one model: by what factor the second is faster than the first, measured and predicted, and from how
-    many runs."""
+    """Two devices on one model's runs: the second's speed over the first's, measured and predicted."""
 
     what: str
     model: str
@@ -69,5 +68,5 @@ def _rate(runs: Sequence[Sample], name: str) -> float:
 
 
 def within(found: Sequence[Pair], share: float = 0.15) -> float:
-    """How many ratios are told within that share."""
+    """The fraction of ratios predicted within `share`."""
     return sum(abs(pair.error) <= share for pair in found) / max(len(found), 1)

@@ -1,4 +1,4 @@
-"""A plot of a group as SVG: predicted against measured on logarithmic axes, with the line of equality and a band of 10 % around it."""
+"""A group's plot as SVG: predicted against measured, logarithmic, with the line of equality and a 10 % band."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _Axes:
         self.low, self.high = low, high
 
     def share(self, value: float) -> float:
-        """Where a value is on an axis: 0 at its beginning, 1 at its end."""
+        """The position of a value on an axis: 0 at its beginning, 1 at its end."""
         return math.log(value / self.low) / math.log(self.high / self.low)
 
     def x(self, value: float) -> float:
@@ -122,7 +122,7 @@ BAR, WIDTH, NAMES, SCALE = 16, 640, 190, 0.4
 
 
 def leaderboard(groups: Sequence[Group], scores: Sequence[Score]) -> str:
-    """Mean errors of all groups with a null model as bars, the smallest first, each beside its null model as a mark."""
+    """Mean errors of all groups with a null model as bars, the smallest first, each with its null model's as a mark."""
     pairs = zip(groups, scores, strict=True)
     rows = sorted(((s.mean_error, s.null_error, g.name, s.n) for g, s in pairs if s.mean_error is not None and s.null_error is not None))
     height = (BAR + 6) * len(rows) + 50

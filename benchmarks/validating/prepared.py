@@ -1,4 +1,4 @@
-"""A published run made ready to be priced, whatever file it comes from, and the sample that its price makes."""
+"""A published run ready to be priced, whatever its file, and the sample of its price."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from .sizes import forward_flops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A run: what is priced, and what was measured; `measured`: seconds, `memory`: bytes that torch allocated at the peak, on the stage of
-    that index (None: the fullest); `peer`: seconds that another model of the source's own predicts. `pipelines`:
-    where stages differ; the cluster then has all their devices and no more. `occupied`: memory is of the whole device, with the context."""
+    """A run and its measurements.
+
+    `measured`: seconds. `memory`: bytes that torch allocated at the peak, on the stage with index `stage` (None: the
+    fullest); `occupied`: memory of the whole device, with the context. `peer`: seconds that the source's own model
+    predicts. `pipelines`: if stages differ; the cluster then has exactly their devices.
+    """
 
     label: str
     shape: Shape
@@ -31,7 +34,7 @@ class Prepared:
     occupied: bool = False
 
     def priced(self) -> Priced:
-        """Its price."""
+        """The price of the run."""
         if self.pipelines:
             return price_stages(self.shape, self.pipelines, self.cluster)
         return price(self.shape, self.configuration, self.cluster)

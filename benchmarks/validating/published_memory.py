@@ -1,8 +1,9 @@
-"""Published figures of memory that belong to no run: states of ZeRO, and what a first pipeline stage stores and keeps.
+"""Published figures of memory without a run: states of ZeRO, and stored and kept bytes of a first pipeline stage.
 
-Peaks that were measured in a run are scored with the run. Sources: S. Rajbhandari et al., "ZeRO: memory optimizations toward training
-trillion parameter models" (2020), table 1; V. Korthikanti et al., "Reducing activation recomputation in large transformer models" (2022),
-figures 1 and 7, whose figures follow from formulas. A ratio is to the same configuration with tensor parallelism alone.
+Peaks measured in a run are scored with the run. Sources: S. Rajbhandari et al., "ZeRO: memory optimizations toward
+training trillion parameter models" (2020), table 1; V. Korthikanti et al., "Reducing activation recomputation in large
+transformer models" (2022), figures 1 and 7, whose figures follow from formulas. A ratio is to the same configuration
+with tensor parallelism alone.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ KEPT: Mapping[str, tuple[str, bool]] = {
     "both": ("selective", True),
     "full recompute": ("full", False),
 }
-"""Recompute and sequence parallelism of what a row is about."""
+"""Recompute and sequence parallelism of the configuration in a row."""
 
 
 def memory_groups(table: Table, runs: Sequence[tuple[Row, Run]]) -> list[Group]:
-    """States by ZeRO's table, and stages by the figures; `runs`: training runs, where the models of the figures are found."""
+    """States by ZeRO's table, and stages by the figures; `runs`: training runs with the models of the figures."""
     samples: dict[str, list[Sample]] = {"ZeRO states": [], "stage": [], "ratio": []}
     left_out: Counter[str] = Counter()
     for number, row in enumerate(table.rows):
@@ -106,7 +107,7 @@ def stage_bytes(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:
 
 
 def ratio(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:
-    """What the layers keep, over what they keep with tensor parallelism alone."""
+    """Bytes kept by the layers, over those with tensor parallelism alone."""
     ours, base = stage_bytes(row, runs), stage_bytes({**row, "component": BASELINE}, runs)
     return ours / base if ours is not None and base is not None else None
 

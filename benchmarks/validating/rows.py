@@ -1,6 +1,7 @@
 """The files of published measurements: recognised by their columns, checked row by row, and brought to one form.
 
-A file with the columns of a grid (`gpus, global_batch, ..., step_time_s` and no framework) becomes rows of a file of training steps.
+A file with the columns of a grid (`gpus, global_batch, ..., step_time_s` and no framework) becomes rows of a file of
+training steps.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ COLUMNS: Mapping[str, frozenset[str]] = {
     "collectives": frozenset(("collective", "machine", "gpus", "nodes", "size_bytes", "busbw_GBps", "algbw_GBps", "time_us")),
     "memory": frozenset(("kind", "model", "config", "gpu", "component", "value", "unit")),
 }  # fmt: skip
-"""The columns that tell what a file holds, by kind; the first kind whose columns are all there is meant."""
+"""Columns that identify a file's kind; the first kind with all its columns present counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class Table:
 
 
 class Run(BaseModel):
-    """What is scored of one published training run; empty cells are absent."""
+    """The scored fields of one published training run; empty cells are absent."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -91,13 +92,13 @@ class Run(BaseModel):
 
     @property
     def sweep(self) -> tuple[Any, ...]:
-        """What configurations have in common among which a user would choose."""
+        """The common key of configurations among which a user would choose."""
         shape = (self.layers, self.hidden, self.heads, self.kv_heads, self.ffn, self.vocab)
         return (self.model, *shape, self.seq_len, self.gpu, self.gpus, self.global_batch)
 
 
 def read_tables(folder: Path) -> tuple[list[Table], list[str]]:
-    """Every recognised CSV file of a folder in the order of names, and the names of the files that are of no known kind."""
+    """Every recognised CSV file of a folder by name, and the names of the other files."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder of CSV files")
     found, others = [], []
@@ -150,11 +151,11 @@ GRID: Mapping[str, str] = {
     "gpus_per_node": "8", "network": "4x200Gb/node", "cp": "1", "ep": "1", "experts": "0", "zero_stage": "0", "seq_parallel": "0",
     "recompute": "full", "attn_impl": "unfused", "interleave": "1", "precision": "fp16", "outcome": "ok",
 }  # fmt: skip
-"""What the rows of a grid have in common: vTrain's validation runs (VIA-Research/vTrain@f8dda847, config/validation)."""
+"""The common values of a grid's rows: vTrain's validation runs (VIA-Research/vTrain@f8dda847, config/validation)."""
 
 
 def grid_row(row: Row, group: str, number: int) -> Row:
-    """A row of a grid as a row of training steps; what the model leaves open has GPT's usual proportions."""
+    """A row of a grid as a row of training steps; missing sizes have GPT's usual proportions."""
     own = {"id": f"{group}-{number + 1:03}", "group": group, "model": f"GPT h{row['hidden']} L{row['layers']}"}
     return {**dict.fromkeys(sorted(COLUMNS["steps"]), ""), **GRID, **row, **own}
 

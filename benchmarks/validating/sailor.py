@@ -1,8 +1,9 @@
-"""Sailor's runs and layers (eth-easl/sailor@cf2c8e3c): GH200 nodes, and mixed clusters of RTX-3090, RTX-2080 and Titan-RTX hosts.
+"""Sailor's runs and layers (eth-easl/sailor@cf2c8e3c), on GH200 nodes and mixed RTX-3090, RTX-2080 and Titan-RTX hosts.
 
-Read there: Megatron-DeepSpeed in float32 without mixed precision, ZeRO or recompute; the image (NGC 24.10, Dockerfile) lets products read
-float32 as tensor units do, where a device has such; scores are masked and normalised by kernels of torch, for the fused one is of 16 bits;
-messages and the reduction of gradients stand alone. A stage's entries count the embedding and the head as a layer each.
+Read in that repository: Megatron-DeepSpeed in float32 without mixed precision, ZeRO or recompute. The image (NGC 24.10,
+Dockerfile) lets products read float32 as tensor units do, if a device has such. Scores are masked and normalised by
+torch's kernels, since the fused one is for 16 bits. Messages and the reduction of gradients do not overlap. A stage's
+entries count the embedding and the head as a layer each.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ ITEM = re.compile(r"([\w-]+)xTP(\d+)\*(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A node: `devices` of a kind like those of a preset, with other figures by data sheet; `peak`: FLOP/s in float32, `tensor` in 16 bits
-    of tensor units that read float32, too (0: none). `reduces`: B/s of all-reduces by group, as splitting profiled layers of OPT-350 takes
-    them; `port`: B/s of the node's network, as the authors' own test of messages found it (sailor/providers); `shared_by` so many."""
+    """A node: `devices` like those of a preset, with other figures by data sheet.
+
+    `peak`: FLOP/s in float32; `tensor`: FLOP/s in 16 bits of tensor units that also read float32 (0: none). `reduces`:
+    B/s of all-reduces by group, from splitting profiled layers of OPT-350. `port`: B/s of the node's network, by the
+    authors' own test of messages (sailor/providers), shared by `shared_by` devices.
+    """
 
     like: str
     devices: int
@@ -104,7 +108,7 @@ def node(word: str) -> Cluster:
 
 
 def framework(word: str) -> Framework:
-    """What ran: in float32, whose states have no master beside them; updates are one kernel, gradients are zeroed."""
+    """The framework that ran: float32, states without a master, updates in one kernel, gradients zeroed."""
     work = framework_named("megatron-deepspeed")
     habits = replace(work.habits, gradient_bytes=4, reduced_bytes=4, state_bytes=8, update_traffic=32.0)
     products = TF32 if word in HOSTS and HOSTS[word].tensor else ""
@@ -139,7 +143,7 @@ Replicas = list[list[tuple[str, int]]]
 
 
 def _alike(row: Row, counts: list[int], replicas: Replicas) -> tuple[list[list[Stage]], Cluster]:
-    """One pipeline, whose replicas lie side by side."""
+    """One pipeline, with its replicas on neighbouring devices."""
     (word, tensor), data = replicas[0][0], len(replicas[0])
     c = _configuration(row, word, tensor, data, len(counts))
     stages = [Stage(layers=((count, c),), start=index * tensor * data) for index, count in enumerate(counts)]
@@ -147,7 +151,10 @@ def _alike(row: Row, counts: list[int], replicas: Replicas) -> tuple[list[list[S
 
 
 def _mixed(row: Row, counts: list[int], replicas: Replicas) -> tuple[list[list[Stage]], Cluster]:
-    """A pipeline for each replica, a node for each of its stages; all messages between nodes cross one network, its slowest port's."""
+    """A pipeline for each replica, with a node for each of its stages.
+
+    Messages between nodes cross one network, at its slowest port.
+    """
     data = len(replicas[0])
     if any(len(stage) != data for stage in replicas) or any(HOSTS[word].devices != tensor for stage in replicas for word, tensor in stage):
         raise Missing("stages of other than whole nodes")

@@ -1,14 +1,15 @@
-"""How well predictions agree with measurements, beside a model that knows nothing but a rate.
+"""The agreement of predictions with measurements, compared with a model that knows only a rate.
 
-Of a group of rows with measured m_i, predicted p_i and work w_i (FLOPs a device):
+For a group of rows with measured m_i, predicted p_i and work w_i (FLOPs a device):
 
     error_i    = p_i / m_i - 1;  mean error = mean |error_i|;  maximum = max |error_i|;  bias = mean error_i
     null model = w_i / r_-i, with r_-i the geometric mean of w_j / m_j over the other rows j (leave one out)
     Spearman   = Pearson's correlation of the ranks of p and m, equal values sharing their mean rank
     regret     = m of the row with the least p / min m - 1
 
-Spearman and regret are those of one sweep (the same model, sequence length, devices and global batch); a group has their mean.
-Source of the rank correlation: C. Spearman, "The proof and measurement of association between two things" (1904).
+Spearman and regret are those of one sweep (the same model, sequence length, devices and global batch); a group has
+their mean. Source of the rank correlation: C. Spearman, "The proof and measurement of association between two things"
+(1904).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ SWEEP = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One row: seconds and bytes measured and predicted, and whether it ran out of memory; None where not known.
+    """One row: seconds and bytes measured and predicted, and whether it ran out of memory; None if not known.
 
-    `work`: what the null model takes the measurement to be proportional to. `peer`: seconds that another model predicts;
-    `arithmetic`: seconds of products and attention alone at the rates measured on the device. `pair`: what runs on different devices must
-    have in common to be compared, with the `device` and the `tokens` of a step on each of them.
+    `work`: the quantity to which the null model takes seconds to be proportional. `peer`: seconds that another model
+    predicts. `arithmetic`: seconds of products and attention alone at the rates measured on the device. `pair`: the
+    common key of runs on different devices, with the `device` and the `tokens` of a step on each of them.
     """
 
     label: str
@@ -57,7 +58,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows that are scored together; `left_out` counts the others by reason. `unit`: of what is compared, for plots."""
+    """Rows that are scored together; `left_out`: numbers of other rows by reason; `unit`: for plots."""
 
     name: str
     samples: tuple[Sample, ...]
@@ -67,11 +68,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The figures of a group, as fractions; None where one does not apply.
+    """The figures of a group, as fractions; None if one does not apply.
 
-    `oom`: rows told to run out of memory that did, told that did not, not told that did, not told that did not. `arithmetic`: the
-    median share of the measured time that products and attention take. `chosen_oom`: sweeps in which the best of all rows that are told
-    to fit ran out of memory.
+    `oom`: the numbers of rows predicted out of memory that were, predicted that were not, not predicted that were, and
+    neither. `arithmetic`: the median share of products and attention in the measured time. `chosen_oom`: sweeps in
+    which the best row predicted to fit ran out of memory.
     """
 
     n: int
@@ -137,7 +138,7 @@ def _mean(values: ArrayLike) -> float | None:
 
 
 def null_predictions(work: ArrayLike, measured: ArrayLike) -> NDArray[np.float64]:
-    """What each row would take at the geometric mean rate of all the others."""
+    """The seconds of each row at the geometric mean rate of all the others."""
     work, measured = np.asarray(work, dtype=float), np.asarray(measured, dtype=float)
     rates = np.log(work / measured)
     others = (rates.sum() - rates) / (len(rates) - 1)
@@ -145,7 +146,7 @@ def null_predictions(work: ArrayLike, measured: ArrayLike) -> NDArray[np.float64
 
 
 def null_error(timed: Sequence[Sample]) -> float | None:
-    """The mean error of the null model on the rows that the model is scored on; None where it has no other row to learn from."""
+    """The mean error of the null model on the scored rows; None if it has no other row to learn from."""
     if len(timed) < 2 or any(s.work is None for s in timed):
         return None
     measured = [s.measured for s in timed]
@@ -178,7 +179,7 @@ def spearman(predicted: ArrayLike, measured: ArrayLike) -> float | None:
 
 
 def regret(predicted: ArrayLike, measured: ArrayLike) -> float:
-    """What the choice of the model costs over the best; among equal predictions the choice is by lot, and the mean counts.
+    """The excess of the model's choice over the best; among equal predictions the mean counts.
 
     >>> regret([5.0, 4.0, 6.0], [2.0, 2.5, 9.0])
     0.25
@@ -213,7 +214,7 @@ def chosen_oom(sweeps: Sequence[Sequence[Sample]]) -> int:
 
 
 def confusion(samples: Sequence[Sample]) -> tuple[int, int, int, int] | None:
-    """Rows told and found out of memory, told only, found only, neither; None where nothing was told, or nothing ever ran out."""
+    """Rows predicted and found out of memory, only predicted, only found, neither; None if there are none."""
     known = [(s.told_oom, s.was_oom) for s in samples if s.told_oom is not None and s.was_oom is not None]
     if not any(was for _, was in known):
         return None

@@ -1,4 +1,4 @@
-"""The models of published runs: sizes as a row gives them, or those of the public model that it names; and the work of a token.
+"""The models of published runs: sizes of a row, or of the public model that it names; and the work of a token.
 
 forward FLOPs a token of a layer = 2 x the elements of the matrices that it meets + 4 keys x head size x heads
 """
@@ -51,7 +51,8 @@ def shape_of(row: Row, work: Framework) -> Shape:
     known = public_models().get(row["model"])
     own = {name: number(row, name) for name in OWN if row[name]}
     if known is not None:
-        # Vocabularies are padded, and cut models have fewer layers; an expert's width stands in the column of the dense one.
+        # Vocabularies are padded, and cut models have fewer layers; an expert's width is in the column of the dense
+        # one.
         given = {name: own[name] for name in ("layers", "vocab") if name in own}
         shape = replace(known, sequence=number(row, "seq_len"), **given)
     else:

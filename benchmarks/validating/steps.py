@@ -1,6 +1,7 @@
 """A published training run, a row of `training_steps.csv`, as a known configuration on a cluster.
 
-What a row says is taken as it stands; what its framework does is in the cost model's table, choices of recipes in `frameworks`.
+A row's own values are taken unchanged; the framework's habits are in the cost model's table, choices of recipes in
+`frameworks`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NARROW = (
     ("float8", "float8_e4m3fn"), ("mxfp8", "float8_block"), ("fp8-mx", "float8_block"), ("fp8-sc", "float8_block"),
     ("fp8", "float8_e4m3fn"), ("amp_fp8", "float8_e4m3fn"), ("nvfp4", "float4"),
 )  # fmt: skip
-"""To what products cast their operands, by how a row's precision begins."""
+"""The types to which products cast their operands, by the prefix of a row's precision."""
 REPEATED: Mapping[str, tuple[str, ...]] = {
     "core_attn": (".core",), "layernorm": (".norm1", ".norm2"), "mla_up_proj": (".attention.query", ".kv_up"), "mlp": (".mlp.",),
     "moe": (".experts",), "moe_act": (ACTIVATION,),
@@ -39,7 +40,7 @@ MICRO_BATCHES = (1, 2, 4, 8)
 
 
 def framework(row: Row) -> Framework:
-    """The framework of a row with what the row says is otherwise."""
+    """The framework of a row, with the differences that the row states."""
     work = framework_of(row["framework"], compiled=compiled(row), precision=row["precision"])
     given = row["attn_impl"]
     if given and given != "flash" and given not in ATTENTION:
@@ -52,18 +53,19 @@ def framework(row: Row) -> Framework:
     narrow = next((ours for word, ours in NARROW if row["precision"].lower().startswith(word)), "")
     habits = _chosen(_habits(row, work.habits), row)
     if narrow == "float8_e4m3fn" and "torchtitan" in row["framework"]:
-        # Parameters are gathered in 8 bits, but not by rows. What is kept is the same: a product of narrow tensors is a torch.mm, too.
+        # Parameters are gathered in 8 bits, but not by rows. Kept values are the same: a product of narrow tensors is a
+        # torch.mm, too.
         habits = replace(habits, gathered_bytes=None if "rowwise" in row["precision"] else 1.0)
     return replace(work, habits=habits, kernels=replace(kernels, products=narrow))
 
 
 def compiled(row: Row) -> bool:
-    """Whether a compiler fuses what the framework runs."""
+    """Whether a compiler fuses the framework's operators."""
     return "compile" in row["notes"] or "compile" in row["framework"] or "Parax" in row["framework"] or "async TP" in row["notes"]
 
 
 def _habits(row: Row, habits: Habits) -> Habits:
-    """What the framework does, as far as a row says that it did otherwise."""
+    """The framework's habits, with the differences that a row states."""
     habits = replace(habits, overlap_gradients=habits.overlap_gradients or "DDP torch (overlapped)" in row["notes"])
     if row["precision"].startswith("bf16 (fp32 grad"):  # a float32 buffer, to which kernels of their own add 16-bit gradients
         habits = replace(habits, gradient_bytes=6, accumulation_bytes=18.0, reduce_whole=True, partition="items")
@@ -72,14 +74,14 @@ def _habits(row: Row, habits: Habits) -> Habits:
     if "overlap-grad-reduce" in row["notes"]:
         habits = replace(habits, overlap_gradients=True, overlap_gather=True, pipelined_tensor=True)
     if row["framework"].startswith("PyTorch FSDP") and row["hfu_pct"]:
-        # The share of layers that are recomputed is not published; model and hardware FLOP/s differ by a third of it.
+        # The share of recomputed layers is not published; model and hardware FLOP/s differ by a third of it.
         share = 3 * (float(row["hfu_pct"]) / float(row["mfu_pct"]) - 1)
         habits = replace(habits, recomputed=min(max(share, 0.0), 1.0))
     return habits
 
 
 def _chosen(habits: Habits, row: Row) -> Habits:
-    """What the recipe of a run chooses."""
+    """The habits with the choices of a run's recipe."""
     name = row["framework"]
     if name.startswith("NeMo"):
         # Their scripts sum in 16 bits for Llama alone, and pipeline tensor parallelism for the largest models.
@@ -153,7 +155,7 @@ def configuration_of(row: Row, work: Framework) -> Configuration:
 
 
 def predict(row: Row) -> tuple[Shape, Priced]:
-    """The model of a row and its predicted step. Raises `Missing` where the row leaves open what was run."""
+    """The model of a row and its predicted step. Raises `Missing` if the row does not define its run."""
     work = framework(row)
     shape, cluster = shape_of(row, work), cluster_of(row["gpu"], row["network"])
     if row["micro_batch"]:

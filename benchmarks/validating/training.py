@@ -1,11 +1,13 @@
-"""Groups of published training runs: every run priced, beside its work and what was measured.
+"""Groups of published training runs: every run priced, with its work and its measurements.
 
-    work of a device = (3 or, with full recompute, 4) x forward FLOPs of the layers + 3 x those of the head, over the devices;
-                       selective recompute repeats the attention only
-    forward FLOPs a token of a layer = 4 h^2 (1 + kv_heads / heads) + 2 m h f + 4 s h,  m = 3 matrices where gated, else 2
+    work of a device = ((3, or 4 with full recompute) x forward FLOPs of layers + 3 x those of the head) / devices
+                       (selective recompute repeats the attention alone)
+    forward FLOPs a token of a layer = 4 h^2 (1 + kv_heads / heads) + 2 m h f + 4 s h
+                       m: 3 matrices where gated, else 2
 
-Source: D. Narayanan et al., "Efficient large-scale language model training on GPU clusters" (2021), appendix, and V. Korthikanti et al.,
-"Reducing activation recomputation in large transformer models" (2022), appendix A. A causal mask is not counted as half.
+Source: D. Narayanan et al., "Efficient large-scale language model training on GPU clusters" (2021), appendix, and V.
+Korthikanti et al., "Reducing activation recomputation in large transformer models" (2022), appendix A. A causal mask is
+not counted as half.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ FAMILY = re.compile(r"[^0-9+]*")
 
 
 def _family(run: Run) -> str:
-    """What kind of model a run of Megatron-Bridge trains."""
+    """The kind of model that a run of Megatron-Bridge trains."""
     if "emotron" in run.model:
         return "state space"
     if "GPT OSS" in run.model or "GPT-OSS" in run.model:
@@ -53,7 +55,7 @@ DIVIDED: Mapping[str, Callable[[Run], str]] = {
     "mbridge": _family,
     "korth_t5": lambda run: f"dp {run.dp}",  # its row of several replicas measures the reduction of gradients, not recompute
 }
-"""Groups that are also scored in parts, and what names the part of a row."""
+"""Groups that are also scored in parts, each with the function that names a row's part."""
 
 
 def work(run: Run, shape: Shape) -> float | None:
@@ -69,8 +71,11 @@ def work(run: Run, shape: Shape) -> float | None:
 
 
 def stated_seconds(run: Run, shape: Shape) -> float | None:
-    """The step that a row's TFLOP/s come to, by the definition of FLOPs that it states: six a parameter and token and attention, no
-    recompute, a causal mask not counted as half."""
+    """Seconds of a step: the row's own, or those that follow from its stated TFLOP/s.
+
+    FLOPs are counted as the row defines them: six a parameter and token, plus attention without halving for a causal
+    mask, and no recompute.
+    """
     if run.seconds is not None or run.tflops_per_gpu is None or "model FLOPs" not in run.tflops_kind:
         return run.seconds
     flops = work(run.model_copy(update={"recompute": ""}), shape)
@@ -78,7 +83,7 @@ def stated_seconds(run: Run, shape: Shape) -> float | None:
 
 
 def reason(run: Run) -> str | None:
-    """Why a row cannot be scored before it is priced, or None."""
+    """The reason why a row cannot be scored before it is priced, or None."""
     if run.outcome not in ("ok", "OOM", ""):
         return f"its outcome is {run.outcome}"
     if run.seconds is None and run.outcome != "OOM" and "model FLOPs" not in run.tflops_kind:
@@ -119,7 +124,10 @@ def label(run: Run) -> str:
 
 
 def attempted(call: Callable[[], T]) -> T | str:
-    """What the call returns, or why it failed: one row that cannot be priced must not hide the others, and is counted."""
+    """The call's result, or its reason for failing.
+
+    One row that cannot be priced must not hide the others; it is counted.
+    """
     try:
         return call()
     except Missing as error:
@@ -136,7 +144,7 @@ def priced(row: Row, run: Run, predicted: Predict) -> tuple[Shape, Priced] | str
 
 
 def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
-    """The row priced, or the reason why it is left out."""
+    """The priced row, or the reason for leaving it out."""
     found = priced(row, run, predicted)
     if isinstance(found, str):
         return found

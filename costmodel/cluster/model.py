@@ -253,9 +253,7 @@ def bind_axes(cluster: Cluster, sizes: tuple[int, ...]) -> tuple[str, ...] | Non
 
 
 def parse_span(cluster: Cluster, text: str, group: int) -> tuple[tuple[Level, int], ...]:
-    """The levels that a group of `group` devices spans, inside out, each with its branches, from the text of
-    `bind_axes`.
-    """
+    """Levels that a group of `group` devices spans, inside out, with their branches, from the text of `bind_axes`."""
     if group == 1:
         return ()
     if ":" not in text:

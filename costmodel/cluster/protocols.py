@@ -50,7 +50,7 @@ class Protocol:
 
     @property
     def key(self) -> str:
-        """Its identity on its level: its name, and the first of its collectives."""
+        """The protocol's identity on its level: its name, and the first of its collectives."""
         return ".".join((self.name, *self.collectives[:1]))
 
     @property

@@ -3,11 +3,11 @@
 Each of n devices has one of n parts of a buffer. Links carry the same both ways; a device's links have its `bandwidth`
 together.
 
-- All tell all (all-gather, and reduce-scatter backwards). No schedule passes the narrowest cut, and some schedule is as
-fast
-  (Edmonds 1973; Zhao et al. 2024, arXiv:2402.06787): parts a second = min over sets S of devices of links(S, rest) / |S|. Maximum flows
-  find it: from a source with an edge of capacity x to every device n x must reach each; a cut where it does not gives the next, smaller x.
-- Each sends different bytes to each (all-to-all) along shortest paths: the fullest link has the largest betweenness.
+- All-gather, and reduce-scatter backwards: no schedule is faster than the narrowest cut, and some schedule is as fast
+  (Edmonds 1973; Zhao et al. 2024, arXiv:2402.06787): parts a second = min over sets S of devices of
+  links(S, rest) / |S|. Maximum flows find this minimum: from a source with an edge of capacity x to every device, n x
+  must reach each device; where it does not, the cut gives the next, smaller x.
+- All-to-all along shortest paths: the fullest link is the one with the largest betweenness.
 - A message takes the hops of the shortest path, in the mean over all pairs.
 """
 
@@ -38,9 +38,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """Either a `torus` of these sides, with the last side's numbers running fastest, or the `joined` pairs, one per
-    link.
-    """
+    """A `torus` of these sides, with the last side's numbers running fastest, or the `joined` pairs, one a link."""
 
     torus: tuple[int, ...] = ()
     joined: tuple[tuple[int, int], ...] = ()

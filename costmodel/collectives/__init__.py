@@ -1,5 +1,4 @@
-"""The cost of communication: the algorithms of each backend in closed form, in its protocols, over a cluster's levels.
-"""
+"""The cost of communication: each backend's algorithms in closed form, by protocol, over a cluster's levels."""
 
 from ..cluster.protocols import KINDS
 from .algorithm import Algorithm

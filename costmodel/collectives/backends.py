@@ -18,9 +18,7 @@ from .algorithm import Algorithm, log2_up, share
 
 
 def _ring(rounds: int, layout: str = "channels") -> Algorithm:
-    """A ring of `rounds` rounds: one to gather or to scatter a reduction, two for both. A device's own part is not
-    sent.
-    """
+    """A ring of `rounds` rounds: one to gather or to reduce-scatter, two for both. A device's own part stays."""
     return Algorithm(
         name="ring", layout=layout, steps=lambda n: rounds * (n - 1), traffic=lambda n: rounds * share(n), own=lambda n: rounds / n
     )

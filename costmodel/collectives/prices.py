@@ -90,8 +90,7 @@ def linear(kind: str, group: int, *, level: str, cluster: Cluster) -> Line:
 
 
 def collective_time(kind: str, nbytes: ArrayLike, group: int, *, level: str, cluster: Cluster) -> NDArray[np.float64]:
-    """Seconds of one collective of `nbytes` (a number or an array; see the module), in each group of an axis at once.
-    """
+    """Seconds of one collective of `nbytes` (number or array; see the module) in each group of an axis at once."""
     sizes = np.asarray(nbytes, dtype=np.float64)
     if sizes.size and not float(sizes.min()) >= 0:
         raise ClusterError(f"the bytes of a collective cannot be negative or undefined: {sizes.min()}")

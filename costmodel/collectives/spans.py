@@ -3,8 +3,8 @@
 Of a group of N with n branches on a level and m members inside a branch:
 
 - `channels` (NCCL's rings): one ring over all members, in as many copies as a branch has members. Each copy leaves the
-  branch by another member's port: on every level traffic(N) * bytes / m. Of a ring's N hops, those between branches take
-  the outer latency.
+  branch by another member's port: on every level traffic(N) * bytes / m. Of a ring's N hops, those between branches
+  take the outer latency.
 - `nested` (NCCL's trees, the switch): level by level, outside with a share of the bytes: traffic(n) * bytes / m. The
   levels work on different chunks at once, so the slowest bounds the time; their steps add up.
 - `flat` (Gloo): one ring or tree over all members, with traffic(N) on every level; each step waits for the slowest.
@@ -35,9 +35,7 @@ Span = tuple[tuple[Level, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One level of a span: its branches, members of the group inside a branch, devices inside a branch, and the
-    protocol.
-    """
+    """One level of a span: branches, members of the group in a branch, devices in a branch, and the protocol."""
 
     level: Level
     branches: int
@@ -46,7 +44,7 @@ class Part:
     protocol: Protocol
 
     def seconds_per_byte(self, drivers: float, *, exchanging: bool = False) -> float:
-        """Of a device, where `drivers` of the devices that share a port use it at once."""
+        """Seconds per byte of a device, if `drivers` of the devices that share a port use it at once."""
         return max(drivers, 1.0) / self.level.rate(self.branches, self.protocol.efficiency, exchanging=exchanging)
 
     @property

@@ -4,17 +4,18 @@ B batches of H heads with d elements, S queries and K keys, in b = B H ceil(S / 
 With a causal mask half of the keys is skipped, up to the block on the diagonal. With a window all keys outside it are
 skipped, except in the blocks at its edges:
 
-    pairs   = K', or (K' + 128) / 2 causal, at most window + 128 + edge,  K' = K rounded up to 128;  + start, for each block
+    pairs   = K', or (K' + 128) / 2 causal, at most window + 128 + edge; + start     of a block; K': K rounded up to 128
     round   = 4 d 128 / (rate(d) peak / units)                                       seconds of a block for each key
-    compute = max(round pairs (b / units + quantum (ceil(b / units) - b / units)), round longest K'), times `grouped` where heads share keys
-    traffic = bytes^2 / (memory (bytes + held))                         bytes in a cache of about `held` bytes do not move
+    compute = max(round pairs (b / units + quantum (ceil(b / units) - b / units)), round longest K')
+    traffic = bytes^2 / (memory (bytes + held))
     busy    = (compute^blend + traffic^blend)^(1 / blend)
     seconds = launch + busy (1 + heat h / (1 + h)) + passes traffic,  h = (compute / warm)^2
 
-`passes` counts further work of a framework's kernel (rotary positions, a cache of keys). Backward there are five
-products for the forward pass's two, at 0.863 of its rate: FlashAttention-2 reaches 73 % of the peak forward and 63 %
-backward (Dao, arXiv:2307.08691, abstract and section 4.1), FlashAttention-3 the same ratio within 2 % (Shah et al.,
-arXiv:2407.08608, figures 5 and 6, heads of 128).
+`compute` is multiplied by `grouped` where heads share keys. Bytes in a cache of about `held` bytes do not move. `passes`
+counts further work of a framework's kernel (rotary positions, a cache of keys). Backward there are five products for
+the forward pass's two, at 0.863 of its rate: FlashAttention-2 reaches 73 % of the peak forward and 63 % backward (Dao,
+arXiv:2307.08691, abstract and section 4.1), FlashAttention-3 the same ratio within 2 % (Shah et al., arXiv:2407.08608,
+figures 5 and 6, heads of 128).
 """
 
 from __future__ import annotations
@@ -98,9 +99,7 @@ class AttentionForm:
         return np.asarray(self.launch + heated(busy, compute, clock) + self.passes * traffic)
 
     def backward(self, scores: Scores, speed: Speed, *, sustained: bool = True) -> Floats:
-        """Seconds of the backward pass by the rule above; a kernel before it sums rows, one behind it casts the
-        gradient.
-        """
+        """Seconds of the backward pass by the rule above; a kernel before sums rows, one behind casts the gradient."""
         forward = self.seconds(scores, speed, sustained=sustained) - self.launch - self.passes * self._traffic(scores, speed)
         return np.asarray(3 * self.launch + forward * BACKWARD_WORK / self.backward_rate)
 

@@ -70,7 +70,7 @@ class Layer:
         return sum((self._weight(inner) for inner in trained), np.zeros(len(self.rows)))
 
     def _bytes(self, name: str) -> Floats:
-        """Of the rows of a value, or of a weight."""
+        """Bytes of the rows of a value, or of a weight."""
         if name.startswith("%w"):
             tensor = self.call.inputs[2 + int(name[2:])]
             inside = tensor.bytes / tensor.shape[0] * self.experts

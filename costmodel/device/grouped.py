@@ -3,8 +3,9 @@
 Experts have different numbers of rows. Each fills tiles of its own, so there are at least as many tiles as experts with
 rows:
 
-    tiles   = sum over the experts of ceil(rows / r) ceil(n / 128)                                at the best r of 16 to 256 rows
-    compute = waves(tiles / units) (2 r 128 (k / rate(r) + prologue)) units / (peak rate),  rate(r) = (r / 128)^small below 128 rows
+    tiles   = sum over the experts of ceil(rows / r) ceil(n / 128)      at the best r of 16 to 256 rows
+    compute = waves(tiles / units) (2 r 128 (k / rate(r) + prologue)) units / (peak rate)
+    rate(r) = (r / 128)^small below 128 rows
     busy    = (compute^blend + (bytes / stream)^blend)^(1 / blend)
 
 A whole layer, as frameworks measure it, is its two products (the first of two widths if it is gated), made longer by

@@ -119,8 +119,7 @@ class Device:
         return self.peak[family]
 
     def attention_fraction(self, kernel: str, direction: str) -> float:
-        """The fraction of the peak that an attention kernel (flash1, flash2) reaches; `direction`: forward or backward.
-        """
+        """The fraction of the peak of an attention kernel (flash1, flash2), `direction` forward or backward."""
         name = f"{kernel}.{direction}"
         if name not in self.attention and self.attention:
             raise ClusterError(f"device {self.name!r}: " + unknown("attention kernel", name, self.attention))

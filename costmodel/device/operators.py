@@ -33,8 +33,7 @@ from .products import Product
 Floats = NDArray[np.float64]
 
 CAST_TRAFFIC = 2.5
-"""Bytes moved per byte of a 16-bit operand in a cast to 8 bits: read for its largest element, read again, half written.
-"""
+"""Bytes moved per byte of a 16-bit operand cast to 8 bits: read for its maximum, read again, half written."""
 DEFAULT_KERNEL = "flash2"
 SOFTMAX = "aten.softmax.int"
 NORMS = frozenset(("aten.layer_norm.default", "aten.native_layer_norm.default", "aten.rms_norm.default", "aten._fused_rms_norm.default"))
@@ -145,9 +144,7 @@ class _Operator:
         return sum(seconds, self._cast(self.outs)) if seconds else self._seconds(right, whole)
 
     def weight(self) -> Floats:
-        """The product that gives a parameter's gradient; an operator on parameters alone counts its whole backward
-        pass.
-        """
+        """The product for a parameter's gradient; an operator on parameters alone counts its whole backward pass."""
         trained = [i for i, t in enumerate(self.call.inputs) if t.role is Role.PARAMETER and t.name in self.gradients]
         if self.product is None or self.right not in trained:
             only = trained and all(self.call.inputs[i].role is Role.PARAMETER for i in range(len(self.ins)) if self.call.inputs[i].is_float)
@@ -199,8 +196,7 @@ class _Operator:
         return attention_seconds(self._scores(causal=causal), done, moved, kernel, direction, self.dtype, self.device)
 
     def _scores(self, *, causal: bool) -> Scores:
-        """Local sizes of attention by its rule's letters: g r heads, q queries, k keys, w and e widths, the rest batch.
-        """
+        """Local sizes of attention by its rule's letters: g r heads, q queries, k keys, w e widths, the rest batch."""
         found = {letter: np.ones(self.count) for letter in "grqkweb"}
         for i, factor in enumerate(self.rule.factors):
             # The dims of a mask (x, xm) are no loops of the products.
@@ -216,9 +212,7 @@ class _Operator:
         )  # fmt: skip
 
     def _product(self) -> Product:
-        """Rows m, columns n and inner size k of the local product, from the factors shared by its operands and its
-        output.
-        """
+        """Rows m, columns n and inner size k of the local product, from factors that operands and output share."""
         members = [_members(dims) for dims in (*self.rule.inputs, self.rule.outputs[0])]
         out = members[-1]
         operands = [i for i, found in enumerate(members[:-1]) if len(found) > 1][:2]

@@ -4,16 +4,17 @@ A product [m, k] x [k, n] (a `batch` of them) is computed in tiles by the units 
 Matrix Multiplication Background User's Guide: tile and wave quantisation). With t tiles in all, w = t / units tiles for
 each unit, and s parts of k:
 
-    waves   = max(w, 1) + quantum (ceil(w) - w)                          quantum 1: whole waves; 0: units take up each other's work
-    tile    = 2 area (k / (s rate(area)) + epilogue) + 2 128^2 prologue  operations, `rate` of the largest tiles a fraction of the peak
-    compute = max(waves tile, t (rows + columns) k / s / cache) + the sum of s parts          at the best tile and the best s
-    traffic = bytes^2 / (stream (bytes + held))                     bytes in a cache of about `held` bytes do not move
+    waves   = max(w, 1) + quantum (ceil(w) - w)
+    tile    = 2 area (k / (s rate(area)) + epilogue) + 2 128^2 prologue                                 operations
+    compute = max(waves tile, t (rows + columns) k / s / cache) + the sum of s parts    at the best tile and the best s
+    traffic = bytes^2 / (stream (bytes + held))
     busy    = (compute^blend + traffic^blend)^(1 / blend)
     seconds = launch + busy (1 + heat h / (1 + h)),  h = (compute / warm)^2
 
-The last line is the clock: a device that computes for longer than `warm` meets its power limit. `burst` constants are
-those of a few products after a rest. `sustained` constants, which hold in a training step, are those of the same
-products repeated for a second.
+`quantum` is 1 for whole waves, 0 where units take up each other's work. `rate` is a fraction of the peak for the largest
+tiles. Bytes in a cache of about `held` bytes do not move. The last line is the clock: a device that computes for longer
+than `warm` meets its power limit. `burst` constants are those of a few products after a rest. `sustained` constants,
+which hold in a training step, are those of the same products repeated for a second.
 """
 
 from __future__ import annotations

@@ -14,9 +14,12 @@ Floats = NDArray[np.float64]
 
 STEP, STEPS = 1e-4, 60
 GROWS, SHRINKS, LEAST, MOST = 4.0, 0.3, 1e-9, 1e9
-"""How the damping moves, and its range: without damping, constants that no measurement tells apart leave no step."""
+"""Factors by which the damping grows and shrinks, and its range.
+
+Without damping, constants that no measurement tells apart would leave no step.
+"""
 ENOUGH = 1e-10
-"""Part of the sum of squares by which a step must lower it to be worth another one."""
+"""The least relative fall of the sum of squares that is worth another step."""
 
 
 def solve(residuals: Callable[[Mapping[str, float]], Floats], sides: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:

@@ -17,8 +17,7 @@ from .transformer import Transformer, transformer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysed:
-    """The graph of a transformer, its analysis, the values `inside` fused chains, and the priced seconds of operators.
-    """
+    """A transformer's graph, its analysis, the values `inside` fused chains, and the operators' priced seconds."""
 
     model: Transformer
     analysis: Analysis

@@ -38,8 +38,7 @@ def attend(b: GraphBuilder, name: str, x: str, *, memory: str = "", windowed: bo
 
 
 def _heads(b: GraphBuilder, name: str, x: str, memory: str) -> tuple[str, ...]:
-    """Queries of the rows, keys and values of the same rows or of `memory`: [batch, heads, sequence, head size] each.
-    """
+    """Queries of the rows, keys and values of these or of `memory`: each [batch, heads, sequence, head size]."""
     s = b.shape
     bias = s.bias or s.qkv_bias
     groups = s.heads // s.kv_heads
@@ -81,8 +80,7 @@ def _to_heads(b: GraphBuilder, name: str, x: str) -> str:
 
 
 def _latent(b: GraphBuilder, name: str, x: str, latent: Latent) -> tuple[str, ...]:
-    """Latent attention in training: keys and values are written out for all heads (arXiv:2405.04434, equations 9-18).
-    """
+    """Latent attention in training: keys and values are written out for all heads (arXiv:2405.04434, eqs. 9-18)."""
     heads, width = b.shape.heads, latent.nope + latent.rope
     source = x
     if latent.q_rank:

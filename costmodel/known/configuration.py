@@ -15,9 +15,12 @@ RECOMPUTE = ("none", "selective", "full")
 CONTEXTS = ("ring", "heads")
 """ring: keys and values travel around; heads: all-to-alls give every rank whole sequences of a share of the heads."""
 PARTITIONS = ("even", "greedy", "items", "balanced")
-"""How layers are distributed over stages. even: equally many on each; greedy: each stage takes the most, the last the
-rest; items: even, with embedding and head counted as layers; balanced: even in parameters, with embedding and head
-counted as the layers that hold as many.
+"""Distributions of layers over stages.
+
+- even: equally many on each stage.
+- greedy: each stage takes the most, the last the rest.
+- items: even, with embedding and head counted as layers.
+- balanced: even in parameters, with embedding and head counted as the layers that hold as many.
 """
 
 
@@ -54,9 +57,12 @@ LOSSES: Mapping[str, Loss] = {
     # A compiler puts cast, maximum and sum together and, backward, exponential, scaling and cast.
     "compiled": Loss(forward=6.0, backward=6.0, at_most=8.0),
 }
-"""Cross entropies by their kernels. Sources: NVIDIA/Megatron-LM@d98e8a64: megatron/core/tensor_parallel/cross_entropy.py and
+"""Cross entropies by their kernels.
+
+Sources: NVIDIA/Megatron-LM@d98e8a64: megatron/core/tensor_parallel/cross_entropy.py and
 megatron/core/fusions/fused_cross_entropy.py; NVIDIA/TransformerEngine: common/triton/cross_entropy.py;
-Dao-AILab/flash-attention: losses/cross_entropy.py; torch's log_softmax and nll_loss."""
+Dao-AILab/flash-attention: losses/cross_entropy.py; torch's log_softmax and nll_loss.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,27 +94,25 @@ class Habits:
 
     - `fused_accumulation`: products of weight gradients add to those of earlier micro-batches without a pass of their
       own.
-    - `fused`: chains of elementwise operators are one kernel. `compiled`: the host runs ahead of the device whatever
-      the
-      kernels. `blocking`: the host waits for every kernel. `filled`: every new tensor is filled before a kernel writes it.
+    - `fused`: chains of elementwise operators are one kernel.
+    - `compiled`: the host runs ahead of the device whatever the kernels; `blocking`: it waits for every kernel.
+    - `filled`: every new tensor is filled before a kernel writes it.
     - `loss`: of `LOSSES`. `partition`: of layers over stages, of `PARTITIONS`.
 
     Recompute:
 
     - `recompute_ends`: embedding and head are recomputed too. `recomputed`: the share of the layers in full recompute.
-    - `selective`: operators with one of these words in their names are recomputed selectively. `kept`: instead,
-      operators
-      with these words keep their outputs and all others are recomputed.
+    - `selective`: operators with one of these words in their names are recomputed selectively.
+    - `kept`: instead, operators with these words keep their outputs and all others are recomputed.
 
     Bytes:
 
-    - `gradient_bytes`: of an element of gradients summed over micro-batches; `reduced_bytes`: of an element in the
-      reduction;
-      `gathered_bytes`: of an element in the gather of parameters (None: as used).
+    - `gradient_bytes`: of an element of gradients summed over micro-batches.
+    - `reduced_bytes`: of an element in the reduction; `gathered_bytes`: in the gather of parameters (None: as used).
     - `accumulation_bytes`: moved per parameter and micro-batch by such a sum (None: read both, write one).
-    - `state_bytes`: of the optimizer per parameter (master weight and moments); `update_traffic`: moved per parameter
-      by an
-      update. `weight_bytes`: of a stored parameter in use (None: of the dtype).
+    - `state_bytes`: of the optimizer per parameter (master weight and moments).
+    - `update_traffic`: moved per parameter by an update.
+    - `weight_bytes`: of a stored parameter in use (None: of the dtype).
     - `offloaded`: the share of the layers whose activations wait in host memory. `workspace`: allocated for good by the
       framework's libraries. `expandable`: the allocator's segments grow (`memory.occupancy`).
     """
@@ -211,7 +215,7 @@ class Configuration:
 
     @property
     def expert_data(self) -> int:
-        """Of the data-parallel ranks, how many split the experts among them."""
+        """The number of data-parallel ranks that split the experts among them."""
         return min(self.expert, self.data)
 
     @property

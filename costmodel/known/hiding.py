@@ -12,9 +12,7 @@ from ..step.timeline import SLOWDOWN
 
 
 def exposed(communication: float, cover: float) -> float:
-    """Seconds that a collective adds to the compute that covers it: its excess over the cover, and the cover's
-    slowdown.
-    """
+    """Seconds that a collective adds to the compute that covers it: its excess over it, and the compute's slowdown."""
     return max(0.0, communication - cover) + (SLOWDOWN["nccl"] - 1) * min(communication, cover)
 
 

@@ -1,6 +1,4 @@
-"""Sizes from Hugging Face `config.json` files: the meaning of their keys by model type. Nothing in the file is
-executed.
-"""
+"""Sizes from Hugging Face `config.json` files: their keys' meaning by model type. Nothing in a file is executed."""
 
 from __future__ import annotations
 

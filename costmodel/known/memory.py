@@ -36,9 +36,7 @@ def working(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Lo
 
 @functools.lru_cache(maxsize=1024)
 def _working(shape: Shape, kinds: tuple[str, ...], c: Configuration, cluster: Cluster) -> Mapping[str, Load]:
-    """Loads from the program of two layers of each kind; the second stands for all, as its input is a layer's output
-    too.
-    """
+    """Loads from the program of two layers of each kind; the second stands for all (its input is a layer's output)."""
     parts = Parts(shape, c, cluster, places_of(c, cluster.sized(c.devices)), kinds=(*kinds, *kinds))
     program, part_of = parts.program(), parts.model.part
     second = tuple(f"layers.{index}." for index in range(len(kinds), 2 * len(kinds)))
@@ -111,9 +109,7 @@ def _logits(program: Program) -> float:
 
 
 def _repeated(parts: Parts, c: Configuration, kinds: int) -> tuple[tuple[str, ...], ...]:
-    """Recomputed segments by layer: the operators of the recompute, and those that fused backward kernels compute
-    again.
-    """
+    """Recomputed segments by layer: operators of the recompute, and those that fused backward kernels repeat."""
     layers = tuple(f"layers.{index}." for index in range(2 * kinds))
     again = [op.name for op in parts.analysis.warm if op.name.startswith("layers.") and (c.habits.kept or c.repeats(op.name))]
     segments = [tuple(name for name in again if name.startswith(layer)) for layer in layers] if c.recompute != "none" else []
@@ -153,9 +149,7 @@ def _kept_outputs(program: Program, c: Configuration, parts: Parts) -> dict[str,
 
 
 def stored_bytes(part: PartSeconds, c: Configuration) -> float:
-    """Bytes of a part's parameters, gradients and optimizer state; experts are sharded over the ranks with the same
-    ones.
-    """
+    """Bytes of a part's parameters, gradients and optimizer state, sharded over replicas (of experts: their own)."""
     gradients, states = c.habits.gradient_bytes, c.habits.state_bytes
     weights = DTYPE_BYTES[c.dtype] if c.habits.weight_bytes is None else c.habits.weight_bytes
     total = 0.0
@@ -168,7 +162,7 @@ def stored_bytes(part: PartSeconds, c: Configuration) -> float:
 def peak_bytes(
     shape: Shape, c: Configuration, cluster: Cluster, parts: Mapping[str, PartSeconds], stages: Sequence[Mapping[str, float]]
 ) -> list[Memory]:
-    """By stage, the memory of a device at its peak; `stages`: how often each has every part."""
+    """The memory of a device at its peak, by stage; `stages`: the count of every part on each."""
     found = loads_of(shape, c, cluster)
     flying = [in_flight(c.pipeline_schedule, stage, len(stages), c.micro_batches, c.interleave) for stage in range(len(stages))]
     return [

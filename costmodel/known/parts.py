@@ -37,8 +37,7 @@ EXPERT_OPERATORS = 20
 Counted in megatron/core/transformer/moe: token_dispatcher.py and moe_utils.py (fused permutation).
 """
 EXPERT_PRODUCTS = 2
-"""Products of an expert; each is a call of its own, and so is the cast of its rows (TransformerEngine, GroupedLinear).
-"""
+"""Products of an expert: each a call of its own, as is the cast of its rows (TransformerEngine, GroupedLinear)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -162,8 +161,7 @@ class Parts:
         return found
 
     def summed(self, program: Program, found: dict[str, PartSeconds]) -> None:
-        """Add autograd's work between operators: sums and joins of a value's gradients, from several readers or views.
-        """
+        """Add autograd's work between operators: sums and joins of gradients of several readers or views."""
         graph, mesh = program.graph, program.assignment.mesh.shape
 
         def add(name: str, nbytes: float) -> None:

@@ -60,20 +60,35 @@ class StateSpace:
 class Shape:
     """A transformer; sizes are in elements.
 
-    Sizes: `ffn`: width of a feed-forward part. `head_size` (0: hidden / heads). `gated`: SwiGLU, with three matrices,
-    not two. `latent`: latent attention. `window`: keys that a query sees (0: all); every `full_every`-th layer sees all (0:
-    none does). Experts: `experts` to which the router sends tokens, `top_k` for each, none dropped or padded.
-    `expert_ffn`: width of an expert (0: `ffn`). `shared_ffn`: width of the expert of every token (0: none). `groups` of
-    experts, of which `top_groups` are open to a token (0: no groups). Layers of experts are every `expert_every`-th
-    behind the first `dense_layers`. `expert_hidden`: elements of a token's row for its experts (latent experts; 0:
-    `hidden`). Layers: `pattern`: layers of one mixer each, by the letters of `PATTERN`, some with `state`. `mtp`:
-    modules that predict further tokens (DeepSeek-V3, arXiv:2412.19437, section 2.2), each a layer (with a pattern: the
-    layers of `mtp_pattern`) and a head more. `encoder_layers`, of `encoder_sequence` tokens (0: `sequence`), to which
-    the decoder attends. Kind: `causal`: false for an encoder alone. `patch`: tokens are patches of images of `patch`
-    squared pixels in three colours, and the head sees their mean. `tied`: the head shares the embedding's table.
-    `dropout`: applied or not. `qk_norm`: queries and keys are normalised by head. `gathered_logits`: the loss reads
-    logits of the whole vocabulary. `shared_input`: the two products of a gated feed-forward part share one
-    redistribution of their input.
+    Sizes:
+
+    - `ffn`: width of a feed-forward part. `head_size` (0: hidden / heads).
+    - `gated`: SwiGLU, with three matrices, not two. `latent`: latent attention.
+    - `window`: keys that a query sees (0: all); every `full_every`-th layer sees all (0: none does).
+
+    Experts:
+
+    - `experts` to which the router sends tokens, `top_k` for each token, none dropped or padded.
+    - `expert_ffn`: width of an expert (0: `ffn`). `shared_ffn`: width of the expert of every token (0: none).
+    - `groups` of experts, of which `top_groups` are open to a token (0: no groups).
+    - Layers of experts are every `expert_every`-th behind the first `dense_layers`.
+    - `expert_hidden`: elements of a token's row for its experts (latent experts; 0: `hidden`).
+
+    Layers:
+
+    - `pattern`: layers of one mixer each, by the letters of `PATTERN`, some with `state`.
+    - `mtp`: modules that predict further tokens (DeepSeek-V3, arXiv:2412.19437, section 2.2). Each has a layer (with a
+      pattern: the layers of `mtp_pattern`) and a head.
+    - `encoder_layers`, of `encoder_sequence` tokens (0: `sequence`), to which the decoder attends.
+
+    Kind:
+
+    - `causal`: false for an encoder alone.
+    - `patch`: tokens are patches of images of `patch` squared pixels in three colours, and the head sees their mean.
+    - `tied`: the head shares the embedding's table. `dropout`: applied or not.
+    - `qk_norm`: queries and keys are normalised by head.
+    - `gathered_logits`: the loss reads logits of the whole vocabulary.
+    - `shared_input`: the two products of a gated feed-forward part share one redistribution of their input.
     """
 
     layers: int
@@ -145,9 +160,7 @@ class Shape:
 
     @classmethod
     def of(cls, path: str | Path, *, sequence: int | None = None) -> Shape:
-        """The shape in a Hugging Face `config.json`; `sequence`: length of the sequences (default: the longest
-        allowed).
-        """
+        """The shape in a Hugging Face `config.json`; `sequence`: length of sequences (default: the longest allowed)."""
         from .huggingface import sizes_of
 
         given = sizes_of(path, sequence=sequence)

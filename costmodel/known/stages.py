@@ -10,9 +10,7 @@ from .shape import Shape
 
 
 def dealt(shape: Shape, c: Configuration, parameters: Mapping[str, float]) -> list[Counter[str]]:
-    """The number of layers of each kind on each stage; "balanced" weighs both ends by `parameters`, elements of the
-    parts.
-    """
+    """Layers of each kind on each stage; "balanced" weighs both ends by `parameters`, elements of the parts."""
     kinds = shape.kinds()
     chunks = c.pipeline * c.interleave
     stages: list[Counter[str]] = [Counter() for _ in range(c.pipeline)]
@@ -24,7 +22,7 @@ def dealt(shape: Shape, c: Configuration, parameters: Mapping[str, float]) -> li
 
 
 def _ends(c: Configuration, kinds: tuple[str, ...], parameters: Mapping[str, float]) -> int:
-    """As how many layers embedding and head count."""
+    """The number of layers for which embedding and head each count."""
     if c.pipeline == 1 or c.habits.partition in ("even", "greedy"):
         return 0
     return 1 if c.habits.partition == "items" else round(parameters["embed"] / parameters[kinds[-1]])

@@ -45,8 +45,7 @@ def transformer(
     shape: Shape, *, batch: int, dtype: str = "bfloat16", kernels: Kernels = DEFAULT_KERNELS, kinds: Sequence[str] | None = None,
     layers: int | None = None,
 ) -> Transformer:  # fmt: skip
-    """The training graph of `batch` sequences, with layers of the given `kinds` (default: the first `layers`, or all).
-    """
+    """The training graph of `batch` sequences; layers are of the given `kinds`, else the first `layers`, else all."""
     b = GraphBuilder(shape, batch, dtype, kernels)
     found = tuple(shape.kinds()[:layers] if kinds is None else kinds)
     x, memory = embed(b, "embed", shape.sequence), ""
@@ -70,8 +69,7 @@ def transformer(
 
 
 def _layer(b: GraphBuilder, name: str, x: str, kind: str, memory: str) -> str:
-    """A layer: attention (also to an encoder's results if there are any) and a feed-forward part, each with a residual.
-    """
+    """A layer: attention (also to an encoder's results, if any) and a feed-forward part, each with a residual."""
     causal = b.shape.causal and kind != "encoder"
     if kind in PATTERN.values():
         return _residual(b, name, x, _mixer(b, name, b.normalised(f"{name}.norm1", x), kind), "1")
@@ -99,9 +97,7 @@ def _residual(b: GraphBuilder, name: str, x: str, h: str, number: str) -> str:
 
 
 def _predicts_further(b: GraphBuilder, name: str, x: str, labels: str, kinds: Sequence[str]) -> str:
-    """A module that predicts a further token: two normalised rows joined and brought to the hidden dim, layers and a
-    head.
-    """
+    """A module that predicts a further token: two normalised rows joined and projected, layers and a head."""
     again = b.op(f"{name}.lookup", "aten.embedding.default", {"weight": "embed.weight", "indices": "tokens"}, b.size(x), SUM)[0]
     both = b.join(f"{name}.join", (b.normalised(f"{name}.norm1", x), b.normalised(f"{name}.norm2", again)), ROWS)
     x = b.linear(f"{name}.down", both, b.shape.hidden, replace(INNER, tensor=ROWS.tensor, sequence=ROWS.sequence), bias=False)

@@ -1,5 +1,4 @@
-"""The known schemes' placements for the operators of a transformer, by kind of axis: rows, inner dims, heads, experts.
-"""
+"""The known schemes' placements for a transformer's operators, by kind of axis: rows, inner dims, heads, experts."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _find_facts(analysis: Analysis, composite: bool, counted: bool) -> dict[str,
 
 
 class _Orders:
-    """In which order the dims of every tensor lie in memory, outermost first; None: with gaps or repeats."""
+    """The order of every tensor's dims in memory, outermost first; None: with gaps or repeats."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

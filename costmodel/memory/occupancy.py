@@ -1,6 +1,7 @@
 """The memory of a device with many equal layers, from the program of one layer and both ends of the model.
 
-    peak of a stage = states + (in_flight - 1) * saved(all) + max over its parts of (saved(up to the part) + excess(part))
+    peak of a stage = states + (in_flight - 1) * saved(all)
+                      + max over its parts of (saved(up to the part) + excess(part))
 
 saved(part): bytes that its operators are the first to keep for the backward pass. excess(part): the most bytes alive
 while the part runs, above those that it and the parts before it saved. Source of the form: V. Korthikanti et al.,
@@ -74,7 +75,7 @@ def loads(
 
 
 def _excess(live: Live, part_of: Callable[[str], str], saved: Mapping[str, float]) -> dict[str, float]:
-    """By part: the most bytes alive at one of its moments, above those that it and the parts before it saved."""
+    """The most bytes alive during each part, above those that it and the parts before it saved."""
     below, total = {}, 0.0
     for part, size in saved.items():
         total += size
@@ -89,9 +90,7 @@ def _excess(live: Live, part_of: Callable[[str], str], saved: Mapping[str, float
 
 
 def stage_memory(members: Sequence[tuple[Load, float]], *, in_flight: float) -> Memory:
-    """The peak of a device with each load so many times, in this order; `in_flight`: micro-batches between their
-    passes.
-    """
+    """The peak of a device with each load so many times, in order; `in_flight`: micro-batches between their passes."""
     saved = math.fsum(count * load.saved for load, count in members)
     held, peak = (in_flight - 1) * saved, (0.0, 0.0)
     for load, count in members:

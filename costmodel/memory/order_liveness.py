@@ -4,7 +4,8 @@
                      gathered once more)
     a gather         holds its flat message along with the values until the first segment reads them
     a segment        holds its inputs and results until its backward pass is over; if recomputed, only its inputs
-    a reduction      holds its flat message until the next one begins, or the step ends; a sum in place is the gradient itself
+    a reduction      holds its flat message until the next one begins, or the step ends; a sum in place is the
+                     gradient itself
 
 Of several micro-batches the first two and the last are played: those between are like the second, with gradients added
 in place.

@@ -143,9 +143,7 @@ class States:
 
 
 def certain_bytes(analysis: Analysis) -> float:
-    """Bytes on every device whatever the plan: constants, and inputs that the preamble reads whole, for all
-    micro-batches.
-    """
+    """Bytes on every device under any plan: constants, and the preamble's whole inputs for all micro-batches."""
     graph = analysis.graph
     try:
         sampled = set(micro_batch_options(analysis).options)
@@ -160,9 +158,7 @@ def states_of(
     program: Program, analysis: Analysis, *, optimizer: str, precision: Precision, optimizer_shards: int = 1, gradient_shards: int = 1,
     of: Callable[[str], bool] = lambda name: True,
 ) -> States:  # fmt: skip
-    """Bytes that one device stores of the tensors whose names `of` accepts, and those that training their parameters
-    adds.
-    """
+    """Bytes that one device stores of the tensors whose names `of` accepts, and bytes of training those parameters."""
     graph, mesh = program.graph, program.assignment.mesh.shape
     count = optimizer_named(optimizer).states
     stored = gradients = master = states = largest = apart = 0.0

@@ -114,8 +114,7 @@ class Steps(Memories):
     # --- backward ---
 
     def add(self, place: Place, gradient: int) -> None:
-        """Add a reader's gradient of a value; the first is the gradient, others are added in place if it is not shared.
-        """
+        """Add a reader's gradient of a value: the first is kept, others add to it, in place unless it is shared."""
         before = self.gradients.get(place)
         if before is None:
             self.gradients[place] = gradient

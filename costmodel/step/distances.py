@@ -52,7 +52,7 @@ class LayoutSpace:
 
     @functools.cached_property
     def patterns(self) -> tuple[_Pattern, ...]:
-        """For each axis, the steps on it."""
+        """The steps on each axis."""
         return tuple(_pattern(self, axis) for axis in range(len(self.mesh)))
 
     def codes(self, digits: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -103,7 +103,7 @@ class LayoutSpace:
         return ok
 
     def divisors(self) -> NDArray[np.int64]:
-        """Into how many shards every layout splits the tensor."""
+        """The number of shards into which each layout splits the tensor."""
         digits = self.digits()
         split = np.array([kind.kind is Kind.SPLIT for kind in self.kinds])
         out = np.ones(len(digits), dtype=np.int64)

@@ -83,9 +83,7 @@ def timeline(
     overlap: Overlap | None = None,
     schedule: Schedule = PLAIN,
 ) -> Timeline:
-    """The timeline of a step of a program, under its own schedule or `schedule`, by default with the runtime's
-    overlaps.
-    """
+    """A step's timeline under the program's own schedule or `schedule`, by default with the runtime's overlaps."""
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
     known: dict[object, Seconds] = {}
 
@@ -104,7 +102,7 @@ def timeline(
 
 
 def _streamed(plan: Scheduled, prices: MeshPrices, optimizer: str) -> float:
-    """By how many seconds optimizer state in host memory makes the update longer."""
+    """Seconds that optimizer state in host memory adds to the update."""
     host = plan.program.assignment.host
     return _update(plan, prices, optimizer) - _update(plan, prices, optimizer, streams=False) if host else 0.0
 

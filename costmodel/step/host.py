@@ -64,8 +64,7 @@ def streamed_update(
 
 
 def stream_seconds(updates: Sequence[float], sizes: Sequence[float], device: Device) -> float:
-    """Seconds of updating parameters chunk by chunk: `updates` seconds each, with states of `sizes` bytes on the host.
-    """
+    """Seconds of updating parameters chunk by chunk: `updates` each, with states of `sizes` bytes on the host."""
     if not updates:
         return 0.0
     rate = host_rate(device)

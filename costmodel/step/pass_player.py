@@ -1,8 +1,8 @@
 """The passes of a segment on the streams of a step: operators, redistributions, and collectives inside operators.
 
-    a redistribution   of values begins its first collective behind the computation before it; the first reader of its result
-                       waits for it and for the rest of the chain. Backward it begins behind that reader, and ends where it
-                       had begun
+    a redistribution   of values begins its first collective behind the computation before it; the first reader of its
+                       result waits for it and for the rest of the chain. Backward it begins behind that reader, and
+                       ends where it had begun
     ring attention     sends a block while it attends to one
 """
 
@@ -79,7 +79,7 @@ class PassPlayer:
         self.issuer.blocking(self.chains[index].ahead)
 
     def back(self, segment: Segment) -> None:
-        """Its backward pass, behind the forward pass once more where it is made again."""
+        """The segment's backward pass, behind a second forward pass if it is recomputed."""
         if segment.again:
             self.ahead(segment)
         read_by = self._first_readers(segment)

@@ -24,8 +24,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
-    """All actions of every stage in order; `seconds`: end of the last pass; `idle`: a stage's seconds without passes.
-    """
+    """All actions of every stage in order; `seconds`: end of the last pass; `idle`: a stage's seconds without one."""
 
     stages: tuple[tuple[Timed, ...], ...]
     seconds: float

@@ -34,8 +34,7 @@ class Player:
         self.gradients = plan.program.assignment.gradients
 
     def play(self, count: int) -> None:
-        """Play a step of `count` micro-batches; those missing in the plan's schedule take as long as its last but one.
-        """
+        """Play a step of `count` micro-batches; those beyond the plan's schedule take as long as its last but one."""
         clock, played = self.clock, self.plan.schedule.micro_batches
         accumulation = adding_seconds(self.plan, self.gradients, self.prices.cluster) if count > 1 else 0.0
         cast, _ = gradient_seconds(self.plan, self.gradients, self.prices.cluster)

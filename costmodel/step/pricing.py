@@ -84,12 +84,7 @@ class MeshPrices:
         return self.known[key]
 
     def unit_lines(self, kind: str, axis: int) -> tuple[Line, ...]:
-        """The line of a parameter's part of a unit's message; it bears a share of the latency by its bytes and by
-        `SHARERS`.
-
-        The algorithm is that of a message of at least `UNIT_BYTES`, even in a small model, so that all parameters have
-        the same.
-        """
+        """The line of a parameter's part of a unit's message, with its share of latency by bytes and by `SHARERS`."""
         key = (kind, axis, True)
         if key not in self.known:
             nbytes = max(self.unit_bytes, UNIT_BYTES)
@@ -129,7 +124,7 @@ LEAST_UNIT, LARGEST_UNIT = 2**20, 2**29
 def unit_bytes(prices: MeshPrices, parameters: float) -> int:
     """Bytes of the units in which `parameters` bytes travel: a power of two, the largest over the axes of the mesh of
 
-        U = min(8 a / b, sqrt(P a / b))        a, b: latency and seconds per byte of an all-gather of U bytes, P: `parameters`
+        U = min(8 a / b, sqrt(P a / b))      a, b: latency and seconds per byte of an all-gather; P: `parameters`
 
     Latency is then an eighth of the transfer, and the last unit, which nothing hides, takes no longer than the latency
     of all.

@@ -28,8 +28,7 @@ class Event(NamedTuple):
 
 
 class Clock:
-    """Streams and their history; all computation is on one. `links`: the link that a stream sends over, if it has one.
-    """
+    """Streams and their history; one has all computation. `links`: the link that a stream sends over, if any."""
 
     def __init__(self, slowdown: float, links: Mapping[str, str] | None = None) -> None:
         self.slowdown = slowdown

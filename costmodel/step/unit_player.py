@@ -1,9 +1,9 @@
 """Units of parameters on the streams of a step: their gathers and reductions, collective by collective.
 
-    a gather      begins with the first collective of its first group; the others follow one by one when a segment needs the
-                  unit, and the segment waits for them. Shards are copied into the message and out of it
-    a reduction   begins in the same way, and issues its next collective whenever another reduction begins; the end of the
-                  step waits for all
+    a gather      begins with the first collective of its first group; the others follow one by one when a segment
+                  needs the unit, and the segment waits for them. Shards are copied into the message and out of it
+    a reduction   begins in the same way, and issues its next collective whenever another reduction begins; the end
+                  of the step waits for all
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """AdamW with moments in 16 bits: means as 1-6-9, variances as 0-6-10, and a power of two for each tensor.
 
-    m = b1 m + (1 - b1) g     v = b2 v + (1 - b2) g^2     w = w (1 - lr decay) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+    m = b1 m + (1 - b1) g     v = b2 v + (1 - b2) g^2
+    w = w (1 - lr decay) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
 The moments are computed in float32 and rounded when they are stored. A tensor's codes are those of its numbers divided
 by 2^k, with the largest then above 2^30 and at most 2^31. So nothing overflows, and numbers below 2^-70 of the largest
@@ -58,7 +59,7 @@ class SmallAdamW(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As torch's, but codes stay codes."""
+        """Load a state dict as torch does, but keep codes as codes."""
         super().load_state_dict(dict(state_dict))
         keep_integers(self, state_dict)
 
@@ -69,7 +70,7 @@ class SmallAdamW(Optimizer):
         return {"step": state["step"], **moments}
 
     def own_state(self, value: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The reverse."""
+        """The reverse: the moments as codes of this rank's shard, from their numbers in a checkpoint."""
         found = {"step": state["step"], **_nothing(value)}
         for name, form in FORMS.items():
             _put(form, found[name], found[f"{name}_power"], local_of(state[name]))

@@ -2,7 +2,8 @@
 
 Instead of its matrix M_i, which includes the leftover of earlier steps, each rank sums two factors:
 
-    M_i = G_i + E_i      P = orth(sum_i M_i Q)      Q' = sum_i M_i^T P      sum_i G_i ~ P Q'^T      E_i = M_i - P (M_i^T P)^T
+    M_i = G_i + E_i             P = orth(sum_i M_i Q)           Q' = sum_i M_i^T P
+    sum_i G_i ~ P Q'^T          E_i = M_i - P (M_i^T P)^T
 
 Q' is the start of the next step. With as many columns as M has rows or columns, P P^T M is M, so the sum is exact. A
 tensor of more dims is a matrix of its first dim by the others.

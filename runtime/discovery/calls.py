@@ -52,8 +52,7 @@ def outputs_of(case: Sample, values: Sequence[Tensor] | None = None, *, seed: in
 
 
 def outputs_of_shards(case: Sample, layouts: Sequence[Layout], degree: int, zeroed: frozenset[int] = frozenset()) -> list[list[Tensor]]:
-    """The outputs of each of `degree` ranks from its shards; inputs in `zeroed` are zeros on all ranks but the first.
-    """
+    """Outputs of each of `degree` ranks from its shards; inputs in `zeroed` are zeros on all but the first."""
     operator, tensors = case.operator, case.graph.tensors
     decision = Decision(options=(), rule=None, inputs=tuple(layouts), outputs=(replicated(1),) * len(operator.outputs))
     found = []

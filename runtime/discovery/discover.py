@@ -106,8 +106,7 @@ def _fewer_and_fewer(loops: Sequence[Loop]) -> Iterator[list[Loop]]:
 
 
 def _entry(case: Sample, loops: Sequence[Loop], linear: tuple[tuple[int, ...], ...]) -> Entry:
-    """The table's row; a product is an operator that sums over a loop of several inputs that do not share all others.
-    """
+    """The table's row; a product sums over a loop of several inputs, and not every loop is in all inputs."""
     products = any(
         loop.reduction == "sum" and sum(cut is not None for cut in loop.inputs) > 1 and any(None in other.inputs for other in loops)
         for loop in loops

@@ -33,8 +33,7 @@ Cut = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """A loop of the operator: its dim in every input and output (None: nowhere), and the reduction that a cut leaves.
-    """
+    """A loop of the operator: its dim in each input and output (None: nowhere), and the reduction a cut leaves."""
 
     size: int
     inputs: tuple[Cut | None, ...]
@@ -136,7 +135,7 @@ class _Search:
                 yield tuple((at[i], parts) if i in at else None for i in range(len(self.shapes)))
 
     def _loop(self, cuts: tuple[Cut | None, ...]) -> Loop | None:
-        """The loop that these cuts are of, the same for all degrees that divide; None where they are of none."""
+        """The loop to which these cuts belong, the same for all degrees that divide; None if there is none."""
         local = math.gcd(*(self.shapes[i][cut[0]] // cut[1] for i, cut in enumerate(cuts) if cut is not None))
         degrees = [degree for degree in DEGREES if local % degree == 0]
         found = {self._at(cuts, degree) for degree in degrees}
@@ -167,7 +166,9 @@ class _Search:
         return None
 
     def _joined(self, index: int, parts: Sequence[Tensor]) -> Cut | str | None:
-        """How the parts' outputs make the whole: a cut of a dim, the name of a reduction, or not at all."""
+        """The way in which the parts' outputs make the whole: a cut of a dim, or the name of a reduction; None:
+        neither.
+        """
         whole = self.whole[index]
         if len({part.shape for part in parts}) != 1:
             return None

@@ -19,16 +19,13 @@ SizedDim = tuple[int, int]
 MAX_ELEMENTS = 200_000
 """The most elements of all tensors of a tried call."""
 MAX_LEAST = 48
-"""Sizes are at least every integer among the attributes up to this one: offsets and counts act at their true sizes
-only.
-"""
+"""Sizes are at least every integer attribute up to this one; offsets and counts act only at true sizes."""
 MAX_GROUPS = 64
 """The number of groups of dims tried together with one dim."""
 
 
 def spread(case: Sample, *, unit: int, seed: int) -> Sample:
-    """The call at multiples of `unit`, where the operator allows; each group of dims that must agree has its own size.
-    """
+    """The call at multiples of `unit`, where allowed; each group of dims that must agree has its own size."""
     return _Spread(case, unit, seed).run()
 
 
@@ -80,8 +77,7 @@ class _Spread:
                 return
 
     def _fresh(self, size: int) -> Iterator[int]:
-        """The smallest unused multiple of the unit above all attributes, and the smallest that is also at least `size`.
-        """
+        """The smallest unused multiple of the unit above all attributes, and the smallest also of at least `size`."""
         for least in dict.fromkeys((self.least, max(size, self.least))):
             count = math.ceil(least / self.unit)
             while count * self.unit in self.taken:

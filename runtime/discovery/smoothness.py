@@ -1,5 +1,4 @@
-"""Properties of an operator as a function: the sets of inputs in which it is linear, and whether it passes gradients.
-"""
+"""Properties of an operator as a function: sets of inputs in which it is linear, and inputs that get gradients."""
 
 from __future__ import annotations
 

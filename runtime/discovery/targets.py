@@ -173,9 +173,7 @@ def random_values(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.G
 
 
 def prove_rule(kind: str, entry: Entry, samples: Sequence[Any]) -> None:
-    """Prove a rule on a user's sample calls (tuples of arguments, or dicts by name); `RuleError` with the
-    contradiction.
-    """
+    """Prove a rule on a user's sample calls (tuples of arguments, or dicts by name), or raise `RuleError`."""
     calls = []
     for given in samples:
         named = isinstance(given, Mapping)

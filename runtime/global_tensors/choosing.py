@@ -1,10 +1,10 @@
 """The split of an operator on global tensors: the one with the cheapest redistribution of inputs and computation.
 
-    price(strategy) = sum over inputs of the chain from the layout at hand to the strategy's: forward + BACKWARD * backward
-                      + WORK * work / (parts of it)
+    price(strategy) = sum over inputs of (forward + BACKWARD * backward) + WORK * work / (parts of it)
 
-So split tensors stay split, as in OneFlow, which chooses signatures by the cost of bringing the inputs. Between two
-layouts a chain is the cheapest forward and backward, as in plans.
+`forward` and `backward` are the prices of the chain from an input's present layout to the strategy's; the chain is the
+cheapest of both together, as in plans. So split tensors stay split, as in OneFlow, which chooses signatures by the cost
+of bringing the inputs.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ def _seconds(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: i
 
 
 def decide(graph: Graph, operator: Operator, layouts: tuple[Layout, ...], mesh: tuple[int, ...], flows: tuple[bool, ...]) -> Decision:
-    """The cheapest decision for an operator with inputs in `layouts`; `flows`: whether each input carries a gradient.
-    """
+    """The cheapest decision for an operator with inputs in `layouts`; `flows`: which inputs carry a gradient."""
     call = Call.of(graph, operator)
     if not has_rule(graph, operator):
         if all(placement.kind in (Kind.REPLICATED, Kind.BROADCAST) for layout in layouts for placement in layout):

@@ -65,13 +65,13 @@ def randn(
 def zeros(
     *size: Any, placement: TensorPlacement, sbp: Words, dtype: torch.dtype | None = None, requires_grad: bool = False
 ) -> GlobalTensor:
-    """Zeros."""
+    """A global tensor of zeros on `placement`, in the layout `sbp`."""
     shape = _sizes(size)
     return _made(lambda: torch.zeros(shape, dtype=dtype), placement, sbp, shape, requires_grad)
 
 
 def ones(*size: Any, placement: TensorPlacement, sbp: Words, dtype: torch.dtype | None = None, requires_grad: bool = False) -> GlobalTensor:
-    """Ones."""
+    """A global tensor of ones on `placement`, in the layout `sbp`."""
     shape = _sizes(size)
     return _made(lambda: torch.ones(shape, dtype=dtype), placement, sbp, shape, requires_grad)
 

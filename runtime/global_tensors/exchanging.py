@@ -14,9 +14,7 @@ from .tensor import GlobalTensor
 
 
 def from_dtensor(value: DTensor) -> GlobalTensor:
-    """A DTensor as a global tensor on the ranks of its mesh; `UsageError` with the alternatives if it has no such
-    layout.
-    """
+    """A DTensor as a global tensor on its mesh's ranks; `UsageError` with alternatives if it has no such layout."""
     if not isinstance(value, DTensor):
         raise UsageError(f"from_dtensor takes a DTensor, not {type(value).__name__}")
     mesh = value.device_mesh

@@ -18,9 +18,7 @@ from ..groups import group_of
 
 
 def exchange(value: Tensor | None, source: Sequence[int], target: Sequence[int], like: Tensor) -> Tensor | None:
-    """Bring a value from all ranks of `source` to those of `target`; None on others. `like`: an empty tensor of its
-    type.
-    """
+    """Bring a value from the ranks of `source` to those of `target` (None on others); `like`: an empty example."""
     me = dist.get_rank() if dist.is_initialized() else 0
     lacking = [rank for rank in target if rank not in source]
     found = value if me in target and me in source else None

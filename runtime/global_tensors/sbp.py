@@ -1,5 +1,4 @@
-"""A global tensor's layout on one axis of its placement, in OneFlow's words: `split(dim)`, `broadcast`, `partial_sum`.
-"""
+"""A global tensor's layout on a placement axis, in OneFlow's words: `split(dim)`, `broadcast`, `partial_sum`."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from autopar.sharding.layout import Kind, Layout, P, Placement, R, S, format_lay
 
 @dataclass(frozen=True, slots=True)
 class Sbp:
-    """One word; called, it gives itself, as OneFlow allows for those without a dim."""
+    """The layout on one axis. A call returns the object itself, as OneFlow allows for words without a dim."""
 
     placement: Placement
 
@@ -31,7 +30,7 @@ partial_sum = Sbp(P)
 
 
 def split(dim: int) -> Sbp:
-    """Split on a dim, counted from the end where it is negative."""
+    """A split on dim `dim`; a negative number counts from the end."""
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise UsageError(f"sbp.split takes a dim, not {dim!r}")
     return Sbp(S(dim))
@@ -41,7 +40,7 @@ Words = Sbp | Sequence[Sbp]
 
 
 def layout_of_words(words: Words, axes: int, rank: int) -> Layout:
-    """The layout that words say, one for each axis of the placement, of a tensor of `rank` dims."""
+    """The layout of a tensor of `rank` dims from `words`, one for each axis of the placement."""
     given = (words,) if isinstance(words, Sbp) else tuple(words)
     if not all(isinstance(word, Sbp) for word in given):
         raise UsageError(f"sbp is {words!r}; it is autopar.sbp.split(dim), .broadcast or .partial_sum, or a sequence of them")
@@ -57,7 +56,7 @@ def layout_of_words(words: Words, axes: int, rank: int) -> Layout:
 
 
 def words_of_layout(layout: Layout) -> tuple[Sbp, ...]:
-    """A layout in words; a value that lies whole on every rank is broadcast, whatever its gradient is."""
+    """A layout in words; a value that is whole on every rank is broadcast, for any kind of gradient."""
     return tuple(Sbp(R if placement.kind is Kind.BROADCAST else placement) for placement in layout)
 
 

@@ -37,7 +37,7 @@ RUNS = Runs()
 
 
 class GlobalTensor(Tensor):
-    """A tensor of the whole's shape.
+    """A tensor on several ranks, with the shape of the whole.
 
     `part`: this rank's part (a stand-in if it holds nothing). `kinds`: the layout on the mesh of `placement`.
     """
@@ -70,7 +70,7 @@ class GlobalTensor(Tensor):
 
     @property
     def sbp(self) -> tuple[Sbp, ...]:
-        """The layout on each axis of the placement, in words."""
+        """The layout in words, one for each axis of the placement."""
         return words_of_layout(self.kinds)
 
     def brought(self, kinds: Layout) -> Self:
@@ -88,19 +88,21 @@ class GlobalTensor(Tensor):
         return type(self)(part, kinds, self.placement, self.shape)
 
     def settled(self) -> Self:
-        """The same in a layout that a user may see: where the gradient would be a share it is whole."""
+        """The same tensor in a layout that a user may see: whole where its gradient would be a share."""
         return self.brought(tuple(R if placement.kind is Kind.BROADCAST else placement for placement in self.kinds))
 
     def summed(self) -> Self:
-        """The same without partial values."""
+        """The same tensor with partial values summed."""
         return self.brought(tuple(R if p.kind in (Kind.BROADCAST, Kind.PARTIAL) else p for p in self.kinds))
 
     def whole(self) -> Self:
-        """The same, whole on each of its ranks."""
+        """The same tensor, whole on each of its ranks."""
         return self.brought((R,) * len(self.kinds))
 
     def to_global(self, placement: TensorPlacement | None = None, sbp: Words | None = None) -> GlobalTensor:
-        """The same tensor as `sbp` on `placement`; omitted ones stay. To other ranks it travels whole."""
+        """The same tensor in the layout `sbp` on `placement`; an omitted argument stays. To other ranks it travels
+        whole.
+        """
         where = placement or self.placement
         if sbp is None and len(where.mesh.axes) != len(self.kinds):
             raise UsageError(f"the placement has {len(where.mesh.axes)} axes, the tensor lies on {len(self.kinds)}: say how, with sbp")
@@ -115,7 +117,7 @@ class GlobalTensor(Tensor):
         return self.settled().part
 
     def full(self) -> Tensor:
-        """The whole tensor on every rank that runs, wherever it lies, as a plain tensor without a gradient."""
+        """The whole tensor on every running rank, also outside its placement, as a plain tensor without a gradient."""
         size = dist.get_world_size() if dist.is_initialized() else 1
         with torch.no_grad():
             found: Tensor = handed(self.whole(), placement(self.placement.type, range(size))).part

@@ -195,9 +195,7 @@ def sweep(folder: Path, members: list[str]) -> None:
 
 
 def _hear_at_once(number: signal.Signals, tell: Callable[[], None]) -> None:
-    """Call `tell` in a thread on a signal, even while the main thread waits in a collective, where Python runs no
-    handler.
-    """
+    """Call `tell` in a thread on a signal, even if the main thread waits in a collective, where no handler runs."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 

@@ -1,5 +1,4 @@
-"""The life of a forked rank: it joins the others, calls its function, reports to its parent, and does not outlive it.
-"""
+"""The life of a forked rank: it joins the others, calls its function, reports, and does not outlive its parent."""
 
 from __future__ import annotations
 

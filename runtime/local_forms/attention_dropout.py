@@ -51,7 +51,7 @@ def attention(
 
 
 def _dropped(call: LocalCall) -> Mapping[str, Value] | None:
-    """The mask is on [..., heads, queries, keys]."""
+    """The attributes of a local dropout mask, which is on [..., heads, queries, keys]; None without dropout."""
     if not call.operator.attributes.get("dropout_p"):
         return None
     shape = (*call.outputs[0].shape[:-1], call.inputs[1].shape[-2])  # of the output, since queries may be broadcast over batches

@@ -79,9 +79,7 @@ def dropout(input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cu
 def native_dropout(
     input: Tensor, p: float, train: bool | None, shape: Sequence[int], cuts: Cuts, operator: int
 ) -> tuple[Tensor, Tensor]:
-    """`native_dropout`: the values, and the mask of kept elements. Without `train` it drops, with a gradient of its
-    own.
-    """
+    """`native_dropout`: values, and the mask of kept elements. Without `train` it drops, with its own gradient."""
     if train is None:
         out: tuple[Tensor, Tensor] = seeded("aten.native_dropout.default", operator, input.device, input=input, p=p, train=None)
         return out
@@ -110,8 +108,7 @@ def onnx_dropout(
 
 
 def alpha_dropout(kind: str, input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cuts, operator: int) -> Tensor:
-    """Dropout that keeps mean and variance behind a SELU (arXiv:1706.02515); in torch's order only if nothing is split.
-    """
+    """Dropout that keeps mean and variance after a SELU (arXiv:1706.02515); in torch's order if nothing is split."""
     draws = current()
     if draws.exact:
         out: Tensor = function_of(kind)(input, p, train)

@@ -31,8 +31,7 @@ _ROWS_OF_CAUSAL = 256  # few enough that most hidden scores are not computed
 
 @dataclass(frozen=True, slots=True)
 class Dropping:
-    """The random source of all scores [*batch, heads, queries, keys] (or without heads), the rate, scale and causality.
-    """
+    """The random source of scores [*batch, heads, queries, keys] (or without heads), rate, scale and causality."""
 
     source: Source
     rate: float

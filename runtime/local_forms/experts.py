@@ -43,8 +43,7 @@ def _placed(rows: Tensor, places: Tensor, count: int) -> Tensor:
 
 
 def run_network(network: Network, rows: Tensor, operands: Sequence[Tensor], ends: Tensor, experts: Tensor) -> Tensor:
-    """The experts' network on rows sorted by expert: those of expert e end before row ends[e]; the rest have no expert.
-    """
+    """The experts' network on rows sorted by expert: expert e's end before row ends[e]; the rest have none."""
     held = operands[0].shape[0]
     values: dict[str, Tensor] = {"%rows": rows, "%ends": ends, "%experts": experts.clamp(max=held - 1)}
     values |= {f"%w{i}": operand for i, operand in enumerate(operands)}
@@ -78,8 +77,7 @@ def grouped(rows: Tensor, choice: Tensor, operands: Sequence[Tensor], network: N
 
 
 def experts(rows: Tensor, operands: Sequence[Tensor], network: Network, chosen: Tensor | None = None, ends: Tensor | None = None) -> Tensor:
-    """A layer of experts: on tokens with the experts `chosen` for their rows, or on rows sorted by expert up to `ends`.
-    """
+    """A layer of experts: on tokens whose rows have the experts `chosen`, or on rows sorted by expert to `ends`."""
     if chosen is not None:
         return grouped(rows, chosen.clamp(max=operands[0].shape[0]), operands, network, all_held=True)
     assert ends is not None
@@ -112,8 +110,7 @@ def travelling(
     rows: Tensor, operands: Sequence[Tensor], network: Network, count: int, row_cuts: Cuts, group: AxisGroup,
     chosen: Tensor | None = None, ends: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The results of this rank's rows, each from its expert's rank (dispatch and combine of GShard, arXiv:2006.16668).
-    """
+    """Results of this rank's rows, each from its expert's rank (dispatch and combine; GShard, arXiv:2006.16668)."""
     held = int(operands[0].shape[0])
     total = held * group.size
     numbers = _numbers(rows, count, row_cuts, chosen, ends).clamp(max=total)

@@ -227,9 +227,7 @@ class _Builder:
         return tuple(found)
 
     def _redistribute(self, item: Redistribute) -> None:
-        """Begin the first collective of a chain; where the value is read, it is waited for and the rest of the chain
-        runs.
-        """
+        """Begin the first collective of a chain; the value's first use waits for it and runs the rest of the chain."""
         frame = self.frame
         places = [frame.place(item.tensor, layout) for layout in item.chain]
         coming = Coming(self._value(places[0]), item, self._chain([layout for _, layout in places]))

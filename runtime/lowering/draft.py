@@ -18,8 +18,7 @@ Source = tuple[str, Placement | None]
 
 
 class Coming(NamedTuple):
-    """A redistribution under way: the node where it continues, all its steps, and the number of the one that has begun.
-    """
+    """A redistribution under way: the node where it continues, all its steps, and the number of the present one."""
 
     node: fx.Node
     item: Redistribute
@@ -28,8 +27,7 @@ class Coming(NamedTuple):
 
 
 class Draft:
-    """The graph of one segment. Its arguments are values, parameters and sources, each kind in the order of first use.
-    """
+    """The graph of one segment; its values, parameters and sources are arguments, each kind by first use."""
 
     def __init__(self, number: int, *, again: bool) -> None:
         self.number, self.again = number, again

@@ -36,9 +36,7 @@ class Frame:
             self.groups = (AxisGroup("", time.count, time.index), *self.groups)
 
     def joined(self, name: str, layout: Layout) -> Layout:
-        """An output's layout when all micro-batches are joined: a split of their samples is a split within each of
-        them.
-        """
+        """An output's layout when all micro-batches are joined: their samples are split within each micro-batch."""
         if self.time is None or (time := self.placement(name)).kind is not Kind.SPLIT:
             return layout
         within = S(time.dim, time.parts * self.time.count)

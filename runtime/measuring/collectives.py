@@ -16,7 +16,7 @@ from .crew import Crew
 
 _C10D = torch.ops._c10d_functional
 INSIDE: Mapping[str, str] = {"gloo": "loopback", "nccl": "node"}
-"""By backend, the name of the level inside a node."""
+"""The name of the level inside a node, by backend."""
 ACROSS = "nic"
 CALLS = 10
 """Calls of which the median is one repeat; fewer where `BUDGET` seconds are spent sooner."""

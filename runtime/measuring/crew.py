@@ -17,7 +17,7 @@ import torch.distributed as dist
 from autopar.errors import RunError
 
 PINGS = 20
-"""Round trips from which the difference of two hosts' clocks is taken: that of the shortest."""
+"""Round trips that measure the difference of two hosts' clocks; the shortest one counts."""
 _PR_SET_TIMERSLACK = 29
 
 
@@ -62,9 +62,7 @@ class Crew:
         return float(at)
 
     def timed(self, call: Callable[[], None], calls: int) -> torch.Tensor:
-        """Planned start of each of `calls` calls, and every rank's entry and exit: array [ranks, calls, 3], on all
-        ranks.
-        """
+        """Planned start of each call, and every rank's entry and exit: array [ranks, calls, 3], on all ranks."""
         mine = torch.empty(calls, 3, dtype=torch.float64)
         for index in range(calls):
             start, entered = self.start(), self.now()

@@ -125,9 +125,7 @@ def _product(device: torch.device, room: int, dtype: str, m: int, n: int, k: int
 
 
 def _stream(device: torch.device, nbytes: int) -> tuple[int, Callable[[], object]]:
-    """Addition, GELU and normalisation, forward and backward, over tensors of `nbytes`, and the bytes they read and
-    write.
-    """
+    """Addition, GELU and normalisation, forward and backward, over tensors of `nbytes`; the bytes moved."""
     width = 256
     x = torch.linspace(-2, 2, nbytes // 4, device=device).view(-1, width).requires_grad_()
     weight = torch.ones(width, device=device, requires_grad=True)

@@ -173,9 +173,7 @@ def _unread(tensor: Described, mode: AbstractContextManager[Any]) -> FileTensor:
 
 
 def _unhook(stage: Stage) -> None:
-    """Let the stage run its segments' bare code: the tracker would hook a module's inputs, and keep all their
-    gradients.
-    """
+    """Let the stage run its segments' bare code, since the tracker would hook modules and keep their gradients."""
     programs = {index: stage.program(index) for index in range(stage.count)}
     bare = {id(program): replace(program, segments=tuple(map(_bare, program.segments))) for program in programs.values()}
     stage._programs = {index: bare[id(program)] for index, program in programs.items()}

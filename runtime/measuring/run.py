@@ -47,9 +47,7 @@ class Measurements:
 
 
 def measure(wanted: Wanted, *, nproc: int | None, backend: str | None) -> tuple[Measurements, bool]:
-    """The ranks' measurements, and whether this process reports them (rank 0 of `torchrun`, or the forked ranks'
-    parent).
-    """
+    """The ranks' measurements, and whether this process reports them (rank 0 of `torchrun`, or the forks' parent)."""
     if "RANK" in os.environ:
         device = init_from_environment(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
         found = measure_on_rank(wanted, device)
@@ -84,8 +82,7 @@ def measure_on_rank(wanted: Wanted, device: torch.device) -> Measurements:
 
 
 def _port(crew: Crew, where: Sequence[GroupPlace], wanted: Wanted) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Messages between two nodes from one rank alone, and from all ranks of a node at once; None with one rank a node.
-    """
+    """Messages between two nodes from one rank, and from all ranks of a node at once; None with one rank a node."""
     across = [place for place in where if (place.level, place.size) == (ACROSS, 2) and place.drivers > 1]
     if not across:
         return None

@@ -41,9 +41,7 @@ def deformable_convolution(
     strides: Sizes | None = None,
     auto_pad: str = "NOTSET",
 ) -> Tensor:
-    """A two-dimensional convolution with an offset for each tap (and a factor from a mask), interpolated between
-    pixels.
-    """
+    """A 2-D convolution with an offset for each tap (and a factor from a mask), interpolated between pixels."""
     (n, channels, *sizes), kernel = X.shape, W.shape[2:]
     strides, dilations, pads = strides or (1, 1), dilations or (1, 1), pads or (0, 0, 0, 0)
     out, taps = offset.shape[2:], math.prod(kernel)
@@ -134,8 +132,7 @@ def non_max_suppression(
     score_threshold: Tensor | float | None = None,
     center_point_box: int = 0,
 ) -> Tensor:
-    """Rows of sample, class and box: boxes of highest scores, each overlapping earlier ones by at most the threshold.
-    """
+    """Rows of sample, class and box: highest scores, each overlapping earlier boxes by at most the threshold."""
     most, threshold = int(_number(max_output_boxes_per_class, 0)), _number(iou_threshold, 0.0)
     lowest = _number(score_threshold, -math.inf)
     rows: list[tuple[int, int, int]] = []

@@ -85,9 +85,7 @@ def _member_sets(values: Numbers) -> Iterator[Numbers]:
 def _leaves(
     X: Tensor, roots: Integers, trees: Mapping[str, Integers], splits: Numbers, members: Numbers
 ) -> Iterator[tuple[int, Tensor]]:
-    """Every leaf on a walk from the roots, and the samples that reach it; true branches first, in the order of the
-    sets.
-    """
+    """Every leaf on a walk from the roots, and the samples that reach it; true branches first, in the sets' order."""
     sets = _member_sets(members)
     true_ids, false_ids, true_leafs, false_leafs = (trees[name] for name in ("true_ids", "false_ids", "true_leafs", "false_leafs"))
     everywhere = torch.ones(X.shape[0], dtype=torch.bool, device=X.device)

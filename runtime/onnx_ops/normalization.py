@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 def layer_normalization(
     *, X: Tensor, Scale: Tensor, B: Tensor | None = None, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Zero mean and unit variance over the dims from `axis` on, then scaled; also the mean and the inverse deviation."""
+    """Normalises over the dims from `axis` on, then scales; also returns the mean and the inverse deviation."""
     dims = tuple(range(axis % X.dim(), X.dim()))
     x = X.to(wide(X, stash_type))
     mean = x.mean(dims, keepdim=True)
@@ -79,7 +79,7 @@ def group_normalization(*, X: Tensor, scale: Tensor, bias: Tensor, num_groups: i
 
 
 def local_response_normalization(*, X: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
-    """By the squares of the neighbouring channels."""
+    """Normalise by the squares of the neighbouring channels."""
     squares = F.pad(X * X, [0, 0] * (X.dim() - 2) + [(size - 1) // 2, size // 2])
     total = squares.unfold(1, size, 1).sum(-1)
     return X / (bias + alpha / size * total) ** beta

@@ -35,7 +35,7 @@ def squeeze(*, data: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def unsqueeze(*, data: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """With new dims of size 1 at the places `axes` of the result."""
+    """Insert dims of size 1 at the places `axes` of the result."""
     for axis in sorted(axes):
         data = data.unsqueeze(axis)
     return data

@@ -3,7 +3,8 @@
 LAMB (You et al., arXiv:1904.00962): each parameter takes a step along Adam's update u_t (with weight decay) of its own
 norm,
 
-    m_t = b1 m + (1 - b1) g      v_t = b2 v + (1 - b2) g^2      u_t = (m_t / (1 - b1^t)) / (sqrt(v_t / (1 - b2^t)) + eps) + decay w
+    m_t = b1 m + (1 - b1) g      v_t = b2 v + (1 - b2) g^2
+    u_t = (m_t / (1 - b1^t)) / (sqrt(v_t / (1 - b2^t)) + eps) + decay w
     w_t = w - lr (|w| / |u_t|) u_t                              (the ratio is 1 where a norm is 0)
 
 The squares of both norms of all parameters are summed over the ranks that share them in one message for each set of
@@ -26,7 +27,10 @@ from ..parameters import local_of
 
 
 class Momentum(SGD):
-    """`v = momentum v + g; w = w - lr v`, or with `nesterov` `w = w - lr (g + momentum v)`: torch's SGD without dampening."""
+    """SGD with momentum, as torch's without dampening: `v = momentum v + g; w = w - lr v`.
+
+    With `nesterov`: `w = w - lr (g + momentum v)`.
+    """
 
     def __init__(
         self, params: Any, lr: float = 0.01, momentum: float = 0.9, *, weight_decay: float = 0.0, nesterov: bool = False, **options: Any
@@ -35,7 +39,7 @@ class Momentum(SGD):
 
 
 class Lamb(Optimizer):
-    """LAMB. Its state lies as the parameters do."""
+    """The LAMB optimizer; its state has the layout of the parameters."""
 
     def __init__(
         self,

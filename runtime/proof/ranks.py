@@ -1,4 +1,4 @@
-"""Ranks as threads of one process with real Gloo groups between them: for operators that communicate inside themselves."""
+"""Ranks as threads of one process with real Gloo groups, for operators that communicate inside themselves."""
 
 from __future__ import annotations
 

@@ -18,7 +18,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One call of an operator, with real values for its inputs; a `tolerance` above 1e-9 is for operators without a form in double."""
+    """One call of an operator, with real values for its inputs.
+
+    A `tolerance` above 1e-9 is for operators that cannot run in double precision.
+    """
 
     kind: str
     graph: Graph

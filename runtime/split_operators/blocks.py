@@ -66,8 +66,7 @@ class Seen(NamedTuple):
 
 
 def _fold(x: Tensor, groups: int) -> Tensor:
-    """[..., heads, rows, width] to [..., groups, heads / groups * rows, width]: the rows that share one head of keys.
-    """
+    """[..., heads, rows, width] to [..., groups, heads / groups * rows, width]: rows with the same head of keys."""
     return x.reshape(*x.shape[:-3], groups, x.shape[-3] // groups * x.shape[-2], x.shape[-1])
 
 

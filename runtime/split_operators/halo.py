@@ -27,8 +27,7 @@ from ..local_forms.registry import register
 
 
 class Border(NamedTuple):
-    """A split spatial dim: `dim` counts from the back; a rank gets `low` and `high` rows (high < 0: it gives up rows).
-    """
+    """A split spatial dim: `dim` counts from the back; a rank gets `low` and `high` rows (negative: gives up)."""
 
     dim: int
     low: int
@@ -154,8 +153,7 @@ def transposed(kind: str, image: str, borders: Sequence[Border], grown: Sequence
 
 
 class _Count(NamedTuple):
-    """The window of a mean along a split dim, with the rank's first output row `first`; rows from `low` to `end` count.
-    """
+    """The window of a mean along a split dim; `first`: the rank's first output row; rows `low` to `end` count."""
 
     dim: int
     first: int
@@ -168,7 +166,7 @@ class _Count(NamedTuple):
 
     @classmethod
     def of(cls, window: Window, dim: int, group: AxisGroup, padded: bool) -> _Count:
-        """Of this rank; `padded`: the padding counts."""
+        """The window of this rank; `padded`: the padding counts."""
         low, end = (-window.before, window.rows + window.after) if padded else (0, window.rows)
         first = group.coordinate * (window.made // group.size)
         return cls(dim, first, window.kernel, window.stride, window.dilation, window.before, low, end)

@@ -1,6 +1,8 @@
 """Ring attention: queries and keys are split alike, and the blocks of keys and values travel once around the axis.
 
-    o = sum_j w_j o_j,   w_j = exp(l_j - l),   l = log sum_j exp(l_j),   l_j = log sum_k exp(s_k) over the keys k of block j
+    o   = sum_j w_j o_j,   w_j = exp(l_j - l)
+    l   = log sum_j exp(l_j)
+    l_j = log sum_k exp(s_k)                     over the keys k of block j
 
 with o_j the attention to block j alone (Liu et al. 2023, arXiv:2310.01889). The next block travels during the attention
 to the present one. Backward, scores are computed again from l, and each block's gradients travel around behind it. A
@@ -94,7 +96,7 @@ class _Ring(torch.autograd.Function):
 
 
 def ring(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Round) -> Attended:
-    """Attention of [..., heads, local queries, width] to the keys of all ranks; `mask` [..., local queries, all keys]."""
+    """Attention of [..., heads, local queries, width] to all ranks' keys; mask: [..., local queries, all keys]."""
     out: Attended = _Ring.apply(query, key, value, mask, spec)  # type: ignore[no-untyped-call]
     return out
 
@@ -110,7 +112,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.scaled_dot_product_attention`, with the shards of this rank and the mask over all keys."""
+    """As `torch.nn.functional.scaled_dot_product_attention`, with this rank's shards and a mask over all keys."""
     assert not dropout_p
     spec = Round(group, 1 / math.sqrt(query.shape[-1]) if scale is None else scale, Seen(0 if is_causal else None, None))
     if query.dim() == 2:
@@ -128,8 +130,7 @@ def flash_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Attended:
-    """As `aten._scaled_dot_product_flash_attention_for_cpu`; the second result is zero for a query that sees nothing.
-    """
+    """As `aten._scaled_dot_product_flash_attention_for_cpu`; a query that sees nothing has 0 as second result."""
     assert not dropout_p
     spec = Round(group, 1 / math.sqrt(query.shape[-1]) if scale is None else scale, Seen(0 if is_causal else None, None))
     out, normal = ring(query, key, value, attn_mask, spec)
@@ -151,7 +152,7 @@ def onnx_attention(
     right_window_size: int = -1,
     **_: Any,
 ) -> tuple[Tensor, ...]:
-    """ONNX `Attention` without a cache and with its other attributes at their defaults; also the local keys and values."""
+    """ONNX `Attention` without a cache, other attributes at their defaults; returns local keys and values too."""
     query, key, value = _heads(Q, q_num_heads), _heads(K, kv_num_heads), _heads(V, kv_num_heads)
     low = 0 if is_causal else -right_window_size if right_window_size >= 0 else None
     seen = Seen(low, left_window_size if left_window_size >= 0 else None)

@@ -1,4 +1,4 @@
-"""Rows that travel between ranks: look-ups of rows, and grouped products of rows sorted by expert, both with the rows split.
+"""Split rows that travel between ranks: look-ups of rows, and grouped products of rows sorted by expert.
 
 Row i belongs to expert e where ends[e-1] <= i < ends[e]; rows at and beyond ends[-1] belong to none and give zeros.
 """
@@ -88,8 +88,7 @@ def travelling_look_up(self: Tensor, indices: Sequence[Tensor | None], group: Ax
 
 
 def travelling_rows(rows: int, group: AxisGroup, kind: str, **arguments: Any) -> Tensor:
-    """The product for this rank's rows, each from its expert's rank (dispatch and combine of GShard, arXiv:2006.16668).
-    """
+    """The product of this rank's rows, each from its expert's rank (dispatch, combine: GShard, arXiv:2006.16668)."""
     value, weights, offsets = (argument for argument in arguments.values() if isinstance(argument, Tensor))
     ends: list[int] = [0, *offsets.tolist()]
     experts, own = int(weights.shape[0]), int(value.shape[0])

@@ -27,7 +27,7 @@ Groups = Sequence[AxisGroup]
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) · weight + bias for every channel (dim 1), with the mean and variance over all ranks."""
+    """(x - mean) / sqrt(variance + eps) · weight + bias per channel (dim 1); statistics are over all ranks."""
 
     @staticmethod
     def forward(
@@ -111,7 +111,7 @@ def batch_norm(
     running_var: Tensor | None = None,
     cudnn_enabled: bool = False,
 ) -> Tensor:
-    """By the statistics of the batch; the running ones are updated in place, alike on every rank."""
+    """Batch norm with the batch's statistics; the running ones are updated in place, alike on every rank."""
     assert training
     y, mean, variance = _normalised(input, weight, bias, groups, eps)
     if running_mean is not None and running_var is not None:

@@ -229,8 +229,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def saving_group() -> dist.ProcessGroup | None:
-    """A Gloo group of all ranks for checkpoints only; its collectives may wait for a slow disk, during those of a step.
-    """
+    """A Gloo group of all ranks for checkpoints only; while it waits for a slow disk, steps communicate on."""
     if not dist.is_initialized():
         return None
     if _HELD.world is not dist.group.WORLD:

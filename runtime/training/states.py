@@ -91,7 +91,7 @@ class Packing(Protocol):
         """The state of a parameter in a checkpoint."""
 
     def own_state(self, value: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The reverse."""
+        """The reverse: a parameter's state in the optimizer, from that in a checkpoint."""
 
 
 def _packing(optimizer: Optimizer) -> Packing | None:

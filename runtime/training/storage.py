@@ -134,9 +134,7 @@ class SafeWriter(StorageWriter):
 
 
 class SafeReader(StorageReader):
-    """Reads a checkpoint: from each file the pieces that this rank needs. `require_whole` comes first: it checks all
-    sums.
-    """
+    """Reads the pieces of a checkpoint that this rank needs. Call `require_whole` first: it checks all sums."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
@@ -282,9 +280,7 @@ def discard(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Keep the last `keep` checkpoints and the latest; a removed one loses its name first, so that no half of it is
-    seen.
-    """
+    """Keep the last `keep` checkpoints and the latest; others are renamed before removal, so no half is seen."""
     names = checkpoints_in(folder)
     for name in names[:-keep]:
         if name != latest_in(folder):

@@ -16,8 +16,7 @@ TYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 
 
 class Tokens(Dataset[Tensor]):
-    """Windows of `sequence` tokens, one behind the other, without a shorter rest. `limit`: the number of known tokens.
-    """
+    """Windows of `sequence` tokens, one behind the other, without a shorter rest; `limit`: known tokens."""
 
     def __init__(self, path: Path, values: Any, sequence: int, limit: int | None) -> None:
         self.path, self.values, self.sequence, self.limit = path, values, sequence, limit

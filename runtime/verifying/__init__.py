@@ -1,5 +1,4 @@
-"""Checks that another project's sharding computes the same as the whole model: executed on ranks, operator by operator.
-"""
+"""Checks of other projects' shardings against the whole model, executed on ranks operator by operator."""
 
 from .case import Case, case_named, styles_case
 from .run import Verdict, verify

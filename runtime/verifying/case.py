@@ -84,7 +84,7 @@ def mean_of_squares(module: nn.Module, *inputs: Any) -> Tensor:
 
 
 def styles_case(path: str | Path, name: str, module: nn.Module, inputs: tuple[Any, ...], ranks: int) -> Case:
-    """The case of a tensor-parallel plan of Hugging Face (styles by module pattern, JSON), as torch's parallel styles."""
+    """The case of a Hugging Face tensor-parallel plan (JSON: styles by module pattern), as torch's parallel styles."""
     try:
         styles = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

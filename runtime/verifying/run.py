@@ -26,8 +26,7 @@ _WRAPPED = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The findings of a case; none if it is right. `checked`: operators on DTensors; `random`: those that drew numbers.
-    """
+    """The findings of a case (none: right). `checked`: operators on DTensors; `random`: those with random numbers."""
 
     name: str
     mesh: tuple[int, ...]

@@ -29,7 +29,7 @@ _RANDOM = re.compile(
     r"(?!.*backward)(?:\w*dropout|bernoulli_?|rand\w*|normal_?|uniform_?|multinomial|exponential_|geometric_|cauchy_|log_normal_|random_|rrelu\w*)"
 )
 MASKS = {"aten.native_dropout.default": 1, "aten._fused_dropout.default": 1}
-"""Of which output the numbers drawn are the elements, where it is not the first."""
+"""The output with the drawn numbers, if it is not the first."""
 
 
 IN_REGION = ("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default", "aten._log_softmax_backward_data.default")
@@ -58,7 +58,10 @@ class Finding:
 
 @dataclass
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects findings while it is entered; `checked` counts operators, `random` those that drew numbers, `running` is the last."""
+    """Collects findings while entered.
+
+    `checked` counts operators, `random` those that drew random numbers; `running` is the last operator.
+    """
 
     findings: dict[tuple[str, str, str], Finding] = field(default_factory=dict)
     checked: int = 0

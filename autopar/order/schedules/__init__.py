@@ -72,6 +72,6 @@ def in_flight(name: str, stage: int, stages: int, micro_batches: int, interleave
 
 
 def thriftiest(stages: int, micro_batches: int) -> PipelineSchedule:
-    """Of the schedules with one chunk a stage, the one that keeps least in flight."""
+    """The schedule with one chunk a stage that keeps least in flight."""
     single = (row for row in SCHEDULES.values() if not row.refusal(stages, micro_batches, 1) and not row.chunks)
     return min(single, key=lambda row: (in_flight(row.name, 0, stages, micro_batches), row.preferred))

@@ -14,8 +14,7 @@ def _words(stage: int, stages: int, micro_batches: int, interleave: int) -> str:
 
 
 def _seconds(times: Times, micro_batches: int, interleave: int) -> float:
-    """Two flow shops of equal jobs, one after the other: the sum over the stages plus m - 1 times the slowest. Exact.
-    """
+    """Two flow shops of equal jobs, one after the other: sum over the stages + m - 1 times the slowest. Exact."""
     t = times.held(interleave)
     once = t.forward.sum() + t.backward.sum() + 2 * t.send[:-1].sum()
     return float(once + (micro_batches - 1) * (t.forward.max() + t.backward.max()))

@@ -62,8 +62,7 @@ def _entries(
     """The longest paths from the start to every stage, and how many of its turns they use; the end mirrors the start.
 
     - straight: a path goes down once in the warm-up and stays on the slowest stage on its way, or goes around all
-      stages
-      for up to v - 1 chunks, p passes each;
+      stages for up to v - 1 chunks, p passes each;
     - below: by way of a stage below, coming up with its first backward pass, in the first turn;
     - around: p turns on the last stage, then the next chunk from the first stage down.
     """

@@ -40,11 +40,12 @@ class PipelineSchedule:
     """A schedule of p stages that run m micro-batches, each stage with v chunks of the model.
 
         name, description, source, year   for people; schedules are listed by year and name
-        words(stage, p, m, v)   the passes of a stage in order; B is a whole backward pass, I leaves the weight gradients to a W
+        words(stage, p, m, v)   the passes of a stage in order; I is a backward pass without weight gradients, W those
+                                gradients, B both together
         visits(p, m, v)         (chunk of the stage, micro-batch) of each forward pass, in order
         seconds(times, m, v)    a step of p > 1 stages in closed form
-        bubble(p, w, v)         passes (forward and backward of a micro-batch) that a stage waits in a step of equal stages
-                                without sends, where a share w of a pass makes gradients of weights
+        bubble(p, w, v)         idle time of a stage in a step of equal stages without sends, in passes (forward and
+                                backward of a micro-batch); a share w of a pass makes gradients of weights
         preferred               of several equally fast schedules, the one with the lowest number is taken
         chunks                  numbers of chunks a stage that a search tries; none: a stage holds one chunk
         refuses(p, m, v)        the reason why the schedule cannot run these, or nothing
@@ -68,7 +69,7 @@ class PipelineSchedule:
         return "W" in self.words(0, 1, 1, 1)
 
     def refusal(self, stages: int, micro_batches: int, interleave: int) -> str:
-        """Why there is no such pipeline; empty where there is."""
+        """The reason against such a pipeline; empty if there is none."""
         if min(stages, micro_batches, interleave) < 1:
             return f"{stages} stages, {micro_batches} micro-batches and {interleave} chunks a stage: each must be at least 1"
         if interleave > 1 and not self.chunks:
@@ -87,8 +88,7 @@ class PipelineSchedule:
         return found
 
     def alive(self, stage: int, stages: int, micro_batches: int, interleave: int) -> int:
-        """The most chunk passes that hold activations at once: from their forward pass to W if there is one, else to B.
-        """
+        """The most chunk passes that hold activations at once: from their forward pass to W, else to B."""
         words = np.frombuffer(self.words(stage, stages, micro_batches, interleave).encode("ascii"), dtype=np.uint8)
         frees = ord("W" if self.splits else "B")
         return int(np.cumsum((words == ord("F")).astype(np.int64) - (words == frees)).max())

@@ -143,8 +143,7 @@ def _onnx_attention(call: Call) -> str:
 
 
 def _rotary(call: Call) -> str:
-    """ONNX `RotaryEmbedding`: all heads turn alike; a position turns by its row of the tables, or by the row it names.
-    """
+    """ONNX `RotaryEmbedding`: all heads turn alike; a position turns by its table row, or by the row it names."""
     heads = call.integer("num_heads", default=1) or 1
     x = f"b s (n={heads} !w)" if len(call.inputs[0].shape) == 3 else "b n s !w"
     named = call.position("position_ids") is not None

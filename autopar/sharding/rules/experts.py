@@ -66,7 +66,7 @@ def per_token(call: Call) -> int:
 
 
 def multiply_adds(call: Call) -> int:
-    """Of the products of a layer, for all rows."""
+    """Multiply-adds of a layer's products, for all rows."""
     widths = {"%rows": call.inputs[0].shape[1]}
     total = 0
     for inner in network_of(call):

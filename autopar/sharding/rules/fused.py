@@ -1,6 +1,4 @@
-"""Rules of the operators that torch's decompositions produce: norms with statistics, attention with weights, fused
-layers.
-"""
+"""Rules of operators that torch's decompositions produce: norms with statistics, attention weights, fused layers."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from .spelling import by_name, tensor_named, whole
 
 
 def _batch_norm(call: Call) -> str:
-    """With running statistics it is pointwise, and gives none; those of the batch are taken over all ranks."""
+    """Batch norm. With running statistics it is pointwise and returns none; batch statistics are over all ranks."""
     training = call.get("training", default="no_training" not in call.operator.kind)
     over = ["n", *(f"x{i}" for i in range(len(call.inputs[0].shape) - 2))]
     dims = " ".join([over[0], "c", *over[1:]])

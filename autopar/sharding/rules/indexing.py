@@ -7,8 +7,7 @@ from .shape import letters
 
 
 def _onnx_gather(call: Call) -> str:
-    """`Gather` along an axis, which float data can split by masking; on the first dim of a matrix it is an embedding.
-    """
+    """`Gather` along an axis, which float data can split by masking; on a matrix's first dim it is an embedding."""
     data, indices = call.inputs[0].shape, call.inputs[1].shape
     axis = call.integer("axis") % len(data)
     names = letters(len(data))
@@ -36,8 +35,7 @@ MEAN, SUM = 1, 2
 
 
 def _class_loss(call: Call) -> str:
-    """Cross entropy with classes in dim 1: rows split where they are summed or kept; a mean over counted rows is whole.
-    """
+    """Cross entropy with classes in dim 1: rows split if summed or kept; a mean over counted rows stays whole."""
     shape = call.inputs[0].shape
     reduction = call.integer("reduction", default=MEAN)
     names = [f"{'!' if reduction == MEAN else ''}{name}" for name in letters(len(shape))]

@@ -42,8 +42,7 @@ def _meshgrid(call: Call) -> str:
 
 
 def _unfold(call: Call) -> str:
-    """Windows along a dim: adjacent ones split, overlapping ones do not; positions inside a window are a new last dim.
-    """
+    """Windows along a dim: adjacent ones split, overlapping ones do not; positions in a window are a new last dim."""
     shape = call.inputs[0].shape
     if not shape:
         return all_whole(call)

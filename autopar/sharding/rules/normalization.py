@@ -43,7 +43,7 @@ def _softmax(call: Call) -> str:
 
 
 def _batch_norm(call: Call) -> str:
-    """With running statistics it is pointwise; those of the batch itself are taken over all ranks."""
+    """Batch norm. With running statistics it is pointwise; batch statistics are taken over all ranks."""
     if len(call.inputs[0].shape) < 2:  # no channels, which torch permits where there are no elements
         return all_whole(call)
     training = bool(call.get("training", "training_mode", default=False))
@@ -54,9 +54,7 @@ def _batch_norm(call: Call) -> str:
 
 
 def _group_norm(call: Call) -> str:
-    """Groups are independent, so the outer part of the channels can be split; over a split space ranks add up
-    statistics.
-    """
+    """Groups are independent: the channels' outer part can be split; over a split space ranks sum statistics."""
     groups = call.integer("num_groups", "group")
     names = [f"x{i}" for i in range(len(call.inputs[0].shape) - 2)]
     space = " ".join(names)

@@ -78,9 +78,7 @@ def _take_along(call: Call) -> str:
 
 
 def _places(call: Call) -> list[tuple[int, int]] | None:
-    """(dim of self, index among the inputs) of every index tensor; None if one is a mask: its result size depends on
-    data.
-    """
+    """(dim of self, index among the inputs) of every index tensor; None for a mask: the data set its result's size."""
     found = []
     indices = call.get("indices")
     for dim, value in enumerate(indices if isinstance(indices, tuple) else ()):

@@ -1,5 +1,4 @@
-"""Rules of linear quantisation: scales and zero points are one number, one per index of a dim, or one per block of it.
-"""
+"""Rules of linear quantisation: scales and zero points are one number, one per index of a dim, or one per block."""
 
 from __future__ import annotations
 

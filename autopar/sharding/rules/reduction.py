@@ -11,8 +11,7 @@ _LAST = dict.fromkeys(("aten.max.dim", "aten.min.dim", "aten.kthvalue.default", 
 
 
 def _reduction(operation: str, missing: tuple[int, ...] | None = None) -> Callable[[Call], str]:
-    """A rule that reduces dims by `operation` (`""`: they stay whole); `missing`: the dims of a call that names none.
-    """
+    """A rule that reduces dims by `operation` (`""`: they stay whole); `missing`: the dims if a call names none."""
 
     def rule(call: Call) -> str:
         shape = call.inputs[0].shape

@@ -152,9 +152,7 @@ def _indices(call: Call, composite: bool) -> tuple[Made, ...]:
 
 
 def _attention(call: Call, composite: bool) -> tuple[Made, ...]:
-    """The log-sum-exp of each row of scores, and a boolean mask as numbers; composite dropout keeps the weights 4
-    times.
-    """
+    """Log-sum-exp of each row of scores, and a boolean mask as numbers; composite dropout keeps weights 4 times."""
     itemsize = float(DTYPE_BYTES[call.inputs[0].dtype])
     width = call.outputs[0].shape[-1]
     found = [Made(output=True, position=0, nbytes=4.0 / width)]
@@ -257,9 +255,7 @@ _DROPOUTS = _kinds("aten.dropout.default aten.feature_dropout.default onnx.Dropo
 
 
 def shares_memory(call: Call, *, contiguous: bool) -> bool:
-    """Whether the output shares the first input's memory; `contiguous`: the input's elements lie in the order of its
-    dims.
-    """
+    """Whether the output shares the first input's memory; `contiguous`: the input is stored in its dims' order."""
     kind = call.operator.kind
     if not call.inputs:
         return False

@@ -132,8 +132,7 @@ class Spots:
 
 
 def spell(windows: Sequence[Window], space: int) -> Spots:
-    """Terms of every spatial dim: split alike if shards are apart, as partners with a halo if they touch, else whole.
-    """
+    """Terms of every spatial dim: split alike if shards are apart, with a halo if they touch, else whole."""
     ins, outs, clauses = [], [], []
     for i in range(space):
         window = windows[i] if windows else None
