@@ -1,4 +1,4 @@
-"""Checks that the parts of a plan file fit one another, where it is read without its model."""
+"""Checks that the parts of a plan file fit each other, for commands that read it without its model."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ class CostGraph:
     `memory`: bytes of each choice, added up over the variables. `digits`: each choice's component on each mesh axis
     (0: not split).
 
-    >>> graph = CostGraph(sizes=(2, 2), unary=(np.array([0.0, 1.0]), np.zeros(2)), edges={(0, 1): np.array([[3.0, 2.0], [0.0, 9.0]])})
+    >>> edges = {(0, 1): np.array([[3.0, 2.0], [0.0, 9.0]])}
+    >>> graph = CostGraph(sizes=(2, 2), unary=(np.array([0.0, 1.0]), np.zeros(2)), edges=edges)
     >>> graph.cost((1, 0))
     1.0
     """
@@ -117,9 +118,9 @@ def _check_table(what: str, table: Table, shape: tuple[int, ...], checked: set[i
 class Proof:
     """The origin of a bound, sufficient to write a certificate of it (the tests write and check them).
 
-    `kind`: "messages" (of an elimination), "messages+price" (the same, with a price of a byte), "minima" (the sum of the
-    least entries of all tables), or "enumeration" (a search found nothing better; its messages, if any, prove a lower
-    bound).
+    `kind`: "messages" (of an elimination), "messages+price" (the same, with a price of a byte), "minima" (the sum of
+    the least entries of all tables), or "enumeration" (a search found nothing better; its messages, if any, prove a
+    lower bound).
     """
 
     kind: str

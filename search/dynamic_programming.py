@@ -1,12 +1,12 @@
 """The exact search: prune, eliminate variable by variable; with a memory limit, price the bytes and close the gap.
 
-    best(graph) = min over x of  cost(x)                              elimination.py (the order), minplus.py (the joins)
-                  subject to  memory(x) <= limit                      memory_limit.py (the price), mixtures.py and labels.py (the gap)
+    best(graph) = min over x of  cost(x)              elimination.py (the order), minplus.py (the joins)
+                  subject to  memory(x) <= limit      memory_limit.py (the price), mixtures.py and labels.py (the gap)
 
-Source: U. Bertele and F. Brioschi, Nonserial Dynamic Programming (1972); H. Everett III, Generalized Lagrange Multiplier
-Method (1963). If exact tables would be too wide or take too long, narrow ones come first (conditioning.py): they mostly
-find the same assignment in a hundredth of the time, and the gap of the solution shows whether wider tables are worth
-their work.
+Source: U. Bertele and F. Brioschi, Nonserial Dynamic Programming (1972); H. Everett III, Generalized Lagrange
+Multiplier Method (1963). If exact tables would be too wide or take too long, narrow ones come first (conditioning.py):
+they mostly find the same assignment in a hundredth of the time, and the gap of the solution shows whether wider tables
+are worth their work.
 """
 
 from dataclasses import replace
@@ -97,8 +97,8 @@ def _search(known: Incumbent, max_entries: int) -> None:
 def _narrowed(known: Incumbent, small: Reduction, width: int) -> Reduction | None:
     """The graph without the choices that its relaxation rules out, if it is too wide for exact tables; None if solved.
 
-    A descent from the relaxation gives the cost to beat. Mostly only a few variables are split, such as a value that all
-    layers of a decoder read; the relaxation is then so near the optimum that few choices are left.
+    A descent from the relaxation gives the cost to beat. Mostly only a few variables are split, such as a value that
+    all layers of a decoder read; the relaxation is then so near the optimum that few choices are left.
     """
     solver = Minimiser(small.graph, max_entries=width)
     if solver.exact:

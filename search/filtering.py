@@ -2,12 +2,13 @@
 
 After an elimination, a second pass from the last variable to the first gives every clique the least cost outside it:
 
-    down_c[x_N(c)]  =  min over the clique of v of ( sum of its tables + down_v[x_N(v)] )  -  m_c[x_N(c)]     for each m_c that v took
+    down_u[x_N(u)]  =  min over the clique of v of ( sum of its tables + down_v[x_N(v)] )  -  m_u[x_N(u)]
     marginal_v[c]   =  min over the clique of v, x_v = c, of ( sum of its tables + down_v[x_N(v)] )
 
-marginal_v[c] is the least sum of all assignments with x_v = c. So c is ruled out if its marginal reaches the best known
-cost (with a limit: plus price * limit). If variables were split to keep tables narrow, the marginals are lower bounds,
-and moving a variable's unary table between its copies, towards equal marginals, raises the bound:
+m_u is each message that v's elimination took. marginal_v[c] is the least sum of all assignments with x_v = c. So c is
+ruled out if its marginal reaches the best known cost (with a limit: plus price * limit). If variables were split to
+keep tables narrow, the marginals are lower bounds, and moving a variable's unary table between its copies, towards
+equal marginals, raises the bound:
 
     share_i[c]  <-  share_i[c] - step * (marginal_i[c] - mean over the copies of marginal[c])
 

@@ -1,10 +1,11 @@
 """The integer program of a cost graph, solved by HiGHS: an oracle of the tests and the rival of the benchmark.
 
     minimise  sum_v unary[v] . x_v  +  sum_uv edges[u, v] . y_uv        x binary, y >= 0
-    with      sum_c x_v[c] = 1,   sum_d y_uv[c, d] = x_u[c],   sum_c y_uv[c, d] = x_v[d],   sum_v memory[v] . x_v <= limit
+    with      sum_c x_v[c] = 1,   sum_d y_uv[c, d] = x_u[c],   sum_c y_uv[c, d] = x_v[d]
+              sum_v memory[v] . x_v <= limit
 
-Source: the local marginal polytope (M. Schlesinger, 1976; T. Werner, A Linear Programming Approach to Max-sum Problem: A Review,
-IEEE PAMI 29, 2007), with binary x. HiGHS works with absolute tolerances, so the costs are scaled first.
+Source: the local marginal polytope (M. Schlesinger, 1976; T. Werner, A Linear Programming Approach to Max-sum Problem:
+A Review, IEEE PAMI 29, 2007), with binary x. HiGHS works with absolute tolerances, so the costs are scaled first.
 """
 
 import math

@@ -4,10 +4,10 @@ For every price p >= 0 (H. Everett III, Generalized Lagrange Multiplier Method, 
 
     min { cost(x) : memory(x) <= limit }  >=  L(p) - p * limit,    L(p) = min over x of  cost(x) + p * memory(x)
 
-L is concave and piecewise linear. Two assignments, one over the limit and one within, are two lines. The price at which
-they cross is tried next, and its optimum replaces one of them, until the crossing is the maximum. At that price all equal
-layers are indifferent at once, so the first layers from one optimum with the rest from the other are nearly optimal
-(mixtures.py).
+L is concave and piecewise linear. Two assignments, one over the limit and one within, are two lines. The price at
+which they cross is tried next, and its optimum replaces one of them, until the crossing is the maximum. At that price
+all equal layers are indifferent at once, so the first layers from one optimum with the rest from the other are nearly
+optimal (mixtures.py).
 """
 
 import math

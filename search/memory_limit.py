@@ -1,11 +1,11 @@
 """The memory limit: a price on bytes gives a lower bound; filters, halves, mixtures and labels close the gap.
 
-    min { cost(x) : memory(x) <= limit }  >=  max over p >= 0 of  L(p) - p * limit                                   lagrangian.py
+    min { cost(x) : memory(x) <= limit }  >=  max over p >= 0 of  L(p) - p * limit        lagrangian.py
 
-At the best price, choices whose marginal reaches the best known cost are ruled out (filtering.py), and the search starts
-again on the smaller graph. A large graph is done at a gap of `CLOSE`, or when no choice is ruled out; if its gap is
-still wide, the variables that decide most bytes are halved (halving.py). The gap of a small graph is closed (labels.py,
-branching).
+At the best price, choices whose marginal reaches the best known cost are ruled out (filtering.py), and the search
+starts again on the smaller graph. A large graph is done at a gap of `CLOSE`, or when no choice is ruled out; if its
+gap is still wide, the variables that decide most bytes are halved (halving.py). The gap of a small graph is closed
+(labels.py, branching).
 """
 
 import math

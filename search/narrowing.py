@@ -1,9 +1,10 @@
 """From a bound to the optimum on graphs too wide for exact tables: rule out choices, and raise the bound, in turns.
 
-    choices whose marginal reaches the best cost are ruled out -> smaller tables, fewer split variables, exact in the end
-    few are ruled out -> the split variables' unary tables move between their copies -> a higher bound
+    marginals that reach the best cost rule out choices -> smaller tables, fewer split variables, exact in the end
+    they rule out few -> the split variables' unary tables move between their copies -> a higher bound
 
-The step of a move grows while the bound rises and is halved when it falls (N. Z. Shor's rule of thumb for supergradients).
+The step of a move grows while the bound rises and is halved when it falls (N. Z. Shor's rule of thumb for
+supergradients).
 """
 
 import math

@@ -6,8 +6,8 @@ The name of a join is its inputs: the tables, with their axes relative to the va
 layers thus have equal names. Each round eliminates all variables of one name that are not adjacent to one another, the
 cheapest name first. L equal layers shrink in step to one variable each, and every further round halves their chain.
 
-An order is a pure function of its arguments. Without `sizes` every variable counts as `TYPICAL` choices. Such an order is
-the same for every mesh of a model, so a cache of a few orders serves all meshes but the first.
+An order is a pure function of its arguments. Without `sizes` every variable counts as `TYPICAL` choices. Such an order
+is the same for every mesh of a model, so a cache of a few orders serves all meshes but the first.
 """
 
 import functools
@@ -36,7 +36,8 @@ ORDERS_KEPT = 16
 class Round:
     """Variables that are eliminated together, one row of each array a variable.
 
-    `neighbours`: its neighbours. `inputs`: the factors of its join, with axes `labels`. `outputs`: the resulting factor.
+    `neighbours`: its neighbours. `inputs`: the factors of its join, with axes `labels`. `outputs`: the resulting
+    factor.
     """
 
     variables: Indices
@@ -90,8 +91,8 @@ def _rank(score: Score, members: int) -> Score:
 class _Planner:
     """The state of one symbolic elimination: the tables left, over their variables.
 
-    A class is the variables of equal score and name. The queue holds classes lazily: an entry may be out of date, and is
-    corrected when it is taken.
+    A class is the variables of equal score and name. The queue holds classes lazily: an entry may be out of date, and
+    is corrected when it is taken.
     """
 
     def __init__(self, structure: Structure, max_entries: float, *, by_fill: bool) -> None:

@@ -1,12 +1,14 @@
 """The reduction before any search: share equal tables, drop choices that never pay, fold variables of one choice.
 
-Dead-end elimination (Desmet et al. 1992; the criterion of Goldstein 1994): choice c of v goes when another choice d is never worse,
+Dead-end elimination (Desmet et al. 1992; the criterion of Goldstein 1994): choice c of v goes when another choice d is
+never worse,
 
-    unary[c] - unary[d] + sum over neighbours u of  min over x_u of (edge[c, x_u] - edge[d, x_u])  >=  0,   memory[d] <= memory[c]
+    unary[c] - unary[d] + sum over neighbours u of  min over x_u of (edge[c, x_u] - edge[d, x_u])  >=  0
+    memory[d] <= memory[c]
 
-because d can then replace c in any assignment. The sum is too expensive for all pairs. An upper bound of it, from two x_u
-(where c is best, where d is worst), leaves few rivals d, and each c tries the most promising of them. Variables with equal
-surroundings are judged once, and in one pass: a second pass drops next to nothing.
+because d can then replace c in any assignment. The sum is too expensive for all pairs. An upper bound of it, from two
+x_u (where c is best, where d is worst), leaves few rivals d, and each c tries the most promising of them. Variables
+with equal surroundings are judged once, and in one pass: a second pass drops next to nothing.
 """
 
 import zlib

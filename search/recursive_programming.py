@@ -1,7 +1,7 @@
 """The near-linear search: elimination on one mesh axis at a time, then sweeps over the axes and coordinate descent.
 
-After the double recursion of H. Wang et al., Efficient and Systematic Partitioning of Large and Deep Neural Networks for
-Parallelization (Euro-Par 2021), whose inner recursion is greedy. For each axis a in turn:
+After the double recursion of H. Wang et al., Efficient and Systematic Partitioning of Large and Deep Neural Networks
+for Parallelization (Euro-Par 2021), whose inner recursion is greedy. For each axis a in turn:
 
     x  <-  argmin of the cost over { y : digit_b(y_v) = digit_b(x_v) for the axes b before a, no split after a }
 

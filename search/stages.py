@@ -2,8 +2,8 @@
 
     best[s][j] = min over i < j of  max(best[s - 1][i], cost_s[i, j])          best[0][0] = 0
 
-cost_s[i, j] is the time of stage s for the pieces i to j - 1, infinite if they do not fit its memory. Among cuts of equal
-bottleneck the least sum of squares wins, which balances the other stages, too. Source: PipeDream's partitioner
+cost_s[i, j] is the time of stage s for the pieces i to j - 1, infinite if they do not fit its memory. Among cuts of
+equal bottleneck the least sum of squares wins, which balances the other stages, too. Source: PipeDream's partitioner
 (D. Narayanan et al., SOSP 2019).
 
 The tables hold only intervals of up to D pieces: row j, column c is the interval from piece j - D + c to piece j - 1.

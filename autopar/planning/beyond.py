@@ -1,10 +1,10 @@
 """The difference between a program's peak memory and the sum of its tables, estimated on the folded graph.
 
-    beyond = peak - sum of the tables = c - min(A, G)        c from the folded graph's program, each of its layers counted once
+    beyond = peak - sum of the tables = c - min(A, G)        c: from the folded graph's program, every layer once
 
-The tables add up the bytes that each choice keeps. The peak of a program is at one moment. It also holds gathered units,
-gradients on their way and an operator's transient bytes, once for any number of layers. With one micro-batch, gradients
-G appear as activations A are freed, so only the larger of both counts.
+The tables add up the bytes that each choice keeps. The peak of a program is at one moment. It also holds gathered
+units, gradients on their way and an operator's transient bytes, once for any number of layers. With one micro-batch,
+gradients G appear as activations A are freed, so only the larger of both counts.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     step >= sum of all computation + gather + reduction - B
 
-B is the computation of the operators before a parameter's first reader, forward and backward. The parameter is gathered
-before this reader computes, and its gradient is reduced after the reader's backward pass. If B is nearly zero, all these
-collectives are exposed. An embedding is of this kind, and often the largest parameter. On a mesh of one axis this holds
-for all early parameters together, because one stream carries them. Several axes communicate at the same time, but not
-for the same parameter: the gathers of one parameter add up, and only the early parameter with most bytes counts.
+B is the computation of the operators before a parameter's first reader, forward and backward. The parameter is
+gathered before this reader computes, and its gradient is reduced after the reader's backward pass. If B is nearly
+zero, all these collectives are exposed. An embedding is of this kind, and often the largest parameter. On a mesh of
+one axis this holds for all early parameters together, because one stream carries them. Several axes communicate at the
+same time, but not for the same parameter: the gathers of one parameter add up, and only the early parameter with most
+bytes counts.
 """
 
 from __future__ import annotations

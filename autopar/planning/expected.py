@@ -3,8 +3,8 @@
     T_s = [ (m + b_s) X + G ] / p        if stored + f_s saved fits
 
 A solution's tables add up to (m + b) X + G seconds and stored + f saved bytes. X: seconds of a pass of one of the m
-micro-batches. G: seconds of the work once a step. saved: bytes of a micro-batch in flight. p: stages. Each schedule s has
-a bubble b_s and, from its order, f_s micro-batches in flight (`autopar.order.schedules`).
+micro-batches. G: seconds of the work once a step. saved: bytes of a micro-batch in flight. p: stages. Each schedule s
+has a bubble b_s and, from its order, f_s micro-batches in flight (`autopar.order.schedules`).
 """
 
 from __future__ import annotations

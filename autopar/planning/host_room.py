@@ -2,11 +2,12 @@
 
 For every price q >= 0 of a byte in host memory (H. Everett III, 1963)
 
-    min { cost(x) : host(x) <= room }  >=  max over q of  L(q) - q * room,    L(q) = min over x of  cost(x) + q * host(x)
+    min { cost(x) : host(x) <= room }  >=  max over q of  L(q) - q * room
+    L(q) = min over x of  cost(x) + q * host(x)
 
-Each L is under the limit of the device's memory. A byte in host memory costs the same for every parameter. So just below
-the best price too much of it is used, and just above it perhaps far too little. Between the two, the first parameters use
-host memory until it is full, and the others keep their state on the device.
+Each L is under the limit of the device's memory. A byte in host memory costs the same for every parameter. So just
+below the best price too much of it is used, and just above it perhaps far too little. Between the two, the first
+parameters use host memory until it is full, and the others keep their state on the device.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 Every storage layout of a trained parameter becomes two choices with the same redistributions:
 
     device    u seconds                b bytes
-    host      streamed(u) seconds      b - s bytes, and s in host memory         s: bytes of the state (see `costmodel/step/host.py`)
+    host      streamed(u) seconds      b - s bytes, and s in host memory
 
-The choice of the host always takes longer, so no solution without a memory limit contains it.
+s: bytes of the optimizer state; streamed: see `costmodel/step/host.py`. The choice of the host always takes longer, so
+no solution without a memory limit contains it.
 """
 
 from __future__ import annotations

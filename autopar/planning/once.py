@@ -70,8 +70,8 @@ def hideable(prices: MeshPrices, parameters: float) -> float:
 
         (1 - 1 / n - (slowdown - 1)) / k        n: units, k: axes
 
-    `parameters`: their bytes. In a chain over several axes only the first collective runs under computation, because the
-    next ones begin when the unit is waited for.
+    `parameters`: their bytes. In a chain over several axes only the first collective runs under computation, because
+    the next ones begin when the unit is waited for.
     """
     axes = sum(axis.size > 1 for axis in prices.mesh.axes)
     alone = 1 / units_of(parameters, prices.unit_bytes, prices.cluster) + SLOWDOWN[prices.cluster.backend] - 1

@@ -33,9 +33,9 @@ class Places:
     def representatives(self, group: Sequence[Candidate]) -> list[list[Candidate]]:
         """The candidates of a mesh in the order to try them, and a second order if micro-batches get too small.
 
-        First comes the candidate with one micro-batch, or with about enough to fill the pipeline. On a large cluster the
-        first axis may have more devices than such a micro-batch has samples. Then the second order begins with larger
-        micro-batches, which that axis can split.
+        First comes the candidate with one micro-batch, or with about enough to fill the pipeline. On a large cluster
+        the first axis may have more devices than such a micro-batch has samples. Then the second order begins with
+        larger micro-batches, which that axis can split.
         """
         stages, mesh = group[0].stages, group[0].mesh
         filled = 1 if stages == 1 else TUNING.filled * stages

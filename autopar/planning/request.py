@@ -43,8 +43,8 @@ class Request:
     """A request for a plan; the outer search decides every field from `mesh` to `interleave` that is None.
 
     `memory`: bytes of a device (None: the cluster's). `limits`: the allowed choices, from pins. `uniform`: the limits
-    treat equal layers alike, so these may be folded. `fewer`: devices may stay idle if that is faster. `types`: of stored
-    parameters and gradients. `reductions`: how gradients are reduced.
+    treat equal layers alike, so these may be folded. `fewer`: devices may stay idle if that is faster. `types`: of
+    stored parameters and gradients. `reductions`: how gradients are reduced.
 
     `mesh`: of one stage. `recompute`: "none", "selective" or "full". `zero`: 0, parameters are stored whole; 1 and 2,
     stored split and gathered once a step, with gradients added up whole or as shards; 3, gathered for every pass.

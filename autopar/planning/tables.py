@@ -35,8 +35,8 @@ Ints = NDArray[np.int64]
 class Known:
     """Parts of tables, by keys of all that they depend on.
 
-    `keep`: the arrays whose identity is in a key, so that no other array gets their `id`. `of_parameters`: the parts that
-    are equal for any number of micro-batches on the same mesh (None: they are kept here).
+    `keep`: the arrays whose identity is in a key, so that no other array gets their `id`. `of_parameters`: the parts
+    that are equal for any number of micro-batches on the same mesh (None: they are kept here).
     """
 
     parts: dict[object, Any] = field(default_factory=dict)
@@ -91,8 +91,8 @@ class Basis:
 class Variable:
     """A variable of the cost graph; `what`: operator, parameter, fan-out or output; `name`: of the operator or tensor.
 
-    `rows`: the choices, as strategy indices of an operator, otherwise as codes of layouts. `host`: bytes of a parameter's
-    optimizer state in host memory, for each choice (None: no choice has any).
+    `rows`: the choices, as strategy indices of an operator, otherwise as codes of layouts. `host`: bytes of a
+    parameter's optimizer state in host memory, for each choice (None: no choice has any).
     """
 
     what: str

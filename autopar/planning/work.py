@@ -17,8 +17,8 @@ FORBIDDEN = 1e9
 class Counts:
     """The number of equal operators or tensors that one represents, by name (1 if it is not named).
 
-    `handed`: from a value that the first layer hands on to that of the layer that represents all further layers. Readers
-    of the first value also read the second one, once for each layer between.
+    `handed`: from a value that the first layer hands on to that of the layer that represents all further layers.
+    Readers of the first value also read the second one, once for each layer between.
     """
 
     operators: Mapping[str, int] = field(default_factory=dict)
@@ -30,13 +30,13 @@ class Counts:
 class Work:
     """The multiplicities of a step.
 
-    `passes`: how often the time of a micro-batch counts (micro-batches plus bubble). `in_flight`: micro-batches between
-    their forward and backward pass at once. `accumulating`: gradients of several micro-batches are added up. `hidden`:
-    the share of the parameters' collectives that runs under computation. `early`: from parameters to their first reader;
-    nothing is hidden on that way (see `early.py`). `waits`: seconds that every collective of a value waits for earlier
-    ones of parameters. `segments`: the recomputed operators. `zero`: parameters stored split and used gathered are
-    gathered once a step, with gradients added up whole (1) or as shards after every micro-batch (2), or gathered for
-    every pass (3); with 0 there are none.
+    `passes`: how often the time of a micro-batch counts (micro-batches plus bubble). `in_flight`: micro-batches
+    between their forward and backward pass at once. `accumulating`: gradients of several micro-batches are added up.
+    `hidden`: the share of the parameters' collectives that runs under computation. `early`: from parameters to their
+    first reader; nothing is hidden on that way (see `early.py`). `waits`: seconds that every collective of a value
+    waits for earlier ones of parameters. `segments`: the recomputed operators. `zero`: parameters stored split and
+    used gathered are gathered once a step, with gradients added up whole (1) or as shards after every micro-batch (2),
+    or gathered for every pass (3); with 0 there are none.
     """
 
     counts: Counts = field(default_factory=Counts)

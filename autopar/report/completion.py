@@ -18,8 +18,8 @@ _PLAIN = re.compile(r"[\w.-]+")
 class Command:
     """The words of a command (none: autopar itself), and the words that may follow.
 
-    `next`: subcommands or choices. `files`: file names may follow. `options`: all spellings. Options with a value are in
-    `values` (with its choices), in `paths` (a file), or in `free` (any text).
+    `next`: subcommands or choices. `files`: file names may follow. `options`: all spellings. Options with a value are
+    in `values` (with its choices), in `paths` (a file), or in `free` (any text).
     """
 
     name: str

@@ -1,16 +1,16 @@
 """`recalibrated`: a cluster with figures scaled to the profile of a run.
 
-    R_g / r_g + L_g l = M_g        of all solutions, that of the least (log(l) / log(10))^2 + sum of (log(r_g) / log(1.5))^2
+    R_g / r_g + L_g l = M_g        with the least (log(l) / log(10))^2 + sum of (log(r_g) / log(1.5))^2
     factor = seconds predicted / seconds measured        for the collectives on a level of links
 
 R_g, L_g: the predicted seconds of a group of operators for arithmetic or traffic, and for launches. M_g: its measured
 seconds. r_g: the factor on its rate. l: the factor on the seconds of a launch.
 
-Products, convolutions and attention scale the arithmetic, in the types that they compute in. All other operators and the
-update scale the memory's bandwidth. A level's collectives scale both its bandwidth and its latency, as their sum does not
-tell one from the other. The rest of the step is the host's. On CPUs the host also computes the operators, so the rest
-makes all launches longer. On GPUs the host runs ahead, so launches stay. Figures without a measurement or a prediction
-stay, too.
+Products, convolutions and attention scale the arithmetic, in the types that they compute in. All other operators and
+the update scale the memory's bandwidth. A level's collectives scale both its bandwidth and its latency, as their sum
+does not tell one from the other. The rest of the step is the host's. On CPUs the host also computes the operators, so
+the rest makes all launches longer. On GPUs the host runs ahead, so launches stay. Figures without a measurement or a
+prediction stay, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The link speeds, memory and batch at which a plan flips: each is scaled, and the factor of the change bisected.
 
-The factors 4, 16, 64 (and their inverses) bracket the first one at which the scheme's name changes. The bracket is halved
-on a logarithmic scale, f = sqrt(same * changed), until its ends are within `CLOSE` of one another. A flip and a flip back
-within one factor of 4 go unseen, and upwards within 64. The batch is doubled and halved.
+The factors 4, 16, 64 (and their inverses) bracket the first one at which the scheme's name changes. The bracket is
+halved on a logarithmic scale, f = sqrt(same * changed), until its ends are within `CLOSE` of one another. A flip and a
+flip back within one factor of 4 go unseen, and upwards within 64. The batch is doubled and halved.
 
     best(limit) = p, memory(p) <= m <= limit   =>   best(m) = p
 

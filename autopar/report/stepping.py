@@ -31,7 +31,8 @@ STREAMS = ("elementwise and others", "update")
 class Stepping:
     """A step of a plan; `whole`, `part`: the analyses of the batch and of a micro-batch.
 
-    With stages the step is that of all stages together; `micro`: the program of the whole model on the mesh of one stage.
+    With stages the step is that of all stages together; `micro`: the program of the whole model on the mesh of one
+    stage.
     """
 
     micro: Scheduled

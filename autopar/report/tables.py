@@ -134,8 +134,8 @@ def _units_text(whole: Account) -> str:
 class Rival:
     """The best plan of a known scheme (empty: the plan found): its predicted seconds and bytes, and its name.
 
-    `fits`: whether it fits the memory. `host_memory`: bytes of optimizer state in host memory. `why`: the reason if there
-    is no such plan. `late`: it was not priced, because that takes long.
+    `fits`: whether it fits the memory. `host_memory`: bytes of optimizer state in host memory. `why`: the reason if
+    there is no such plan. `late`: it was not priced, because that takes long.
     """
 
     scheme: str

@@ -1,8 +1,9 @@
 """The reasons for an operator's strategy: each other strategy is forced, the rest solved again, and both are compared.
 
-    price(strategy) = min { cost(x) : x_operator = strategy, memory(x) <= limit }  -  min { cost(x) : memory(x) <= limit }
+    price(strategy) = min { cost(x) : x_operator = strategy, memory(x) <= limit } - min { cost(x) : memory(x) <= limit }
 
-Both minima are of the same cost graph: the tables are built once, and a strategy is forced by conditioning the graph on it.
+Both minima are of the same cost graph: the tables are built once, and a strategy is forced by conditioning the graph
+on it.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Difference:
 class Alternative:
     """The best plan in which an operator has this strategy, or a parameter this layout: option and meaning by axis.
 
-    `step`: predicted seconds (None: `why` is the reason). `objective`: seconds as the search adds them up. `change`: the
-    difference to the best plan. `own` is its part in the operator itself, `others` in other operators and stored
+    `step`: predicted seconds (None: `why` is the reason). `objective`: seconds as the search adds them up. `change`:
+    the difference to the best plan. `own` is its part in the operator itself, `others` in other operators and stored
     parameters, and the rest is in redistributions. `moves`: the redistributions that differ most.
     """
 

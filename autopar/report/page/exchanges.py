@@ -3,8 +3,8 @@
     all-reduce 2 (n - 1) / n N      all-gather, reduce-scatter, all-to-all (n - 1) / n N      send N
 
 These are the bytes that a device in a group of n sends for a collective of N bytes: the least of all methods. In an
-all-to-all each member sends alike to all others. The other collectives are drawn as rings, in which a member sends to the
-next one. Backends may choose trees and switches; then sums by device are the same, but pairs may differ.
+all-to-all each member sends alike to all others. The other collectives are drawn as rings, in which a member sends to
+the next one. Backends may choose trees and switches; then sums by device are the same, but pairs may differ.
 """
 
 from __future__ import annotations

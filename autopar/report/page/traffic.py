@@ -99,7 +99,7 @@ def _level_table(found: Exchanges) -> Table:
 
 
 def matrix(found: Exchanges, devices: int) -> Picture:
-    """Squares with areas by the bytes that the row's devices send to the column's."""
+    """Squares whose areas are proportional to the bytes from the row's devices to the column's."""
     count = len(found.matrix)
     told = "Who sends to whom: rows send, columns receive, a square's area is the bytes"
     if not found.matrix.any() or count < 2:
