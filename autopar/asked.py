@@ -1,4 +1,4 @@
-"""What is asked of a plan, in the words of the Python interface, as a request to the search."""
+"""The arguments of `autopar.plan`, turned into a request to the search."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from .sharding.schedule import PLAINLY, Reductions, Types
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The arguments of `autopar.plan` beside the model and its progress. `pins` may be any restriction; `fewer`: whether devices may be
-    left idle; `reductions`: how gradients are brought home."""
+    """The arguments of `autopar.plan` except the model and `progress`.
+
+    `pins` may be any restriction. `fewer`: whether devices may stay idle. `reductions`: how gradients are reduced.
+    """
 
     devices: int | None = None
     cluster: str | Path | Cluster | None = None
@@ -56,11 +58,11 @@ class Asked:
 
     @property
     def train(self) -> bool:
-        """Whether a training step is planned."""
+        """Whether the plan is for training."""
         return is_training(self.mode)
 
     def request(self, model: LoadedModel, cluster: Cluster) -> tuple[Request, list[str]]:
-        """What the search is asked for a model on a cluster, and sentences worth telling the user."""
+        """The request for a model on a cluster, and notes for the user."""
         train, limits, mesh, notes = self.train, self._restrictions(model, cluster), self._mesh(cluster), list[str]()
         if self.reuse_from is not None:
             found, mesh, said = self._reused(model, cluster)
@@ -78,13 +80,13 @@ class Asked:
         return request, notes
 
     def _mesh(self, cluster: Cluster) -> Mesh | None:
-        """The mesh of a stage that is asked for."""
+        """The requested mesh of a stage."""
         if self.mesh is None or isinstance(self.mesh, Mesh):
             return self.mesh
         return stage_mesh(cluster, [int(size) for size in self.mesh], self.stages or 1)
 
     def _restrictions(self, model: LoadedModel, cluster: Cluster) -> list[Restriction]:
-        """What pins, and operators without a rule, leave of the strategies."""
+        """The restrictions of the pins, and of operators without a rule."""
         found: list[Restriction] = [replicated] if model.graph.replicated else []
         if callable(self.pins) and not isinstance(self.pins, Pins):
             found.append(self.pins)
@@ -95,7 +97,7 @@ class Asked:
         return found
 
     def _reused(self, model: LoadedModel, cluster: Cluster) -> tuple[Restriction, Mesh, str]:
-        """The part of a loaded plan that the model still has, as pins on the plan's mesh."""
+        """The part of a loaded plan that is unchanged in the model, as pins on the plan's mesh."""
         assert self.reuse_from is not None
         old = self.reuse_from if isinstance(self.reuse_from, Plan) else Plan.load(self.reuse_from)
         require_consistent(old)
@@ -106,14 +108,14 @@ class Asked:
 
 
 def is_training(mode: str) -> bool:
-    """Whether a mode is that of a training step."""
+    """Whether a mode is training; `UsageError` for an unknown one."""
     if mode not in ("train", "infer"):
         raise UsageError(f"mode {mode!r} is none of train, infer")
     return mode == "train"
 
 
 def choose_cluster(cluster: str | Path | Cluster | None, devices: int | None) -> tuple[Cluster, str]:
-    """The cluster to plan for, sized to `devices`, and a sentence that says which one is assumed."""
+    """The cluster to plan for, sized to `devices`, and a sentence that names it."""
     if devices is not None and devices < 1:
         raise UsageError(f"--devices is {devices}; it must be at least 1")
     if cluster is None:
@@ -125,14 +127,14 @@ def choose_cluster(cluster: str | Path | Cluster | None, devices: int | None) ->
 
 
 def types_of(model: LoadedModel, master: str | None, reduce: str | None, *, train: bool) -> Types:
-    """The types of stored parameters and of gradients that are asked for, or usual beside the `dtype` that was."""
+    """The requested types of stored parameters and of gradients, or the usual ones for the model's `dtype`."""
     found = Types.of(master, reduce, dtype=model.dtype if train else None)
     found.require(model.graph)
     return found.within(model.graph)
 
 
 def _where_axes_exist(pins: Pins, candidates: Sequence[Mesh]) -> Restriction:
-    """The pins on the meshes that have all axes they name; an axis that no candidate has is an error."""
+    """The pins, only on meshes with all axes that they name; `UsageError` for an axis that no candidate has."""
     named = {axis for wanted in pins.operators.values() for axis in wanted}
     offered = dict.fromkeys(axis.name for mesh in candidates for axis in mesh.axes)
     for axis in sorted(named - set(offered)):

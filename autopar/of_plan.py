@@ -1,4 +1,4 @@
-"""The cluster and the model that a plan was made for, found again."""
+"""The cluster and the model of a plan, loaded again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> 
 
 
 def known_cluster(plan: Plan, cluster: str | None) -> Cluster | None:
-    """The same; None where no cluster is given and the plan's is no preset."""
+    """The cluster of a plan (see `cluster_of_plan`); None if no cluster is given and the plan's is no preset."""
     return None if cluster is None and plan.cluster not in presets() else cluster_of_plan(plan, cluster)
 
 
@@ -58,7 +58,7 @@ def model_of_plan(
 
 
 def _onnx_of_plan(model: Any, plan: Plan, options: ModelOptions, batch: int | None = None) -> LoadedModel:
-    """The ONNX model with the plan's input shapes (of another `batch`); a file of another fixed batch is given it."""
+    """The ONNX model with the plan's input shapes (or another `batch`), also if the file has another fixed batch."""
     options = replace(options, dtype=plan.model.dtype, parameters=set(plan.parameters))
     old = _batch_of(plan)
     shapes = {name: spec.shape for name, spec in plan.model.inputs.items()}
@@ -73,7 +73,7 @@ def _onnx_of_plan(model: Any, plan: Plan, options: ModelOptions, batch: int | No
 
 
 def model_of_batch(model: str | Path, plan: Plan, batch: int, *, loss: str | None = None, trust: bool = False) -> LoadedModel:
-    """The model of a plan with another global batch; a `UsageError` where it cannot have it."""
+    """The model of a plan with another global batch; `UsageError` if that is impossible."""
     options = ModelOptions(train=plan.model.mode == "train", loss=loss, dtype=plan.model.dtype, trust=trust)
     if _is_onnx(model):
         loaded = _onnx_of_plan(model, plan, options, batch)
@@ -100,7 +100,7 @@ def _batch_of(plan: Plan) -> int | None:
 
 
 def _cast_of(plan: Plan, module: Any) -> str | None:
-    """The floating-point type that a module was planned in, where it has another: it is run in a copy of that type."""
+    """The plan's floating-point type if the module has another one; a copy of the module in that type is run."""
     own = {str(value.dtype).removeprefix("torch.") for value in module.parameters() if value.is_floating_point()}
     if plan.model.dtype is not None:
         return plan.model.dtype if own != {plan.model.dtype} else None

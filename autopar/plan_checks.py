@@ -1,4 +1,4 @@
-"""Checks that the parts of a plan file fit one another, where it is read without its model."""
+"""Checks that the parts of a plan file fit each other, for commands that read it without its model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .sharding.layout import parse_layout
 
 
 def require_consistent(plan: Plan) -> None:
-    """Raise `PlanError` unless strategies and layouts have a readable entry per axis, and stages equal chunks."""
+    """Raise `PlanError` unless strategies and layouts have a readable entry per axis, and stages hold equal chunks."""
     if plan.stages and len(plan.stages) % plan.schedule.interleave:
         raise PlanError(f"the plan has {len(plan.stages)} chunks, which are not {plan.schedule.interleave} for each stage")
     lengths = {len(plan.mesh), *(len(stage.mesh) for stage in plan.stages)}

@@ -1,8 +1,10 @@
-"""Minimisation of cost + price * memory by elimination, with a way out where a graph is too wide for its tables.
+"""Minimisation of cost + price * memory by elimination; variables that make tables too wide are split and fixed.
 
-The variables of the schedule's `too_wide` are treated twice. For the bound, each gets one copy for each of its edges, its unary
-table shared out equally, and the copies may disagree: a relaxation, so its optimum is at most the true one. For the assignment,
-each is fixed to a choice, the rest is eliminated exactly, coordinate descent moves all, and so on until nothing improves.
+The variables in the schedule's `too_wide` are treated twice.
+- For the bound, each is split into one copy for each of its edges, with equal shares of its unary table. The copies may
+  disagree: a relaxation, so its optimum is at most the true one.
+- For the assignment, each is fixed to a choice and the rest is eliminated exactly; then coordinate descent moves all
+  variables. Both repeat until nothing improves.
 
     sum_v unary_v + sum_uv edge_uv  >=  min over copies of  sum_v sum_{u ~ v} (unary_v[x_vu] / degree_v + ...)
 """
@@ -21,13 +23,14 @@ from .local_search import descend
 from .pruning import Reduction, reduce
 
 ROUNDS = 4
+"""The largest number of rounds of elimination and descent in an improvement."""
 PRUNE_WORK = 6e8
 """Additions of an elimination above which choices are pruned first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Minimum:
-    """Choices, and a certified lower bound of cost + price * memory; the tables when the minimum is exact."""
+    """Choices, a certified lower bound of cost + price * memory, and the tables of the elimination."""
 
     choices: list[int]
     bound: float
@@ -37,7 +40,8 @@ class Minimum:
 class Minimiser:
     """Solves one graph at any price of a byte; the order of elimination is planned once.
 
-    `relaxed` is the graph with a copy of each of the `fixed` variables for each of its edges; `origins` are its variables' numbers.
+    `fixed`: the split variables. `relaxed`: the graph with one copy of each of them for each edge. `origins`: for each
+    variable of `relaxed`, the number of the variable in the graph.
     """
 
     def __init__(self, graph: CostGraph, *, max_entries: int = MAX_ENTRIES, plan: Schedule | None = None) -> None:
@@ -46,6 +50,7 @@ class Minimiser:
         self.plan = plan or schedule(graph, max_entries=self.max_entries)
         self.fixed: tuple[int, ...] = ()
         self.relaxed, self.origins = graph, list(range(len(graph.sizes)))
+        # The order after a split may differ and find further variables that are too wide.
         while self.plan.too_wide:
             self.fixed += self.plan.too_wide
             self.relaxed, self.origins = _split(graph, self.fixed)
@@ -57,9 +62,10 @@ class Minimiser:
         return not self.fixed
 
     def minimise(self, price: float = 0.0, known: Minimum | None = None, *, improve: bool = True) -> Minimum:
-        """The minimum of cost + `price` * memory; `known`, a minimum at another price, lends the tables that no price changes.
+        """The minimum of cost + `price` * memory; of a relaxation if variables are split.
 
-        Where it is a relaxation's, the assignment is improved, unless only the bound is wanted.
+        `known`: a minimum at another price; its tables without memory are used again. `improve`: improve a relaxation's
+        assignment; False if only the bound is needed.
         """
         tables = self.plan.evaluate(price, known.tables if known is not None else ())
         bound = self.plan.optimum(tables)
@@ -68,11 +74,11 @@ class Minimiser:
         choices = self.plan.assignment(tables)[: len(self.graph.sizes)]
         if self.exact:
             return Minimum(choices=choices, bound=bound, tables=tables)
-        bound -= 1e-12 * abs(bound)
+        bound -= 1e-12 * abs(bound)  # a margin for the rounding of the shared unary tables
         return Minimum(choices=self._improve(choices, price) if improve else choices, bound=bound, tables=tables)
 
     def without(self, kept: Sequence[Indices]) -> "Minimiser":
-        """The solver of the graph with only the kept choices, its variables split as in this one."""
+        """The solver of the graph with only the kept choices, with the same variables split."""
         other = copy(self)
         other.graph = restrict(self.graph, kept)
         other.relaxed = restrict(self.relaxed, [kept[origin] for origin in self.origins])
@@ -80,7 +86,7 @@ class Minimiser:
         return other
 
     def merge(self) -> None:
-        """Make the copies of split variables one again, wherever no table gets too wide by that."""
+        """Join the copies of each split variable again, unless that makes a table too wide."""
         for v in self.fixed:
             relaxed, origins = self._merged(v)
             plan = schedule(relaxed, max_entries=self.max_entries)
@@ -89,7 +95,7 @@ class Minimiser:
                 self.fixed = tuple(u for u in self.fixed if u != v)
 
     def _merged(self, v: int) -> tuple[CostGraph, list[int]]:
-        """The relaxed graph with only one `v`, and its origins."""
+        """The relaxed graph with a single `v`, and its origins."""
         left = [i for i, origin in enumerate(self.origins) if origin != v or i == v]
         number = {i: n for n, i in enumerate(left)} | {i: v for i, origin in enumerate(self.origins) if origin == v}
         turned = shared_map(lambda table: np.ascontiguousarray(table.T))
@@ -107,7 +113,10 @@ class Minimiser:
         return merged, [self.origins[i] for i in left]
 
     def tighten(self, marginals: Sequence[Table], step: float) -> None:
-        """Move the unary tables of the split variables between their copies, towards equal marginals (filtering.py)."""
+        """Shift cost between the copies of each split variable, towards equal marginals (filtering.py).
+
+        The unary tables of the copies keep their sum, so the optimum stays a lower bound.
+        """
         unary = list(self.relaxed.unary)
         for v in self.fixed:
             copies = [i for i, origin in enumerate(self.origins) if origin == v]
@@ -120,6 +129,7 @@ class Minimiser:
         self.plan = schedule(self.relaxed, max_entries=self.max_entries)
 
     def _improve(self, choices: list[int], price: float) -> list[int]:
+        # The copies of a split variable may disagree, so the start may meet a forbidden entry: descend on soft tables.
         soft = soften(self.graph)
 
         def value(candidate: Sequence[int]) -> float:
@@ -138,7 +148,7 @@ class Minimiser:
 
 
 def shrink(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True) -> tuple[Reduction, Schedule | None]:
-    """`graph` made smaller, with its schedule; without one where its elimination would cost more than pruning, which then was done."""
+    """A smaller graph with its schedule, or (if elimination is more work than pruning) a pruned graph with None."""
     small = reduce(graph, prune=False, memory=memory)
     plan = typical_schedule(small.graph)
     if plan.work <= PRUNE_WORK and plan.widest <= max_entries:
@@ -147,13 +157,16 @@ def shrink(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = T
 
 
 def prepare(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True) -> tuple[Reduction, Minimiser]:
-    """`graph` made smaller, with its solver."""
+    """A smaller graph, with its solver."""
     small, plan = shrink(graph, max_entries=max_entries, memory=memory)
     return small, Minimiser(small.graph, max_entries=max_entries, plan=plan)
 
 
 def soften(graph: CostGraph) -> CostGraph:
-    """The graph with a finite penalty, above any finite cost, in place of infinity, so that descent can leave forbidden ground."""
+    """The graph with a finite penalty instead of infinity, so that descent can leave forbidden assignments.
+
+    The penalty is above any finite cost.
+    """
     tables = [*graph.unary, *graph.edges.values()]
     spread = shared_map(lambda table: np.abs(table[np.isfinite(table)]).max(initial=0.0, keepdims=True))
     penalty = 1.0 + 2.0 * math.fsum(float(spread(table).max()) for table in tables)
@@ -162,7 +175,7 @@ def soften(graph: CostGraph) -> CostGraph:
 
 
 def condition(graph: CostGraph, settled: Mapping[int, int]) -> CostGraph:
-    """The graph in which each settled variable has only its one choice left."""
+    """The graph in which each variable of `settled` has this single choice."""
     picks = {v: slice(choice, choice + 1) for v, choice in settled.items()}
     whole = slice(None)
 
@@ -178,7 +191,7 @@ def condition(graph: CostGraph, settled: Mapping[int, int]) -> CostGraph:
 
 
 def restrict(graph: CostGraph, kept: Sequence[Indices]) -> CostGraph:
-    """The graph with only the kept choices of each variable; equal cuts of equal tables stay shared."""
+    """The graph with only the kept choices of each variable; equal cuts of a shared table stay shared."""
     made: dict[object, Table] = {}
     numbers: dict[tuple[int, bytes], int] = {}
     names = [numbers.setdefault((size, keep.tobytes()), v) for v, (size, keep) in enumerate(zip(graph.sizes, kept, strict=True))]
@@ -205,7 +218,7 @@ def _share(table: Table, parts: int) -> Table:
 
 
 def _split(graph: CostGraph, fixed: Sequence[int]) -> tuple[CostGraph, list[int]]:
-    """The relaxed graph, and its variables' origins: the first copy of a variable keeps its number, the others follow at the end."""
+    """The relaxed graph and its origins; a variable's first copy keeps its number, further copies come last."""
     degree = dict.fromkeys(fixed, 0)
     for edge in graph.edges:
         for v in edge:

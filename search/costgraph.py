@@ -1,4 +1,4 @@
-"""The cost graph: variables with a few choices each, unary and pairwise tables of costs, and the solutions of it."""
+"""The cost graph: variables with a few choices each, unary and pairwise tables of costs; and its solutions."""
 
 import math
 import sys
@@ -14,7 +14,7 @@ Edge = tuple[int, int]
 
 
 class Infeasible(ValueError):
-    """No assignment of finite cost fits the memory limit; `minimum_memory` is the least that any of them needs."""
+    """No assignment of finite cost fits the memory limit; `minimum_memory` is the least memory of all of them."""
 
     def __init__(self, minimum_memory: float, limit: float) -> None:
         super().__init__(f"no assignment fits {limit:.6g} bytes: the smallest needs {minimum_memory:.6g}; raise the limit or add choices")
@@ -23,7 +23,7 @@ class Infeasible(ValueError):
 
 
 class NoAssignment(ValueError):
-    """Every assignment is forbidden: it meets an infinite entry somewhere."""
+    """Every assignment is forbidden: each contains an infinite entry."""
 
     def __init__(self) -> None:
         super().__init__("every assignment costs infinity: the forbidden (infinite) entries leave no choice")
@@ -31,11 +31,13 @@ class NoAssignment(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CostGraph:
-    """Minimise `sum unary[v][x_v] + sum edges[u, v][x_u, x_v]`; an infinite entry forbids.
+    """Minimise `sum unary[v][x_v] + sum edges[u, v][x_u, x_v]`; an infinite entry forbids its choices.
 
-    `memory` adds up over the variables; `digits` gives each choice's component on each mesh axis (0: not split).
+    `memory`: bytes of each choice, added up over the variables. `digits`: each choice's component on each mesh axis
+    (0: not split).
 
-    >>> graph = CostGraph(sizes=(2, 2), unary=(np.array([0.0, 1.0]), np.zeros(2)), edges={(0, 1): np.array([[3.0, 2.0], [0.0, 9.0]])})
+    >>> edges = {(0, 1): np.array([[3.0, 2.0], [0.0, 9.0]])}
+    >>> graph = CostGraph(sizes=(2, 2), unary=(np.array([0.0, 1.0]), np.zeros(2)), edges=edges)
     >>> graph.cost((1, 0))
     1.0
     """
@@ -114,10 +116,11 @@ def _check_table(what: str, table: Table, shape: tuple[int, ...], checked: set[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """How a bound came about, and all that is needed to write a certificate of it (which the tests do, and check).
+    """The origin of a bound, sufficient to write a certificate of it (the tests write and check them).
 
-    `kind`: "messages" (of an elimination), "messages+price" (with a price of a byte), "minima" (the sum of all tables' least
-    entries), or "enumeration" (a search found nothing better; its messages, if it has any, prove a lower bound).
+    `kind`: "messages" (of an elimination), "messages+price" (the same, with a price of a byte), "minima" (the sum of
+    the least entries of all tables), or "enumeration" (a search found nothing better; its messages, if any, prove a
+    lower bound).
     """
 
     kind: str
@@ -132,7 +135,7 @@ UNPROVEN = Proof(kind="enumeration")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """An assignment, its price, and a certified bound: no assignment (within the limit) costs less than `lower_bound`."""
+    """An assignment, its cost and memory; no assignment (within the limit) costs less than `lower_bound`."""
 
     choices: tuple[int, ...]
     cost: float
@@ -152,7 +155,7 @@ class Solution:
 
 
 def solution(graph: CostGraph, choices: Sequence[int], *, lower_bound: float, method: str, proof: Proof = UNPROVEN) -> Solution:
-    """Price `choices`; a bound that rounding lifted above the cost becomes the cost."""
+    """Price `choices`; a bound that equals the cost but for rounding becomes the cost."""
     cost = graph.cost(choices)
     if cost - lower_bound <= 1e-12 * abs(cost):
         lower_bound = cost

@@ -1,11 +1,12 @@
-"""The exact search: prune, then eliminate variable by variable; with a memory limit, price the bytes and close the gap.
+"""The exact search: prune, eliminate variable by variable; with a memory limit, price the bytes and close the gap.
 
-    best(graph) = min over x of  cost(x)                              elimination.py (the order), minplus.py (the joins)
-                  subject to  memory(x) <= limit                      memory_limit.py (the price), mixtures.py and labels.py (the gap)
+    best(graph) = min over x of  cost(x)              elimination.py (the order), minplus.py (the joins)
+                  subject to  memory(x) <= limit      memory_limit.py (the price), mixtures.py and labels.py (the gap)
 
-Source: U. Bertele and F. Brioschi, Nonserial Dynamic Programming (1972); H. Everett III, Generalized Lagrange Multiplier
-Method (1963). Where exact tables would be too wide or take too long (conditioning.py), narrow ones come first: they mostly find the
-same assignment in a hundredth of the time, and the solution's bound below its cost tells whether wider ones are worth their work.
+Source: U. Bertele and F. Brioschi, Nonserial Dynamic Programming (1972); H. Everett III, Generalized Lagrange
+Multiplier Method (1963). If exact tables would be too wide or take too long, narrow ones come first (conditioning.py):
+they mostly find the same assignment in a hundredth of the time, and the gap of the solution shows whether wider tables
+are worth their work.
 """
 
 from dataclasses import replace
@@ -22,19 +23,19 @@ from .recursive_programming import recursive_programming
 
 METHOD = "dynamic_programming"
 NARROW = (1 << 16, 1 << 18, 1 << 21)
-"""Entries of the tables that are tried, in this order, where exact ones would be too wide or take too long."""
+"""The largest entries of a table that are tried, in this order, if exact tables are too wide or take too long."""
 EXACT_WORK = 2e9
-"""Additions (a few seconds) above which narrower tables are tried first, and wider ones not at all once something is found."""
+"""Additions (a few seconds) above which narrower tables come first, and wider ones only while nothing is found."""
 HOPEFUL = 1e-2
-"""Gap of the first assignment up to which choices are ruled out by it, before a better one is looked for."""
+"""The largest gap of the first assignment at which its cost rules out choices before a better one is searched."""
 ROUNDING = 1e-9
 """Relative distance of bounds that are equal but for rounding."""
 
 
 def dynamic_programming(graph: CostGraph, *, memory_limit: float | None = None) -> Solution:
-    """The optimum, or (too wide a graph, or a tight memory limit on a large one) a solution with a certified gap.
+    """The optimum, or a solution with a certified gap if the graph is too wide, or large with a tight memory limit.
 
-    A KeyboardInterrupt leaves as `Interrupted`, with the best solution until then.
+    A KeyboardInterrupt becomes `Interrupted`, with the best solution so far.
     """
     return eliminate_variables(graph, memory_limit=memory_limit, max_entries=MAX_ENTRIES)
 
@@ -63,7 +64,7 @@ def _search(known: Incumbent, max_entries: int) -> None:
         try:
             _assign(known, small, widest)
         except NoAssignment:
-            # What narrowing left forbids itself.
+            # Narrowing keeps all cheaper assignments; none is left, so the known one is the optimum.
             if known.choices is None:
                 raise
             known.prove(known.cost, replace(known.proof, kind="enumeration"))
@@ -73,6 +74,7 @@ def _search(known: Incumbent, max_entries: int) -> None:
     for width in (*(width for width in NARROW if width < max_entries), max_entries):
         last = width == max_entries
         solver = Minimiser(small.graph, max_entries=width)
+        # A wider limit is skipped if it changes no table, takes too long, or has no gap to close.
         if proven and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= ROUNDING):
             continue
         work = solver.plan.work
@@ -93,10 +95,10 @@ def _search(known: Incumbent, max_entries: int) -> None:
 
 
 def _narrowed(known: Incumbent, small: Reduction, width: int) -> Reduction | None:
-    """What is left of a graph too wide for exact tables, once what its relaxation and a descent from it rule out is gone; None: nothing.
+    """The graph without the choices that its relaxation rules out, if it is too wide for exact tables; None if solved.
 
-    Mostly a few variables are split, such as a value that all layers of a decoder read, and what their copies want is so near the optimum
-    that little else is left.
+    A descent from the relaxation gives the cost to beat. Mostly only a few variables are split, such as a value that
+    all layers of a decoder read; the relaxation is then so near the optimum that few choices are left.
     """
     solver = Minimiser(small.graph, max_entries=width)
     if solver.exact:
@@ -111,7 +113,7 @@ def _narrowed(known: Incumbent, small: Reduction, width: int) -> Reduction | Non
 
 
 def _offer_fast(known: Incumbent) -> None:
-    """An assignment to begin with."""
+    """Offer the fast search's assignment to begin with."""
     try:
         known.offer(recursive_programming(known.graph, memory_limit=known.limit).choices)
     except ValueError as error:
@@ -120,7 +122,7 @@ def _offer_fast(known: Incumbent) -> None:
 
 
 def _assign(known: Incumbent, small: Reduction, solver: Minimiser) -> Minimum | None:
-    """Tell `known` of an assignment, and of a bound that no assignment within the limit undercuts; the minimum if there is no limit."""
+    """Offer `known` an assignment and a bound of all assignments within the limit; the minimum if there is no limit."""
     limit = known.limit
     pruned = any(substitutes is not None for substitutes in small.substitutes)
 
@@ -138,6 +140,7 @@ def _assign(known: Incumbent, small: Reduction, solver: Minimiser) -> Minimum | 
         return minimum
     found = constrained(solver, limit, report=report)
     known.offer(small.restore(found.choices))
+    # A bound above the dual's rests on enumeration, too.
     enumerated = found.bound - found.proven > ROUNDING * abs(found.bound)
     messages = "messages+price" if found.price else "messages"
     known.prove(found.bound, proof("enumeration" if enumerated else messages, found.price))

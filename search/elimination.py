@@ -1,9 +1,10 @@
-"""Variable elimination: joins of the tables of a graph in the rounds of an order, each distinct join computed once.
-
-U. Bertele and F. Brioschi, Nonserial Dynamic Programming, 1972: to eliminate v, sum the tables that contain v and minimise over
-v; what is left is one table over v's neighbours. In reverse order each variable then takes its best choice given its neighbours.
+"""Variable elimination: joins of a graph's tables in the rounds of an order, each distinct join computed once.
 
     m_v[x_N(v)] = min over x_v of  sum of the tables that contain v        x_v = the choice that attains m_v[x_N(v)]
+
+To eliminate v, sum the tables that contain v and minimise over v; the result is one table over v's neighbours. In
+reverse order each variable then takes its best choice given its neighbours. Source: U. Bertele and F. Brioschi,
+Nonserial Dynamic Programming, 1972.
 """
 
 import math
@@ -18,8 +19,12 @@ from .minplus import Labels, eliminate
 from .orders import Order, Round, Structure, order
 
 MAX_ENTRIES = 1 << 24
+"""Entries of the largest table by default: 128 MiB."""
 SECOND_ORDER_WORK = 1e8
-"""Work (additions) above which an order for the sizes (rounded up to powers of two, so that meshes share it) is tried as well."""
+"""Work (additions) above which an order that knows the sizes is tried, too.
+
+The sizes are rounded up to powers of two, so that meshes share the order.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One eliminated variable: its neighbours then (in the order of the join's labels 1, 2, ...) and the join that did it."""
+    """An eliminated variable, its then neighbours (in the order of the join's labels 1, 2, ...), and its join."""
 
     variable: int
     neighbours: tuple[int, ...]
@@ -42,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """Joins over the tables 0, 1, ...: first the leaves (cost, and memory where it has one), then one for each join."""
+    """Joins over the tables 0, 1, ...: first the leaves (costs, and memories or None), then one for each join."""
 
     costs: tuple[Table, ...]
     memories: tuple[Table | None, ...]
@@ -57,13 +62,13 @@ class Schedule:
 
     @property
     def volume(self) -> float:
-        """Entries of all cliques, those of equal joins each time."""
+        """Entries of all cliques; equal joins count each time."""
         sizes = [float(join.size) * math.prod(join.shape) for join in self.joins]
         return math.fsum(sizes[join] for _, joins in self.rounds for join in joins)
 
     @property
     def widest(self) -> int:
-        """Entries of the largest table that a join leaves."""
+        """Entries of the largest table that results from a join."""
         return max((math.prod(join.shape) for join in self.joins), default=1)
 
     @property
@@ -76,7 +81,7 @@ class Schedule:
         ]
 
     def evaluate(self, price: float = 0.0, known: Sequence[Table] = ()) -> list[Table]:
-        """All tables, where a byte of memory costs `price`; those without memory are taken from `known`, where it has them."""
+        """All tables at `price` per byte; `known`: the tables at another price, used again if no memory is in them."""
         leaves = list(zip(self.costs, self.memories, strict=True))
         tables = [cost if memory is None else cost + price * memory for cost, memory in leaves]
         priced = [memory is not None and bool(memory.any()) for _, memory in leaves]
@@ -89,12 +94,12 @@ class Schedule:
         return tables
 
     def optimum(self, tables: Sequence[Table]) -> float:
-        """The least sum: the constants that the last variables of the components left."""
+        """The least sum: that of the constants after each connected component's last variable."""
         roots = [join for step, joins in self.rounds if not step.neighbours.shape[1] for join in joins]
         return math.fsum(float(tables[len(self.costs) + join]) for join in roots)
 
     def assignment(self, tables: Sequence[Table]) -> list[int]:
-        """Back-substitution, equal cases once."""
+        """The optimal choices, by back-substitution; equal cases are computed once."""
         choices = np.zeros(sum(len(joins) for _, joins in self.rounds), dtype=np.int64)
         known: dict[tuple[int, ...], int] = {}
         for step, joins in reversed(self.rounds):
@@ -109,7 +114,7 @@ class Schedule:
 
 
 def conditional(join: Join, tables: Sequence[Table], chosen: Sequence[int]) -> Table:
-    """The cost of each choice of the eliminated variable, its neighbours being `chosen`."""
+    """The cost of each choice of the eliminated variable, given its neighbours' `chosen` ones."""
     total = np.zeros(join.size)
     for labels, table in join.inputs:
         total = total + tables[table][tuple(slice(None) if label == 0 else chosen[label - 1] for label in labels)]
@@ -117,7 +122,7 @@ def conditional(join: Join, tables: Sequence[Table], chosen: Sequence[int]) -> T
 
 
 def schedule(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> Schedule:
-    """A good order for `graph`; `too_wide` lists the variables to fix first for no table to exceed `max_entries`."""
+    """A schedule with little work; `too_wide`: variables to fix first, so that no table exceeds `max_entries`."""
     leaves = _Leaves(graph)
     plan = leaves.follow(order(leaves.structure()))
     fits = plan.widest <= max_entries
@@ -133,23 +138,23 @@ def schedule(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> Schedule:
 
 
 def typical_schedule(graph: CostGraph) -> Schedule:
-    """The schedule in the order that does not look at sizes."""
+    """The schedule in the order that ignores sizes."""
     leaves = _Leaves(graph)
     return leaves.follow(order(leaves.structure()))
 
 
 def typical_order(graph: CostGraph) -> Order:
-    """The order that does not look at sizes; it serves every graph of the same variables and edges."""
+    """The order that ignores sizes; it fits every graph with the same variables and edges."""
     return order(_Leaves(graph).structure())
 
 
 def follow(graph: CostGraph, plan: Order) -> Schedule:
-    """The schedule of `graph` in an order of a graph with the same variables and edges."""
+    """The schedule of `graph` in the order of a graph with the same variables and edges."""
     return _Leaves(graph).follow(plan)
 
 
 class _Leaves:
-    """The graph's tables, each distinct one (with its memory) once: `table[factor]` for the unary tables and then the edges."""
+    """The graph's distinct tables, with their memory; `table`: the table of each variable, then of each edge."""
 
     def __init__(self, graph: CostGraph) -> None:
         self.graph = graph
@@ -167,7 +172,7 @@ class _Leaves:
             self.table.append(leaf)
 
     def structure(self, sizes: tuple[int, ...] = ()) -> Structure:
-        """The graph without its numbers; memory makes no difference, so that one order serves with and without a limit."""
+        """The graph without its costs; it ignores memory, so that one order serves with and without a limit."""
         objects: dict[int, int] = {}
         costs = [objects.setdefault(id(cost), len(objects)) for cost in self.costs]
         tables = np.array([costs[leaf] for leaf in self.table], dtype=np.int64)
@@ -175,7 +180,7 @@ class _Leaves:
         return Structure(count=len(self.graph.sizes), ends=ends.tobytes(), tables=tables.tobytes(), sizes=sizes)
 
     def follow(self, plan: Order) -> Schedule:
-        """The joins of these tables in the rounds of `plan` (none, where it found the graph too wide)."""
+        """The joins of these tables in the rounds of `plan`; none if it found the graph too wide."""
         if plan.too_wide:
             return Schedule(costs=(), memories=(), joins=(), rounds=(), too_wide=plan.too_wide)
         sizes = np.array(self.graph.sizes, dtype=np.int64)
@@ -200,7 +205,7 @@ class _Leaves:
 
 
 def _sorted_blocks(rows: Indices, labels: tuple[Labels, ...]) -> Indices:
-    """The rows with tables of equal labels in ascending order, so that equal joins look equal."""
+    """The rows, with tables of equal labels in ascending order, so that equal joins have equal rows."""
     start = 0
     for _, group in groupby(labels):
         stop = start + len(list(group))

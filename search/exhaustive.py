@@ -1,6 +1,6 @@
-"""The exhaustive search: every assignment is priced, in blocks; the reference of the tests.
+"""The exhaustive search: every assignment is priced, in blocks; the tests' reference.
 
-best = min over x of  sum_v unary[v][x_v] + sum_uv edges[u, v][x_u, x_v]   subject to  sum_v memory[v][x_v] <= limit
+    best = min over x of  sum_v unary[v][x_v] + sum_uv edges[u, v][x_u, x_v]   subject to  sum_v memory[v][x_v] <= limit
 """
 
 import math
@@ -11,10 +11,11 @@ from .costgraph import CostGraph, Indices, Infeasible, NoAssignment, Proof, Solu
 
 MAX_ASSIGNMENTS = 10**8
 BLOCK = 1 << 16
+"""Assignments that are priced together."""
 
 
 def exhaustive(graph: CostGraph, *, memory_limit: float | None = None) -> Solution:
-    """The optimum (the first in lexicographic order), by looking at every assignment."""
+    """The optimum of all assignments (the first in lexicographic order)."""
     total = math.prod(graph.sizes)
     if total > MAX_ASSIGNMENTS:
         count = f"about 10^{len(str(total)) - 1} assignments"

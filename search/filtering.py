@@ -1,16 +1,19 @@
-"""Min-marginals, and what they rule out: the choices that no assignment cheaper than the best known one contains.
+"""Min-marginals: they rule out choices that are in no assignment cheaper than the best known one.
 
-With the tables of an elimination, a second pass from the last variable to the first gives every clique what lies outside it:
+After an elimination, a second pass from the last variable to the first gives every clique the least cost outside it:
 
-    down_c[x_N(c)]  =  min over the clique of v of ( sum of its tables + down_v[x_N(v)] )  -  m_c[x_N(c)]     for each m_c that v took
+    down_u[x_N(u)]  =  min over the clique of v of ( sum of its tables + down_v[x_N(v)] )  -  m_u[x_N(u)]
     marginal_v[c]   =  min over the clique of v, x_v = c, of ( sum of its tables + down_v[x_N(v)] )
 
-marginal_v[c] is the least sum of all assignments with x_v = c, so c goes where that reaches the best known cost (with a limit: plus
-price * limit). Sources: variable fixing by reduced costs, integer programming's standard means; min-marginals, V. Kolmogorov,
-Convergent Tree-Reweighted Message Passing, IEEE PAMI 28 (2006). Where variables were split to keep tables narrow, the marginals are
-bounds from below, and moving a variable's unary table between its copies towards equal marginals raises the bound:
+m_u is each message that v's elimination took. marginal_v[c] is the least sum of all assignments with x_v = c. So c is
+ruled out if its marginal reaches the best known cost (with a limit: plus price * limit). If variables were split to
+keep tables narrow, the marginals are lower bounds, and moving a variable's unary table between its copies, towards
+equal marginals, raises the bound:
 
     share_i[c]  <-  share_i[c] - step * (marginal_i[c] - mean over the copies of marginal[c])
+
+Sources: variable fixing by reduced costs, a standard of integer programming; min-marginals, V. Kolmogorov, Convergent
+Tree-Reweighted Message Passing, IEEE PAMI 28 (2006).
 """
 
 import math
@@ -24,14 +27,15 @@ from .elimination import Schedule
 from .minplus import Labels, merge
 
 BLOCK = 1 << 15
-"""Entries of a clique that are looked at together."""
+"""Entries of a clique that are summed together."""
 ROUNDING = 1e-12
 """Relative distance of costs that are equal but for rounding."""
 
 
 def marginals(plan: Schedule, tables: Sequence[Table]) -> list[Table]:
-    """For each variable and choice the least sum of all assignments that contain it."""
+    """The least sum of all assignments that contain a choice, for each variable's choices."""
     optimum = plan.optimum(tables)
+    # `made`: the join of each message, by the number of its factor; `down`: the least cost outside of each message.
     found: list[Table] = [np.zeros(0)] * sum(len(joins) for _, joins in plan.rounds)
     made = {int(factor): join for step, joins in plan.rounds for factor, join in zip(step.outputs, joins, strict=True)}
     first = len(plan.costs)
@@ -41,6 +45,7 @@ def marginals(plan: Schedule, tables: Sequence[Table]) -> list[Table]:
             factor = int(step.outputs[member])
             outside = down.pop(factor, None)
             if outside is None:
+                # The last variable of a component: outside it are the optima of the other components.
                 outside = np.asarray(optimum - float(tables[first + join]))
             inner = [
                 (int(number), labels, tables[first + made[int(number)]])
@@ -54,13 +59,16 @@ def marginals(plan: Schedule, tables: Sequence[Table]) -> list[Table]:
             found[int(step.variables[member])] = own
             for (number, _, message), least in zip(inner, beyond, strict=True):
                 with np.errstate(invalid="ignore"):
-                    difference = least - message
+                    difference = least - message  # infinity minus infinity: forbidden either way
                 down[number] = np.where(np.isnan(difference), np.inf, difference)
     return found
 
 
 def survivors(solver: Minimiser, least: Sequence[Table], most: float) -> list[Indices] | None:
-    """The choices whose marginals are below `most`, by variable of the solver's graph; None: a variable has none, so nothing is below."""
+    """The choices with marginals below `most`, by variable of the solver's graph.
+
+    None if a variable has no such choice: then no assignment costs less than `most`.
+    """
     alive = [np.ones(size, dtype=bool) for size in solver.graph.sizes]
     roof = most - ROUNDING * abs(most)
     for origin, table in zip(solver.origins, least, strict=True):
@@ -82,7 +90,7 @@ def _least(terms: Sequence[tuple[Labels, Table]], shape: tuple[int, ...], wanted
 
 
 def _windows(shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
-    """Parts of the first two axes, of about `BLOCK` entries each."""
+    """Windows of the first two axes, of about `BLOCK` entries each."""
     inner = math.prod(shape[2:])
     width = shape[1] if len(shape) > 1 else 1
     columns = min(width, max(1, BLOCK // inner))

@@ -1,9 +1,10 @@
-"""Branch and bound on bytes: where one variable decides much of the memory, its thrifty and its lavish choices are bounded apart.
+"""Branch and bound on bytes: the choices of little and of much memory of one variable are bounded apart.
 
     bound(node) = the Lagrangian bound of the graph with the node's choices        bound = min over the open nodes
 
-The next node is that of the least bound, and its variable v that on which the two sides of its dual, one over the limit and one
-within, differ by most bytes; choices of at most the mean of the two sides' bytes make one child, the others the second one.
+The next node is the one with the least bound. Its dual has two sides, one assignment over the limit and one within it.
+The node is halved at the variable whose bytes differ most between the sides: choices up to the mean of these bytes make
+one child, the others the second one.
 """
 
 import heapq
@@ -17,14 +18,14 @@ from .costgraph import Indices, Infeasible, NoAssignment, memory_tables
 from .lagrangian import Dual, Point, Report, dual_of, point
 
 NODES = 16
-"""Nodes that are opened at most."""
+"""The largest number of nodes to open."""
 GOAL = 5e-3
-"""Relative gap at which it ends."""
+"""The relative gap at which the search ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Node:
-    """The choices left, and the sides of the dual, in choices of the whole graph."""
+    """The remaining choices, and the two sides of the dual, as choices of the whole graph."""
 
     kept: list[Indices]
     over: list[int]
@@ -52,7 +53,7 @@ def halve(solver: Minimiser, limit: float, dual: Dual, best: Point, cutoff: floa
                 small, child = prepare(restrict(graph, kept), max_entries=solver.max_entries)
                 inner, found, value = dual_of(child, limit, close=GOAL / 4)
             except (Infeasible, NoAssignment):
-                continue
+                continue  # the child is empty, and bounds nothing
             best = min(best, point(graph, _whole(kept, small.restore(found.choices))), key=lambda each: each.cost)
             sides = (found, found) if inner is None else (inner.over, inner.within)
             over, within = (_whole(kept, small.restore(side.choices)) for side in sides)
@@ -66,7 +67,7 @@ def _whole(kept: Sequence[Indices], choices: Sequence[int]) -> list[int]:
 
 
 def _children(solver: Minimiser, node: _Node) -> list[list[Indices]]:
-    """The two halves of the variable that decides most bytes; none where the sides need the same everywhere."""
+    """The node's halves at the variable of most different bytes; none if the sides have equal bytes everywhere."""
     memory = memory_tables(solver.graph)
     bytes_ = [(float(table[o]), float(table[w])) for table, o, w in zip(memory, node.over, node.within, strict=True)]
     v = max(range(len(bytes_)), key=lambda u: abs(bytes_[u][0] - bytes_[u][1]), default=-1)

@@ -1,10 +1,11 @@
 """The integer program of a cost graph, solved by HiGHS: an oracle of the tests and the rival of the benchmark.
 
     minimise  sum_v unary[v] . x_v  +  sum_uv edges[u, v] . y_uv        x binary, y >= 0
-    with      sum_c x_v[c] = 1,   sum_d y_uv[c, d] = x_u[c],   sum_c y_uv[c, d] = x_v[d],   sum_v memory[v] . x_v <= limit
+    with      sum_c x_v[c] = 1,   sum_d y_uv[c, d] = x_u[c],   sum_c y_uv[c, d] = x_v[d]
+              sum_v memory[v] . x_v <= limit
 
-Source: the local marginal polytope (M. Schlesinger, 1976; T. Werner, A Linear Programming Approach to Max-sum Problem: A Review,
-IEEE PAMI 29, 2007), with binary x. HiGHS works with absolute tolerances, so the costs are scaled first.
+Source: the local marginal polytope (M. Schlesinger, 1976; T. Werner, A Linear Programming Approach to Max-sum Problem:
+A Review, IEEE PAMI 29, 2007), with binary x. HiGHS works with absolute tolerances, so the costs are scaled first.
 """
 
 import math
@@ -18,12 +19,12 @@ from .costgraph import CostGraph, Indices, Infeasible, NoAssignment, Proof, Solu
 
 METHOD = "integer_program"
 LARGEST = 1e4
-"""What the largest cost is scaled to."""
+"""The scaled value of the largest cost."""
 INFEASIBLE, OUT_OF_TIME = 2, 1
 
 
 class NotSolved(ValueError):
-    """HiGHS found no assignment in its time; `lower_bound` is what it proved by then."""
+    """HiGHS found no assignment in its time; `lower_bound`: its proven bound."""
 
     def __init__(self, lower_bound: float, message: str) -> None:
         super().__init__(f"the integer program was not solved: {message}")
@@ -31,7 +32,7 @@ class NotSolved(ValueError):
 
 
 def integer_program(graph: CostGraph, *, memory_limit: float | None = None, time_limit: float | None = None) -> Solution:
-    """The optimum by branch and cut, or what HiGHS knows after `time_limit` seconds."""
+    """The optimum by branch and cut, or HiGHS' best assignment and bound after `time_limit` seconds."""
     if find_spec("scipy") is None:
         raise ValueError("integer_program needs scipy: pip install scipy")
     program = _program(graph)
@@ -48,13 +49,13 @@ def integer_program(graph: CostGraph, *, memory_limit: float | None = None, time
         raise NotSolved(lower, found.message)
     choices = program.choices(found.x)
     cost = graph.cost(choices)
-    # Its tolerances are not the solution's: a proven optimum is the cost.
+    # HiGHS' bound of a proven optimum differs from the cost by its tolerances, so the cost is the bound.
     lower = cost if found.status == 0 else min(lower, cost)
     return solution(graph, choices, lower_bound=lower, method=METHOD, proof=Proof(kind="enumeration", limit=memory_limit))
 
 
 def _why(graph: CostGraph, program: "_Program", limit: float | None) -> ValueError:
-    """The error of an infeasible program: too little memory, or nothing allowed at all."""
+    """The error of an infeasible program: too little memory, or every assignment forbidden."""
     if limit is None:
         return NoAssignment()
     bytes_ = np.zeros(len(program.costs))
@@ -68,7 +69,10 @@ def _why(graph: CostGraph, program: "_Program", limit: float | None) -> ValueErr
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Program:
-    """Columns: the choices of each variable (from `starts`), then the pairs of each edge; `costs` are scaled, `upper` 0 forbids."""
+    """The matrix and vectors of the program, its columns the variables' choices (from `starts`), then the edges' pairs.
+
+    `costs` are scaled by `scale`; an `upper` of 0 forbids a column.
+    """
 
     sizes: tuple[int, ...]
     starts: Indices
@@ -80,7 +84,7 @@ class _Program:
     scale: float
 
     def solve(self, costs: Table, limit: float | None, seconds: float | None) -> Any:
-        """What `scipy.optimize.milp` says."""
+        """The result of `scipy.optimize.milp`."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
@@ -106,6 +110,7 @@ def _program(graph: CostGraph) -> _Program:
 
     starts = np.concatenate([[0], np.cumsum(graph.sizes)]).astype(np.int64)
     costs = [*graph.unary]
+    # One line for each variable (its choices add up to 1), then for each end of an edge one line a choice.
     rows, columns, values = [np.repeat(np.arange(len(graph.sizes)), graph.sizes)], [np.arange(starts[-1])], [np.ones(starts[-1])]
     row, column = len(graph.sizes), int(starts[-1])
     for (u, v), table in graph.edges.items():

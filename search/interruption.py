@@ -8,7 +8,7 @@ from .recursive_programming import recursive_programming
 
 
 class Interrupted(KeyboardInterrupt):
-    """A search was interrupted; `best` is its best solution until then, with a certified bound (None: none was known)."""
+    """A search was interrupted; `best`: its best solution so far, with a certified bound, or None."""
 
     def __init__(self, best: Solution | None) -> None:
         super().__init__("the search was interrupted" + ("" if best is None else f", with a gap of {best.gap:.2%}"))
@@ -38,16 +38,16 @@ class Incumbent:
 
     @property
     def gap(self) -> float:
-        """Relative distance of cost and bound."""
+        """The relative distance between cost and bound."""
         return math.inf if self.choices is None else (self.cost - self.bound) / max(abs(self.cost), 1e-300)
 
     def solution(self) -> Solution:
-        """What is known, priced."""
+        """The best assignment so far, priced, with its bound."""
         assert self.choices is not None
         return solution(self.graph, self.choices, lower_bound=min(self.bound, self.cost), method=self.method, proof=self.proof)
 
     def salvage(self) -> Solution | None:
-        """What is known, or else what the fast search finds."""
+        """The best assignment so far with its bound, or else the fast search's; None if there is no assignment."""
         if self.choices is not None and self.bound > -math.inf:
             return self.solution()
         try:

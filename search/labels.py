@@ -1,13 +1,12 @@
-"""The gap closer: every assignment whose priced cost is within the duality gap, enumerated by labels, dominated ones dropped.
-
-With the tables of an elimination at price p, walk its steps from the last ones outwards. Giving v the choice c raises the
-priced optimum by
+"""The gap closer: labels enumerate all assignments within the duality gap; dominated labels are dropped.
 
     excess(c) = (sum of the tables that v was eliminated from)[c, x_N(v)] - m_v[x_N(v)]  >=  0
 
-and an assignment within the limit that beats the best known one has a total excess below best - (L(p) - p * limit), the gap.
-Of two labels that agree on all variables still looked at, one that costs more and needs no less memory is dropped. If no label is
-dropped for want of room the search is exact; else the least excess dropped bounds what was missed.
+The search walks the steps of an elimination at price p backwards, from the last one. A choice c of v raises the priced
+optimum by excess(c). An assignment within the limit that beats the best known one has a total excess below the gap,
+best - (L(p) - p * limit). A label is a partial assignment. Of two labels that agree on all open variables (those that
+later steps still read), one that costs more and needs no less memory is dropped. The search is exact unless a label is
+dropped for lack of room; the least excess dropped then bounds the missed assignments.
 """
 
 import math
@@ -20,14 +19,20 @@ from .costgraph import CostGraph, Indices, Table, memory_tables
 from .elimination import Schedule, Step
 
 PRESELECTED = 4
+"""Times `room`: labels that are compared for dominance."""
 MAX_CODE = 1 << 62
+"""The largest number that stands for the choices of several columns."""
 ROOMS = (128, 1024)
-"""Labels kept in the passes: the first one's find narrows the gap for the next."""
+"""Labels kept in each pass: an assignment of the first pass narrows the gap of the second."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Frontier:
-    """The labels alive: the columns of the variables still looked at, excess and memory, and how each came about."""
+    """The live labels: a column of choices for each open variable, excess, memory, and each label's history.
+
+    `history`: for each step its variable and, by label, the parent label and the choice. `dropped`: the least excess of
+    a label that was dropped for lack of room.
+    """
 
     columns: dict[int, Indices]
     excess: Table
@@ -39,10 +44,14 @@ class _Frontier:
 def label_search(
     graph: CostGraph, plan: Schedule, tables: Sequence[Table], *, price: float, limit: float, gap: float, room: int
 ) -> tuple[list[int] | None, float]:
-    """The best assignment whose excess is below `gap` (None: there is none), and a bound of all that was not looked at."""
+    """The best assignment with an excess below `gap` (or None), and a bound of all assignments that were not reached.
+
+    `plan`, `tables`, `price`: the elimination at the dual's price. `limit`: bytes. `room`: labels kept after each step.
+    """
     memory = memory_tables(graph)
     optimum = plan.optimum(tables)
     allowed = gap * (1.0 + 1e-9) + 1e-12 * abs(optimum)
+    # A label must leave at least the least memory of the variables that follow.
     remaining = math.fsum(float(table.min()) for table in memory)
     steps = _depth_first(plan)
     last_use = {u: i for i, step in enumerate(steps) for u in step.neighbours}
@@ -53,6 +62,7 @@ def label_search(
         _extend(front, step, _excess(plan, tables, step, front), own, (allowed, limit - remaining))
         for u in [u for u in front.columns if last_use.get(u, -1) <= i]:
             del front.columns[u]
+        # Dominance sorts the labels, so the hopeless ones go before it.
         _limit(front, PRESELECTED * room)
         _select(front, _undominated(front, graph.sizes, price))
         _limit(front, room)
@@ -65,7 +75,10 @@ def label_search(
 
 
 def _depth_first(plan: Schedule) -> list[Step]:
-    """The steps, each after those of its neighbours, one subtree of the elimination tree at a time: few columns are open at once."""
+    """The steps, each after those of its neighbours, one subtree of the elimination tree after another.
+
+    This keeps few columns open at once.
+    """
     position = {step.variable: i for i, step in enumerate(plan.steps)}
     children: list[list[int]] = [[] for _ in plan.steps]
     stack: list[int] = []
@@ -81,7 +94,7 @@ def _depth_first(plan: Schedule) -> list[Step]:
 
 
 def _excess(plan: Schedule, tables: Sequence[Table], step: Step, front: _Frontier) -> Table:
-    """What each choice (column) adds to each label (row)."""
+    """The excess that each choice (column) adds to each label (row)."""
     join = plan.joins[step.join]
     total = np.zeros((len(front.excess), join.size))
     for labels, table in join.inputs:
@@ -98,7 +111,7 @@ def _rows(table: Table, around: tuple[Indices, ...]) -> Table:
 
 
 def _extend(front: _Frontier, step: Step, excess: Table, memory: Table, bounds: tuple[float, float]) -> None:
-    """Give `step.variable` every choice that the gap and the memory allow."""
+    """Extend each label by every choice of `step.variable` within `bounds`, of excess and of bytes."""
     excess = front.excess[:, None] + excess
     used = front.memory[:, None] + memory
     parents, choices = np.nonzero((excess <= bounds[0]) & (used <= bounds[1]))
@@ -117,7 +130,7 @@ def _select(front: _Frontier, chosen: Indices) -> None:
 
 
 def _limit(front: _Frontier, room: int) -> None:
-    """Drop the labels of most excess when there are more than `room`."""
+    """Drop the labels of most excess until `room` are left."""
     if len(front.excess) <= room:
         return
     ranking = np.argsort(front.excess, kind="stable")
@@ -126,10 +139,11 @@ def _limit(front: _Frontier, room: int) -> None:
 
 
 def _undominated(front: _Frontier, sizes: Sequence[int], price: float) -> Indices:
-    """The labels for which no other of the same columns costs no more and needs no more memory, in their old order."""
+    """The labels that no other label of equal columns dominates in cost and memory, in their old order."""
     count = len(front.excess)
     if count == 1:
         return np.zeros(1, dtype=np.int64)
+    # One number for the choices of all columns; it is renumbered before it would overflow.
     group, groups = np.zeros(count, dtype=np.int64), 1
     for u, column in front.columns.items():
         if groups * sizes[u] > MAX_CODE:
@@ -138,6 +152,7 @@ def _undominated(front: _Frontier, sizes: Sequence[int], price: float) -> Indice
     group = np.unique(group, return_inverse=True)[1].reshape(-1)
     rank = np.unique(front.excess - price * front.memory, return_inverse=True)[1].reshape(-1)
     order = np.lexsort((rank, front.memory, group))
+    # By group, then memory: a label stays if its rank is below all before it. The offset makes each group start anew.
     key = rank[order] - group[order] * (count + 1)
     kept = np.ones(count, dtype=bool)
     kept[1:] = key[1:] < np.minimum.accumulate(key)[:-1]

@@ -4,9 +4,10 @@ For every price p >= 0 (H. Everett III, Generalized Lagrange Multiplier Method, 
 
     min { cost(x) : memory(x) <= limit }  >=  L(p) - p * limit,    L(p) = min over x of  cost(x) + p * memory(x)
 
-L is concave and piecewise linear. Two assignments, one over the limit and one within, are two lines; the price at which they
-cross is tried next, and its optimum replaces one of them, until the crossing is the maximum. There all equal layers are
-indifferent at once, so the first layers from one optimum and the rest from the other are nearly optimal (mixtures.py).
+L is concave and piecewise linear. Two assignments, one over the limit and one within, are two lines. The price at
+which they cross is tried next, and its optimum replaces one of them, until the crossing is the maximum. At that price
+all equal layers are indifferent at once, so the first layers from one optimum with the rest from the other are nearly
+optimal (mixtures.py).
 """
 
 import math
@@ -22,16 +23,18 @@ from .local_search import descend
 from .mixtures import arrangement, best_cut
 
 MAX_PRICES = 40
+"""The largest number of prices to try."""
 TOLERANCE = 1e-12
+"""Relative distance of figures that are equal but for rounding."""
 FIRST_PRICE = 1 / 16
-"""The first price is that at which the memory of the free optimum costs this share of its time."""
+"""At the first price the memory of the unconstrained optimum costs this share of its time."""
 STRIDE = 4.0
-"""How much dearer a byte gets while nothing within the limit is known but the assignment of least memory."""
+"""Factor on the price of a byte while the assignment of least memory is the only known one within the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Point:
-    """An assignment and its two figures."""
+    """An assignment, its cost and its memory."""
 
     choices: list[int]
     cost: float
@@ -50,17 +53,17 @@ class Dual:
 
 
 Report = Callable[[list[int], float, float], None]
-"""Told of choices within the limit, a bound that no assignment undercuts, and the price whose messages prove it."""
+"""Called with choices within the limit, a lower bound of all assignments, and the price whose messages prove it."""
 
 
 def unheard(choices: list[int], bound: float, price: float) -> None:
-    """Nobody listens."""
+    """The `Report` that ignores all."""
 
 
 def dual_of(solver: Minimiser, limit: float, *, close: float, report: Report = unheard) -> tuple[Dual | None, Point, float]:
-    """The dual, the best assignment found within the limit, and the bound; no dual where the free optimum is within it.
+    """The dual (None if the unconstrained optimum fits), the best assignment found within the limit, and the bound.
 
-    A relative gap of `close` is closed enough. Raises `Infeasible` when nothing fits.
+    The search for a price ends at a relative gap of `close`. Raises `Infeasible` if nothing fits.
     """
     graph = solver.graph
     free = solver.minimise()
@@ -76,7 +79,8 @@ def dual_of(solver: Minimiser, limit: float, *, close: float, report: Report = u
 
 
 def least_memory(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> list[int]:
-    """An assignment of finite cost and of the least memory of all of these (any, if the graph has no memory tables)."""
+    """The assignment of least memory among those of finite cost (any of them, if the graph has no memory tables)."""
+    # Bytes become the costs; forbidden entries stay infinite, and edges that forbid nothing are left out.
     allowed = shared_map(lambda table: np.where(np.isinf(table), math.inf, 0.0))
     edges = {edge: allowed(table) for edge, table in graph.edges.items()}
     zero = shared_map(np.zeros_like)
@@ -95,7 +99,7 @@ def point(graph: CostGraph, choices: list[int]) -> Point:
 def _maximise(
     solver: Minimiser, limit: float, free: Minimum, over: Point, within: Point, close: float, report: Report
 ) -> tuple[Dual, Point]:
-    """The price of the greatest bound, by crossing lines, and the best assignment met; until their gap is at most `close`."""
+    """The price of the greatest bound, by crossing lines, and the best assignment met; ends at a gap of `close`."""
     graph = solver.graph
     order = arrangement(graph)
     dual = Dual(price=0.0, minimum=free, bound=free.bound, over=over, within=within)
@@ -110,8 +114,11 @@ def _maximise(
         bound = minimum.bound - price * limit
         if bound > dual.bound:
             dual = replace(dual, price=price, minimum=minimum, bound=bound)
+        # At the maximum, the optimum at the crossing lies on the two lines.
         line = dual.over.cost + price * dual.over.memory
         last = price == crossing and found.cost + price * found.memory >= line - max(TOLERANCE, close / 8) * abs(line)
+        # Infinity means: take the crossing. Before anything else fits, the crossing with the assignment of least memory
+        # is far too dear, so the price grows by strides.
         price = math.inf if found.memory <= limit or price == crossing else STRIDE * price
         dual = replace(dual, within=found) if found.memory <= limit else replace(dual, over=found)
         best = min(best, dual.within, _mixture(graph, dual, limit, order), key=lambda found: found.cost)
@@ -122,7 +129,7 @@ def _maximise(
 
 
 def _mixture(graph: CostGraph, dual: Dual, limit: float, order: Sequence[int]) -> Point:
-    """The best mixture of the two sides within the limit, in either order of the variables."""
+    """The best mixture of the two sides within the limit, with either side first."""
     best = dual.within
     for first, second in ((dual.over.choices, dual.within.choices), (dual.within.choices, dual.over.choices)):
         mixed = best_cut(graph, first, second, limit, order)

@@ -1,6 +1,6 @@
 """Coordinate descent: each variable in turn takes its best choice given the others, until a sweep changes nothing.
 
-x_v <- argmin over c of  unary[v][c] + sum over neighbours u of edge[c, x_u]   (within the memory that the others leave)
+    x_v <- argmin over c of  unary[v][c] + sum over neighbours u of edge[c, x_u]   (within the memory that is left)
 """
 
 import math
@@ -12,7 +12,7 @@ Incidence = list[list[tuple[int, Table]]]
 
 
 def incidence(graph: CostGraph) -> Incidence:
-    """For each variable its neighbours, each with the edge's table, the variable's own choices first."""
+    """Each variable's neighbours with the edges' tables, whose first axis is the variable's own choices."""
     found: Incidence = [[] for _ in graph.sizes]
     for (u, v), table in graph.edges.items():
         found[u].append((v, table))
@@ -21,7 +21,10 @@ def incidence(graph: CostGraph) -> Incidence:
 
 
 def descend(graph: CostGraph, start: Sequence[int], *, price: float = 0.0, limit: float | None = None, sweeps: int = 4) -> list[int]:
-    """The end of the descent from `start`; a byte costs `price`, and with a `limit` no step leaves it."""
+    """The assignment at the end of a descent from `start`, of at most `sweeps` sweeps.
+
+    A byte costs `price`. With a `limit` no step takes more memory beyond it.
+    """
     choices = list(start)
     around = incidence(graph)
     used = graph.memory_of(choices)

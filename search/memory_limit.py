@@ -1,10 +1,11 @@
-"""The memory limit: a price on bytes bounds the optimum from below; filters, halves, mixtures and labelled search close the gap.
+"""The memory limit: a price on bytes gives a lower bound; filters, halves, mixtures and labels close the gap.
 
-    min { cost(x) : memory(x) <= limit }  >=  max over p >= 0 of  L(p) - p * limit                                   lagrangian.py
+    min { cost(x) : memory(x) <= limit }  >=  max over p >= 0 of  L(p) - p * limit        lagrangian.py
 
-At the best price, choices whose marginal reaches the best known cost go (filtering.py), and the same begins on what is left. A large
-graph is done when its gap is at most `CLOSE`, or when nothing narrows it; while it is wide, the variable that decides most bytes is halved
-(halving.py). The gap of a small one is closed (labels.py, branching).
+At the best price, choices whose marginal reaches the best known cost are ruled out (filtering.py), and the search
+starts again on the smaller graph. A large graph is done at a gap of `CLOSE`, or when no choice is ruled out; if its
+gap is still wide, the variables that decide most bytes are halved (halving.py). The gap of a small graph is closed
+(labels.py, branching).
 """
 
 import math
@@ -21,26 +22,33 @@ from .lagrangian import TOLERANCE, Dual, Point, Report, dual_of, point, unheard
 from .local_search import descend
 
 CLOSE = 1e-3
-"""Relative gap at which a large graph is done."""
+"""The relative gap at which a large graph is done."""
 EXACT_CHOICES = 2048
-"""Choices of all variables up to which a graph is small: its gap is closed."""
+"""The most choices, over all variables, of a small graph, whose gap is closed."""
 GOOD_ENOUGH = 1e-5
-"""Relative gap below which no variable is branched on."""
+"""The relative gap below which no variable is branched on."""
 FEWER = 0.9
-"""Share of the choices that must be left at most after a filter for the search to be done again on them."""
+"""The search starts again if a filter leaves at most this share of the choices."""
 MANY, WIDE_GAP = 1000, 1e-2
-"""A graph of more variables is only filtered if its relative gap is wider: it takes a second, and equal layers lose little."""
+"""A graph of more variables than `MANY` is filtered only above a relative gap of `WIDE_GAP`.
+
+Filtering it takes a second, and graphs of many equal layers have small gaps.
+"""
 FILTERED_VOLUME = 1e8
 WORTH = 8
-"""Entries of all cliques, equal ones counted each time, above which no filter is tried: half a second, or `WORTH` times that if the gap
-is wide."""
+"""The most entries of all cliques (equal ones count each time) for filtering: half a second.
+
+`WORTH` times as many if the gap is wide.
+"""
 HUB_DEGREE = 8
+"""The fewest edges of a hub, a variable to branch on."""
 BRANCH_DEPTH = 2
+"""The largest number of nested branches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """The best assignment found, and a bound; the messages at `price` prove `proven` of it, enumeration the rest."""
+    """The best assignment found, and a bound; the messages at `price` prove it up to `proven`, enumeration the rest."""
 
     choices: list[int]
     bound: float
@@ -51,7 +59,10 @@ class Outcome:
 def constrained(
     solver: Minimiser, limit: float, *, cutoff: float = math.inf, depth: int = BRANCH_DEPTH, report: Report = unheard
 ) -> Outcome:
-    """The best assignment found within `limit`, and a bound that no assignment within it undercuts (or that reaches `cutoff`)."""
+    """The best assignment found within `limit`, and a lower bound of all assignments within it.
+
+    `cutoff`: a known cost; the bound ends there, as only cheaper assignments count. `depth`: nested branches left.
+    """
     graph = solver.graph
     memory_tables(graph)
     small = sum(graph.sizes) <= EXACT_CHOICES
@@ -67,6 +78,7 @@ def constrained(
             return rest
     if gap > WIDE_GAP and not small:
         best, bound = halve(solver, limit, dual, best, cutoff, report)
+    # The label search needs exact tables: its excess is measured from the true optimum at the price.
     for number, room in enumerate(ROOMS if solver.exact and small else ()):
         target = min(best.cost, cutoff)
         if target - bound <= TOLERANCE * abs(target):
@@ -85,7 +97,7 @@ def constrained(
 
 
 def _filtered(solver: Minimiser, limit: float, dual: Dual, best: Point, target: float, depth: int, report: Report) -> Outcome | None:
-    """The same on what is left when all choices that lead to `target` or more are gone; None if too few are."""
+    """`constrained` on the graph without the choices that cost at least `target`; None if these are too few."""
     graph = solver.graph
     kept = survivors(solver, marginals(solver.plan, dual.minimum.tables), target + dual.price * limit)
     bound = target
@@ -110,7 +122,7 @@ def _filtered(solver: Minimiser, limit: float, dual: Dual, best: Point, target: 
 
 
 def _hub(graph: CostGraph, dual: Dual) -> int | None:
-    """The variable of most edges among those on which the two sides differ, if it has many."""
+    """The variable of most edges on which the two sides differ, if it has at least `HUB_DEGREE`."""
     degree = Counter(v for edge in graph.edges for v in edge)
     differing = [v for v in degree if degree[v] >= HUB_DEGREE and dual.over.choices[v] != dual.within.choices[v]]
     return max(differing, key=lambda v: (degree[v], -v), default=None)
@@ -119,7 +131,10 @@ def _hub(graph: CostGraph, dual: Dual) -> int | None:
 def _branch(
     solver: Minimiser, limit: float, hub: int, dual: Dual, best: Point, bound: float, cutoff: float, depth: int
 ) -> tuple[Point, float]:
-    """Settle the hub, choice by choice, the most promising first: without it, the layers' mixtures are nearly free."""
+    """Solve the graph for each choice of the hub, the one of the least bound first.
+
+    With the hub fixed, mixtures of layers cost nearly nothing.
+    """
     graph = solver.graph
     children = []
     for choice in range(graph.sizes[hub]):

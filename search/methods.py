@@ -13,7 +13,7 @@ from .relaxation import lagrangian
 
 
 class Search(Protocol):
-    """A search method: the cheapest assignment it finds, within the memory limit in bytes."""
+    """A search method: returns its cheapest assignment within the memory limit in bytes."""
 
     def __call__(self, graph: CostGraph, *, memory_limit: float | None = None) -> Solution: ...
 

@@ -1,4 +1,4 @@
-"""The min-plus kernel: `out[a, b, ...] = min over k of the sum of tables that share the loop k`, in place and in blocks."""
+"""The min-plus kernel, in place and in blocks: `out[a, b, ...] = min over k of the sum of tables over k, a, b, ...`."""
 
 import functools
 import math
@@ -10,9 +10,9 @@ from .costgraph import Table
 
 Labels = tuple[int, ...]
 BLOCK = 1 << 15
-"""Entries of the plane that is updated in place: two float64 planes of this size stay in a 1 MiB second-level cache."""
+"""Entries of the plane that is updated in place: two such float64 planes stay in a second-level cache of 1 MiB."""
 SMALL = 1 << 16
-"""Entries of the whole sum up to which it is made at once: one call of numpy a table, rather than one a table and choice."""
+"""The most entries of a sum that is made at once: one numpy call a table, instead of one a table and choice."""
 
 
 def eliminate(inputs: Sequence[tuple[Labels, Table]], shape: tuple[int, ...]) -> Table:
@@ -27,6 +27,7 @@ def eliminate(inputs: Sequence[tuple[Labels, Table]], shape: tuple[int, ...]) ->
         return np.asarray(terms[0].min(axis=0))
     if size * math.prod(shape) <= SMALL:
         return np.asarray(functools.reduce(np.add, terms).min(axis=0))
+    # A large sum never exists whole: for each block of rows, one plane a choice of label 0 is added up and minimised.
     out = np.empty(shape)
     rows = max(1, BLOCK * shape[0] // math.prod(shape))
     plane = np.empty((min(rows, shape[0]), *shape[1:]))
@@ -48,7 +49,10 @@ def _sum(block: Sequence[Table], k: int, out: Table) -> None:
 
 
 def merge(inputs: Sequence[tuple[Labels, Table]], rank: int) -> list[Table]:
-    """One table for each maximal set of labels, axes in the order 0, 1, ... with missing ones of size 1."""
+    """Sum tables whose labels are a subset of another's; one table for each maximal set of labels.
+
+    Axes are in the order 0, 1, ..., missing ones of size 1.
+    """
     merged: dict[Labels, Table] = {}
     for labels, table in sorted(inputs, key=lambda entry: -len(entry[0])):
         order = sorted(range(len(labels)), key=labels.__getitem__)

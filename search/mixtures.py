@@ -1,9 +1,9 @@
-"""Mixtures: where two assignments cost the same at the critical price, a part of the variables from one and the rest from the other.
+"""Mixtures: some variables from one optimum at the critical price, the rest from another optimum at that price.
 
     mixture(k) = first[v] for the first k variables of a linear arrangement, second[v] for the others
 
-The arrangement walks the graph breadth first from one of its ends, so that a chain of layers lies layer after layer and a cut
-severs few edges. All cuts are priced together: every unary table and edge adds a constant to a range of them.
+The arrangement walks the graph breadth first from one of its ends. A chain of layers thus lies layer after layer, and a
+cut severs few edges. All cuts are priced together: every unary table and every edge adds a constant to a range of cuts.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from .costgraph import CostGraph, Indices, Table, memory_tables
 
 HUB_DEGREE = 8
-"""A variable of so many edges is no place in a chain: the walk does not pass through it."""
+"""A variable with this many edges is not part of a chain, so the walk does not pass through it."""
 
 
 def arrangement(graph: CostGraph) -> list[int]:
@@ -27,6 +27,7 @@ def arrangement(graph: CostGraph) -> list[int]:
             around[u].append(v)
             around[v].append(u)
     count = len(graph.sizes)
+    # The last variable of a walk from anywhere is an end of its chain.
     there = _walk(around, range(count - 1, -1, -1))
     return _walk(around, reversed(there))
 
@@ -50,11 +51,15 @@ def _walk(around: Sequence[Sequence[int]], starts: Iterable[int]) -> list[int]:
 
 
 def best_cut(graph: CostGraph, first: Sequence[int], second: Sequence[int], limit: float, order: Sequence[int]) -> list[int] | None:
-    """The cheapest mixture within the limit: the variables before the cut choose as in `first`, the others as in `second`."""
+    """The cheapest mixture within the limit (None if no cut fits).
+
+    Variables before the cut take their choice from `first`, the others from `second`. `order`: the arrangement.
+    """
     count = len(order)
     place = np.empty(count, dtype=np.int64)
     place[list(order)] = np.arange(count)
     place_of = place.tolist()
+    # Cut k takes the first k places from `first`. An edge costs a third value in the cuts between its ends.
     ranges: list[tuple[int, int, float]] = []
     memory = np.zeros(count + 1)
     for v, (table, memories) in enumerate(zip(graph.unary, memory_tables(graph), strict=True)):
@@ -79,8 +84,9 @@ def best_cut(graph: CostGraph, first: Sequence[int], second: Sequence[int], limi
 
 
 def _summed(ranges: Sequence[tuple[int, int, float]], count: int) -> Table:
-    """For each place the sum of the values whose range (start, stop) holds it."""
+    """For each place, the sum of the values whose range (start, stop) contains it."""
     starts, stops, values = (np.array(column) for column in zip(*ranges, strict=True))
+    # Infinite values would cancel to NaN in the running sum, so they are counted apart.
     forbidden = np.isinf(values)
 
     def spread(chosen: Indices, amounts: Table) -> Table:

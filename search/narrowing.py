@@ -1,9 +1,10 @@
-"""From a bound to the optimum on graphs too wide for exact tables: rule choices out, and raise the bound, in turns.
+"""From a bound to the optimum on graphs too wide for exact tables: rule out choices, and raise the bound, in turns.
 
-    gap -> choices whose marginal reaches the best cost go  -> smaller tables, fewer split variables, exact in the end
-    no choice goes -> the split variables' unary tables move between their copies -> a higher bound
+    marginals that reach the best cost rule out choices -> smaller tables, fewer split variables, exact in the end
+    they rule out few -> the split variables' unary tables move between their copies -> a higher bound
 
-The step of a move grows while the bound rises and is halved when it falls (N. Z. Shor's rule of thumb for supergradients).
+The step of a move grows while the bound rises and is halved when it falls (N. Z. Shor's rule of thumb for
+supergradients).
 """
 
 import math
@@ -18,21 +19,26 @@ from .interruption import Incumbent
 from .pruning import Reduction, reduce
 
 PASSES = 64
+"""The largest number of passes."""
 WORK = 1e10
-"""Additions of passes over one width; a pass makes some four for each entry of its cliques."""
+"""The most additions of all passes; a pass makes about four for each entry of its cliques."""
 FIRST_STEP, GROWTH = 0.5, 1.1
+"""The step of the first move, and its growth while the bound rises."""
 FEWER = 0.8
-"""Share of the choices that must be left at most for the tables to be cut."""
+"""The tables are cut if at most this share of the choices is left."""
 PATIENCE, PROGRESS = 4, 0.15
-"""So many passes must close that share of the gap to be followed by another."""
+"""The passes end if the last `PATIENCE` ones closed less than this share of the gap."""
 IMPROVED = 4
-"""In every so many passes the assignment is improved, which takes as long as the pass."""
+"""The assignment is improved once in this many passes, because that takes as long as a pass."""
 CLOSED = 1e-9
-"""Relative gap that is none but for rounding."""
+"""A relative gap of rounding alone."""
 
 
 def narrow(known: Incumbent, small: Reduction, solver: Minimiser, minimum: Minimum) -> Reduction | None:
-    """Tell `known` of better assignments and bounds; what is left of the graph, or None when the optimum was found."""
+    """The graph without the choices ruled out, or None if the optimum was found.
+
+    `known` gets better assignments and bounds. `solver`, `minimum`: the relaxation of `small`, and its minimum.
+    """
     proof, step, spent = replace(known.proof, kind="enumeration"), FIRST_STEP, 0.0
     bounds, merged = [minimum.bound], sum(small.graph.sizes)
     while len(bounds) <= PASSES and spent <= WORK:
@@ -46,6 +52,7 @@ def narrow(known: Incumbent, small: Reduction, solver: Minimiser, minimum: Minim
         left = sum(map(len, kept))
         if left <= FEWER * total:
             small, solver = _without(small, solver, kept, least, step)
+            # Half of the choices are gone, so that some split variables may become one again.
             if not solver.exact and left <= merged / 2:
                 solver.merge()
                 merged = left
@@ -54,7 +61,7 @@ def narrow(known: Incumbent, small: Reduction, solver: Minimiser, minimum: Minim
         try:
             minimum = solver.minimise(improve=len(bounds) % IMPROVED == 0)
         except NoAssignment:
-            # What is left forbids itself, so that nothing is below what is known.
+            # Every cheaper assignment is forbidden, so the known one is the optimum.
             known.prove(known.cost, proof)
             return None
         known.offer(small.restore(minimum.choices))
@@ -72,7 +79,10 @@ def narrow(known: Incumbent, small: Reduction, solver: Minimiser, minimum: Minim
 def _without(
     small: Reduction, solver: Minimiser, kept: Sequence[Indices], least: Sequence[Table], step: float
 ) -> tuple[Reduction, Minimiser]:
-    """The graph of only these choices: exact if that is quick, or else with the same split variables, a step on."""
+    """The graph of only these choices, and its solver: exact if that is quick, else with the same variables split.
+
+    The split variables' unary tables then move by `step`.
+    """
     cut = solver.without(kept)
     rest = reduce(cut.graph, prune=False, memory=False)
     plan = typical_schedule(rest.graph)

@@ -1,13 +1,13 @@
-"""The elimination order, worked out on numbers of tables alone: which variables go together, and which tables each of them takes.
+"""The elimination order, found from the numbers of tables alone: the variables of each round, and the tables they take.
 
-    cost of a round = (sizes multiplied, of the variable and its neighbours  +  OVERHEAD) / variables that go
+    cost of a round = (product of the sizes of the variable and its neighbours  +  OVERHEAD) / variables of the round
 
-A join is named by its inputs (which tables, with their axes relative to the variable's neighbours), so joins of equal layers have
-equal names. Each round takes all variables of one name that are not adjacent to one another, the cheapest name first: L equal
-layers shrink in step to one variable each, and then the chain of these halves in every round.
+The name of a join is its inputs: the tables, with their axes relative to the variable's neighbours. Joins of equal
+layers thus have equal names. Each round eliminates all variables of one name that are not adjacent to one another, the
+cheapest name first. L equal layers shrink in step to one variable each, and every further round halves their chain.
 
-An order is a pure function of its arguments. With `sizes` left out every variable counts as `TYPICAL` choices: the order then is
-the same for every mesh that a model is planned on, and the cache of a few orders answers all meshes but the first.
+An order is a pure function of its arguments. Without `sizes` every variable counts as `TYPICAL` choices. Such an order
+is the same for every mesh of a model, so a cache of a few orders serves all meshes but the first.
 """
 
 import functools
@@ -25,16 +25,20 @@ Name = tuple[tuple[Labels, int], ...]
 Score = tuple[bool, float, float]
 
 OVERHEAD = float(1 << 14)
-"""What one join costs beside its additions, in additions."""
+"""The fixed cost of one join, in additions."""
 TYPICAL = 64
-"""Choices of a variable where sizes are left out."""
+"""Choices of a variable if sizes are omitted."""
 ORDERS_KEPT = 16
-"""Orders in the cache: those of a model, with and without a memory limit, and of a few models more."""
+"""Orders in the cache: those of a model, with and without a memory limit, and of a few other models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Round:
-    """Variables that go together: one row of `neighbours` and of `inputs` (factors, with axes `labels`) for each; `outputs` its factor."""
+    """Variables that are eliminated together, one row of each array a variable.
+
+    `neighbours`: its neighbours. `inputs`: the factors of its join, with axes `labels`. `outputs`: the resulting
+    factor.
+    """
 
     variables: Indices
     neighbours: Indices
@@ -45,7 +49,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Order:
-    """Rounds over the factors 0, 1, ...: unary tables, edges, then one for each variable that went; `work` in additions."""
+    """Rounds over the factors 0, 1, ...: unary tables, edges, then one factor for each eliminated variable.
+
+    `work`: additions. `too_wide`: the variables to fix first.
+    """
 
     rounds: tuple[Round, ...]
     factors: int
@@ -55,7 +62,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """What an order depends on: the number of variables, the edges' ends, and a number for each table (variables first, then edges)."""
+    """The arguments of an order: the number of variables, the edges' ends, and a number for each table.
+
+    `tables`: the variables' tables first, then the edges'; equal numbers are equal tables.
+    """
 
     count: int
     ends: bytes
@@ -65,18 +75,25 @@ class Structure:
 
 @functools.lru_cache(maxsize=ORDERS_KEPT)
 def order(structure: Structure, *, max_entries: float = math.inf, by_fill: bool = False) -> Order:
-    """A good order; `too_wide` lists the variables to fix first for no table to exceed `max_entries`."""
+    """An order with little work; `too_wide` lists variables to fix first, so that no table exceeds `max_entries`.
+
+    `by_fill`: the variable that adds the smallest new tables goes first, instead of the one of least work.
+    """
     return _Planner(structure, max_entries, by_fill=by_fill).run()
 
 
 def _rank(score: Score, members: int) -> Score:
-    """The order in which classes go: by work for each variable that goes, one join serving all members."""
+    """The rank of a class: work for each eliminated variable, as one join serves all members."""
     wide, fill, work = score
     return wide, fill, (work + OVERHEAD) / members
 
 
 class _Planner:
-    """The state of one symbolic elimination: which tables are left, over which variables."""
+    """The state of one symbolic elimination: the tables left, over their variables.
+
+    A class is the variables of equal score and name. The queue holds classes lazily: an entry may be out of date, and
+    is corrected when it is taken.
+    """
 
     def __init__(self, structure: Structure, max_entries: float, *, by_fill: bool) -> None:
         count = structure.count
@@ -118,8 +135,10 @@ class _Planner:
             members = sorted(self.classes.get((score, name), ()))
             if not members:
                 continue
+            # The class has lost members since, so its rank has grown: back into the queue.
             if rank < _rank(score, len(members)):
                 self._enqueue(members[0], score, name)
+            # The least rank is too wide, so every class is.
             elif score[0]:
                 self._enqueue(members[0], score, name)
                 self._give_up()
@@ -150,7 +169,7 @@ class _Planner:
         for u in neighbours:
             entries *= self.sizes[u]
         if entries > self.max_entries:
-            return (True, 0.0, 0.0), (((v,), -1),)  # which of these goes first is no matter: the one given up is chosen among all
+            return (True, 0.0, 0.0), (((v,), -1),)  # their order is irrelevant: `_give_up` chooses among all
         fill = 0.0
         if self.by_fill:
             pairs = ((a, b) for i, a in enumerate(neighbours) for b in neighbours[i + 1 :])
@@ -171,7 +190,7 @@ class _Planner:
             self.work += score[2]
         for v in members:
             if v not in near:
-                # Nothing around it has gone since it was filed.
+                # None of its neighbours was eliminated since it was filed, so its neighbours and factors still hold.
                 around, factors = self.around[v]
                 gone.append(v)
                 neighbours.append(around)
@@ -189,6 +208,7 @@ class _Planner:
                 outputs=np.arange(first, len(self.scopes)),
             )
         )
+        # New edges change the fill of the neighbours' neighbours, too.
         for u in list(near) if self.by_fill else ():
             near |= self.adjacent[u]
         self._refile(near)
@@ -206,7 +226,7 @@ class _Planner:
             self.buckets[u] -= self.buckets[v]
 
     def _give_up(self) -> None:
-        """Every variable left is too wide: take the one of most neighbours out of the graph, to be fixed."""
+        """Take the variable of most neighbours out of the graph, to be fixed, as all that are left are too wide."""
         victim = max(self.filed, key=lambda v: (len(self.adjacent[v]), self.sizes[v], -v))
         self.too_wide.append(victim)
         neighbours = set(self.adjacent[victim])
@@ -214,5 +234,6 @@ class _Planner:
         self._remove(victim)
         for scope in remaining:
             if scope:
+                # A new negative number: the table of a choice fixed later equals no known one.
                 self._add(-len(self.scopes) - 2, scope)
         self._refile(neighbours)

@@ -1,12 +1,14 @@
-"""The reduction before any search: equal tables made one object, hopeless choices dropped, settled variables folded away.
+"""The reduction before any search: share equal tables, drop choices that never pay, fold variables of one choice.
 
-Dead-end elimination (Desmet et al. 1992; the criterion of Goldstein 1994): choice c of v goes when another choice d is never worse,
+Dead-end elimination (Desmet et al. 1992; the criterion of Goldstein 1994): choice c of v goes when another choice d is
+never worse,
 
-    unary[c] - unary[d] + sum over neighbours u of  min over x_u of (edge[c, x_u] - edge[d, x_u])  >=  0,   memory[d] <= memory[c]
+    unary[c] - unary[d] + sum over neighbours u of  min over x_u of (edge[c, x_u] - edge[d, x_u])  >=  0
+    memory[d] <= memory[c]
 
-because d may then replace c in any assignment. The sum costs too much for all pairs: a bound of it at two telling x_u (where c is
-best, where d is worst) leaves few, and of those each c tries its most promising rivals. Equal surroundings are judged once, and every
-variable once: a second pass drops next to nothing.
+because d can then replace c in any assignment. The sum is too expensive for all pairs. An upper bound of it, from two
+x_u (where c is best, where d is worst), leaves few rivals d, and each c tries the most promising of them. Variables
+with equal surroundings are judged once, and in one pass: a second pass drops next to nothing.
 """
 
 import zlib
@@ -19,16 +21,16 @@ from numpy.typing import NDArray
 from .costgraph import CostGraph, Edge, Indices, NoAssignment, Table
 
 RIVALS = 2
-"""Rivals tried for each choice: on tables of redistributions, more drop next to nothing more and cost more than they save."""
+"""Rivals tried for each choice; on tables of redistributions, further ones cost more time than they save."""
 SAMPLES = 32
-"""Rows and columns of a table that its digest looks at."""
+"""Rows and columns of a table in its digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reduction:
-    """A smaller graph with the same optimum: `kept[v]` are the choices of the original that the reduced variable has.
+    """A smaller graph with the same optimum; `kept[v]`: the original choices of the reduced variable.
 
-    `substitutes[v]`: for each choice of v itself, or the one that replaces it, or -1 for one that is forbidden; None: all were kept.
+    `substitutes[v]`: for each original choice itself, its replacement, or -1 if it is forbidden; None if all were kept.
     """
 
     graph: CostGraph
@@ -41,7 +43,7 @@ class Reduction:
 
 
 class Interner:
-    """Numbers arrays so that equal arrays have equal numbers; one object is looked at once."""
+    """Numbers arrays so that equal arrays have equal numbers; each object is compared once."""
 
     def __init__(self) -> None:
         self.arrays: list[Table | Indices] = []
@@ -63,12 +65,15 @@ class Interner:
 
 
 def _sample(array: Table | Indices) -> NDArray[np.generic]:
-    """A few rows and columns, enough to tell most arrays apart."""
+    """A few rows and columns, which differ for most arrays."""
     return np.ascontiguousarray(array[tuple(slice(None, None, max(1, size // SAMPLES)) for size in array.shape)])
 
 
 def reduce(graph: CostGraph, *, prune: bool = True, memory: bool = True) -> Reduction:
-    """Intern, prune and fold `graph` (without its memory, if told so); raises `NoAssignment` when a variable has no choice left."""
+    """Share equal tables of `graph`, prune choices (with `prune`) and fold settled variables.
+
+    Without `memory` the result has no memory tables. Raises `NoAssignment` if a variable has no choice left.
+    """
     return _Reducer(graph, graph.memory if memory else None).run(prune)
 
 
@@ -92,6 +97,7 @@ class _Reducer:
     def run(self, prune: bool) -> Reduction:
         judged: dict[object, tuple[int, Indices | None]] = {}
         for v in range(len(self.keep) if prune else 0):
+            # Equal signatures, as of equal layers, have equal results.
             around = tuple(sorted((table, side, self.keep[u]) for table, side, u in self.incident[v]))
             signature = (self.unary[v], self.memory[v] if self.memory else -1, self.keep[v], around)
             if signature not in judged:
@@ -153,7 +159,10 @@ class _Reducer:
 
 
 def substitutes(unary: Table, memory: Table, rows: Sequence[Table]) -> Indices:
-    """For each choice itself, the one that replaces it, or -1 (forbidden); `rows` are the edges' tables with these choices first."""
+    """For each choice itself, its replacement, or -1 if it is forbidden.
+
+    `rows`: the edges' tables, with these choices on the first axis.
+    """
     possible = np.isfinite(unary)
     for table in rows:
         possible &= np.isfinite(table.min(axis=1))
@@ -167,6 +176,7 @@ def substitutes(unary: Table, memory: Table, rows: Sequence[Table]) -> Indices:
     lost, winner = np.nonzero(advantage >= 0.0)
     instead = np.full(len(possible), -1)
     instead[alive] = alive
+    # Of two choices that may replace each other only one goes, and a replacement itself always stays.
     for c, d in zip(alive[lost[::-1]], alive[rivals[lost, winner][::-1]], strict=True):
         if instead[d] == d and instead[c] == c:
             instead[c] = d
@@ -174,7 +184,7 @@ def substitutes(unary: Table, memory: Table, rows: Sequence[Table]) -> Indices:
 
 
 def _rivals(unary: Table, memory: Table, rows: Sequence[Table]) -> tuple[Indices, Table]:
-    """For each choice the numbers of its most promising rivals, and what their unary tables say (-inf: no rival)."""
+    """The most promising rivals of each choice, and what each saves in the unary table (-inf: no rival)."""
     size, every = len(unary), np.arange(len(unary))
     saving = unary[:, None] - unary
     promise = saving.copy()
@@ -202,7 +212,7 @@ def _least_differences(table: Table, rivals: Indices) -> Table:
 
 
 def _difference(ours: Table, theirs: Table) -> Table:
-    """`ours - theirs`, infinite where ours is forbidden anyway."""
+    """`ours - theirs`, infinite where `ours` is forbidden."""
     if ours.max() < np.inf:
         return np.asarray(ours - theirs)
     with np.errstate(invalid="ignore"):

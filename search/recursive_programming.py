@@ -1,13 +1,14 @@
-"""The near-linear search: one mesh axis at a time, each by elimination, then sweeps over the axes and coordinate descent.
+"""The near-linear search: elimination on one mesh axis at a time, then sweeps over the axes and coordinate descent.
 
-After the double recursion of H. Wang et al., Efficient and Systematic Partitioning of Large and Deep Neural Networks for
-Parallelization (Euro-Par 2021), whose inner recursion is greedy. For each axis a in turn, a variable may take the choices that agree
-with what it chose on the axes before a and that split least on the axes after a, a handful,
+After the double recursion of H. Wang et al., Efficient and Systematic Partitioning of Large and Deep Neural Networks
+for Parallelization (Euro-Par 2021), whose inner recursion is greedy. For each axis a in turn:
 
     x  <-  argmin of the cost over { y : digit_b(y_v) = digit_b(x_v) for the axes b before a, no split after a }
 
-which elimination solves in time linear in the variables. A sweep does the same with all axes but one held: a larger neighbourhood
-than one variable's. So time is linear in the axes, and the joint choice over all axes, exponential in them, is never looked at.
+A variable's candidates agree with its choice on the axes before a, and split least on the axes after a. They are a
+handful, so elimination takes time linear in the variables. A sweep chooses again on one axis with all others fixed: a
+larger neighbourhood than a single variable's. The time is linear in the axes, because the joint choices over all axes,
+exponential in their number, are never enumerated.
 """
 
 import math
@@ -22,16 +23,19 @@ from .local_search import descend
 
 METHOD = "recursive_programming"
 BISECTIONS = 8
+"""Steps of bisection between a price that is too low and one that fits."""
 DOUBLINGS = 60
+"""The most doublings of the price of a byte until an assignment fits."""
 SWEEPS = 3
+"""The largest number of sweeps."""
 CLOSE = 1e-4
-"""Share of the cost that a sweep must save to be followed by another."""
+"""The sweeps end if the last one saved less than this share of the cost."""
 WIDTH = 1 << 16
 """Entries of the widest table."""
 
 
 def recursive_programming(graph: CostGraph, *, memory_limit: float | None = None) -> Solution:
-    """A good solution fast, with a cheap lower bound: the sum of all tables' least entries."""
+    """A good solution in little time, with a cheap lower bound: the sum of the least entries of all tables."""
     search = _Recursion(graph)
     bound = math.fsum(float(search.least(table).min()) for table in (*graph.unary, *graph.edges.values()))
     if memory_limit is None:
@@ -40,6 +44,7 @@ def recursive_programming(graph: CostGraph, *, memory_limit: float | None = None
         memory_tables(graph)
         choices = _within(search, memory_limit)
     if graph.cost(choices) == math.inf or (memory_limit is not None and graph.memory_of(choices) > memory_limit):
+        # Nothing allowed was found: begin at the assignment of least memory, which is always allowed if any is.
         rescue = least_memory(graph)
         if memory_limit is not None and graph.memory_of(rescue) > memory_limit:
             raise Infeasible(graph.memory_of(rescue), memory_limit)
@@ -49,7 +54,7 @@ def recursive_programming(graph: CostGraph, *, memory_limit: float | None = None
 
 
 def _within(search: "_Recursion", limit: float) -> list[int]:
-    """Raise the price of a byte until the assignment fits, then lower it by bisection; the cheapest that fits."""
+    """The cheapest assignment that fits while the price of a byte doubles until one fits, and is then bisected."""
     graph = search.graph
     choices = search.run(0.0, limit)
     if graph.memory_of(choices) <= limit:
@@ -74,7 +79,7 @@ def _within(search: "_Recursion", limit: float) -> list[int]:
 
 
 class _Recursion:
-    """The parts of the graph that no price changes: one order of elimination serves every axis."""
+    """The parts of the search that are the same at every price, such as the order of elimination of all axes."""
 
     def __init__(self, graph: CostGraph) -> None:
         self.graph = graph
@@ -86,7 +91,7 @@ class _Recursion:
         self.order = typical_order(self.soft)
 
     def run(self, price: float, limit: float | None, start: list[int] | None = None) -> list[int]:
-        """The axes in either order, or from `start`, at this price of a byte; then the sweeps."""
+        """The best assignment at this price of a byte: the axes in both orders (or only `start`), then sweeps."""
         starts = [start] if start is not None else [self._axis_by_axis(price, axes) for axes in self._orders()]
         choices = min((self._sweep(price, start) for start in starts), key=lambda found: self._value(found, price))
         if limit is not None and self.graph.memory_of(choices) <= limit:
@@ -106,7 +111,7 @@ class _Recursion:
         return choices
 
     def _sweep(self, price: float, choices: list[int]) -> list[int]:
-        """Choose on one axis again, the others being as they are, and descend, until nothing improves."""
+        """Choose again on each axis with the others fixed, and descend, until nothing improves."""
         value = self._value(choices, price)
         for _ in range(SWEEPS):
             for axis in self.axes if len(self.axes) > 1 else ():
@@ -118,7 +123,7 @@ class _Recursion:
         return choices
 
     def _candidates(self, choices: list[int], axis: int, decided: list[int]) -> list[Indices]:
-        """The choices of each variable that keep its digits on the decided axes, and split least on the others but `axis`."""
+        """The candidates of each variable: equal digits on the `decided` axes, fewest splits on the axes to come."""
         if self.digits is None:
             return [np.arange(size) for size in self.graph.sizes]
         later = [other for other in self.axes if other != axis and other not in decided]
@@ -128,13 +133,14 @@ class _Recursion:
             key = (id(digits), choice)
             if key not in known:
                 agree = (digits[:, decided] == digits[choice, decided]).all(axis=1)
+                # Choices that do not agree count as one split more than there are axes.
                 splits = np.where(agree, (digits[:, later] != 0).sum(axis=1), digits.shape[1] + 1)
                 known[key] = np.flatnonzero(splits == splits.min())
             found.append(known[key])
         return found
 
     def _best(self, candidates: list[Indices], price: float) -> list[int]:
-        """The best assignment of these candidates: exact, unless its tables are too wide."""
+        """The best assignment of these candidates; exact unless the tables are too wide."""
         small = restrict(self.soft, candidates)
         plan = follow(small, self.order)
         if plan.widest > WIDTH:

@@ -1,7 +1,7 @@
-"""The quick search under a memory limit: the Lagrangian dual and the mixtures at its price, with the gap that is left.
+"""The quick search under a memory limit: the Lagrangian dual, and the mixtures at its price.
 
-Equal layers lose little at the critical price (lagrangian.py), so that the gap is mostly below a percent; nothing is enumerated to
-close it.
+Mixtures of equal layers are nearly optimal at the critical price (lagrangian.py), so the gap is mostly below a percent.
+Nothing is enumerated to close it.
 """
 
 from .conditioning import prepare
@@ -11,13 +11,13 @@ from .lagrangian import dual_of
 
 METHOD = "lagrangian"
 ENTRIES = 1 << 18
-"""Entries of the largest table: wider graphs are conditioned, at some loss of the bound."""
+"""Entries of the largest table; in wider graphs variables are split, which weakens the bound (conditioning.py)."""
 CLOSE = 2e-3
-"""Relative gap that is closed enough."""
+"""The relative gap at which the search for a price ends."""
 
 
 def lagrangian(graph: CostGraph, *, memory_limit: float | None = None) -> Solution:
-    """A good solution within the limit, with a certified gap; without a limit, the exact search's."""
+    """A good solution within the limit, with a certified gap; without a limit, that of the exact search."""
     if memory_limit is None:
         return dynamic_programming(graph)
     memory_tables(graph)

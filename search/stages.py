@@ -1,11 +1,12 @@
-"""Pipeline stages as contiguous cuts of a chain: the slowest stage as fast as it can be.
+"""Pipeline stages as contiguous cuts of a chain that minimise the time of the slowest stage.
 
     best[s][j] = min over i < j of  max(best[s - 1][i], cost_s[i, j])          best[0][0] = 0
 
-cost_s[i, j] is what stage s takes for the pieces i to j - 1 (infinite where they do not fit its memory). Of equally good cuts the sum of
-squares decides, so that the other stages are balanced too. Source: PipeDream's partitioner (D. Narayanan et al., SOSP 2019).
+cost_s[i, j] is the time of stage s for the pieces i to j - 1, infinite if they do not fit its memory. Among cuts of
+equal bottleneck the least sum of squares wins, which balances the other stages, too. Source: PipeDream's partitioner
+(D. Narayanan et al., SOSP 2019).
 
-Only intervals of up to D pieces are in the tables: row j, column c is the interval from piece j - D + c to piece j - 1.
+The tables hold only intervals of up to D pieces: row j, column c is the interval from piece j - D + c to piece j - 1.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from numpy.lib.stride_tricks import sliding_window_view
 from .costgraph import Indices, Table
 
 MOVES = 4
-"""Moves of each cut, at most, on the average."""
+"""The most moves of a cut, on average."""
 EXACT = 1e-9
-"""Share of a bottleneck up to which bisection finds it."""
+"""The relative precision of a bottleneck found by bisection."""
 
 
 def partition(costs: Sequence[Table]) -> tuple[int, ...] | None:
-    """The cuts 0 = c_0 < c_1 < ... < c_p = n between stages, given a table [n + 1, D] for each stage; None where nothing fits.
+    """The cuts 0 = c_0 < c_1 < ... < c_p = n between stages, or None if nothing fits.
+
+    `costs`: a table [n + 1, D] for each stage.
 
     >>> times = np.array([1.0, 1.0, 1.0, 3.0])
     >>> table = interval_sums(times)
@@ -38,6 +41,7 @@ def partition(costs: Sequence[Table]) -> tuple[int, ...] | None:
     worst = _bottleneck(costs)
     if worst == math.inf:
         return None
+    # The second pass minimises the sum of squares over cuts whose stages all stay within the bottleneck.
     before, windows = _begin(rows, longest)
     came: list[Indices] = []
     for cost in costs:
@@ -52,10 +56,11 @@ def partition(costs: Sequence[Table]) -> tuple[int, ...] | None:
 
 
 def least_worst(totals: Sequence[Table], reach: Sequence[Indices]) -> float:
-    """The least bound T under which stages get to the end of the chain, by bisection; infinite where they do not under any.
+    """The least time T within which the stages reach the end of the chain, by bisection; infinite if no T suffices.
 
-    `totals[s]`: array [n + 1], what stage s takes for the pieces before each. `reach[s]`: array [n + 1], how far stage s gets at most from
-    each piece on, never less far from a later one; so the end is reached if it is by stages that take as many pieces as they may:
+    `totals[s]`: array [n + 1], the time of stage s for all pieces before each one. `reach[s]`: array [n + 1], the
+    furthest end of stage s from each piece on, which never decreases. So greedy stages, each as long as allowed, reach
+    the end if any stages do:
 
         from i:    min(reach_s[i], the last j with totals_s[j] <= totals_s[i] + T)
     """
@@ -79,7 +84,7 @@ def least_worst(totals: Sequence[Table], reach: Sequence[Indices]) -> float:
 
 
 def _bottleneck(costs: Sequence[Table]) -> float:
-    """The least possible cost of the dearest stage."""
+    """The least possible cost of the most expensive stage."""
     rows, longest = costs[0].shape
     before, windows = _begin(rows, longest)
     best = math.inf
@@ -90,16 +95,16 @@ def _bottleneck(costs: Sequence[Table]) -> float:
 
 
 def _begin(rows: int, longest: int) -> tuple[Table, Table]:
-    """What is best up to each cut before the last, and a view of it: row j holds it for each of the `longest` cuts before j."""
+    """The best value up to each cut except the last, and a view: row j holds those of the `longest` cuts before j."""
     padded = np.full(longest + rows - 1, math.inf)
     padded[longest] = 0.0
     return padded[longest:], sliding_window_view(padded, longest)
 
 
 def balance(cuts: Sequence[int], costs: Sequence[Table], devices: int) -> tuple[int, ...]:
-    """Cuts moved piece by piece while the load of the fullest device falls, where stage k lies on device k modulo `devices`.
+    """Move the cuts piece by piece while the load of the fullest device falls; stage k is on device k modulo `devices`.
 
-    The dearest stage says little of the fullest device where each holds several stages.
+    If each device has several stages, the most expensive stage alone says little about the fullest device.
     """
     found, longest = list(cuts), costs[0].shape[1]
 
@@ -127,7 +132,7 @@ def balance(cuts: Sequence[int], costs: Sequence[Table], devices: int) -> tuple[
 
 
 def interval_sums(values: Table, longest: int | None = None, fill: float = math.inf) -> Table:
-    """The sums over all intervals of up to `longest` values (None: of any number), `fill` for those that there are not."""
+    """The sums over all intervals of up to `longest` values (None: of any length); `fill` where no interval exists."""
     width = longest or len(values)
     total = np.concatenate(([0.0], np.cumsum(values)))
     starts = np.arange(len(total))[:, None] - width + np.arange(width)
@@ -135,7 +140,7 @@ def interval_sums(values: Table, longest: int | None = None, fill: float = math.
 
 
 def least_bottleneck(values: Table, stages: int) -> float:
-    """The least possible sum of the largest of so many contiguous parts, by bisection over what fits.
+    """The least possible sum of the largest of `stages` contiguous parts, by bisection.
 
     >>> least_bottleneck(np.array([1.0, 1.0, 1.0, 3.0]), 2)
     3.0
@@ -151,7 +156,7 @@ def least_bottleneck(values: Table, stages: int) -> float:
 
 
 def _parts(total: Table, most: float) -> int:
-    """How many parts of at most `most` each the values take, filled greedily."""
+    """The number of contiguous parts with sums of at most `most`, filled greedily."""
     parts, at = 0, 0
     while at < len(total) - 1:
         at = int(np.searchsorted(total, total[at] + most * (1 + 1e-12), side="right")) - 1

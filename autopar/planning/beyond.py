@@ -1,10 +1,10 @@
-"""What a program needs in memory beyond what its tables add up to, seen on the folded graph.
+"""The difference between a program's peak memory and the sum of its tables, estimated on the folded graph.
 
-Tables add up what every choice keeps. A program has its peak at one moment: gathered units, gradients on their way and what an operator
-makes and drops are there as well, once, however many layers there are. With one micro-batch the gradients come as the activations go,
-so that of the activations A and the gradients G of all layers only the larger counts:
+    beyond = peak - sum of the tables = c - min(A, G)        c: from the folded graph's program, every layer once
 
-    beyond = peak - sum of the tables = c - min(A, G)        c from the folded graph's program, each of its layers counted once
+The tables add up the bytes that each choice keeps. The peak of a program is at one moment. It also holds gathered
+units, gradients on their way and an operator's transient bytes, once for any number of layers. With one micro-batch,
+gradients G appear as activations A are freed, so only the larger of both counts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ from .work import Counts
 
 
 def bytes_beyond(tables: Tables, solution: Solution, schedule: Schedule, counts: Counts, room: float) -> float:
-    """Bytes that a folded solution's program needs beyond (below 0: less than) its tables; its units shrink where it would fill `room`."""
+    """The peak bytes of a folded solution's program minus the sum of its tables (may be negative).
+
+    The units of parameters are made smaller if the peak would exceed `room`.
+    """
     program = build_program(tables.analysis.graph, decode(tables, solution.choices))
     composite = tables.prices.cluster.backend == "gloo"
     once, shared = _sums(tables, solution, lambda variable: 1 / _count(variable, counts))
     _, all_shared = _sums(tables, solution, lambda variable: 1.0)
+    # With several micro-batches, the gradients of the first meet all activations of the next: both count in full.
     repeated = all_shared - shared if schedule.micro_batches == 1 else 0.0
     found = math.inf
     for unit in dict.fromkeys((schedule.unit_bytes, LEAST_UNIT)):
@@ -43,12 +47,12 @@ def bytes_beyond(tables: Tables, solution: Solution, schedule: Schedule, counts:
 
 
 def _count(variable: Variable, counts: Counts) -> int:
-    """For how many equal ones a variable stands."""
+    """The number of equal variables of the whole graph that this one represents."""
     return (counts.operators if variable.what == "operator" else counts.tensors).get(variable.name, 1)
 
 
 def _sums(tables: Tables, solution: Solution, share: Callable[[Variable], float]) -> tuple[float, float]:
-    """The tables' bytes, and the lesser of activations and gradients, of that share of every variable."""
+    """The tables' bytes, and the smaller of activations and gradients, with every variable weighted by `share`."""
     total, kept, gradients = [0.0], [0.0], [0.0]
     for variable, memory, choice in zip(tables.variables, tables.graph.memory or (), solution.choices, strict=True):
         mine = float(memory[choice]) * share(variable)

@@ -1,6 +1,6 @@
 """From an analysed model and a mesh to the priced tables of a cost graph.
 
-Tables are built once for each distinct signature and shared, so that equal layers are recognised by the search.
+Tables are built once for each distinct signature and shared, so that the search recognises equal layers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ def build_tables(
     known: Known | None = None,
     types: Types = PLAIN.types,
 ) -> Tables:
-    """Price every strategy, storage layout and redistribution of a model (of one micro-batch of it) on one mesh.
+    """Price every strategy, storage layout and redistribution of a model (or one micro-batch of it) on one mesh.
 
-    `known`: parts of tables built before for the same analysis, prices, optimizer and types, to which those of these are added.
+    `limits`: the allowed choices. `work`: the multiplicities of the step. `known`: parts of earlier tables of the same
+    analysis, prices, optimizer and types; new parts are added to it.
     """
     work = work or Work()
     basis = Basis(
@@ -45,7 +46,7 @@ def build_tables(
 
 
 class _Builder:
-    """The variables in the order of the model, each joined to those before it."""
+    """Adds the variables in the order of the model, each with its edges to earlier ones."""
 
     def __init__(self, basis: Basis, limits: Limits) -> None:
         self.basis, self.analysis, self.graph = basis, basis.analysis, basis.graph
@@ -91,12 +92,12 @@ class _Builder:
                 codes = codes_of(self.basis, op, strategies, found.rows, position, output=False)
                 self.joining.edge(name, self.at[name], variable, codes)
         for position, name in enumerate(op.outputs):
-            # A value that nobody reads has no space of layouts.
+            # A value without readers has no space of layouts.
             if name in self.basis.spaces:
                 self._spread(name, variable, codes_of(self.basis, op, strategies, found.rows, position, output=True))
 
     def _spread(self, name: str, source: int, codes: Ints) -> None:
-        """Join a made tensor to a fan-out (when it has several readers) and to the output variable (when it leaves)."""
+        """Join a new tensor to a fan-out (if it has several readers) and to an output variable (if it is an output)."""
         readers = self.analysis.readers.get(name, ())
         if not readers:
             return
@@ -108,9 +109,10 @@ class _Builder:
             self.at[name] = fan
             self.joining.bring(name, fan)
         for operator, _ in readers:
+            # A negative reader is the model's output.
             if operator < 0:
                 self._layouts(name, self._add("output", name, self.choosing.output(name)))
 
     def _layouts(self, name: str, target: int) -> None:
-        """Join a tensor to a variable of its layouts."""
+        """Join a tensor to a variable whose choices are its layouts."""
         self.joining.edge(name, self.at[name], target, self.variables[target].rows)

@@ -1,4 +1,4 @@
-"""What the outer search chooses from: how many devices, stages and micro-batches, and the mesh of a stage."""
+"""The candidates of the outer search: numbers of devices, stages and micro-batches, and the mesh of a stage."""
 
 from __future__ import annotations
 
@@ -13,22 +13,30 @@ from ..limits import MICRO_BATCHES
 from ..sharding.mesh import Axis, Mesh, factorisations
 
 MAX_AXES = 3
+"""The largest number of axes of a mesh."""
 SMOOTH = 5
-"""Device counts with no larger prime factor divide batches and layers well; others are tried only as they were given."""
+"""The largest prime factor of device counts that divide batches and layers well; others are tried only if given."""
 FEWER = 3
-"""How many smaller device counts are tried."""
+"""The number of smaller device counts to try."""
 MAX_STAGES = 128
+"""The largest number of pipeline stages."""
 SMALL, LARGE = 8, 64
-"""Devices up to which axes are tried in every order, and every way to lay them over the levels is."""
+"""The most devices for which axes are tried in every order, and on the levels in every way."""
 SHORT_PIPELINE = 8
-"""Stages up to which fewer micro-batches than stages are tried: where launches and messages cost more than the bubble, that is faster."""
+"""The most stages for which fewer micro-batches than stages are tried.
+
+That is faster where launches and messages cost more than the bubble.
+"""
 STRIDE = 1.9
-"""Numbers of micro-batches grow at least by this factor from one that is tried to the next."""
+"""The least factor between one number of micro-batches and the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A point of the outer search: `stages` equal stages on meshes of their own, and micro-batches; `cluster` has as many devices."""
+    """A point of the outer search: `stages` equal stages, each on its own mesh, and a number of micro-batches.
+
+    `cluster`: exactly the devices of all stages.
+    """
 
     cluster: Cluster
     stages: int
@@ -42,7 +50,7 @@ class Candidate:
 
     @property
     def place(self) -> tuple[int, int, Mesh]:
-        """What it has in common with candidates of other micro-batches."""
+        """The key that candidates with other numbers of micro-batches share."""
         return self.cluster.devices, self.stages, self.mesh
 
     def __str__(self) -> str:
@@ -52,7 +60,7 @@ class Candidate:
 
 
 def name_axes(cluster: Cluster, sizes: tuple[int, ...], levels: Iterable[str]) -> Mesh:
-    """A mesh whose axes are named after what they join: gpu (rank on CPUs) inside, node across, numbered when several."""
+    """A mesh with axes named after the units they join: gpu (rank on CPUs) inside, node across; numbered if several."""
     inner = cluster.levels[0].name
     unit = "gpu" if cluster.backend == "nccl" else "rank"
     words = [unit if level in (inner, "device") else "node" if ":" not in level else "device" for level in levels]
@@ -62,10 +70,11 @@ def name_axes(cluster: Cluster, sizes: tuple[int, ...], levels: Iterable[str]) -
 
 @functools.lru_cache(maxsize=256)
 def meshes(cluster: Cluster, stages: int = 1, max_axes: int = MAX_AXES) -> tuple[Mesh, ...]:
-    """Every factorisation of a stage's devices with up to three axes, bound to levels; the stages are the outermost axis of all.
+    """Every factorisation of a stage's devices into at most `max_axes` axes, bound to levels; the stages are outermost.
 
-    On more than `LARGE` devices an axis lies inside the innermost unit or joins whole ones. Splits of one dim nest in the order of the
-    axes, which matters little: on more than `SMALL` devices, of axes that lie on one level alone only the ascending sizes are kept.
+    On more than `LARGE` devices an axis lies inside the innermost unit or joins whole units. The order of axes decides
+    how splits of one dim nest, which matters little. So on more than `SMALL` devices, axes on one same level come only
+    in ascending sizes.
     """
     found = []
     for sizes in factorisations(cluster.devices // stages, max_axes):
@@ -79,19 +88,19 @@ def meshes(cluster: Cluster, stages: int = 1, max_axes: int = MAX_AXES) -> tuple
 
 
 def _mirrored(sizes: tuple[int, ...], levels: tuple[str, ...]) -> bool:
-    """Whether two neighbouring axes on one plain level stand in descending order, so that their mirror image is kept instead."""
+    """Whether two neighbouring axes on one plain level have descending sizes; their mirror image is kept instead."""
     pairs = zip(zip(sizes, levels, strict=True), zip(sizes[1:], levels[1:], strict=True), strict=False)
     return any(level == other and ":" not in level and size > following for (size, level), (following, other) in pairs)
 
 
 def splits(mesh: Mesh, finer: Mesh) -> bool:
-    """Whether a mesh is another with one of its two axes split in two."""
+    """Whether `finer` is `mesh` with one of its two axes split in two."""
     sizes = finer.shape
     return len(sizes) == 3 and mesh.shape in ((sizes[0] * sizes[1], sizes[2]), (sizes[0], sizes[1] * sizes[2]))
 
 
 def device_counts(given: int) -> tuple[int, ...]:
-    """The number given; where it is no power of two the largest below it, and where it has large prime factors a few without.
+    """The given number, the largest power of two in it, and a few smooth smaller ones if it has large prime factors.
 
     >>> device_counts(8), device_counts(24), device_counts(7)
     ((8,), (24, 16), (7, 6, 5, 4))
@@ -103,7 +112,7 @@ def device_counts(given: int) -> tuple[int, ...]:
 
 
 def halves(given: int) -> tuple[int, ...]:
-    """Powers of two up to half of a number of devices.
+    """The powers of two up to half of a number of devices.
 
     >>> halves(8), halves(7)
     ((4, 2, 1), (2, 1))
@@ -129,13 +138,14 @@ def divisors(number: int) -> list[int]:
 
 
 def stage_counts(devices: int, cuts: int) -> list[int]:
-    """The numbers of equal stages that the devices and the places to cut the model allow."""
+    """The possible numbers of equal stages, given the number of devices and the model's `cuts`."""
     return [count for count in divisors(devices) if count <= min(cuts + 1, MAX_STAGES)]
 
 
 def micro_batch_counts(batch: int, stages: int, *, stride: float = STRIDE) -> list[int]:
-    """Micro-batches worth trying: one stage, or a few, as few as fit, a long pipeline at least as many as stages; each `stride` times the
-    last.
+    """The numbers of micro-batches to try, each at least `stride` times the one before.
+
+    A long pipeline has at least as many micro-batches as stages; a single stage, or a few, may have any number.
 
     >>> micro_batch_counts(96, 4), micro_batch_counts(96, 16)
     ([1, 2, 4, 8, 16, 32, 96], [16, 32, 96])

@@ -12,7 +12,7 @@ from .tables import Tables
 
 
 def decode(tables: Tables, choices: tuple[int, ...]) -> Assignment:
-    """The decisions that a solution means, with the cheapest chain for every redistribution."""
+    """The decisions of a solution, with the cheapest chain for every redistribution."""
     return _Decoder(tables, choices).assignment()
 
 
@@ -69,7 +69,7 @@ class _Decoder:
         return Decision(options=options, rule=strategies.rule, inputs=inputs, outputs=outputs)
 
     def _connect(self, name: str, home: Layout, target: Layout) -> None:
-        """Record the chains that bring a tensor from its home, over its fan-out layout if it has one, to `target`."""
+        """Record the chains of a tensor from its home to `target`, through its fan-out layout if it has one."""
         source = home
         if ("fan-out", name) in self.chosen:
             source = self._layout("fan-out", name)

@@ -1,13 +1,13 @@
-"""Parameters whose collectives find nothing to run under: those that the first operators read.
-
-A parameter is gathered before its first reader computes, and its gradient is whole, and can be reduced, once that reader has computed
-backward. With B the computation of the operators before the reader, forward and backward,
+"""Early parameters: the first operators read them, so no computation hides their collectives.
 
     step >= sum of all computation + gather + reduction - B
 
-so that where B is next to nothing all of the way of such a parameter is seen. An embedding is of this kind, and often the largest
-parameter. On one axis this holds for all such parameters together, as one stream sends them. Several axes send at once, but not for one
-parameter: what its gathers take adds up, and of such parameters the one with most bytes counts.
+B is the computation of the operators before a parameter's first reader, forward and backward. The parameter is
+gathered before this reader computes, and its gradient is reduced after the reader's backward pass. If B is nearly
+zero, all these collectives are exposed. An embedding is of this kind, and often the largest parameter. On a mesh of
+one axis this holds for all early parameters together, because one stream carries them. Several axes communicate at the
+same time, but not for the same parameter: the gathers of one parameter add up, and only the early parameter with most
+bytes counts.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .tables import Tables
 from .work import Counts
 
 SHARE = 2e-3
-"""Share of a step's computation that is next to nothing."""
+"""The share of a step's computation that counts as nearly zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Early:
-    """The first readers of parameters, by name, and the seconds that the operators before them take on one device."""
+    """Early parameters with their first readers, by name; `before`: seconds of earlier operators on one device."""
 
     readers: Mapping[str, str] = field(default_factory=dict)
     before: float = 0.0
@@ -41,7 +41,7 @@ NONE = Early()
 
 
 class Reading:
-    """When the parameters of a model are first read, by a solution of its tables on one device."""
+    """The times of the parameters' first reads, by a solution of the model's tables on one device."""
 
     def __init__(self, tables: Tables, solution: Solution) -> None:
         analysis, before = tables.analysis, 0.0
@@ -56,9 +56,10 @@ class Reading:
             before += seconds.get(op.name, 0.0)
 
     def on(self, mesh: Mesh) -> Early:
-        """The parameters whose way is surely seen on a mesh."""
+        """The parameters whose collectives are certainly exposed on a mesh."""
         names = [name for name, (_, before) in self.early.items() if before <= self.most / mesh.devices]
         if sum(axis.size > 1 for axis in mesh.axes) > 1:
+            # Of several axes only one parameter counts; nothing at all may run before it.
             first = [name for name in names if self.early[name][1] == 0.0]
             names = [max(first, key=lambda name: self.sizes[name])] if first else []
         before = max((self.early[name][1] for name in names), default=0.0)
@@ -66,13 +67,13 @@ class Reading:
 
 
 def early_on(mesh: Mesh, analysis: Analysis, cluster: Cluster, counts: Counts) -> Early:
-    """The parameters of a model whose way is surely seen on a mesh."""
+    """The parameters of a model whose collectives are certainly exposed on a mesh."""
     tables, _ = tables_alone(analysis, cluster, counts)
     return Reading(tables, solve(tables.graph)).on(mesh)
 
 
 def _seconds(tables: Tables, solution: Solution) -> Iterator[tuple[str, float]]:
-    """The operators with their seconds, each for all that it stands for."""
+    """The operators with their seconds, each with all the operators that it represents."""
     for variable, unary, choice in zip(tables.variables, tables.graph.unary, solution.choices, strict=True):
         if variable.what == "operator":
             yield variable.name, float(unary[choice])

@@ -1,11 +1,10 @@
-"""What a pipeline is expected to take before its stages are cut: of the schedules that its memory lets in, the fastest.
+"""The expected step of a pipeline before its stages are cut: that of the fastest schedule that fits the memory.
 
-A solution's tables add up to (m + b) X + G seconds and stored + f saved bytes, X of a pass of a micro-batch and G of what is done once a
-step, saved of a micro-batch in flight. Under schedule s, on p devices,
+    T_s = [ (m + b_s) X + G ] / p        if stored + f_s saved fits
 
-    T_s = [ (m + b_s) X + G ] / p        where stored + f_s saved fits
-
-Each schedule says its bubble b and, by its order, its micro-batches in flight f (`autopar.order.schedules`).
+A solution's tables add up to (m + b) X + G seconds and stored + f saved bytes. X: seconds of a pass of one of the m
+micro-batches. G: seconds of the work once a step. saved: bytes of a micro-batch in flight. p: stages. Each schedule s
+has a bubble b_s and, from its order, f_s micro-batches in flight (`autopar.order.schedules`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Schedules = Sequence[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Seconds of a step under the fastest schedule that fits, and whether memory keeps a faster one out."""
+    """Seconds of a step under the fastest schedule that fits; `short`: whether a faster one does not fit."""
 
     seconds: float
     short: bool
@@ -43,9 +42,10 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipe:
-    """A pipeline of `stages` that runs so many micro-batches.
+    """A pipeline of `stages` that runs `micro_batches`.
 
-    `weight`: share of a pass that makes gradients of weights. `share`: of a core, that a rank has (see `costmodel/step/host_share.py`).
+    `weight`: the share of a pass that computes gradients of weights. `share`: the share of a core that a rank has (see
+    `costmodel/step/host_share.py`).
     """
 
     stages: int
@@ -54,16 +54,16 @@ class Pipe:
     share: float = 1.0
 
     def bubble(self, schedule: str, chunks: int = 1) -> float:
-        """The passes that a stage waits; on shared cores, those by which waiting makes the step longer."""
+        """The bubble in passes; on shared cores, only the passes by which it makes the step longer."""
         waited = SCHEDULES[schedule].bubble(self.stages, self.weight, chunks)
         return waited if self.share == 1.0 else max(self.share * (self.micro_batches + waited) - self.micro_batches, 0.0)
 
     def least_bubble(self, schedules: Schedules) -> float:
-        """The same under the schedule that waits least."""
+        """The bubble of the schedule with the least one."""
         return min((self.bubble(*schedule) for schedule in schedules), default=self.stages - 1.0)
 
     def expected(self, tables: Tables, solution: Solution, work: Work, schedules: Schedules, room: float) -> Expected:
-        """Of a solution whose memory, of all stages together, may fill `room`."""
+        """The expected step of a solution; `room`: bytes of all stages together."""
         each = _pass_seconds(tables, solution, work)
         once = solution.cost - work.passes * each
         saved = _saved(tables, solution, work)
@@ -78,7 +78,7 @@ class Pipe:
 
 
 def _pass_seconds(tables: Tables, solution: Solution, work: Work) -> float:
-    """Seconds of a pass of one micro-batch; the collectives of parameters count where every pass has them (ZeRO 3: all of them)."""
+    """Seconds of a pass of one micro-batch, including the parameters' collectives that every pass has (ZeRO 3: all)."""
     choices, variables, tensors = solution.choices, tables.variables, tables.analysis.graph.tensors
     stored = [v.what == "parameter" or (v.what == "fan-out" and tensors[v.name].role is Role.PARAMETER) for v in variables]
     own = (float(unary[c]) for v, unary, c in zip(variables, tables.graph.unary, choices, strict=True) if v.what == "operator")
@@ -92,7 +92,7 @@ def _pass_seconds(tables: Tables, solution: Solution, work: Work) -> float:
 
 
 def _saved(tables: Tables, solution: Solution, work: Work) -> float:
-    """Bytes that a micro-batch keeps from its forward to its backward pass."""
+    """Bytes saved of a micro-batch from its forward to its backward pass."""
     kept, total = kept_values(tables.analysis, work.segments), []
     for variable, choice in zip(tables.variables, solution.choices, strict=True):
         shares = [share for share in kept.shares.get(variable.name, ()) if not share.weight] if variable.what == "operator" else []
@@ -106,14 +106,14 @@ def _saved(tables: Tables, solution: Solution, work: Work) -> float:
 
 
 def tables_alone(analysis: Analysis, cluster: Cluster, counts: Counts) -> tuple[Tables, Work]:
-    """The tables of a step on one device, without any limit, with the multiplicities that they have."""
+    """The tables of a step on one device without limits, and their multiplicities."""
     work = Work(counts=counts)
     alone = MeshPrices(cluster=cluster.sized(1), mesh=Mesh(axes=()))
     return build_tables(analysis, alone, optimizer="none", work=work), work
 
 
 def weight_share(tables: Tables, work: Work) -> float:
-    """The share of a pass that makes gradients of weights, on one device."""
+    """The share of a pass that computes gradients of weights, on one device."""
     passed = weights = 0.0
     for op in tables.analysis.warm:
         offer, count = tables.analysis.offers[op.name], work.counts.operators.get(op.name, 1)

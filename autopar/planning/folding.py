@@ -1,13 +1,13 @@
-"""Runs of equal layers: found by what operators do and how they are joined, and folded to their first and their last layer.
+"""Runs of equal layers, found by their operators and connections, and folded to their first and last layer.
 
-A run of r layers of P operators begins at a: for every operator i of its layers 2 to r - 1, operator i - P does the same, and each input of
-the one stands where that of the other does:
+A run has r layers of P operators. For every operator i behind the first layer, operator i - P does the same, and each
+input of i corresponds to that of i - P:
 
-    the same tensor              a mask or a table that all layers share
-    produced as far back         what layers hand on
-    a parameter of its own       of the same shape
+    the same tensor               a mask or a table that all layers share
+    a value made as far back      handed on between layers
+    a parameter of its own        of the same shape
 
-In the folded graph the last layer follows the first and stands for all behind it, so it counts r - 1 times.
+In the folded graph the last layer follows the first. It represents all layers behind the first, and counts r - 1 times.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .work import Counts
 
 Ints = NDArray[np.int64]
 PERIODS = 64
-"""Periods tried in each stretch of operators: the most frequent distances between equal ones."""
+"""The most periods to try in a stretch of operators: the most frequent distances between equal ones."""
 SHORTEST = 4
-"""Operators that a layer has at least."""
+"""The least number of operators of a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def stop(self) -> int:
-        """The operator behind the last layer."""
+        """The number of the operator behind the last layer."""
         return self.start + self.period * self.layers
 
     def segments(self) -> Iterator[range]:
@@ -50,10 +50,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folding:
-    """A short `graph` that stands for a long one.
+    """A short `graph` that represents a long one.
 
-    `operators`, `tensors`: for every operator and tensor of the long graph the one of the short graph that stands for it. `handed`: for
-    what the first layer of a run hands on, the value of its last layer that stands for what the layers between hand on.
+    `operators`, `tensors`: from each operator and tensor of the long graph to its representative in the short one.
+    `handed`: from each value that a run's first layer hands on to the corresponding value of the last layer, which
+    represents the layers between.
     """
 
     graph: Graph
@@ -63,12 +64,12 @@ class Folding:
 
     @property
     def counts(self) -> Counts:
-        """For how many the operators and tensors of the short graph stand."""
+        """The numbers of operators and tensors that those of the short graph represent."""
         return Counts(operators=Counter(self.operators.values()), tensors=Counter(self.tensors.values()), handed=self.handed)
 
 
 def find_runs(graph: Graph) -> tuple[Run, ...]:
-    """The runs of at least three equal layers that a graph holds, none overlapping another, in order."""
+    """The runs of at least three equal layers in a graph, in order and without overlap."""
     finder = _Finder(graph)
     return tuple(sorted(finder.runs(0, len(graph.operators)), key=lambda run: run.start))
 
@@ -101,7 +102,10 @@ def fold(graph: Graph, runs: tuple[Run, ...] | None = None) -> Folding:
 def _fold_run(
     graph: Graph, run: Run, operators: dict[str, str], tensors: dict[str, str], readers: Mapping[str, int], wraps: dict[str, str]
 ) -> list[Operator]:
-    """Map the layers between the first and the last onto the last; the last one's operators, which now read what the first makes."""
+    """Map the layers between the first and the last onto the last, in `operators`, `tensors` and `wraps`.
+
+    Returns the last layer's operators, which now read the first layer's values. `wraps`: see `Folding.handed`.
+    """
     last = run.stop - run.period
     handed: dict[str, str] = {}
     for index in range(run.start + run.period, last):
@@ -110,7 +114,8 @@ def _fold_run(
         operators[source.name] = target.name
         tensors.update((mine, other) for mine, other in zip(source.inputs, target.inputs, strict=True) if _is_own(graph, mine, other))
         for mine, before, behind in zip(source.outputs, first.outputs, target.outputs, strict=True):
-            # What a layer hands on is read by the next one, as the first layer's value is here and the last one's is not.
+            # A value handed on has a reader in the next layer. In the folded graph only the first layer has a next one,
+            # so the first layer's value represents it.
             tensors[mine] = before if readers.get(mine, -1) >= index - place + run.period else behind
             handed[mine] = before
             if tensors[mine] == before:
@@ -119,14 +124,14 @@ def _fold_run(
 
 
 def _is_own(graph: Graph, name: str, other: str) -> bool:
-    """Whether two layers have a stored tensor each, alike in kind, shape and type."""
+    """Whether both tensors are stored, differ, and are alike in kind, shape and type."""
     mine, theirs = graph.tensors[name], graph.tensors[other]
     alike = (mine.role, mine.shape, mine.dtype, mine.trainable) == (theirs.role, theirs.shape, theirs.dtype, theirs.trainable)
     return name != other and mine.role is not Role.ACTIVATION and alike
 
 
 class _Finder:
-    """The operators as numbers (equal ones have equal numbers), and how their inputs are joined."""
+    """The operators as numbers (equal operators have equal numbers), and the producers and readers of tensors."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -141,7 +146,7 @@ class _Finder:
                 self.readers.setdefault(name, []).append(index)
 
     def runs(self, start: int, stop: int) -> list[Run]:
-        """The run that folds most of the operators in a stretch, and those on its two sides."""
+        """The run that folds most operators of a stretch, with the runs on its two sides."""
         best: Run | None = None
         for period in self._periods(start, stop):
             for found in self._stretches(start, stop, period):
@@ -155,11 +160,12 @@ class _Finder:
         return [*self.runs(start, best.start), best, *self.runs(best.stop, stop)]
 
     def _periods(self, start: int, stop: int) -> list[int]:
-        """Distances between equal operators, the most frequent first; of equally frequent ones the shortest."""
+        """The distances between equal operators, by falling frequency, then by length."""
         numbers = self.numbers[start:stop]
         order = np.argsort(numbers, kind="stable")
         ordered = numbers[order]
         found: Counter[int] = Counter()
+        # A layer may hold several equal operators, so more than the next equal one is compared.
         for apart in (1, 2, 3, 4, 6, 8):
             same = ordered[apart:] == ordered[:-apart] if len(ordered) > apart else np.zeros(0, dtype=bool)
             found.update((order[apart:] - order[:-apart])[same].tolist())
@@ -167,7 +173,7 @@ class _Finder:
         return ranked[:PERIODS]
 
     def _stretches(self, start: int, stop: int, period: int) -> Iterator[tuple[int, int]]:
-        """Maximal stretches of operators that equal those a period later, at least two periods long."""
+        """The maximal stretches of at least three periods that repeat their first period."""
         numbers = self.numbers[start:stop]
         if len(numbers) <= period:
             return
@@ -178,7 +184,7 @@ class _Finder:
                 yield start + first, start + last + period
 
     def _verified(self, start: int, stop: int, period: int) -> Run | None:
-        """The longest run in the stretch whose layers are joined alike, beginning where least is handed on."""
+        """The longest run of equally connected layers in the stretch, beginning where few bytes are handed on."""
         offsets = sorted(range(period), key=lambda offset: (self.crossing[start + offset + period], offset))
         for offset in offsets[:3]:
             begin = start + offset
@@ -190,7 +196,7 @@ class _Finder:
         return None
 
     def _joined(self, start: int, period: int, layers: int) -> bool:
-        """Whether the layers are joined alike, and nobody else reads what goes with those that are folded away."""
+        """Whether the layers are connected alike, and no tensor of a folded layer has readers beyond the next layer."""
         stop = start + period * layers
         if not all(self._alike(index, period, start) for index in range(start + period, stop)):
             return False
@@ -206,7 +212,10 @@ class _Finder:
         return True
 
     def _alike(self, index: int, period: int, start: int) -> bool:
-        """Whether operator `index` is joined as the one a period before; the first layer may be handed its values from anywhere."""
+        """Whether operator `index` is connected as the one a period before.
+
+        The first layer may read the handed values from anywhere.
+        """
         graph = self.graph
         first = index < start + 2 * period
         for name, other in zip(graph.operators[index].inputs, graph.operators[index - period].inputs, strict=True):
@@ -221,7 +230,7 @@ class _Finder:
 
 
 def crossing_bytes(graph: Graph) -> Ints:
-    """Bytes of the values that are made before operator i and read from it on: array [operators + 1]."""
+    """Bytes of the values made before operator i and read by it or later: array [operators + 1]."""
     last: dict[str, int] = {}
     for index, op in enumerate(graph.operators):
         for name in op.inputs:

@@ -1,4 +1,4 @@
-"""A solution as a program with its exact price, made to fit the memory where the tables' sums were too hopeful."""
+"""A solution as a program with its exact price, made to fit the memory if the tables' sums were too low."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
 from .tables import Tables
 
 MEMORY_TRIES = 6
-"""How often the search's limit is lowered when the program's exact memory is above what the tables added up to."""
+"""The most programs to try, each with a lower limit for the tables, as programs need more memory than their tables."""
 MOSTLY = 0.8
-"""Share of the reduction of gradients that counts as most of it."""
+"""The share of the gradients' reduction that counts as most of it."""
 SMALLER = 4
-"""By how much units of parameters shrink where the program needs too much memory."""
+"""The divisor of the units of parameters while the program needs too much memory."""
 HOPELESS = 1.5
-"""A program that needs so many times the limit with the smallest units is not tried with others."""
+"""A program that needs this multiple of the limit with the smallest units is not tried with larger ones."""
 THRIFTY = (1 + 1e-9, 1.1, 1.25, 1.5, 2.0)
-"""Limits, as multiples of the least memory that the tables add up to, among whose solutions the thriftiest program is taken."""
+"""Limits to solve under, as multiples of the tables' least memory; the program of least memory is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The best choice on one mesh, without pipeline stages; `tightened`: the memory of the tables' own solution was too much."""
+    """The best program on one mesh, without pipeline stages.
+
+    `tightened`: the program of the tables' first solution did not fit the memory.
+    """
 
     tables: Tables
     solution: Solution
@@ -42,17 +45,17 @@ class Found:
 
     @property
     def program(self) -> Program:
-        """Its program (with micro-batches, of one of them)."""
+        """The program of the step, or of one micro-batch."""
         return self.plan.program
 
     @property
     def schedule(self) -> Schedule:
-        """When its work is done."""
+        """The schedule of the program."""
         return self.plan.schedule
 
     @property
     def hides_reductions(self) -> bool:
-        """Whether most of the sums of gradients as they are stored run under the backward pass, or there are none."""
+        """Whether most of the all-reduces of gradients run under the backward pass, or there are none."""
         prices = self.tables.prices
         total = sum(prices.seconds("all_reduce", axis, bucket.nbytes) for bucket in self.plan.buckets for axis in bucket.axes)
         return self.estimate.overlapped >= MOSTLY * total
@@ -64,12 +67,12 @@ class Found:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step, those that differ by rounding alike."""
+        """Seconds of a step, rounded so that equal steps compare as equal."""
         return round(self.estimate.step, 12)
 
     @property
     def rank(self) -> tuple[float, int, int]:
-        """Order among meshes: time, then collectives, then axes."""
+        """The order among meshes: time, then collectives, then axes."""
         return (self.seconds, len(self.plan.collectives()), len(self.assignment.mesh.axes))
 
 
@@ -85,7 +88,7 @@ class Draft:
 
     @staticmethod
     def of(tables: Tables, solution: Solution, schedule: Schedule) -> Draft:
-        """Decode a solution, and find out what its program needs."""
+        """Decode a solution, and predict the memory of its program."""
         return _drafted(tables, solution, build_program(tables.analysis.graph, decode(tables, solution.choices)), schedule)
 
     def under(self, schedule: Schedule) -> Draft:
@@ -113,7 +116,10 @@ def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> 
 
 
 def thriftier(draft: Draft, limit: float) -> Draft:
-    """The same solution with smaller units of parameters, of which less is there at once, until it fits or that is no help."""
+    """The same solution with smaller units of parameters, until it fits or they save nothing.
+
+    Smaller units keep fewer gathered bytes alive at once.
+    """
     unit = draft.plan.schedule.unit_bytes
     if draft.memory.total > limit and unit > LEAST_UNIT:
         least = draft.under(replace(draft.plan.schedule, unit_bytes=LEAST_UNIT))
@@ -129,13 +135,14 @@ def thriftier(draft: Draft, limit: float) -> Draft:
 
 
 def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedule: Schedule = PLAIN) -> Found:
-    """The program of a solution; where it needs more memory than the tables added up to, that of a thriftier solution."""
+    """The program of a solution, or of one with less memory if that program exceeds `limit`."""
     allowed = limit
     for number in range(MEMORY_TRIES):
         draft = thriftier(Draft.of(tables, solution, schedule), limit)
         over = draft.memory.total - limit
         if over <= 0:
             return draft.priced(tightened=number > 0)
+        # The program's excess is taken off the tables' limit, as a thriftier solution is likely to have the same.
         allowed = min(allowed, tables.graph.memory_of(solution.choices)) - over
         try:
             solution = solve_within(tables, method, allowed)
@@ -145,10 +152,11 @@ def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedu
 
 
 def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = PLAIN) -> Found:
-    """The plan of least memory, or the first that fits; `Infeasible` if none does.
+    """The first program that fits, of several solutions of little memory; `Infeasible` if none does.
 
-    The tables add memory up operator by operator, the program has its peak at one moment: thrifty solutions are tried in turn, which
-    need not be the fastest of their memory. What none of them changes is looked at once; where no program can fit, only the first is.
+    The tables add memory up operator by operator, but the program has its peak at one moment, so the solution of least
+    memory need not be the program of least memory. Equal solutions are tried once. If the parameters alone exceed the
+    limit, only the first solution is tried, for the message.
     """
     method = QUICK_METHOD if method == EXACT_METHOD else method
     try:
@@ -171,7 +179,7 @@ def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = 
 
 
 def best_within(tables: Tables, *, method: str, limit: float, room: float, schedule: Schedule = PLAIN) -> Found:
-    """The best program within `limit`, of which the tables may fill `room`."""
+    """The best program within `limit` bytes; `room`: the bytes of it that the tables may fill."""
     try:
         return fit(tables, solve_within(tables, method, room), method=method, limit=limit, schedule=schedule)
     except Infeasible:

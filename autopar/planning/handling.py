@@ -1,12 +1,13 @@
-"""What a device does with a parameter and its gradient beside communication and the optimizer's step, none of which is ever hidden.
+"""A device's copies, casts and additions of parameters and gradients; no communication hides them.
 
-    gather        reads and writes the shard on its way into a message, and what has come on its way out: but for what fills a message
-                  alone and is split along its first dim, whose pieces come where they belong
-    reduction     reads and writes the gradient on its way into a message, twice where it is split along another dim
-    cast          of a micro-batch's gradient to the type in which it travels, and of the sum to that in which it is stored
-    addition      three passes over the gradient, for every micro-batch but the first
+    gather        reads and writes the shard into a message, and the gathered value out of it; the second copy is not
+                  needed if the parameter fills a message alone and is split along its first dim
+    reduction     reads and writes the gradient into a message, twice if it is split along another dim than the first
+    cast          of a micro-batch's gradient to the type in which it travels, and of the sum to the stored type
+    addition      three passes over the gradient, for every micro-batch except the first
 
-A gather over several axes takes one after the other, the innermost first. The timeline plays the same (`costmodel/step/unit_player.py`).
+A gather over several axes takes one axis after the other, the innermost first. The timeline plays the same
+(`costmodel/step/unit_player.py`).
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """From the storage of a parameter to its use, on every mesh axis (the last one of the arrays): whether it is gathered over the axis,
-    whether that is along its `first` dim, whether its gradient is reduced there as it was gathered, or summed as it is stored; `shards`: in
-    how many it is stored."""
+    """A parameter's way from its storage to its use, for every mesh axis (the last axis of the arrays).
+
+    `gathered`: the parameter is gathered over the mesh axis; `first`: it is split along its first dim. `reduced`: its
+    gradient is reduced where the parameter was gathered; `summed`: where the parameter is stored whole. `shards`: the
+    number of shards in storage.
+    """
 
     gathered: Bools
     first: Bools
@@ -45,7 +49,7 @@ class Way:
 
 
 def way_of(stored: Layout, used: Layout, mesh: Sequence[int]) -> Way:
-    """The one way between two layouts."""
+    """The way between two layouts."""
     split = [before.kind is Kind.SPLIT for before in stored]
     gathered = [is_split and after.kind is not Kind.SPLIT for is_split, after in zip(split, used, strict=True)]
     shares = [after.kind is Kind.BROADCAST for after in used]
@@ -60,8 +64,13 @@ def way_of(stored: Layout, used: Layout, mesh: Sequence[int]) -> Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handling:
-    """Seconds of copies for a gather, for a reduction of what was gathered, and for a sum as it is stored, which is a message `apart` where
-    others are gathered for every pass; of a cast, and an addition, of a micro-batch's gradient: as it is used, and as it is stored."""
+    """Seconds of a device's work on a parameter and its gradient.
+
+    `gather`, `reduce`: copies for a gather, and for the reduction of a gathered parameter's gradient. `sum`: copies for
+    the all-reduce of the gradient of a parameter stored whole; `apart`: the further cost of a message of its own, if
+    other parameters are gathered for every pass. `cast`: of a micro-batch's gradient. `add_used`, `add_stored`: its
+    addition in the layout of use, and in that of storage.
+    """
 
     gather: Floats
     reduce: Floats
@@ -79,18 +88,18 @@ class Handling:
         return ahead * self.gather + back * self.reduce + self.sum + apart + work.passes * self.each(work) + first
 
     def each(self, work: Work) -> Floats:
-        """Seconds of every further pass for a gradient that has come."""
+        """Seconds of every further pass for casting and adding a gradient."""
         added = np.where(self.gather > 0, self.add_used, self.add_stored) if work.zero == 1 else self.add_stored
         return self.cast + added if work.accumulating else self.cast
 
     @property
     def further(self) -> Handling:
-        """Of another way of the same parameter, or the rest of one: its gradient is cast and added once."""
+        """The work of a further way of the same parameter, without cast and addition, which are done once."""
         none = np.zeros_like(self.cast)
         return replace(self, cast=none, add_used=none, add_stored=none)
 
     def under(self, schedule: Schedule) -> Handled:
-        """Of one way, under a schedule: what is done in each pass of a micro-batch, and once a step."""
+        """The seconds of one way under a schedule, in each pass of a micro-batch and once a step."""
         every, shards = schedule.gathered == "again", schedule.gathered == "again" or schedule.accumulated == "shards"
         gather, reduce, cast = float(self.gather), float(self.reduce), float(self.cast)
         added = float(self.add_stored if shards or not gather else self.add_used)
@@ -103,7 +112,7 @@ class Handling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handled:
-    """Seconds of the forward and the backward pass of a micro-batch, and `once` a step."""
+    """Seconds in the forward and the backward pass of a micro-batch, and `once` a step."""
 
     forward: float
     backward: float
@@ -111,11 +120,11 @@ class Handled:
 
 
 def handling(tensor: Tensor, way: Way, prices: MeshPrices, types: Types, *, trained: bool) -> Handling:
-    """What the ways of a parameter take, on a mesh where units of parameters travel together."""
+    """The seconds of a parameter's ways on a mesh, if parameters travel together in units."""
     mesh, device = prices.mesh.shape, prices.cluster.device
     value, gradient = tensor.bytes / way.shards, types.reduced_bytes(tensor) / way.shards
     grown = np.ones(np.broadcast_shapes(way.shards.shape, way.gathered.shape[:-1]))
-    # Units hold up to so many bytes: what is larger than half of that is likely to be a unit of its own.
+    # A parameter of more than half a unit is likely to be a unit of its own.
     alone = 2 * value * np.where(way.gathered, np.array(mesh, dtype=np.float64), 1.0).prod(axis=-1) > prices.unit_bytes
     gather, reduce, total, apart = (np.zeros(grown.shape) for _ in range(4))
     for axis in reversed(range(len(mesh))):
@@ -127,6 +136,7 @@ def handling(tensor: Tensor, way: Way, prices: MeshPrices, types: Types, *, trai
         total += np.where(way.summed[..., axis], memory_seconds(2 * gradient, device), 0.0)
         apart += np.where(way.summed[..., axis], prices.lines("all_reduce", axis)[0][0] + device.launch if size > 1 else 0.0, 0.0)
         grown = np.where(over, grown * size, grown)
+    # `grown` is now the factor by which the gathers over all axes enlarge the shard.
     none = np.zeros(grown.shape)
     if not trained:
         return Handling(gather=gather, reduce=none, sum=none, apart=none, cast=none, add_used=none, add_stored=none)

@@ -1,11 +1,13 @@
-"""The memory of the hosts as a second limit of a solution: a price on its bytes, raised until what is left in host memory fits.
+"""The memory of the hosts as a second limit of a solution: a price on its bytes, raised until the solution fits.
 
 For every price q >= 0 of a byte in host memory (H. Everett III, 1963)
 
-    min { cost(x) : host(x) <= room }  >=  max over q of  L(q) - q * room,    L(q) = min over x of  cost(x) + q * host(x)
+    min { cost(x) : host(x) <= room }  >=  max over q of  L(q) - q * room
+    L(q) = min over x of  cost(x) + q * host(x)
 
-each L under the limit of the device's memory. Host memory costs every parameter the same for each byte, so that just below the best price
-too much of it is used, and just above it perhaps far too little: between the two, the state of the last parameters is kept on the device.
+Each L is under the limit of the device's memory. A byte in host memory costs the same for every parameter. So just
+below the best price too much of it is used, and just above it perhaps far too little. Between the two, the first
+parameters use host memory until it is full, and the others keep their state on the device.
 """
 
 from __future__ import annotations
@@ -24,12 +26,16 @@ from .tables import Floats, Tables
 
 Solve = Callable[[CostGraph], Solution]
 RUNGS, STRIDE = 4, 8.0
-"""Prices that are tried, each so many times the one before, the first being what a byte costs to copy in."""
+"""The most rising prices, and the factor between them; the first price is the time of copying a byte in."""
 BISECTIONS = 3
+"""Further prices, between one that is too low and one that fits."""
 
 
 def solve_within_hosts(tables: Tables, solve: Solve, limit: float) -> Solution:
-    """What `solve` finds within `limit` bytes of device memory, made to fit the hosts too; raises `Infeasible` where nothing does both."""
+    """The solution that `solve` finds within `limit` bytes of device memory and the room of the hosts.
+
+    Raises `Infeasible` if no solution found fits both.
+    """
     _require_room(tables, limit)
     try:
         first = solve(tables.graph)
@@ -41,7 +47,7 @@ def solve_within_hosts(tables: Tables, solve: Solve, limit: float) -> Solution:
 
 
 def _at_best_price(tables: Tables, solve: Solve, limit: float, first: Solution) -> Solution:
-    """The best that fits among the solutions at several prices, and what is between them."""
+    """The cheapest that fits, of the solutions at several prices and one between two prices."""
     price, low, high = 1.0 / host_rate(tables.prices.cluster.device), 0.0, math.inf
     over, bound = first, first.lower_bound
     found: list[Solution] = []
@@ -56,6 +62,7 @@ def _at_best_price(tables: Tables, solve: Solve, limit: float, first: Solution) 
             over, low = tried, price
         if math.isinf(high) and number >= RUNGS:
             break
+        # Bisection on the logarithm; the lower end is at most two strides below the price that fits.
         price = STRIDE * price if math.isinf(high) else math.sqrt(max(low, high / STRIDE**2) * high)
     with contextlib.suppress(Infeasible, NoAssignment):
         found.append(_of(tables, solve(replace(tables.graph, unary=_without(tables, over.choices)))))
@@ -67,7 +74,7 @@ def _at_best_price(tables: Tables, solve: Solve, limit: float, first: Solution) 
 
 
 def _require_room(tables: Tables, limit: float) -> None:
-    """Raise `Infeasible` where not even the least of every variable fits the hosts, or hosts and devices together."""
+    """Raise `Infeasible` if the least bytes of all variables exceed the hosts, or hosts and devices together."""
     pairs = [(v.host, memory) for v, memory in zip(tables.variables, tables.graph.memory or (), strict=True) if v.host is not None]
     if not pairs:
         return
@@ -80,13 +87,13 @@ def _require_room(tables: Tables, limit: float) -> None:
 
 
 def _of(tables: Tables, tried: Solution) -> Solution:
-    """A solution of changed tables with its cost by the true ones."""
+    """A solution of changed tables, with its cost in the true ones."""
     cost = tables.graph.cost(tried.choices)
     return replace(tried, cost=cost, lower_bound=min(tried.lower_bound, cost))
 
 
 def _dearer(tables: Tables, price: float) -> tuple[Floats, ...]:
-    """The unary tables with a price on each byte in host memory; equal tables stay one."""
+    """The unary tables with a price on each byte in host memory; equal tables stay shared."""
     known: dict[tuple[int, int], Floats] = {}
     return tuple(
         unary if v.host is None else known.setdefault((id(unary), id(v.host)), unary + price * v.host)
@@ -95,7 +102,7 @@ def _dearer(tables: Tables, price: float) -> tuple[Floats, ...]:
 
 
 def _without(tables: Tables, choices: Sequence[int]) -> tuple[Floats, ...]:
-    """The unary tables in which only the first parameters may choose host memory: those whose choices together fit it."""
+    """The unary tables in which only the first parameters of `choices` that together fit may use host memory."""
     known: dict[int, Floats] = {}
     left, found = tables.host_room, []
     for v, unary, choice in zip(tables.variables, tables.graph.unary, choices, strict=True):

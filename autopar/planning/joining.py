@@ -1,4 +1,4 @@
-"""The edges of the tables: what it takes to redistribute a tensor from each choice of its maker to each choice of its reader."""
+"""The edges of the tables: the cost of redistributing a tensor from each choice of its maker to each of its reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ KINDS = (Kind.SPLIT, Kind.BROADCAST, Kind.REPLICATED)
 
 
 class Joining:
-    """Edges between `variables`, to which others are still added; equal tables are one array."""
+    """Edges between `variables`, a list that still grows; equal tables are one array.
+
+    `aside`, `each`: see `Tables`. `codes`: the layouts of a tensor by the choices of a variable. `made`: the maker of
+    each tensor. `handed`: readers that must also read the last layer's value (see `hand_on`).
+    """
 
     def __init__(self, basis: Basis, variables: Sequence[Variable]) -> None:
         self.basis, self.variables, self.known = basis, variables, basis.known
@@ -30,16 +34,16 @@ class Joining:
         self.handed: list[tuple[str, int, Ints, int]] = []
 
     def make(self, name: str, source: int, codes: Ints) -> None:
-        """The choices of variable `source` leave the tensor in the layouts of `codes`."""
+        """Record that variable `source` makes the tensor, in the layouts `codes`, one for each choice."""
         self.codes[source, name] = codes
         self.made[name] = source, codes
 
     def bring(self, name: str, fan: int) -> None:
-        """Readers take the tensor from a fan-out."""
+        """Record that readers take the tensor from the variable `fan`."""
         self.codes[fan, name] = self.variables[fan].rows
 
     def edge(self, name: str, source: int, target: int, target_codes: Ints) -> None:
-        """Variable `target` needs the tensor in the layouts of `target_codes`."""
+        """Add the edge to variable `target`, which needs the tensor in the layouts `target_codes`."""
         variable, counts = self.variables[target], self.basis.work.counts
         of = counts.operators if variable.what == "operator" else counts.tensors
         count = of.get(variable.name, 1)
@@ -49,22 +53,23 @@ class Joining:
         self._join(name, source, self.codes[source, name], target, target_codes, count)
 
     def hand_on(self) -> None:
-        """What reads a value of the first layer reads that of the layer that stands for the others, as often as it stands for one."""
+        """Let readers of the first layer's values also read its representative's, once for each further layer."""
         for name, target, target_codes, count in self.handed:
             other = self.basis.work.counts.handed[name]
             source, codes = self.made[other]
             mine, theirs = self.basis.spaces[name], self.basis.spaces[other]
+            # The two values may have different spaces: translate the layouts by their kinds.
             same = np.array([mine.kinds.index(kind) if kind in mine.kinds else -1 for kind in theirs.kinds])
             digits = same[theirs.digits()[codes]]
             assert (digits >= 0).all(), "equal operators give their outputs in equal ways"
             self._join(name, source, self._in_space(codes, digits, mine), target, target_codes, count)
 
     def _in_space(self, codes: Ints, digits: Ints, space: LayoutSpace) -> Ints:
-        """Layouts of these digits in another space, of which `codes` are the numbers in their own."""
+        """The codes of layouts in `space`, given their `digits`; `codes`: their codes in their own space, as a key."""
         return self.known.once(("handed", id(codes), id(space)), lambda: space.codes(digits))
 
     def _join(self, name: str, source: int, source_codes: Ints, target: int, target_codes: Ints, count: int) -> None:
-        """The edge of a redistribution that is done `count` times."""
+        """Add the edge of a redistribution that is done `count` times to the edges of this pair."""
         known = self.known
         self.known.keep += [source_codes, target_codes]
         value = self._table(name, source, source_codes, target, target_codes, count)
@@ -92,7 +97,7 @@ class Joining:
         from_storage, hidden = stored and trained, work.hidden_of(name, variable.name if not stored else None)
         again = variable.what == "operator" and variable.name in basis.again
         ahead, back = work.of_parameters(hidden) if tensor.role is Role.PARAMETER else work.of_values(again)
-        # Tables that differ in how often all is done are one, multiplied.
+        # Tables that differ only by a common factor are made once, and multiplied.
         scale = back or 1.0
         often, exposed = (ahead / scale, back / scale), (1 - hidden) / scale
         known = self.known.of_parameters or self.known if tensor.role is Role.PARAMETER else self.known
@@ -112,8 +117,10 @@ class Joining:
         return known.once((key, codes, scale * count), lambda: scale * count * known.once((key, codes), table))
 
     def _handled(self, name: str, source_codes: Ints, target_codes: Ints, count: int, *, further: bool) -> tuple[Floats, Floats]:
-        """What a device does with a parameter beside communication in a step, and in each further pass, `count` times; `further`: on its
-        way from a fan-out."""
+        """Seconds of a device's copies and casts of `count` parameters, in a step and in each further pass.
+
+        `further`: the redistribution begins at a fan-out.
+        """
         basis, work = self.basis, self.basis.work
         tensor, space, trained = basis.graph.tensors[name], basis.spaces[name], name in basis.analysis.gradients
         known, codes = self.known.of_parameters or self.known, (self.known.lasting(source_codes), self.known.lasting(target_codes))
@@ -138,7 +145,7 @@ class Joining:
         return known.once((key, work.passes, work.accumulating, work.zero, count, further), seconds)
 
     def _distances(self, known: Known, tensor: Tensor, space: LayoutSpace, often: tuple[float, float]) -> Distances:
-        """Tensors of equal bytes for which the same layouts are valid share them."""
+        """The distances between layouts of a tensor; tensors with equal bytes and equal valid layouts share them."""
         basis = self.basis
         gradient, wider, stored = tensor.name in basis.analysis.gradients, basis.wider(tensor), tensor.role is Role.PARAMETER
         waits = 0.0 if stored else basis.work.waits

@@ -1,4 +1,4 @@
-"""What pins, a scheme or a loaded plan leave to choose from."""
+"""The choices that pins, a scheme or a loaded plan allow."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..sharding.candidates import Strategies
 from ..sharding.layout import Layout
 
 Allow = Callable[[str, Offer, Strategies], NDArray[np.bool_]]
-"""Which strategies of the operator of that name may be chosen."""
+"""The mask of an operator's allowed strategies, given its name."""
 AllowLayouts = Callable[[Tensor, tuple[Layout, ...]], NDArray[np.bool_]]
-"""Which storage layouts of a parameter may be chosen."""
+"""The mask of a parameter's allowed storage layouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Which strategies, storage layouts and output layouts may be chosen; everything by default."""
+    """The allowed strategies, storage layouts and output layouts; all by default."""
 
     strategies: Allow | None = None
     storage: AllowLayouts | None = None

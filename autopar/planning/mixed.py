@@ -1,10 +1,10 @@
-"""Pipelines whose stages are not alike: on several kinds of devices, or on groups of unequal size where the devices do not divide evenly.
-
-A stage of group k that held the whole model would take X_k. Work is shared so that all stages finish together: with p_k stages each,
+"""Pipelines of unlike stages: on several kinds of devices, or on groups of unequal size.
 
     t = 1 / sum_k (p_k / X_k)        share of group k = t p_k / X_k        T = t (m + b) / m
 
-orders the combinations of meshes; the best of them are solved and cut exactly.
+X_k: seconds of the whole model on one stage of group k. p_k: stages of group k. The shares let all stages finish
+together. T, the step with m micro-batches and a bubble of b, orders the combinations of meshes; the best of them are
+solved and cut exactly.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ from .tuning import TUNING
 from .work import Counts, Work
 
 UNEVEN = 64
-"""Devices of one kind up to which groups of unequal size are tried."""
+"""The most devices of one kind for which groups of unequal size are tried."""
 SMALL_STAGES = 16
-"""Stages of one group, at most."""
+"""The most stages of one group."""
 EXACT, ALIKE = 16, 2
-"""How many combinations are solved and cut; and how many of them have as many stages and micro-batches."""
+"""The most combinations to solve and cut, and the most of them with equal numbers of stages and micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
-    """Groups in the order of their stages, how many micro-batches they run, the step that is expected, and what it is at the `least`."""
+    """Groups in the order of their stages, and their micro-batches.
+
+    `seconds`: the expected step. `least`: its lower bound, without a bubble.
+    """
 
     groups: tuple[Group, ...]
     micro_batches: int
@@ -51,21 +54,22 @@ class Combination:
 
 
 def _nearest(counts: Sequence[int], target: int) -> int:
-    """The number that is the least multiple of another, or it of them."""
+    """The number of `counts` with the ratio to `target` nearest to 1."""
     return min(counts, key=lambda count: abs(math.log(count / target)))
 
 
 class Mixed:
-    """The unlike pipelines of a request; `bound`: seconds that no combination that was thought of undercuts."""
+    """The pipelines of unlike stages for a request; `bound`: the least `least` of all combinations."""
 
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
         self.bound = math.inf
 
     def best(self, outer: Outer) -> Staged | None:
-        """The best of the most promising combinations, each in the first of the modes of an outer search that fits.
+        """The best pipeline of the most promising combinations, or None.
 
-        They are cut on the folded graph; the best is solved on the whole one.
+        Each combination is cut on the folded graph, in the first mode of the outer search that fits. The best one is
+        solved again on the whole graph.
         """
         found: list[tuple[float, Combination, Mode]] = []
         for combination in self._promising():
@@ -79,7 +83,10 @@ class Mixed:
         return None
 
     def _promising(self) -> list[Combination]:
-        """The most promising combinations of each number of stages and micro-batches: few large stages beside many small ones."""
+        """The most promising combinations; at most `ALIKE` with equal numbers of stages and micro-batches.
+
+        So a few large stages are tried as well as many small ones.
+        """
         combinations = sorted(self.combinations(), key=lambda c: c.seconds)
         self.bound = min((c.least for c in combinations), default=math.inf)
         taken: Counter[tuple[int, int]] = Counter()
@@ -92,12 +99,13 @@ class Mixed:
         return found[:EXACT]
 
     def pools(self) -> Iterator[tuple[tuple[Cluster, int], ...]]:
-        """The groups of devices, each with the number of its first one, in the orders in which stages may lie on them."""
+        """The groups of devices, each with the number of its first device, in every order of stages to try."""
         cluster = self.request.cluster
         if cluster.joined:
             parts = tuple(zip(cluster.pools, cluster.starts, strict=True))
             yield from itertools.permutations(parts) if len(parts) <= 3 else (parts, parts[::-1])
             return
+        # Devices of one kind: the largest power of two makes one group, the rest the other.
         power = 1 << (cluster.devices.bit_length() - 1)
         if 2 < cluster.devices <= UNEVEN and power < cluster.devices:
             rest = cluster.devices - power
@@ -118,7 +126,7 @@ class Mixed:
                 yield from self._combined(order, chosen)
 
     def _choices(self, pool: Cluster) -> Iterator[tuple[int, Mesh, float]]:
-        """Stages and mesh of a group, and the seconds of the whole model on one of these stages."""
+        """The numbers of stages and meshes of a group, each with the seconds of the whole model on one such stage."""
         outer = Outer(self.subject, replace(self.request, cluster=pool))
         counts = self.subject.micro_batches(2)
         for stages in stage_counts(pool.devices, SMALL_STAGES - 1) if counts else ():
@@ -129,7 +137,7 @@ class Mixed:
                     continue
 
     def _combined(self, order: Sequence[tuple[Cluster, int]], chosen: Sequence[tuple[int, Mesh, float]]) -> Iterator[Combination]:
-        """The combination of these stages and meshes, with enough micro-batches to fill it, and with as few as it has stages."""
+        """The combination of these stages and meshes, with micro-batches that fill it, and with as many as stages."""
         stages = sum(count for count, _, _ in chosen)
         if self.request.stages not in (None, stages):
             return
@@ -147,12 +155,15 @@ class Mixed:
             yield Combination(groups=groups, micro_batches=count, seconds=seconds, least=1.0 / rate)
 
     def _passes(self, stages: int, micro_batches: int) -> float:
-        """How often the time of a micro-batch counts under the schedule that keeps least in flight."""
+        """The micro-batches plus the bubble, in passes, of the schedule with fewest micro-batches in flight."""
         row = SCHEDULES[thrifty(self.request.pipeline, stages, micro_batches)]
         return micro_batches + row.bubble(stages, 0.0, 1)
 
     def _cut(self, combination: Combination, mode: Mode, outer: Outer, *, short: bool) -> Staged:
-        """The best cuts of a combination, on the folded graph or the whole one; raises `Infeasible` and `NoAssignment`."""
+        """The best cuts of a combination, on the folded graph (`short`) or the whole one.
+
+        Raises `Infeasible` or `NoAssignment`.
+        """
         request, count = self.request, combination.micro_batches
         stages = sum(group.stages for group in combination.groups)
         analysis = self.subject.analysis(short=short, micro_batches=count)

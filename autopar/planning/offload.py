@@ -1,11 +1,12 @@
-"""Host memory as a choice of the search: tables in which the optimizer's state of a parameter may be with the device's host.
+"""Host memory as a choice of the search: tables in which a parameter's optimizer state may be in host memory.
 
 Every storage layout of a trained parameter becomes two choices with the same redistributions:
 
     device    u seconds                b bytes
-    host      streamed(u) seconds      b - s bytes, and s in host memory         s: bytes of the state (see `costmodel/step/host.py`)
+    host      streamed(u) seconds      b - s bytes, and s in host memory
 
-A host's choice always takes longer, so that no solution without a memory limit has one.
+s: bytes of the optimizer state; streamed: see `costmodel/step/host.py`. The choice of the host always takes longer, so
+no solution without a memory limit contains it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Choices = tuple[NDArray[np.int64], Floats, Floats, NDArray[np.integer], Floats]
 
 
 def offering_host(tables: Tables, *, room: float, only: bool = False) -> Tables:
-    """Tables with the choices of host memory beside those of the device, or `only` these; the hosts hold `room` bytes in all.
+    """Tables with choices of host memory next to those of the device, or `only` these.
 
-    Tables that have such choices already are returned as they are.
+    `room`: bytes that the hosts hold in all. Tables with such choices are returned unchanged.
     """
     if optimizer_named(tables.optimizer).states == 0 or not tables.analysis.train or any(v.host is not None for v in tables.variables):
         return tables
@@ -63,7 +64,7 @@ def offering_host(tables: Tables, *, room: float, only: bool = False) -> Tables:
 
 
 def _choices(tables: Tables, place: int, tensor: Tensor, count: int, *, only: bool) -> Choices:
-    """The choices of a parameter that stands for `count`."""
+    """The choices of a parameter that represents `count` parameters."""
     graph, rows, cluster = tables.graph, tables.variables[place].rows, tables.prices.cluster
     assert graph.memory is not None and graph.digits is not None
     shards = tables.spaces[tensor.name].divisors()[rows]
@@ -79,7 +80,7 @@ def _choices(tables: Tables, place: int, tensor: Tensor, count: int, *, only: bo
 
 
 def _twice(given: Mapping[tuple[int, int], Floats], offered: frozenset[int]) -> dict[tuple[int, int], Floats]:
-    """The edges, those of the parameters `offered` host memory with every layout twice."""
+    """The edges; every layout of the parameters in `offered` occurs twice."""
     along = tuple(shared_map(lambda table, axis=axis: np.concatenate([table, table], axis=axis)) for axis in (0, 1))  # type: ignore[misc]
     edges = dict(given)
     for (u, v), table in edges.items():

@@ -1,11 +1,11 @@
-"""What a stage sends of its parameters once a step, and how much of that is seen: the rule of a plan without stages.
-
-A device gathers its units before its first forward pass and reduces their gradients in its last backward pass. Of n units, one has nothing
-left to run under, the first that is gathered and the last that is reduced; the others run under that pass, which takes the longer for it:
+"""The parameters' collectives once a step, and their exposed seconds: the same rule with and without stages.
 
     seen(t, pass) = t / n + max(t (1 - 1 / n) - pass, 0) + (slowdown - 1) min(t (1 - 1 / n), pass)
 
-Device d waits for its first micro-batch while the devices before it compute, and has done its last one so much earlier than these.
+A device gathers its n units before its first forward pass, and reduces their gradients in its last backward pass. t:
+seconds of all gathers, or of all reductions. The first gather and the last reduction have nothing to run under. The
+others run under the pass, and slow it down. With stages, device d waits for its first micro-batch while earlier devices
+compute, and finishes its last one that much earlier.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from .tables import Tables, Variable
 from .work import Work
 
 FORWARD = 1 / 3
-"""Share of a pass that its forward half takes."""
+"""The forward share of a pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Once:
-    """Of one device: seconds of a micro-batch's `forward` and `backward` pass, of all gathers and reductions, in so many `units`, and of
-    the `update`."""
+    """Seconds of one device: a micro-batch's `forward` and `backward` pass, all gathers and reductions, the `update`.
+
+    `units`: the number of units in which the parameters travel.
+    """
 
     forward: float
     backward: float
@@ -46,29 +48,30 @@ class Once:
         return min(self.gather * rest, self.forward) + min(self.reduce * rest, self.backward)
 
     def busy(self, micro_batches: int) -> float:
-        """Seconds of all its work in a step of so many micro-batches."""
+        """Seconds of all work in a step of so many micro-batches."""
         return micro_batches * (self.forward + self.backward) + self.gather + self.reduce + self.update
 
     def gather_seen(self, slowdown: float) -> float:
-        """By how much gathers make the step longer."""
+        """The exposed seconds of the gathers."""
         return _seen(self.gather, self.forward, self.units, slowdown)
 
     def reduce_seen(self, slowdown: float) -> float:
-        """By how much reductions do."""
+        """The exposed seconds of the reductions."""
         return _seen(self.reduce, self.backward, self.units, slowdown)
 
 
 def units_of(nbytes: float, unit_bytes: float, cluster: Cluster) -> int:
-    """In how many units so many bytes of parameters travel; in one, which nothing hides, where ranks share cores."""
+    """The number of units of so many bytes of parameters; a single one, which nothing hides, if ranks share cores."""
     return max(math.ceil(nbytes / unit_bytes), 1) if hides(cluster) else 1
 
 
 def hideable(prices: MeshPrices, parameters: float) -> float:
-    """The share of the collectives of so many bytes of parameters that can run under computation, at no cost to it.
+    """The share of the parameters' collectives that costs nothing, as it runs under computation.
 
         (1 - 1 / n - (slowdown - 1)) / k        n: units, k: axes
 
-    Of a chain over several axes only the first collective runs beside the computation: the next ones are begun when the unit is waited for.
+    `parameters`: their bytes. In a chain over several axes only the first collective runs under computation, because
+    the next ones begin when the unit is waited for.
     """
     axes = sum(axis.size > 1 for axis in prices.mesh.axes)
     alone = 1 / units_of(parameters, prices.unit_bytes, prices.cluster) + SLOWDOWN[prices.cluster.backend] - 1
@@ -76,9 +79,9 @@ def hideable(prices: MeshPrices, parameters: float) -> float:
 
 
 def most_hideable(prices: MeshPrices) -> float:
-    """The share of the collectives of parameters of which, at the best, nothing is seen.
+    """The largest possible share of the parameters' collectives that costs nothing.
 
-    While anything is sent the computation is so much slower that of every second 1 - 1 / slowdown are lost; k axes send at once at most.
+    During communication the computation loses 1 - 1 / slowdown of every second. At most k axes communicate at once.
     """
     if not hides(prices.cluster):
         return 0.0
@@ -87,9 +90,10 @@ def most_hideable(prices: MeshPrices) -> float:
 
 
 def exposed_seconds(tables: Tables, solution: Solution, work: Work, hideable: float) -> float:
-    """By how much the step of a solution is longer than its tables' sum, which leave out a share of parameters' collectives.
+    """Exposed seconds of the parameters' collectives that a solution's tables leave out as hidden.
 
-    Of the share that is `hideable` some finds nothing to run under: half of it is gathers, for the forward pass, half is reductions.
+    Of the `hideable` share, half is gathers, which the forward pass hides, and half is reductions, which the backward
+    pass hides; a pass may be too short for its half.
     """
     choices, sent = solution.choices, sent_seconds(tables, solution, work)
     pairs = zip(tables.variables, tables.graph.unary, choices, strict=True)
@@ -100,7 +104,7 @@ def exposed_seconds(tables: Tables, solution: Solution, work: Work, hideable: fl
 
 
 def sent_seconds(tables: Tables, solution: Solution, work: Work) -> float:
-    """Seconds of the collectives of parameters of a solution whose tables leave out a share of them."""
+    """Seconds of a solution's collectives of parameters, including the share that its tables leave out."""
     choices, edges = solution.choices, tables.graph.edges
     told = (
         float(edges[u, v][choices[u], choices[v]] - aside[choices[u], choices[v]])
@@ -111,12 +115,14 @@ def sent_seconds(tables: Tables, solution: Solution, work: Work) -> float:
 
 
 def _is_hidden(source: Variable, target: Variable, work: Work) -> bool:
-    """Whether tables leave out a share of what a parameter sends on this edge."""
+    """Whether the tables leave out a share of the parameter's collectives on this edge."""
     return work.hidden_of(source.name, None if source.what == "parameter" else target.name) > 0
 
 
 def once_seconds(devices: Iterable[Once], backend: str, interleave: int = 1) -> float:
-    """By how much gathers, reductions and updates make a step longer than its passes; the devices in the order of their stages."""
+    """The exposed seconds of gathers, reductions and updates; `devices`: in the order of their stages."""
+    # A device's gathers also run while earlier devices pass their first micro-batch forward (`passed`), its reductions
+    # while these devices pass their last one backward (`finished`).
     slowdown, before, behind, passed, finished = SLOWDOWN[backend], 0.0, 0.0, 0.0, 0.0
     for device in devices:
         before = max(before, device.gather_seen(slowdown) - passed)

@@ -1,6 +1,6 @@
-"""What is fixed before the search: user pins, and a loaded plan's matching part (schemes known by name: `schemes/`).
+"""Choices fixed before the search: user pins, and a loaded plan's matching part (named schemes: `schemes/`).
 
-All of them only restrict the ordinary strategies; the search completes the rest.
+They only restrict the ordinary strategies; the search decides the rest.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Restriction = Callable[[Analysis, Mesh], Limits]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
-    """`operators`: name or glob pattern → axis name → option; `storage`: parameter or pattern → layout."""
+    """Pins; `operators`: name or glob pattern → axis name → option; `storage`: parameter or pattern → layout."""
 
     operators: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     storage: Mapping[str, Layout] = field(default_factory=dict)
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
-        """The limits on this mesh; a pattern that names nothing, an unknown axis or factor is an error."""
+        """The limits on this mesh; `UsageError` for a pattern without matches, an unknown axis or factor."""
         self._check(analysis, mesh)
 
         def strategies(name: str, offer: Offer, found: Strategies) -> Bools:
@@ -69,7 +69,7 @@ class Pins:
 
 
 def _means(pattern: str, name: str) -> bool:
-    """Whether a pin is for an operator: by its name, with or without the slash that begins names of ONNX, or by a pattern.
+    """Whether a pin matches an operator: by pattern or name, with or without the leading slash of ONNX names.
 
     >>> _means("h.3/fc/MatMul", "/h.3/fc/MatMul"), _means("h.*/MatMul", "/h.3/fc/MatMul"), _means("h.3", "/h.3/fc/MatMul")
     (True, True, False)
@@ -86,7 +86,7 @@ def _option_index(operator: str, name: str, options: Sequence[Option]) -> int:
 
 
 def replicated(analysis: Analysis, mesh: Mesh) -> Limits:
-    """Operators that the graph names as replicated are computed redundantly on every axis."""
+    """The limits that let operators of the graph's `replicated` kinds run redundantly on every axis."""
 
     def strategies(name: str, offer: Offer, found: Strategies) -> Bools:
         if offer.call.operator.kind not in analysis.graph.replicated:
@@ -110,7 +110,7 @@ def parse_pin(text: str) -> tuple[str, dict[str, str]]:
 
 
 def reuse(plan: Plan, analysis: Analysis) -> tuple[Pins, int]:
-    """Pins for every operator and parameter of a plan that the model still holds unchanged, and how many they are."""
+    """Pins for every operator and parameter of a plan that is unchanged in the model, and the number of operators."""
     prints = {op.name: analysis.graph.operator_fingerprint(op) for op in analysis.warm}
     axes = [axis.name for axis in plan.mesh]
     operators = {
@@ -128,12 +128,12 @@ def reuse(plan: Plan, analysis: Analysis) -> tuple[Pins, int]:
 
 
 def _escape(name: str) -> str:
-    """A pattern that matches this very name."""
+    """The pattern that matches only this name."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _some(allowed: Bools) -> Bools:
-    """The mask, where it leaves anything to choose."""
+    """The mask, or `NoAssignment` if it allows nothing."""
     if not allowed.any():
         raise NoAssignment
     return allowed

@@ -1,4 +1,4 @@
-"""Stages of a pipeline and their places: what each takes, what it hands on, and which schedules could run them."""
+"""Stages of a pipeline and their places: their seconds, their messages, and their possible schedules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from .once import Once, units_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Operators `start` to `stop` - 1: seconds of a micro-batch, of a step, and bytes at the peak of a device (see `Figures`)."""
+    """The operators `start` to `stop` - 1: seconds of a micro-batch and of a step, and the peak bytes of a device.
+
+    The fields are sums of those of `Figures`.
+    """
 
     start: int
     stop: int
@@ -32,7 +35,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Stages in the order of the model (with `interleave` chunks, stage k runs on devices k modulo the number of stages)."""
+    """Stages in the order of the model; with `interleave` chunks, entry k runs on place k modulo their number."""
 
     stages: tuple[Stage, ...]
     schedule: str
@@ -43,7 +46,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The devices of one stage: those of `cluster` from `start` on, `count` of them."""
+    """The devices of one stage: `count` devices of `cluster`, from `start` on."""
 
     cluster: Cluster
     start: int
@@ -51,7 +54,7 @@ class Place:
 
 
 def once_of(held: Sequence[Stage], unit_bytes: int, cluster: Cluster) -> Once:
-    """What a device of a cluster that holds these chunks does once a step."""
+    """The seconds of a device that holds these chunks, for its work once a step."""
     names = ("forward", "backward", "gather", "once", "update", "travel")
     forward, backward, gather, once, update, travel = (math.fsum(getattr(stage, name) for stage in held) for name in names)
     units = units_of(travel, unit_bytes, cluster)
@@ -59,7 +62,10 @@ def once_of(held: Sequence[Stage], unit_bytes: int, cluster: Cluster) -> Once:
 
 
 def message_seconds(places: Sequence[Place], handed: Sequence[float]) -> list[float]:
-    """Seconds of handing a micro-batch's values, so many bytes, from each stage to the next; the last one's leads back to the first."""
+    """Seconds of sending a micro-batch's values from each stage to the next; the last stage sends to the first.
+
+    `handed`: the bytes that each stage sends.
+    """
     found = []
     for number, nbytes in enumerate(handed):
         place, following = places[number], places[(number + 1) % len(places)]
@@ -72,7 +78,10 @@ def message_seconds(places: Sequence[Place], handed: Sequence[float]) -> list[fl
 def schedules_for(
     stages: int, micro_batches: int, *, pieces: int, pipeline: str | None = None, interleave: int | None = None
 ) -> Iterator[tuple[str, int]]:
-    """The (schedule, interleave) pairs that exist for so many stages, micro-batches and pieces, where none is fixed."""
+    """The possible (schedule, interleave) pairs for so many stages, micro-batches and pieces, in order of preference.
+
+    `pipeline`, `interleave`: only this schedule, or this number of chunks.
+    """
     for row in sorted(SCHEDULES.values(), key=lambda row: row.preferred):
         for count in (row.chunks or (1,)) if interleave is None else (interleave,):
             there = not row.refusal(stages, micro_batches, count) and (not row.chunks or stages * count <= pieces)
@@ -81,5 +90,5 @@ def schedules_for(
 
 
 def thrifty(pipeline: str | None, stages: int, micro_batches: int) -> str:
-    """The schedule with one chunk a stage that keeps least in flight: the one that is asked for, if it is such."""
+    """The requested schedule if it has one chunk a stage, else the one of these with fewest micro-batches in flight."""
     return pipeline if pipeline is not None and not SCHEDULES[pipeline].chunks else thriftiest(stages, micro_batches).name

@@ -1,11 +1,10 @@
-"""Pipeline stages of a program: where to cut it, and under which schedule it runs.
+"""Pipeline stages of a program: its cuts and its schedule.
 
-With the figures of every operator, stage s of the pieces i to j - 1 takes in a step, of m micro-batches,
+    cost_s[i, j] = m (forward + backward) + once + update          infinite if it does not fit (see `stage_memory`)
 
-    cost_s[i, j] = m (forward + backward) + once + update          infinite where it does not fit (see `stage_memory`)
-
-The cuts that make the slowest stage fastest are found by `search.stages`, for each schedule; its closed form then gives the step. How long
-the slowest stage takes at the least is found first, so that only the tables of such short stages are made.
+cost_s[i, j]: seconds of stage s for the pieces i to j - 1, in a step of m micro-batches, from the figures of every
+operator. For each schedule, `search.stages` finds the cuts that minimise the slowest stage; the schedule's closed form
+then gives the step. The least time of the slowest stage is found first, to make tables for stages of that length only.
 """
 
 from __future__ import annotations
@@ -30,24 +29,26 @@ from .stage_memory import Ints, StageMemory
 
 Floats = NDArray[np.float64]
 MAX_PIECES = 400
-"""Pieces between which a model may be cut, at most: those are joined whose cut hands on most."""
+"""The most pieces of a model; cuts that hand on most bytes are dropped."""
 FEW = 4
-"""Pieces for each stage below which a model is cut between equal bytes, too."""
+"""With fewer pieces for each stage, a model is also cut where the handed bytes stay equal."""
 WIDE = 3.0
-"""Up to this multiple of the slowest stage, chunks may take while those of a device are balanced."""
+"""The longest chunk, in multiples of the slowest stage, while the chunks of a device are balanced."""
 HALVINGS = 16
-"""By how many the least memory of the fullest stage is found."""
+"""Steps of bisection for the least memory of the fullest stage."""
 SHARES = 5
-"""Shares of a device that are tried as the most that one of its chunks may fill."""
+"""The number of shares of a device to try as the limit of one of its chunks."""
 ROUNDED = 1 + 1e-9
+"""Factor on a limit, against rounding."""
 GAIN = 1e-3
-"""Share of a step by which a later schedule has to be faster than one before it."""
+"""A later schedule must save at least this share of the step."""
 
 
 def pieces_of(figures: Sequence[Figures], stages: int) -> NDArray[np.int64]:
-    """Operators before which the model may be cut, both ends included: where fewer bytes are handed on than just before or just after.
+    """The operators before which the model may be cut, with both ends.
 
-    Where that leaves a stage few pieces to choose from, as in a chain of equally wide layers, also where the bytes stay the same.
+    A cut is at a minimum of the handed bytes. If that gives a stage few pieces, as in a chain of equally wide layers, a
+    cut may also be where the bytes stay equal.
     """
     handed = np.max([f.handed for f in figures], axis=0)
     busy = np.sum([f.forward + f.backward + f.stored for f in figures], axis=0)
@@ -66,7 +67,11 @@ def pieces_of(figures: Sequence[Figures], stages: int) -> NDArray[np.int64]:
 
 
 class Cutter:
-    """Cuts a model whose stage s, on `places[s]`, has the figures `figures[s]`; `hosts`: bytes of host memory for a device of each."""
+    """Cuts a model into stages.
+
+    `figures`, `places`: of each stage. `limits`, `hosts`: bytes of a device, and of host memory for a device, of each
+    stage. `unit_bytes`: the size of the parameters' units.
+    """
 
     def __init__(
         self, figures: Sequence[Figures], places: Sequence[Place], limits: Sequence[float], micro_batches: int, hosts: Sequence[float],
@@ -81,9 +86,9 @@ class Cutter:
         self.intervals: dict[tuple[int, int], Floats] = {}
 
     def best(self, schedules: Iterable[tuple[str, int]]) -> Pipeline | None:
-        """The fastest pipeline under one of the (schedule, interleave) pairs, of those as fast the first; None where nothing fits.
+        """The fastest pipeline under one of the (schedule, interleave) pairs, or None; of equally fast ones the first.
 
-        Those that could be fastest are cut first, so that the others mostly need not be.
+        Pairs of the least ideal step are cut first; then most others are ruled out uncut.
         """
         found: list[tuple[int, Pipeline]] = []
         least = math.inf
@@ -96,7 +101,7 @@ class Cutter:
         return min(((place, p) for place, p in found if (1 - GAIN) * p.step <= least), default=(0, None), key=lambda one: one[0])[1]
 
     def least_memory(self, schedules: Iterable[tuple[str, int]]) -> float:
-        """Bytes of the fullest device if the cuts are made for memory alone, under the thriftiest schedule of one chunk a stage."""
+        """The least bytes of the fullest device over all cuts, under the schedules of one chunk a stage."""
         stages, best = len(self.places), math.inf
         for name in dict.fromkeys(name for name, chunks in schedules if chunks == 1):
             flying = [in_flight(name, stage, stages, self.count, 1) for stage in range(stages)]
@@ -116,11 +121,11 @@ class Cutter:
         return at == len(self.pieces) - 1
 
     def could_be_faster(self, schedules: Iterable[tuple[str, int]], found: Pipeline) -> bool:
-        """Whether an interleaved schedule that did not fit would be faster than what was found, by more than a hundredth."""
+        """Whether an interleaved schedule that did not fit could be more than 1 % faster than the found pipeline."""
         return found.interleave == 1 and any(self._ideal(name, chunks) < 0.99 * found.step for name, chunks in schedules if chunks > 1)
 
     def _ideal(self, schedule: str, interleave: int) -> float:
-        """Seconds of the schedule if all stages were alike and nothing had to be sent."""
+        """Seconds of the schedule with equal stages and free messages: a lower bound."""
         stages = len(self.places)
         fastest = [min(float(getattr(f, name).sum()) for f in self.figures) / stages for name in ("forward", "backward", "weight")]
         forward, backward, weight = ([seconds] * stages for seconds in fastest)
@@ -128,7 +133,7 @@ class Cutter:
         return shared_seconds(self.places[0].cluster, seconds, [self.count * (forward[0] + backward[0])])
 
     def cut(self, schedule: str, interleave: int) -> Pipeline | None:
-        """The best cuts for a schedule."""
+        """The best pipeline under a schedule; None if nothing fits."""
         stages = len(self.places)
         if len(self.pieces) - 1 < stages * interleave:
             return None
@@ -137,9 +142,10 @@ class Cutter:
         return None if cuts is None else self._pipeline(cuts, schedule, interleave, flying)
 
     def _cuts_within(self, flying: Sequence[float], interleave: int) -> tuple[int, ...] | None:
-        """The best cuts whose chunks fit their devices together: the limit is the device's, one chunk may need more of it than another.
+        """The best cuts with which the chunks of every device fit together.
 
-        A chunk may fill a share of its device, from all of it down to an equal part; the largest share with which the sums fit is taken.
+        Each chunk may fill a share of its device, tried from all of it down to an equal part. The largest share with
+        which all sums fit is taken, because one chunk may need more than another.
         """
         for share in np.geomspace(1.0, 1.0 / interleave, SHARES) if interleave > 1 else (1.0,):
             cuts = self._cuts(flying, interleave, float(share))
@@ -158,7 +164,7 @@ class Cutter:
         return bool((held <= np.array(self.limits) * ROUNDED).all() and (hosted <= np.array(self.hosts) * ROUNDED).all())
 
     def _cuts(self, flying: Sequence[float], interleave: int, share: float) -> tuple[int, ...] | None:
-        """The best cuts, each chunk within that share of its device."""
+        """The best cuts with each chunk within `share` of its device."""
         stages = len(self.places)
         reach = self._reach(flying[:stages], [limit * share for limit in self.limits], [host * share for host in self.hosts])
         totals = {id(figures): np.concatenate(([0.0], np.cumsum(self._seconds(figures)))) for figures in self.kinds}
@@ -166,6 +172,7 @@ class Cutter:
         worst = least_worst(of_stages * interleave, reach * interleave)
         if worst == math.inf:
             return None
+        # Tables of short intervals first; whole ones only if these leave no cuts.
         for most in (worst * (ROUNDED if interleave == 1 else WIDE), math.inf):
             longest = max(_longest(total, far, most) for total, far in zip(of_stages, reach, strict=True))
             known = [self._cost(figures, far, longest) for figures, far in zip(self.figures, reach, strict=True)] * interleave
@@ -174,7 +181,7 @@ class Cutter:
         return None
 
     def _reach(self, flying: Sequence[float], limits: Sequence[float], hosts: Sequence[float]) -> list[Ints]:
-        """How far each stage reaches within these bytes of its device and its host."""
+        """The furthest end of each stage, from each piece on, within these bytes of its device and its host."""
         found: list[Ints] = [np.zeros(0, dtype=np.int64)] * len(self.places)
         for figures in self.kinds:
             mine = [stage for stage, own in enumerate(self.figures) if own is figures]
@@ -184,7 +191,7 @@ class Cutter:
         return found
 
     def _cost(self, figures: Figures, reach: Ints, longest: int) -> Floats:
-        """Seconds of a stage for every interval of up to `longest` pieces, infinite where it does not reach so far."""
+        """Seconds of a stage for every interval of up to `longest` pieces, infinite beyond its `reach`."""
         key = (id(figures), longest)
         if key not in self.intervals:
             self.intervals[key] = interval_sums(self._seconds(figures), longest)
@@ -229,6 +236,6 @@ class Cutter:
 
 
 def _longest(total: Floats, reach: Ints, most: float) -> int:
-    """The most pieces in a row that take up to `most` seconds and are within reach."""
+    """The most consecutive pieces that take up to `most` seconds and are within `reach`."""
     ends = np.minimum(np.searchsorted(total, total + most, side="right") - 1, reach)
     return max(int((ends - np.arange(len(total))).max()), 1)

@@ -1,4 +1,4 @@
-"""Where a model can be laid: the meshes of so many devices, each with its numbers of micro-batches, and which of these to look at first."""
+"""The candidates for a number of devices: meshes, each with its numbers of micro-batches, and those to try first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Places:
         self.subject, self.request, self.bounds = subject, request, bounds
 
     def groups(self, devices: int) -> Iterator[tuple[list[Candidate], list[Candidate]]]:
-        """Of every mesh of so many devices the candidates worth trying, and all of them, should the pins forbid these."""
+        """For every mesh of so many devices: the candidates to try, and all candidates, in case pins forbid those."""
         cluster = self.request.cluster.sized(devices)
         for stages in self._stage_counts(devices):
             counts, every = (self._micro_batches(stages, every=every) for every in (False, True))
@@ -31,10 +31,11 @@ class Places:
                 yield few, all_of_them
 
     def representatives(self, group: Sequence[Candidate]) -> list[list[Candidate]]:
-        """The candidates of a mesh to look at first: with one micro-batch, or enough of them to fill the pipeline, or as nearly as can be.
+        """The candidates of a mesh in the order to try them, and a second order if micro-batches get too small.
 
-        Where, on a large cluster, the first axis has more devices than such a micro-batch has samples, one that can be split over it is
-        looked at too.
+        First comes the candidate with one micro-batch, or with about enough to fill the pipeline. On a large cluster
+        the first axis may have more devices than such a micro-batch has samples. Then the second order begins with
+        larger micro-batches, which that axis can split.
         """
         stages, mesh = group[0].stages, group[0].mesh
         filled = 1 if stages == 1 else TUNING.filled * stages
@@ -43,7 +44,7 @@ class Places:
         return [sorted(group, key=lambda c: (abs(math.log(c.micro_batches / count)), c.micro_batches)) for count in counts]
 
     def _stage_counts(self, devices: int) -> Iterator[int]:
-        """The numbers of stages of so many devices."""
+        """The numbers of stages to try on so many devices."""
         request, cuts = self.request, len(self.subject.cuts) - 1
         if not request.train or self.subject.batch == 1:
             cuts = 0
@@ -56,6 +57,6 @@ class Places:
         return meshes(request.cluster.sized(devices), stages, TUNING.plain_axes)
 
     def _micro_batches(self, stages: int, *, every: bool) -> list[int]:
-        """The numbers of micro-batches that so many stages can run: those worth trying, or `every` one, should the pins forbid these."""
+        """The numbers of micro-batches to try with so many stages, or `every` possible one."""
         counts = self.subject.micro_batches(stages, self.request.micro_batches, every=every)
         return [count for count in counts if stages == 1 or self.bounds.schedules(stages, count)]

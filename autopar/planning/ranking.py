@@ -1,4 +1,4 @@
-"""What the outer search has found so far: solved candidates in their order, what did not fit, and a bound."""
+"""The results of the outer search so far: solved candidates in their order, misfits, and a bound."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .candidates import Candidate
 from .solved import Mode, Solved
 
 Progress = Callable[[int, int, str], None]
-"""Called as (done, of, what)."""
+"""Called with the number of steps done, the number of all, and the present step in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """A candidate of which no solution fits the memory, and the bytes that the thriftiest needs on a device."""
+    """A candidate without a solution that fits the memory, and the least bytes that it needs on a device."""
 
     candidate: Candidate
     mode: Mode
@@ -24,8 +24,11 @@ class Misfit:
 
 @dataclass(slots=True, kw_only=True)
 class Ranking:
-    """What the outer search found: the solved candidates, the cheapest first; a bound for all; what did not fit, and how many the pins
-    forbid."""
+    """The results of the outer search.
+
+    `solved`: the cheapest first. `bound`: seconds of every candidate, at least. `forbidden`: the number of candidates
+    that the pins forbid. `complete`: whether the search ran to its end.
+    """
 
     solved: list[Solved] = field(default_factory=list)
     bound: float = 0.0
@@ -35,7 +38,7 @@ class Ranking:
 
 
 class Ranked(Protocol):
-    """What has a time, and an order among its like that begins with it."""
+    """A result with a time and a rank, which begins with the time."""
 
     @property
     def seconds(self) -> float:
@@ -43,14 +46,14 @@ class Ranked(Protocol):
 
     @property
     def rank(self) -> tuple[float, int, int]:
-        """Seconds, and what decides between equal ones."""
+        """Seconds, then the figures that decide between equal ones."""
 
 
 R = TypeVar("R", bound=Ranked)
 
 
 def first_of(found: Sequence[R]) -> R:
-    """The first by rank, of which more than the seconds is looked at only where these are equal."""
+    """The first by rank; ranks are computed only if seconds are equal."""
     least = min(one.seconds for one in found)
     near = [one for one in found if one.seconds == least]
     return near[0] if len(near) == 1 else min(near, key=lambda one: one.rank)

@@ -1,4 +1,4 @@
-"""`Request`: what to plan for, and what of the outer search is fixed beforehand."""
+"""`Request`: the cluster, the limits and the fixed decisions of a planning."""
 
 from __future__ import annotations
 
@@ -26,26 +26,30 @@ from .work import Work
 ZEROS = (0, 1, 2, 3)
 OFFLOADS = ("none", "optimizer")
 HEADROOM = 0.04
-"""Share of a device's memory that plans leave free where no limit is given, for what the allocator holds in blocks of other sizes. Assumed:
-by the slack that `costmodel.occupancy` was fitted with (a fifth of the activations, 1.1 of what comes and goes), it is what a device needs
-whose activations are a tenth of its memory and whose transient bytes are a fiftieth."""
+"""The share of a device's memory that plans leave free if no limit is given, for the allocator's slack.
+
+Assumed: by the slack fitted in `costmodel.occupancy` (a fifth of the activations, 1.1 of the transient bytes), a device
+needs this share if its activations are a tenth of its memory and its transient bytes a fiftieth.
+"""
 
 
 def default_limit(cluster: Cluster) -> float:
-    """Bytes that a plan may fill on a device where no limit is given."""
+    """The bytes that a plan may fill on a device if no limit is given."""
     return (1 - HEADROOM) * cluster.device.usable_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to plan for: `memory` in bytes per device (None: the cluster's), `limits` from pins on operators.
+    """A request for a plan; the outer search decides every field from `mesh` to `interleave` that is None.
 
-    The outer search decides what is None: the `mesh` (of a stage), the number of `stages` and of `micro_batches`, what is recomputed
-    (`recompute`: "none", "selective", "full"), `zero` (0: parameters are stored whole; 1, 2: stored split, gathered once a step, gradients
-    added up whole or as shards; 3: gathered for every pass), `offload` (whose optimizer state is in the memory of the
-    device's host: "none", or that of every parameter: "optimizer"), the `pipeline` schedule and its `interleave`. `fewer`: whether
-    devices may be left idle where that is faster. `uniform`: the limits treat equal layers alike, so that these may be folded. `types`: of
-    stored parameters and of gradients. `reductions`: how these are brought home.
+    `memory`: bytes of a device (None: the cluster's). `limits`: the allowed choices, from pins. `uniform`: the limits
+    treat equal layers alike, so these may be folded. `fewer`: devices may stay idle if that is faster. `types`: of
+    stored parameters and gradients. `reductions`: how gradients are reduced.
+
+    `mesh`: of one stage. `recompute`: "none", "selective" or "full". `zero`: 0, parameters are stored whole; 1 and 2,
+    stored split and gathered once a step, with gradients added up whole or as shards; 3, gathered for every pass.
+    `offload`: "none", or "optimizer" for the optimizer state of all parameters in the host's memory. `pipeline`,
+    `interleave`: the schedule, and its chunks a stage.
     """
 
     cluster: Cluster
@@ -96,16 +100,19 @@ class Request:
 
     @property
     def has_host(self) -> bool:
-        """Whether there is state, and a host with a known link to keep it."""
+        """Whether there is optimizer state, and a host with a known link to keep it."""
         return self.train and optimizer_named(self.optimizer).states > 0 and self.cluster.device.host_bandwidth is not None
 
     @property
     def may_offload(self) -> bool:
-        """Whether the search decides what is in host memory."""
+        """Whether the search decides which optimizer state is in host memory."""
         return self.has_host and self.offload is None
 
     def offering(self, tables: Tables, stages: float, *, binding: bool = True) -> Tables:
-        """Tables of so many stages with the choices of host memory, where it is wanted or `binding` memory makes it worth a look."""
+        """Tables of so many stages, with choices of host memory if that is requested, or may help.
+
+        `binding`: the device's memory limits the choices, so host memory may help.
+        """
         if self.offload == "optimizer" or (binding and self.may_offload):
             room = stages * self.host_on(tables.prices.cluster)
             return offering_host(tables, room=room, only=self.offload == "optimizer")
@@ -113,19 +120,22 @@ class Request:
 
     @property
     def limit(self) -> float:
-        """Bytes that a plan may fill on a device."""
+        """The bytes that a plan may fill on a device."""
         return self.limit_on(self.cluster)
 
     def limit_on(self, cluster: Cluster) -> float:
-        """The same of a device of a part of the cluster."""
+        """The bytes that a plan may fill on a device of a part of the cluster."""
         return self.memory if self.memory is not None else default_limit(cluster)
 
     def host_on(self, cluster: Cluster) -> float:
-        """Bytes of the host for a device of a part of the cluster."""
+        """The bytes of host memory for a device of a part of the cluster."""
         return math.inf if cluster.device.host_memory is None else cluster.device.host_memory
 
     def tables(self, analysis: Analysis, prices: MeshPrices, work: Work, *, whole: bool, known: Known | None = None) -> Tables:
-        """The tables within the pins; on a micro-batch (not the `whole` batch) too small for a pinned split: `NoAssignment`."""
+        """The tables within the pins; `NoAssignment` if a micro-batch is too small for a pinned split.
+
+        With the `whole` batch that is the user's mistake, a `UsageError`.
+        """
         try:
             limits = self.limits(analysis, prices.mesh) if self.limits is not None else None
             return build_tables(analysis, prices, optimizer=self.optimizer, limits=limits, work=work, known=known, types=self.types)

@@ -1,4 +1,4 @@
-"""What is solved of a candidate: the mode in which its parameters and activations are kept, and the solution of its tables."""
+"""A solved candidate: the mode of its parameters and activations, and the solution of its tables."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from .tables import Tables
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """What is recomputed, and how parameters that are stored split are used (see `Request`)."""
+    """The recompute mode and the ZeRO stage (see `Request`)."""
 
     zero: int
     recompute: str
 
     def repeats(self, other: Mode) -> bool:
-        """Whether it does all that the other mode does, and more, so that it is no faster without a limit of memory."""
+        """Whether this mode does all the work of the other one, so it is no faster without a memory limit."""
         return other.recompute in ("none", self.recompute) and 0 < other.zero <= self.zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solved:
-    """The priced tables of a candidate and their solution; `seconds` of the step as the tables add it up, and a bound of them.
+    """The priced tables of a candidate and their solution; `seconds`: the step by its tables, `bound`: its lower bound.
 
-    `free`: whether the solution is the best without a limit of memory too, so that no other mode is faster. `beyond`: bytes that its
-    program needs beyond what the tables add up to, where the memory is short. `hidden`: as of `Work`, by which it was found.
+    `free`: the unconstrained optimum fits, so no other mode is faster. `beyond`: the program's bytes beyond the sum of
+    its tables, if memory is short. `hidden`: that of the `Work` of the tables.
     """
 
     candidate: Candidate

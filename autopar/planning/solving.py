@@ -1,4 +1,4 @@
-"""Solves tables within the memory of devices and hosts, by the method that was asked for."""
+"""Solves tables within the memory of devices and hosts, by the requested method."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .tables import Tables
 EXACT_METHOD, QUICK_METHOD = "dynamic_programming", "lagrangian"
 """Candidates are ranked by the quick method."""
 ENOUGH = 1e-2
-"""Gap up to which the quick method's solution under a memory limit is taken for the exact method's."""
+"""The largest gap at which the quick method's solution under a memory limit replaces the exact method's."""
 
 
 def solve_within(tables: Tables, method: str, limit: float) -> Solution:
-    """Solve tables within a memory limit (infinite: none); the exact method where the quick one leaves too wide a gap."""
+    """Solve tables within a memory limit (infinite: none); the quick method comes first, and is exact enough mostly."""
     bound = limit if limit < math.inf else None
 
     def solved(graph: CostGraph) -> Solution:

@@ -1,10 +1,10 @@
-"""How far a stage may reach before it fills its device or its host: for every piece that it may begin with.
+"""The furthest end of a stage within the memory of its device and host, for every piece that it may begin with.
 
     memory_s[i, j] = stored + max( (in_flight_s - 1) saved + max over its operators k of (saved up to k + excess_k),
                                    max over k of (saved up to k + excess_k + flat behind k) )
 
-grows with every piece more, so that the furthest end is found by halving: of steps of 2^k pieces, the largest first, each is taken that
-fits.
+It grows with every further piece, so the furthest end is found by doubling steps: of steps of 2^k pieces, the largest
+first, each is taken if it fits.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ Ints = NDArray[np.int64]
 
 
 class StageMemory:
-    """The bytes of stages that hold pieces of operators with the same figures; piece i begins with operator `pieces[i]`."""
+    """The bytes of stages that hold pieces of operators; piece i begins with operator `pieces[i]`."""
 
     def __init__(self, figures: Figures, pieces: Ints) -> None:
         begins = pieces[:-1]
         saved, flat = np.cumsum(figures.saved), np.cumsum(figures.flat)
         alive = saved + figures.excess
-        # What is saved, flat, stored and on the host before each cut; the most that is alive within each piece, and that less flat copies.
+        # Sums before each cut: saved, flat, stored, host. `highest`: the most bytes alive within each piece.
+        # `highest_last`: the same less the sum of flat so far; plus the sum at the stage's end: "flat behind k".
         self.saved, self.flat = (np.concatenate(([0.0], total))[pieces] for total in (saved, flat))
         self.stored, self.host = (_before(getattr(figures, name), begins) for name in ("stored", "host"))
         self.highest = np.maximum.reduceat(alive, begins)
@@ -39,11 +40,14 @@ class StageMemory:
         return float(self.stored[j] - self.stored[i]) + max((flying - 1) * kept + during, last) - float(self.saved[i])
 
     def host_of(self, i: int, j: int) -> float:
-        """Bytes in host memory of these pieces."""
+        """Bytes in host memory of the pieces i to j - 1."""
         return float(self.host[j] - self.host[i])
 
     def furthest(self, flying: Floats, limits: Floats, hosts: Floats) -> Ints:
-        """The last piece boundary that stages reach from each: array [stages, pieces + 1]; their figures are arrays [stages]."""
+        """The furthest end from every piece boundary: array [stages, pieces + 1].
+
+        `flying`: micro-batches in flight; `limits`, `hosts`: bytes of the device and of its host; arrays [stages].
+        """
         count = len(self.highest)
         starts = np.arange(count + 1)
         more, most, room = flying[:, None] - 1, limits[:, None], hosts[:, None]
@@ -61,7 +65,7 @@ class StageMemory:
         return at
 
     def _largest(self, power: int) -> tuple[Floats, Floats]:
-        """The maxima over 2^power pieces from each on."""
+        """The maxima over 2^power pieces from each one on."""
         if not self._doubled:
             self._doubled.append((self.highest, self.highest_last))
         while len(self._doubled) <= power:

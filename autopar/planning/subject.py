@@ -1,4 +1,4 @@
-"""What the outer search asks of a model again and again: its folded form, its micro-batches, what a recompute mode repeats."""
+"""The model as the outer search sees it: its folded form, its micro-batches, the operators that recompute repeats."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from .work import Counts, Segments
 Ints = NDArray[np.int64]
 T = TypeVar("T")
 RECOMPUTES = ("none", "selective", "full")
-"""Nothing; what costs no product with a weight (norms, activation functions, attention's core); whole layers."""
+"""Nothing; all but products with a weight (so norms, activation functions, attention's core); whole layers."""
 
 
 class Subject:
-    """A graph to be planned, whole (`long`) and with its equal layers folded (`short`); analyses are made when first asked for."""
+    """A graph to plan, whole and with its equal layers folded (`short`); analyses are made at first use."""
 
     def __init__(self, graph: Graph, *, train: bool, folded: bool = True) -> None:
         self.graph, self.train = graph, train
@@ -54,20 +54,20 @@ class Subject:
         return sum(tensor.bytes for tensor in self.graph.parameters)
 
     def kept(self, key: object, make: Callable[[], T]) -> T:
-        """What was made for the last key, where this is that one: searches one after the other differ in memory alone, or in more."""
+        """The value of `make`, kept for the last key only: successive searches often differ in memory alone."""
         if self._kept[0] != key:
             self._kept = (key, make())
         return cast(T, self._kept[1])
 
     def prices(self, cluster: Cluster, mesh: Mesh, stages: int) -> MeshPrices:
-        """What it costs to communicate on the mesh of one of so many stages."""
+        """The prices of communication on the mesh of one of so many stages."""
         key = (cluster, mesh, stages)
         if key not in self._prices:
             self._prices[key] = MeshPrices.of(cluster, mesh, self.parameters / stages)
         return self._prices[key]
 
     def analysis(self, *, short: bool, micro_batches: int = 1) -> Analysis:
-        """The analysis of one of so many micro-batches; `UsageError` where the model does not divide into them."""
+        """The analysis of one of so many micro-batches; `UsageError` if the model does not divide into them."""
         key = (short, micro_batches)
         if key not in self._analyses:
             if micro_batches == 1:
@@ -77,7 +77,7 @@ class Subject:
         return self._analyses[key]
 
     def micro_batches(self, stages: int, pinned: int | None = None, *, every: bool = False) -> list[int]:
-        """The numbers of micro-batches to try with so many stages: the one that is pinned, or those worth trying, or `every` one."""
+        """The numbers of micro-batches to try with so many stages: the `pinned` one, some, or `every` possible one."""
         counts = [pinned] if pinned is not None else micro_batch_counts(self.batch, stages, stride=1.0 if every else STRIDE)
         return [count for count in counts if count == 1 or self.divides(count)]
 
@@ -92,13 +92,13 @@ class Subject:
         return not self._refused[micro_batches]
 
     def why_not(self, micro_batches: int) -> str:
-        """Why the model does not divide into so many micro-batches (empty: it does)."""
+        """The reason why the model does not divide into so many micro-batches (empty: it does)."""
         self.divides(micro_batches)
         return self._refused[micro_batches]
 
     @property
     def batch(self) -> int:
-        """The size of the global batch; 1 where the model cannot be run on parts of it."""
+        """The size of the global batch; 1 if the model cannot run on parts of it."""
         if not self.train:
             return 1
         try:
@@ -108,14 +108,14 @@ class Subject:
 
     @cached_property
     def cuts(self) -> Ints:
-        """The operators before which the model is cut best: fewer bytes are handed on than just before or after."""
+        """The operators before which a cut hands on fewest bytes, compared with the cuts just before and after."""
         handed = crossing_bytes(self.graph)
         inner = np.arange(1, len(self.graph.operators))
         low = (handed[inner] <= handed[inner - 1]) & (handed[inner] <= handed[inner + 1])
         return np.concatenate(([0], inner[low]))
 
     def imbalance(self, tables: Tables, solution: Solution, stages: int) -> float:
-        """How much longer than the mean the slowest of so many stages takes, at the least, by the operators' own seconds."""
+        """The least ratio of the slowest stage to the mean of so many stages, by the operators' own seconds."""
         if stages == 1:
             return 1.0
         counts = self.counts.operators
@@ -129,14 +129,14 @@ class Subject:
         return max(least_bottleneck(pieces, stages) * stages / float(seconds.sum()), 1.0)
 
     def expand(self, figures: Figures) -> Figures:
-        """The figures of the whole model, given those of the folded one."""
+        """The figures of the whole model, from those of the folded one."""
         place = {op.name: number for number, op in enumerate(self.folding.graph.operators)}
         source = np.array([place[self.folding.operators[op.name]] for op in self.graph.operators])
         found = {f.name: getattr(figures, f.name)[source] for f in fields(figures) if f.name != "handed"}
         return Figures(**found, handed=figures.handed[np.append(source, len(place))])
 
     def segments(self, recompute: str, *, short: bool) -> Segments:
-        """The operators that a recompute mode repeats, group by group."""
+        """The groups of operators that a recompute mode repeats."""
         if recompute not in RECOMPUTES:
             raise UsageError(unknown("recompute", recompute, RECOMPUTES))
         key = (short, recompute)
@@ -147,7 +147,7 @@ class Subject:
         return self._segments[key]
 
     def _groups(self, recompute: str) -> Iterator[tuple[str, ...]]:
-        """Layers, or the stretches of them that hold no product with a weight."""
+        """The layers, or ("selective") their stretches without a product with a weight."""
         cold = preamble(self.graph)
         for run in self.runs:
             for layer in run.segments():

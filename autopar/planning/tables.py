@@ -1,7 +1,8 @@
-"""The priced tables of a cost graph: what its variables stand for, and what they were made from.
+"""The priced tables of a cost graph, the meaning of its variables, and the inputs that the tables were made from.
 
-Variables: a strategy for every operator that the search decides on, a storage layout for every parameter, the one layout
-to which a tensor with several readers is brought (a fan-out), and the layout of every output. Edges: redistributions.
+Variables: a strategy for every operator that the search decides on, a storage layout for every parameter, a fan-out for
+every tensor with several readers (the one layout from which they take it), and the layout of every output. Edges:
+redistributions.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True, kw_only=True)
 class Known:
-    """Parts of tables by what they depend on; `keep` holds the arrays whose identity stands in a key.
+    """Parts of tables, by keys of all that they depend on.
 
-    `of_parameters`: parts that are the same for any number of micro-batches on the same mesh (None: kept here).
+    `keep`: the arrays whose identity is in a key, so that no other array gets their `id`. `of_parameters`: the parts
+    that are equal for any number of micro-batches on the same mesh (None: they are kept here).
     """
 
     parts: dict[object, Any] = field(default_factory=dict)
@@ -42,24 +44,24 @@ class Known:
     of_parameters: Known | None = None
 
     def once(self, key: object, make: Callable[[], T]) -> T:
-        """What `make` gives, made once for each key."""
+        """The value of `make`, computed once for each key."""
         if key not in self.parts:
             self.parts[key] = make()
         return cast(T, self.parts[key])
 
     def lasting(self, codes: Ints) -> int:
-        """A number for the content of an array that stays alive here, by which parts of parameters are known."""
+        """A number for the content of an array that stays alive here, for keys in `of_parameters`."""
         other = self.of_parameters or self
         return self.once(("lasting of", id(codes)), lambda: other.once(("lasting", codes.tobytes()), lambda: len(other.parts)))
 
     def content(self, codes: Ints) -> int:
-        """A number for the content of an array that stays alive; each array is looked at once."""
+        """A number for the content of an array that stays alive; each array is read once."""
         return self.once(("content of", id(codes)), lambda: self.once(("content", codes.tobytes()), lambda: len(self.parts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What tables are made from; `again`: the operators that are recomputed."""
+    """The inputs of tables; `again`: the recomputed operators."""
 
     analysis: Analysis
     prices: MeshPrices
@@ -81,16 +83,16 @@ class Basis:
         return self.prices.mesh.shape
 
     def wider(self, tensor: Tensor) -> float:
-        """Bytes of a gradient for each byte of the value."""
+        """Bytes of the gradient for each byte of the value."""
         return self.types.reduced_bytes(tensor) / tensor.bytes if tensor.bytes else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """A variable of the cost graph: `what` is operator, parameter, fan-out or output; `name` of the operator or tensor.
+    """A variable of the cost graph; `what`: operator, parameter, fan-out or output; `name`: of the operator or tensor.
 
-    `rows`: for an operator the strategy indices; for the others the codes of the layouts to choose from. `host`: of a parameter, the
-    bytes of the optimizer's state that each choice leaves in host memory (None: no choice does).
+    `rows`: the choices, as strategy indices of an operator, otherwise as codes of layouts. `host`: bytes of a
+    parameter's optimizer state in host memory, for each choice (None: no choice has any).
     """
 
     what: str
@@ -101,11 +103,11 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """A cost graph with what its variables stand for, and for how many tensors one stands (where for more than itself).
+    """A cost graph with the meaning of its variables.
 
-    `aside`: of edges that bring a parameter from its storage, the seconds that are no communication (see `handling`), and of these those
-    of `each` further pass. `host_room`: bytes that a solution may leave in host memory. `chains`: redistributions that were found for
-    solutions of such tables.
+    `counts`: the number of tensors that a tensor represents, if more than one. `aside`: on the edges from a parameter,
+    the seconds that are not communication (see `handling`); `each`: their part in each further pass. `host_room`: bytes
+    that a solution may leave in host memory. `chains`: redistributions known from earlier solutions of such tables.
     """
 
     analysis: Analysis
@@ -123,11 +125,11 @@ class Tables:
     chains: dict[object, tuple[Layout, ...]] = field(default_factory=dict)
 
     def least_kept(self) -> float:
-        """Bytes that operators keep whatever is chosen."""
+        """The least bytes that operators keep, over all choices."""
         return self._least("operator")
 
     def least_stored(self) -> float:
-        """Bytes of parameters, their gradients and the optimizer's state on the device whatever is chosen: no program needs less."""
+        """The least bytes of parameters, gradients and optimizer state on the device; no program needs less."""
         return self._least("parameter")
 
     def _least(self, what: str) -> float:

@@ -1,9 +1,10 @@
-"""A folded solution as one of the whole graph, and the step that its program takes: the order of its actions, played.
-
-Every operator takes the strategy, and every tensor the layout, of the one that stands for it in the folded graph. Tables add up what a
-choice costs by itself; how parameters are packed into units, and what of their way runs under which computation, only the program shows:
+"""A folded solution as a solution of the whole graph, and the step of its program on the timeline.
 
     correction = step of the program - sum of the tables
+
+Every operator takes the strategy of its representative in the folded graph, and every tensor the layout. The tables add
+up the cost of each choice by itself. Only the program shows how parameters are packed into units, and which collectives
+run under which computation.
 """
 
 from __future__ import annotations
@@ -24,14 +25,20 @@ from .tables import Tables
 
 
 def whole_seconds(tables: Tables, solution: Solution, folding: Folding, analysis: Analysis, schedule: Schedule) -> float:
-    """Seconds of a step of the whole graph, of which `analysis` is, under the strategies of a folded solution and a schedule of it."""
+    """Seconds of a step of the whole graph under the strategies of a folded solution.
+
+    `analysis`, `schedule`: of the whole graph.
+    """
     whole, choices = unfold(tables, solution.choices, folding, analysis)
     plan = scheduled(build_program(analysis.graph, decode(whole, choices)), schedule)
     return timeline(plan, analysis, tables.prices, optimizer=tables.optimizer).step
 
 
 def unfold(tables: Tables, choices: Iterable[int], folding: Folding, analysis: Analysis) -> tuple[Tables, tuple[int, ...]]:
-    """The variables of the whole graph, each with what was chosen for the one that stands for it; what tables cost stays behind."""
+    """The tables and choices of the whole graph, each variable with its representative's choice.
+
+    The tables keep the folded cost graph, which does not fit their variables.
+    """
     chosen = {(v.what, v.name): (v, choice) for v, choice in zip(tables.variables, choices, strict=True)}
     pairs = [(replace(chosen[what, short][0], name=name), chosen[what, short][1]) for what, name, short in _names(folding, chosen)]
     tensors = ((name, folding.tensors[name]) for name in analysis.graph.tensors)
@@ -45,7 +52,7 @@ def unfold(tables: Tables, choices: Iterable[int], folding: Folding, analysis: A
 
 
 def _names(folding: Folding, chosen: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
-    """Of every variable of the whole graph: what it is, its name, and the name of the one that stands for it."""
+    """For every variable of the whole graph: its kind, its name, and its representative's name."""
     known = set(chosen)
     for name, short in folding.operators.items():
         if ("operator", short) in known:

@@ -1,4 +1,4 @@
-"""How often the parts of a step's work are done, and how long what they leave is kept: what a schedule makes of the tables."""
+"""The multiplicities of a step's work under a schedule: how often its parts are done, and how long results are kept."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Segments = tuple[tuple[str, ...], ...]
-"""Groups of operators, by name, whose outputs are made again in the backward pass."""
+"""Groups of operators, by name, whose outputs are recomputed in the backward pass."""
 
 
 FORBIDDEN = 1e9
-"""A multiple that makes any collective dearer than all else."""
+"""A factor that makes any collective more expensive than all other costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """For how many equal ones an operator or a tensor stands, by name (for itself alone, where it is not named).
+    """The number of equal operators or tensors that one represents, by name (1 if it is not named).
 
-    `handed`: a value that a layer hands on to the next, and the value of the layer that stands for all layers but the first: what
-    reads the one reads the other as often as there are layers between.
+    `handed`: from a value that the first layer hands on to that of the layer that represents all further layers.
+    Readers of the first value also read the second one, once for each layer between.
     """
 
     operators: Mapping[str, int] = field(default_factory=dict)
@@ -30,12 +30,13 @@ class Counts:
 class Work:
     """The multiplicities of a step.
 
-    `passes`: how often the time of a micro-batch counts (the micro-batches, and the bubble). `in_flight`: micro-batches between their
-    forward and their backward pass at once. `hidden`: share of the collectives of parameters that runs under computation, but for those of
-    `early` ones on their way to their first reader (see `early.py`), to which these are mapped. `waits`: seconds that every collective of a
-    value waits for those of parameters before it. `segments`: what is recomputed. `zero`: parameters stored split and used gathered are
-    gathered once a step, their gradients added up whole (1) or as shards after every micro-batch (2), or gathered for every pass (3); 0:
-    none are.
+    `passes`: how often the time of a micro-batch counts (micro-batches plus bubble). `in_flight`: micro-batches
+    between their forward and backward pass at once. `accumulating`: gradients of several micro-batches are added up.
+    `hidden`: the share of the parameters' collectives that runs under computation. `early`: from parameters to their
+    first reader; nothing is hidden on that way (see `early.py`). `waits`: seconds that every collective of a value
+    waits for earlier ones of parameters. `segments`: the recomputed operators. `zero`: parameters stored split and
+    used gathered are gathered once a step, with gradients added up whole (1) or as shards after every micro-batch (2),
+    or gathered for every pass (3); with 0 there are none.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -54,15 +55,17 @@ class Work:
         return {0: (1.0, 1.0), 1: (1.0, 1.0), 2: (1.0, self.passes), 3: (2.0 * self.passes, self.passes)}[self.zero]
 
     def hidden_of(self, parameter: str, reader: str | None) -> float:
-        """The share of the collectives of a parameter that is hidden on the way from its storage (None), or on to a reader."""
+        """The hidden share of a parameter's collectives, on the way from its storage (None) or on to a reader."""
         return 0.0 if parameter in self.early and reader in (None, self.early[parameter]) else self.hidden
 
     def of_parameters(self, hidden: float) -> tuple[float, float]:
-        """How often the collectives of that count, on the way to the value and to its gradient, of which the share `hidden` counts nothing;
-        none are issued where none may be."""
+        """How often the collectives of a parameter's value and gradient count, without their `hidden` share.
+
+        Without ZeRO no parameter may be gathered.
+        """
         ahead, back = self.gathers
         return (1 - hidden) * (ahead if self.zero else FORBIDDEN), (1 - hidden) * back
 
     def of_values(self, again: bool) -> tuple[float, float]:
-        """The same of an activation, `again` where its reader is recomputed."""
+        """How often the collectives of an activation's value and gradient count; `again`: its reader is recomputed."""
         return (2.0 if again else 1.0) * self.passes, self.passes

@@ -1,1 +1,1 @@
-"""What the user reads: plans in words and in tables."""
+"""The output for users: plans in words, tables and pages."""

@@ -1,7 +1,7 @@
-"""What a plan's program does, operator by operator: every redistribution, and every collective of values, belongs to exactly one of them.
+"""A plan's program by operator: every redistribution and every collective of values belongs to exactly one operator.
 
-A redistribution of a partial sum belongs to the operator that left the partial sum; any other to its first reader.
-The collectives of parameters and of their gradients belong to units, which several parameters of several operators share.
+A redistribution of a partial sum belongs to the operator that made the partial sum; any other to its first reader. The
+collectives of parameters and of their gradients belong to units, which parameters of several operators share.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Seconds = Callable[[Collective], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A redistribution that the program executes, with its priced collectives; of a parameter, these are those of its `unit`.
+    """A redistribution that the program executes, with its priced collectives (a parameter's are those of its `unit`).
 
-    On the axes `reduced_later` its gradient is summed as it is stored.
+    `reduced_later`: the axes on which the gradient is summed in its stored layout.
     """
 
     tensor: str
@@ -45,7 +45,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitAccount:
-    """The parameters of a unit, and its collectives of one step with their seconds: gathers, reductions, and sums of gradients."""
+    """The parameters of a unit, and its gathers, reductions and sums of gradients in a step, with their seconds."""
 
     parameters: tuple[str, ...]
     collectives: tuple[tuple[Collective, float], ...]
@@ -53,7 +53,7 @@ class UnitAccount:
 
 @dataclass(slots=True, kw_only=True)
 class OperatorAccount:
-    """One operator: its decision, the redistributions that feed it and leave it, and the collectives that it issues `inside`."""
+    """An operator: its decision, the redistributions before and after it, and the collectives that it issues itself."""
 
     operator: Operator
     decision: Decision
@@ -95,7 +95,10 @@ def has_account(plan: Plan) -> bool:
 
 
 def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
-    """Walk the program of `plan` and give every collective to its operator, as often as the schedule issues it, priced on `cluster`."""
+    """Walk the program of `plan`, and assign every collective that the schedule issues to its operator.
+
+    Prices are those of `cluster`.
+    """
     micro = execution(plan.assignment(analysis), analysis, plan.schedule.in_stage).micro
     program = micro.program
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
@@ -124,7 +127,7 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
             accounts[maker].after.append(move)
         else:
             waiting[step.tensor, step.chain[-1]] = move
-    for move in waiting.values():  # what leaves the model
+    for move in waiting.values():  # the model's outputs have no reader
         if move.tensor in makers:
             accounts[makers[move.tensor]].after.append(move)
     shown = tuple(accounts[op.name] for op in analysis.warm)
@@ -133,7 +136,7 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
 
 
 def _units(micro: Scheduled, seconds: Seconds) -> Iterator[UnitAccount]:
-    """What the units issue in one step."""
+    """The units with the collectives that they issue in one step."""
     issued: dict[int, list[tuple[Collective, float]]] = {unit.number: [] for unit in micro.units}
     actions = micro.actions()
     for action, phase in zip(actions, phases(actions), strict=True):
@@ -147,14 +150,14 @@ def _units(micro: Scheduled, seconds: Seconds) -> Iterator[UnitAccount]:
 
 @dataclass(slots=True)
 class _Times:
-    """How often a step of a segment is executed: forward, forward again in the backward pass, and backward."""
+    """The executions of a segment's step: forward, forward again in the backward pass, and backward."""
 
     forward: int = 0
     again: int = 0
     backward: int = 0
 
     def of(self, collectives: Iterable[Collective]) -> list[Collective]:
-        """The collectives of so many executions."""
+        """The collectives of these executions."""
         found = []
         for c in collectives:
             found += [c] * (self.forward if c.phase == "forward" else self.backward)
@@ -177,7 +180,7 @@ def executions(micro: Scheduled) -> list[_Times]:
 
 
 def _compute(step: Compute, accounts: dict[str, OperatorAccount], makers: dict[str, str], waiting: dict[tuple[str, Layout], Move]) -> None:
-    """Open the account of an operator and give it the redistributions that wait for it, with those that they start from."""
+    """Open the account of an operator, with the redistributions that wait for it and those before them in a chain."""
     found = OperatorAccount(operator=step.operator, decision=step.decision)
     for name, layout in zip(step.operator.inputs, step.decision.inputs, strict=True):
         chain = []

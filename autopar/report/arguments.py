@@ -66,7 +66,7 @@ def build_parser() -> Parser:
 
 
 def options_of(parser: Parser) -> dict[str, list[str]]:
-    """The options of every command of one word, by its name."""
+    """The options of every one-word command, by its name."""
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return {
         name: [option for action in command._actions for option in action.option_strings if option.startswith("--")]
@@ -75,7 +75,7 @@ def options_of(parser: Parser) -> dict[str, list[str]]:
 
 
 def _command(commands: Any, name: str, text: str) -> Parser:
-    """A parser of the last of the words in `name`, which `commands` holds."""
+    """Add a parser to `commands` for the last word of `name`, the whole command."""
     description = text[0].upper() + text[1:] + "."
     made: Parser = commands.add_parser(
         name.split()[-1], help=text, description=description, epilog=examples(name), formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -258,7 +258,7 @@ def _bench_options(parser: Parser) -> None:
 
 
 def _shell(name: str) -> str:
-    """The name of a shell; of the errors of a type argparse passes on the words of this one alone."""
+    """Check the name of a shell; argparse keeps the message of an `ArgumentTypeError` only."""
     try:
         return shell_named(name)
     except UsageError as error:

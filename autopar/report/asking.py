@@ -1,4 +1,4 @@
-"""The commands that ask about what others wrote, or what was not: `import`, `what-if`, `verify`."""
+"""The commands about other projects' files, and about changed conditions: `import`, `what-if`, `verify`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def import_(args: argparse.Namespace) -> None:
-    """Plan as a configuration says, and beside it as the search does."""
+    """Plan according to a configuration, and freely, for comparison."""
     from ..importing import import_configuration, read_configuration
     from .progress import ProgressBar
 
@@ -41,7 +41,7 @@ def import_(args: argparse.Namespace) -> None:
 
 
 def _sized_model(args: argparse.Namespace, found: Configuration) -> Any:
-    """The model with the batch, the sequence length and the types of the configuration, where the command line does not say others."""
+    """The model with the configuration's batch, sequence length and types, unless the command line gives others."""
     from ..configured import PREFIX
     from .loading import check_words, load_asked
 
@@ -90,7 +90,7 @@ def _imported_json(imported: Imported) -> dict[str, Any]:
 
 
 def what_if(args: argparse.Namespace) -> None:
-    """Plan again with something changed."""
+    """Plan again under changed conditions."""
     from ..plan import Plan
     from ..supposing import what_if
     from .options import pair_of, sizes_of

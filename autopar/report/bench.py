@@ -1,4 +1,4 @@
-"""`autopar bench collectives`: measured times and bandwidths beside the model's, as a table, an object and a plot."""
+"""`autopar bench collectives`: measured and predicted times and bandwidths, as a table, an object and a plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .units import bytes_text, rate_text, seconds_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One collective at one size: measured and predicted seconds; `spread`: how far the repeats differ, as a fraction."""
+    """One collective at one size: measured and predicted seconds; `spread`: the relative spread of the repeats."""
 
     kind: str
     level: str
@@ -30,7 +30,7 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a fraction of the measurement."""
+        """The error of the prediction, relative to the measurement."""
         return self.predicted / self.seconds - 1
 
     @property
@@ -45,13 +45,13 @@ class Row:
 
     @property
     def predicted_bus_bandwidth(self) -> float:
-        """The same by the model."""
+        """The predicted bytes per second on the links."""
         return self.nbytes / self.predicted * bus_factor(self.kind, self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What was measured, and the cluster that the prediction is for."""
+    """The measured rows, and the cluster of the predictions."""
 
     cluster: str
     backend: str
@@ -61,7 +61,7 @@ class Bench:
 def bench_collectives(
     *, nproc: int | None, backend: str | None, sizes: Sequence[int], kinds: Sequence[str], cluster: str | None
 ) -> Bench | None:
-    """Measure and predict; None on a rank that is not to tell it."""
+    """Measure and predict; None on ranks that do not report."""
     from autopar.runtime.measuring import KINDS, Wanted, measure
 
     for kind in kinds:
@@ -74,7 +74,7 @@ def bench_collectives(
 
 
 def compared(found: Any, cluster: Cluster | None) -> Bench:
-    """Rows of `runtime.measuring.Measurements` beside the model's prediction for the cluster, sized to the ranks."""
+    """Rows of `runtime.measuring.Measurements`, with predictions for the cluster, sized to the ranks."""
     chosen = cluster or load_cluster("local-cpu" if found.backend == "gloo" else "dgx-h100")
     sized = chosen.sized(found.nodes * found.per_node)
     levels = {(place.level, place.size): _level(sized, place, found.nodes, found.per_node) for place in found.places}
@@ -89,7 +89,7 @@ def compared(found: Any, cluster: Cluster | None) -> Bench:
 
 
 def _level(cluster: Cluster, place: Any, nodes: int, per_node: int) -> str:
-    """The text of the levels that the groups of a place span on the cluster."""
+    """The text of the cluster's levels that the groups of a place span."""
     world = nodes * per_node
     sizes: tuple[int, ...]
     if place.size == world:

@@ -1,4 +1,4 @@
-"""`autopar calibrate`: measure on the ranks at hand, fit, refuse noise, and say what was found."""
+"""`autopar calibrate`: measure on the available ranks, refuse noise, fit, and show the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def calibrate(
     tolerance: float,
     inside: Cluster | None,
 ) -> Cluster | None:
-    """The cluster of the ranks at hand, with `kinds` of collectives (all, where none is named); None on a rank that is not to tell it."""
+    """The cluster of the available ranks, with `kinds` of collectives (default: all); None on ranks that do not report.
+
+    `nproc`, `backend`: the ranks. `quick`: fewer sizes. `tolerance`: the largest relative spread of repeats. `inside`:
+    the cluster of one node, calibrated before, if each rank stands for a whole node.
+    """
     from autopar.runtime.measuring import KINDS, Wanted, byte_sizes, measure
 
     sizes = byte_sizes(*(QUICK_SIZES if quick else SIZES))
@@ -44,7 +48,7 @@ def calibrate(
 
 
 def from_measurements(found: Any, *, name: str, tolerance: float, inside: Cluster | None = None) -> Cluster:
-    """The cluster of `runtime.measuring.Measurements`; `NoisyMeasurement` where the repeats do not agree."""
+    """The cluster of `runtime.measuring.Measurements`; `NoisyMeasurement` if the repeats do not agree."""
     device = DeviceRepeats(**{each.name: getattr(found.device, each.name) for each in fields(DeviceRepeats)})
     refuse_noise({**_named(found.collectives), **device.named()}, tolerance)
     drivers = {(place.level, place.size): place.drivers for place in found.places}

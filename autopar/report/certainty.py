@@ -1,4 +1,4 @@
-"""How sure a prediction is: between which figures nine measurements in ten lie, and which constants of the cluster are assumed."""
+"""The certainty of a prediction: the intervals of nine measurements in ten, and the cluster's assumed constants."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..plan import Plan
 from .units import bytes_text, seconds_text
 
 SHOWN = 4
-"""Constants that are named in a line."""
+"""The most constants named in a line."""
 
 
 def certainty_lines(plan: Plan, cluster: Cluster) -> list[str]:
-    """The intervals of the step and the memory, and the assumed constants, a line each."""
+    """One line with the intervals of the step and the memory, and one with the assumed constants."""
     step, memory = step_interval(cluster), memory_interval()
     low, high = (seconds_text(plan.predicted.step * factor) for factor in (step.low, step.high))
     least, most = (bytes_text(plan.predicted.memory * factor) for factor in (memory.low, memory.high))
@@ -26,7 +26,7 @@ def certainty_lines(plan: Plan, cluster: Cluster) -> list[str]:
 
 
 def assumed_line(cluster: Cluster) -> str:
-    """Which constants are assumed, in a line."""
+    """A line with the assumed constants."""
     names = assumed_constants(cluster)
     if not names:
         return f"assumed nothing: every constant of {cluster.name} is measured, fitted to measurements, or of a data sheet"
@@ -35,7 +35,7 @@ def assumed_line(cluster: Cluster) -> str:
 
 
 def certainty_json(plan: Plan, cluster: Cluster) -> dict[str, Any]:
-    """The same as plain values: seconds and bytes."""
+    """The intervals and assumed constants as plain values: seconds and bytes."""
     step, memory = step_interval(cluster), memory_interval()
     return {
         "step_interval": [plan.predicted.step * factor for factor in (step.low, step.high)],

@@ -1,4 +1,4 @@
-"""What `autopar checkpoint show` and `convert` print: of which model, plan and step a checkpoint is, how large, and what became of it."""
+"""The output of `autopar checkpoint show` and `convert`: a checkpoint's model, plan, step and size, or its new form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .units import bytes_text
 
 
 def read_checkpoint(folder: str) -> tuple[Path, Manifest]:
-    """The latest checkpoint of a folder, or the one that the folder is."""
+    """The latest checkpoint of a folder, or the folder itself if it is one."""
     path = find_checkpoint(folder)
     if path is None:
         names = checkpoints_in(Path(folder))
@@ -36,13 +36,13 @@ def read_checkpoint(folder: str) -> tuple[Path, Manifest]:
 
 
 def checkpoint_json(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """The manifest, without what is said of each tensor and file."""
+    """The manifest, without its entries for each tensor and file."""
     told = manifest.model_dump(mode="json", by_alias=True, exclude={"tensors", "files", "scalars", "groups"})
     return {**told, "path": str(path), "tensors": len(manifest.tensors), "files": len(manifest.files), "bytes": manifest.nbytes}
 
 
 def checkpoint_parts(path: Path, manifest: Manifest) -> list[str | Table]:
-    """The same in lines, and its tensors by kind."""
+    """The manifest in lines, and its tensors by kind."""
     made = f"step {manifest.step} of {manifest.model}, saved by {manifest.ranks} ranks of autopar {manifest.made_by}"
     lines = [
         f"{path}: {made}",
@@ -57,7 +57,7 @@ def checkpoint_parts(path: Path, manifest: Manifest) -> list[str | Table]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What `autopar checkpoint convert` has written; `kind`: weights, or a checkpoint."""
+    """The result of `autopar checkpoint convert`; `kind`: weights, or a checkpoint."""
 
     source: Path
     path: Path
@@ -67,19 +67,19 @@ class Converted:
 
     @property
     def sentence(self) -> str:
-        """For the terminal."""
+        """The result in words, for the terminal."""
         use = "autopar.resume reads it" if self.kind == "checkpoint" else "transformers and autopar.parallelize(weights=...) read them"
         return f"{self.source} -> {self.path}: {self.kind} of {self.tensors} tensors, {bytes_text(self.nbytes)}; {use}"
 
     def json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The result as an object, for programs."""
         return {
             "source": str(self.source), "path": str(self.path), "kind": self.kind, "tensors": self.tensors, "bytes": self.nbytes,
         }  # fmt: skip
 
 
 def converted(folder: str, output: str, *, name: str | None, dtype: str | None, strip: str, add: str) -> Converted:
-    """Write a checkpoint's weights as Hugging Face has them, or such weights as a checkpoint: whichever `folder` holds."""
+    """Write the checkpoint in `folder` as Hugging Face weights, or the weights in it as a checkpoint."""
     from autopar.runtime.training.export import export_checkpoint
     from autopar.runtime.training.importing import import_weights
 
@@ -102,7 +102,7 @@ def converted(folder: str, output: str, *, name: str | None, dtype: str | None, 
 
 
 def _printable(line: str) -> str:
-    """What a stranger's file says of itself moves no cursor."""
+    """A line without control characters, which a foreign file may contain."""
     return "".join(character if character.isprintable() else "?" for character in line)
 
 

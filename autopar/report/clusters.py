@@ -1,4 +1,4 @@
-"""What `autopar cluster` prints: presets and their figures, with units."""
+"""The output of `autopar cluster`: presets and their figures, with units."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tables import Table
 from .units import bytes_text, rate_text, seconds_text
 
 SIZES = (2**10, 2**20, 2**26, 2**30)
-"""Of the all-reduces that are shown (B)."""
+"""Bytes of the all-reduces to show."""
 
 
 def list_table(clusters: Iterable[Cluster]) -> Table:
@@ -29,13 +29,13 @@ def _levels(cluster: Cluster) -> str:
 
 
 def list_json(clusters: Iterable[Cluster]) -> dict[str, Any]:
-    """The same as an object."""
+    """The rows as an object."""
     found = [{"name": c.name, "device": c.device.name, "devices": c.devices, "memory": c.device.memory_capacity} for c in clusters]
     return {"clusters": found}
 
 
 def show_parts(cluster: Cluster) -> list[str | Table]:
-    """Everything about one cluster, pool by pool; a figure is followed by its source."""
+    """Everything about one cluster, pool by pool; each figure with its source."""
     if not cluster.joined:
         return _shown(cluster)
     columns = (">devices", "cluster", "device", "levels", ">memory")
@@ -84,7 +84,7 @@ def _figures(device: Device) -> list[tuple[str, str]]:
 
 
 def _products(device: Device) -> list[tuple[str, str]]:
-    """What matrix products reach, measured or as a fraction of the peak."""
+    """The rates of matrix products, measured or as a fraction of the peak."""
     if device.kernels is None:
         return [
             ("matmul_fraction", f"{device.matmul_fraction:.0%} of the peak in large matrix products"),
@@ -113,7 +113,7 @@ def _links(title: str, levels: Iterable[Level]) -> Table:
 
 
 def _protocols(cluster: Cluster) -> list[Table]:
-    """How the backend sends over each level, where that is known."""
+    """The backend's protocols on each level, if known."""
     rows = tuple(
         (
             level.name,
@@ -133,14 +133,14 @@ def _protocols(cluster: Cluster) -> list[Table]:
 
 
 def _known(source: Source | None) -> str:
-    """What kind of figure it is, and how far it is off where that is known."""
+    """The kind of a figure, and its error if known."""
     if source is None:
         return ""
     return source.kind if source.error is None else f"{source.kind}, {source.error:.1%} off on {source.rows} rows"
 
 
 def _all_reduces(cluster: Cluster) -> list[Table]:
-    """What an all-reduce of some sizes runs on each level, and how long it takes."""
+    """The method and the seconds of an all-reduce on each level, for several sizes."""
     if cluster.measured:
         return []
     rows = tuple(_all_reduce(cluster, level, nbytes) for level in cluster.levels if level.size > 1 for nbytes in SIZES)

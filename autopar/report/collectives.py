@@ -1,4 +1,4 @@
-"""The collectives of a step as tables and as one object: by axis and level, and, with the model at hand, by operator."""
+"""The collectives of a step as tables and as one object: by axis and level, and, if the model is given, by operator."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .units import bytes_text, seconds_text
 from .words import COLLECTIVES
 
 PARAMETERS = "(parameters)"
-"""The row of what units issue, which several operators share."""
+"""The row of the units' collectives, which several operators share."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Issuer:
-    """Operators that are split alike, folded over layers, and the collectives of one step that belong to them.
+    """Operators with equal splits, folded over layers, and their collectives of one step.
 
-    `hidden`: of each total the share that runs under computation (None: not known).
+    `hidden`: for each total, the share that runs under computation (None: not known).
     """
 
     name: str
@@ -36,7 +36,7 @@ class Issuer:
 
 
 def issuers(account: Account, hidden: Hidden | None) -> Iterator[Issuer]:
-    """All that communicate, in the order of the operators; the units of parameters last."""
+    """All operators that communicate, in order; the units of parameters last."""
     accounts = {one.operator.name: one for one in account.operators}
     groups = [(group.name, tuple(group.operators)) for group in groups_of(account)]
     pairs = [[pair for name in names for pair in accounts[name].collectives] for _, names in groups]
@@ -49,7 +49,7 @@ def issuers(account: Account, hidden: Hidden | None) -> Iterator[Issuer]:
 
 
 def _share(hidden: Hidden | None, total: Total, account: Account, issued: Sequence[tuple[Collective, float]]) -> float | None:
-    """The share of a total that is hidden."""
+    """The hidden share of a total."""
     if hidden is None:
         return None
     own = (total.axis, total.phase, total.kind)
@@ -65,7 +65,7 @@ def collectives_parts(plan: Plan, account: Account | None, hidden: Hidden | None
 
 
 def _hidden(plan: Plan) -> str:
-    """How much of the communication runs under computation: of the whole step."""
+    """The hidden share of the whole step's communication, in words."""
     p = plan.predicted
     if p.communication <= 0:
         return "Nothing is communicated within a stage." if plan.stages else "Nothing is communicated."
@@ -89,7 +89,7 @@ def _operators(account: Account, hidden: Hidden | None) -> Table:
 
 
 def collectives_json(plan: Plan, account: Account | None, hidden: Hidden | None = None) -> dict[str, Any]:
-    """The same as one object: seconds and bytes. `of`: what is counted."""
+    """The collectives as one object: seconds and bytes. Its key `of`: which collectives are counted."""
     levels, summed, p = levels_of(plan), totals_of(issued_by(plan, account)), plan.predicted
     found: dict[str, Any] = {
         "of": "step" if is_whole(plan, account) else "micro-batch",

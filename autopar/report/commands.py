@@ -1,4 +1,4 @@
-"""The commands beside planning, comparing, running and explaining: pages, configurations, rules, measurements, clusters."""
+"""The commands `report`, `convert`, `discover`, `train`, `doctor`, `calibrate`, `bench`, `cluster` and `checkpoint`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def memory_of(args: argparse.Namespace) -> float | None:
-    """Bytes that were given as the limit of a device."""
+    """The given limit of a device in bytes, or None."""
     from .units import parse_bytes
 
     return parse_bytes(args.memory, "--memory") if args.memory else None
@@ -94,7 +94,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def doctor(args: argparse.Namespace) -> int | None:
-    """Check this machine; the status is that of a run that failed where plans do not run as on one device."""
+    """Check this machine; the exit code is that of a failed run if a plan does not compute the same as one device."""
     from .doctor import doctor
     from .tables import show
 
@@ -113,7 +113,7 @@ def doctor(args: argparse.Namespace) -> int | None:
 
 
 def calibrate(args: argparse.Namespace) -> None:
-    """Measure the ranks at hand and write a cluster file."""
+    """Measure the available ranks and write a cluster file."""
     from autopar.costmodel import dump, load_cluster
 
     from ..outputs import write_whole
@@ -144,7 +144,7 @@ def calibrate(args: argparse.Namespace) -> None:
 
 
 def bench(args: argparse.Namespace) -> None:
-    """Measure collectives beside the model's predictions."""
+    """Measure collectives, and compare with the predictions."""
     from ..outputs import write_whole
     from .bench import bench_collectives, bench_json, bench_panels, bench_parts
     from .plot import svg

@@ -1,4 +1,4 @@
-"""What the search has to beat: the best plan of every known scheme on the same cluster."""
+"""The rivals of a plan: the best plan of every known scheme on the same cluster."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ from .certainty import certainty_json, certainty_lines
 from .tables import Rival, Table, comparison_table, rival_of, scheme_line, summary_lines
 
 SHORT = ("data", "megatron")
-"""The schemes beside every plan; `autopar compare` prices all."""
+"""The schemes compared with every plan; `autopar compare` prices all schemes."""
 LONG, SHARE = 10.0, 0.2
-"""CPU seconds of a search beside which schemes are priced unasked, and the share of them that each scheme may take."""
+"""The least CPU seconds of a search that is compared by default, and the share of them for each scheme."""
 WITHOUT_LIMIT = 1e18
-"""Bytes per device that no plan needs."""
+"""More bytes per device than any plan needs."""
 MAX_OPERATORS = 4000
-"""Models with more operators are not compared by default: each scheme is a search of its own."""
+"""The most operators of a model that is compared by default: each scheme is a search of its own."""
 
 
 class _TooLong(Exception):
-    """A scheme takes more time than it was given."""
+    """A scheme takes more time than allowed."""
 
 
 def rivals(
     planned: Planned, schemes: Sequence[str], *, memory: float | None, seconds: float | None = None, progress: Progress | None = None
 ) -> list[Rival]:
-    """The best plan of each scheme on the devices of the plan, or why there is none; each within so many CPU `seconds` (None: any)."""
+    """The best plan of each scheme on the devices of the plan, or the reason why there is none.
+
+    `seconds`: CPU seconds for each scheme (None: no limit).
+    """
     analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
     free = Request(
         cluster=planned.cluster, train=analysis.train, optimizer=planned.plan.model.optimizer, memory=memory, uniform=True,
@@ -57,7 +60,7 @@ def rivals(
 
 
 def _alarm(seconds: float | None) -> Progress:
-    """A progress that raises `_TooLong` when so many CPU seconds have passed."""
+    """A progress callback that raises `_TooLong` after so many CPU seconds."""
     end = math.inf if seconds is None else time.process_time() + seconds
 
     def look(done: int, of: int, what: str) -> None:
@@ -68,7 +71,7 @@ def _alarm(seconds: float | None) -> Progress:
 
 
 def _rival(name: str, analysis: Analysis, free: Request, subject: Subject, alarm: Progress) -> Rival:
-    """A scheme that does not fit the memory is planned without a limit, so that it can be seen by how much."""
+    """The best plan of a scheme; if none fits the memory, one without a limit, to show the excess."""
     try:
         request = pinned(free, scheme_named(name), analysis)
     except UsageError as error:
@@ -86,7 +89,7 @@ def _rival(name: str, analysis: Analysis, free: Request, subject: Subject, alarm
 
 
 def compared_parts(planned: Planned, found: Sequence[Rival], sentence: str, *, named: bool = False) -> list[str | Table]:
-    """What `autopar compare` prints; schemes that were not `named` and are impossible share a line."""
+    """The output of `autopar compare`; impossible schemes share a line unless the user `named` them."""
     absent = [] if named else [rival for rival in found if rival.step is None]
     found = [rival for rival in found if rival not in absent]
     analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
@@ -101,12 +104,12 @@ def compared_parts(planned: Planned, found: Sequence[Rival], sentence: str, *, n
 
 
 def _absent_line(absent: Sequence[Rival]) -> str:
-    """Which schemes make no sense for the model or the devices, each with its reason."""
+    """A line with the schemes that are impossible for the model or the devices, each with its reason."""
     return "\nimpossible here: " + "; ".join(f"{rival.name} ({rival.why})" for rival in absent)
 
 
 def compared_json(planned: Planned, found: Sequence[Rival]) -> dict[str, Any]:
-    """The same as one object: seconds and bytes; `ratio` to the step of the plan found."""
+    """The comparison as one object: seconds and bytes; `ratio`: to the step of the plan found."""
     analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
     named = scheme_of(planned.plan, analysis)
     best = planned.plan.predicted.step

@@ -1,4 +1,4 @@
-"""`autopar compare`: the known schemes beside the plan found, or how the model scales over clusters and devices."""
+"""`autopar compare`: the known schemes next to the plan found, or the model's scaling over clusters and devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def compare(args: argparse.Namespace) -> None:
-    """One cluster and number of devices: schemes. Several: scaling."""
+    """Compare schemes on one cluster and number of devices, or scaling over several."""
     from .scaling import counts_of
 
     check_outputs(args, args.plot)
@@ -39,7 +39,7 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
-    """What both ways pass on to the planner."""
+    """The planner's arguments of both comparisons."""
     names = ("mode", "master", "reduce", "optimizer")
     return {**{name: getattr(args, name) for name in names}, "memory": memory_of(args)}
 

@@ -1,4 +1,4 @@
-"""Completion of the command line in shells: a script made from the parser, which asks for nothing while it runs."""
+"""Completion of the command line in shells: a script made from the parser, which runs without Python."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from ..errors import UsageError, unknown
 
 _FILES = {"FILE", "FOLDER", "PLAN", "PLAN2", "MODEL", "CONFIG", "NEW"}
-"""What stands for a file or folder in the help."""
+"""The help's words for a file or folder."""
 _PLAIN = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The words of a command (none: autopar itself) and what may follow: its `next` words, or file names where `files`.
+    """The words of a command (none: autopar itself), and the words that may follow.
 
-    `options`: all spellings. Of those that take a value, `values` has the choices, `paths` are files, `free` are known to the user alone.
+    `next`: subcommands or choices. `files`: file names may follow. `options`: all spellings. Options with a value are
+    in `values` (with its choices), in `paths` (a file), or in `free` (any text).
     """
 
     name: str
@@ -31,7 +32,7 @@ class Command:
 
 
 def shell_named(name: str) -> str:
-    """A shell that has a script; others raise a `UsageError`."""
+    """Check that a shell has a script; `UsageError` if not."""
     if name not in SHELLS:
         raise UsageError(unknown("shell", name, SHELLS))
     return name
@@ -43,7 +44,7 @@ def completion_script(shell: str, parser: argparse.ArgumentParser) -> str:
 
 
 def commands_of(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[Command]:
-    """The parser and all those below it, in the order of the help."""
+    """The commands of a parser and of all parsers below it, in the order of the help."""
     named = [action for action in parser._actions if action.option_strings]
     placed = [action for action in parser._actions if not action.option_strings]
     valued = [(spelled, action) for action in named if action.nargs != 0 for spelled in action.option_strings]
@@ -72,17 +73,17 @@ def _is_file(action: argparse.Action) -> bool:
 
 
 def _patterns(names: Iterable[str]) -> str:
-    """Alternatives of a `case`."""
+    """The alternatives of a `case` branch."""
     return " | ".join(f'"{name}"' for name in names)
 
 
 def _paths(commands: Iterable[Command]) -> list[str]:
-    """Every command behind the one that it belongs to: " plan", "cluster show"."""
+    """Every command after its parent: " plan", "cluster show"."""
     return [command.name if " " in command.name else f" {command.name}" for command in commands if command.name]
 
 
 def _cases(commands: Iterable[Command], words: Callable[[Iterable[str]], str], files: str) -> Iterator[str]:
-    """The branches of a `case` over command and previous word, which say what the value of an option may be."""
+    """The branches of a `case` over command and previous word, with the possible values of an option."""
     for command in commands:
         for spelled, choices in command.values.items():
             yield f'        "{command.name} {spelled}") {words(choices)}; return ;;'
@@ -92,21 +93,21 @@ def _cases(commands: Iterable[Command], words: Callable[[Iterable[str]], str], f
 
 
 def _following(commands: Iterable[Command], words: Callable[[Iterable[str]], str], files: str) -> Iterator[str]:
-    """The branches of a `case` over the command, which say what may come where no option is."""
+    """The branches of a `case` over the command, with the words that may stand in place of an option."""
     for command in commands:
         if command.next or command.files:
             yield f'        "{command.name}") {"; ".join([words(command.next)] * bool(command.next) + [files] * command.files)} ;;'
 
 
 def _offered(commands: tuple[Command, ...], words: Callable[[Iterable[str]], str], files: str, options: Sequence[str]) -> Iterator[str]:
-    """What bash and zsh offer for `word` after `previous`: values of an option, options, or what else may stand there."""
+    """The completions of bash and zsh for `word` after `previous`: values of an option, options, or other words."""
     yield from ('    case "$command $previous" in', *_cases(commands, words, files), "    esac")
     yield from ('    if [[ $word == -* ]]; then case "$command" in', *options)
     yield from ('    esac; else case "$command" in', *_following(commands, words, files), "    esac; fi")
 
 
 def _bash(program: str, commands: tuple[Command, ...]) -> str:
-    """Bash takes `--option=value` for three words."""
+    """The script for bash, which reads `--option=value` as three words."""
 
     def words(found: Iterable[str]) -> str:
         return f'COMPREPLY+=($(compgen -W "{" ".join(found)}" -- "$word"))'
@@ -192,4 +193,4 @@ def _fish(program: str, commands: tuple[Command, ...]) -> str:
 
 
 SHELLS: dict[str, Callable[[str, tuple[Command, ...]], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
-"""What makes the script of each shell."""
+"""The function that makes the script of each shell."""

@@ -1,4 +1,4 @@
-"""How the best plan's step changes with devices, link speed, batch and memory: each scaled alone, planned anew at every point."""
+"""Curves of the best plan's step over devices, link speed, batch and memory, each scaled alone and planned again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A quantity times `factor`, in words its `value`, and the best plan there: its seconds (None: `named` says why there is none).
+    """A quantity times `factor` (in words `value`), and the best plan there.
 
-    `batch`: samples of its step. `devices`: those it is for.
+    `seconds`: of its step (None: `named` is the reason why there is no plan). `batch`: samples of a step. `devices`: of
+    the plan.
     """
 
     factor: float
@@ -42,7 +43,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """What is planned at a point."""
+    """The conditions of the plan at a point."""
 
     quantity: str
     factor: float
@@ -67,7 +68,7 @@ def curves(held: Sensitivity, progress: Progress | None = None) -> list[Curve]:
 
 
 def _tasks(held: Sensitivity) -> Iterator[_Task]:
-    """Every quantity at every factor at which it exists."""
+    """The tasks of every quantity at every possible factor."""
     request, batch = held.request, held.batch
     cluster = request.cluster
     for factor, number in _whole(cluster.devices) if not cluster.joined else ():
@@ -86,12 +87,12 @@ def _tasks(held: Sensitivity) -> Iterator[_Task]:
 
 
 def _whole(number: int) -> list[tuple[float, int]]:
-    """The factors that leave a whole number, with it."""
+    """The factors with whole products, and these products."""
     return [(factor, int(number * factor)) for factor in FACTORS if number * factor >= 1 and (number * factor).is_integer()]
 
 
 def _planned(held: Sensitivity, task: _Task) -> tuple[str, float | None]:
-    """What the best plan is called, and its seconds."""
+    """The name and the seconds of the best plan."""
     try:
         graph = held.graph if task.batch == held.batch or held.batches is None else held.batches(task.batch)
         plan = search_plan(graph, task.request)

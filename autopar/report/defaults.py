@@ -1,10 +1,10 @@
-"""Defaults of options from `autopar.toml` in the folder that a command is started in: a table for each command, a key for each option.
+"""Defaults of options from `autopar.toml` in the present folder: a table for each command, a key for each option.
 
     [plan]
     cluster = "dgx-h100"
     devices = 64
 
-What the command line says comes later and so counts; options that may be repeated add up.
+The command line takes precedence; options that may be repeated add up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE = "autopar.toml"
 
 
 def with_defaults(argv: Sequence[str], options: dict[str, list[str]], folder: Path | None = None) -> list[str]:
-    """The arguments with the file's for the same command before them; `options`: those of every command."""
+    """The arguments, after those of the file for the same command; `options`: the options of every command."""
     path = (folder or Path()) / FILE
     if not argv or argv[0] not in options or {"-h", "--help"} & set(argv) or not path.is_file():
         return list(argv)

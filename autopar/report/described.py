@@ -10,12 +10,12 @@ from .tables import summary_lines
 
 
 def summary(plan: Plan) -> str:
-    """What a plan comes to: mesh, seconds, bytes, gap, schedule."""
+    """The main figures of a plan: mesh, seconds, bytes, gap, schedule."""
     return printable("\n".join(summary_lines(plan, f"cluster {plan.cluster}")))
 
 
 def html(plan: Plan) -> str:
-    """The same as a table, for notebooks."""
+    """The main figures as a table, for notebooks."""
     pairs = [line.partition(" ") for line in summary(plan).splitlines()]
     left = 'style="text-align:left"'
     rows = "".join(f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(said)}</td></tr>" for name, _, said in pairs)

@@ -1,4 +1,4 @@
-"""`autopar doctor`: what this machine is, whether plans run on it as on one device, how fast its ranks talk, and what to send back."""
+"""`autopar doctor`: a report on this machine, on plans compared with one device, and on the bandwidth of its ranks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PLANS: tuple[tuple[str, dict[str, Any], int], ...] = (
     ("megatron", {"scheme": "megatron"}, 2),
     ("1f1b", {"stages": 2, "micro_batches": 2, "schedule": "1f1b"}, 2),
 )
-"""Name, options of planning, and the fewest ranks of each plan that is run."""
+"""The name, the planning options, and the fewest ranks of each plan to run."""
 BATCH, WIDTH = 8, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """A plan that was run beside one device: `said` tells the differences, or why it did not run."""
+    """A plan compared with one device; `said`: the differences, or the reason why it did not run."""
 
     plan: str
     ok: bool
@@ -39,7 +39,7 @@ class Parity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All that was found; `bandwidth`: rows of collective, bytes, seconds and bytes a second, or why there are none."""
+    """All results; `bandwidth`: rows of collective, bytes, seconds, bytes a second; `silent`: why there are none."""
 
     backend: str
     ranks: int
@@ -49,11 +49,11 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether every plan ran as on one device."""
+        """Whether every plan computed the same as one device."""
         return all(one.ok for one in self.parity)
 
     def json(self) -> dict[str, Any]:
-        """Everything, for programs and for reports of what went wrong."""
+        """All results as an object, for programs and bug reports."""
         return {
             "ok": self.ok, "versions": machine.versions(), "backends": machine.backends(), "devices": machine.devices(),
             "links": machine.links(), "environment": machine.environment(), "backend": self.backend, "ranks": self.ranks,
@@ -63,7 +63,7 @@ class Diagnosis:
         }  # fmt: skip
 
     def parts(self) -> list[str | Table]:
-        """The same in lines and tables."""
+        """All results in lines and tables."""
         found: list[str | Table] = []
         for title, held in (("versions", machine.versions()), ("backends", machine.backends()), ("environment", machine.environment())):
             if held:
@@ -86,7 +86,10 @@ class Diagnosis:
 
 
 def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | int | None:
-    """Look, run and measure. On a machine with GPUs the ranks are those of torchrun, whose exit code is returned; None on all but one."""
+    """Inspect, measure and run.
+
+    On a machine with GPUs the ranks are those of torchrun, whose exit code is returned. None on all ranks except one.
+    """
     import torch
 
     if nproc is not None and nproc < 1:
@@ -106,7 +109,7 @@ def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | int | None:
 
 
 def _model() -> tuple[Any, Any]:
-    """A small model with attention, a norm, tied weights and a loss, and a batch."""
+    """A small model with attention, a norm, tied weights and a loss; and a batch of it."""
     import torch
     from torch import Tensor, nn
     from torch.nn import functional
@@ -132,7 +135,7 @@ def _model() -> tuple[Any, Any]:
 
 
 def _run(name: str, options: dict[str, Any], ranks: int, backend: str, quick: bool) -> Parity:
-    """Plan, and run beside one device."""
+    """Plan, run, and compare with one device."""
     from autopar.runtime.run import run_plan
 
     from ..api import plan_loaded

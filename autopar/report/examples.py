@@ -53,5 +53,5 @@ EXAMPLES = {
 
 
 def examples(name: str) -> str:
-    """The last lines of a command's help; `name` is all its words, "cluster show"."""
+    """The last lines of a command's help; `name`: all its words, such as "cluster show"."""
     return "\n".join(["examples:", *(f"  autopar {line}" for line in EXAMPLES[name])])

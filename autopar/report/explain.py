@@ -1,4 +1,4 @@
-"""Answers how an operator is sharded: its strategy, its layouts, the redistributions around it and what they cost."""
+"""The sharding of an operator in words: its strategy, its layouts, the redistributions around it and their cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BARE = {"R": "replicated", "B": "replicated, gradients as shares", "P": "partial
 
 
 def find_operators(names: Sequence[str], wanted: str) -> list[str]:
-    """The operators that `wanted` means: a name, a module path, or a glob pattern.
+    """The operators that match `wanted`: a name, a module path, or a glob pattern.
 
     >>> find_operators(["/h.0/attn/MatMul", "/h.0/attn/Add", "/h.1/attn/MatMul"], "h.0/attn")
     ['/h.0/attn/MatMul', '/h.0/attn/Add']
@@ -79,7 +79,7 @@ def operator_lines(account: OperatorAccount, whole: Account) -> list[str]:
 
 
 def stored_words(parameter: ParameterPlan) -> str:
-    """The storage layout of a parameter, and where its optimizer state is if not beside it."""
+    """The storage layout of a parameter, and the place of its optimizer state if that is the host."""
     return parameter.storage + (", optimizer state in host memory" if parameter.state == "host" else "")
 
 
@@ -104,12 +104,12 @@ def _move_lines(title: str, move: Move, whole: Account) -> list[str]:
 
 
 def _collectives_of(move: Move, whole: Account) -> tuple[tuple[Collective, float], ...]:
-    """Those of a redistribution: of a parameter's, those of its unit."""
+    """The collectives of a redistribution; for a parameter, those of its unit."""
     return move.collectives if move.unit is None else whole.units[move.unit].collectives
 
 
 def _collective_lines(collectives: Iterable[tuple[Collective, float]], whole: Account) -> list[str]:
-    """Equal ones in one line."""
+    """The collectives in lines, equal ones in one line."""
     counts = Counter((c.phase, c.kind, c.axis, c.nbytes, seconds) for c, seconds in collectives)
     lines = []
     for (phase, kind, axis, nbytes, seconds), count in counts.items():
@@ -119,7 +119,7 @@ def _collective_lines(collectives: Iterable[tuple[Collective, float]], whole: Ac
 
 
 def operator_json(account: OperatorAccount, whole: Account) -> dict[str, Any]:
-    """The same as an object: seconds and bytes."""
+    """One operator as an object: seconds and bytes."""
     op, tensors = account.operator, whole.analysis.graph.tensors
 
     def places(names: Iterable[str], layouts: Iterable[Layout]) -> list[dict[str, Any]]:
@@ -158,7 +158,7 @@ def _move_json(move: Move, whole: Account) -> dict[str, Any]:
 
 
 def bare_table(plan: Plan, names: Iterable[str]) -> Table:
-    """Operators as the plan file alone tells them: the factor that each axis splits."""
+    """Operators from the plan file alone: the factor that each axis splits."""
     axes = [axis.name for axis in plan.mesh]
     found = folded((name.strip("/"), plan.operators[name].kind, *plan.operators[name].strategy) for name in names)
     rows = tuple((row[0], str(count), *row[1:]) for count, row in found)
@@ -167,7 +167,7 @@ def bare_table(plan: Plan, names: Iterable[str]) -> Table:
 
 
 def bare_lines(plan: Plan, name: str) -> list[str]:
-    """One operator as the plan file alone tells it: strategy, and the layouts of the tensors and parameters that bear its name."""
+    """One operator from the plan file alone: its strategy, and the layouts of tensors and parameters with its name."""
     axes = [axis.name for axis in plan.mesh]
     lines = [f"{name} ({plan.operators[name].kind})"]
     for axis, option in zip(axes, plan.operators[name].strategy, strict=True):
@@ -183,7 +183,7 @@ def bare_lines(plan: Plan, name: str) -> list[str]:
 
 
 def bare_chains(plan: Plan, tensor: str) -> list[str]:
-    """All redistributions of a tensor, for whichever reader, and their collectives."""
+    """All redistributions of a tensor, for all readers, and their collectives."""
     lines = [f"      redistributed {' -> '.join(chain)}" for chain in plan.redistributions.get(tensor, ())]
     for c in plan.collectives:
         if c.tensor == tensor:
@@ -193,7 +193,7 @@ def bare_chains(plan: Plan, tensor: str) -> list[str]:
 
 
 def storage_table(plan: Plan) -> Table:
-    """Parameters as the plan file tells them."""
+    """The parameters of the plan file."""
     found = folded((name, p.dtype, " x ".join(map(str, p.shape)), stored_words(p)) for name, p in plan.parameters.items())
     rows = tuple((row[0], str(count), *row[1:]) for count, row in found)
     axes = " ".join(axis.name for axis in plan.mesh)

@@ -1,4 +1,4 @@
-"""What `autopar explain` prints: from the plan file alone, or, with the model at hand, every layout, collective, byte and second."""
+"""The output of `autopar explain`: from the plan file alone, or with the model's layouts, collectives and prices."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from .why import Alternative
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """A plan, the operators asked for (None: all), and what is known of them.
+    """A plan, the requested operators (None: all), and the answers about them.
 
-    `parameter`: the one that was asked for instead, and the `storages` that it could have. `others`: other strategies of the one
-    operator, `step` being the seconds of the plan; `pinned`: other pipelines, recompute and so on; `flips`: where the plan becomes another
-    than `base`, which is found without pins. `beside`: another plan to compare with. `talk`: whether
-    the collectives are asked for.
+    `parameter`: the requested parameter instead, with its possible `storages`. `others`: other strategies of the single
+    operator; `step`: the seconds of the plan. `pinned`: the best plans with another pipeline, recompute and so on.
+    `flips`: the changes of the plan under scaled figures, from `base`, the plan found without pins. `beside`: another
+    plan to compare with. `talk`: whether collectives are requested.
     """
 
     plan: Plan
@@ -61,7 +61,7 @@ class Explained:
 
     @classmethod
     def of_file(cls, plan: Plan, wanted: str | None) -> Explained:
-        """What the plan file tells."""
+        """The answers from the plan file alone."""
         require_consistent(plan)
         if wanted in plan.parameters and wanted not in plan.operators:
             return cls(plan=plan, names=(), parameter=wanted)
@@ -69,7 +69,7 @@ class Explained:
 
     @classmethod
     def of_model(cls, plan: Plan, graph: Graph, cluster: Cluster, wanted: str | None) -> Explained:
-        """What the plan does to its model, priced on `cluster`."""
+        """The answers from the plan and its model, priced on `cluster`."""
         found = cls.of_file(plan, wanted)
         analysis = analyse(graph, train=plan.model.mode == "train")
         account = account_of(plan, analysis, cluster) if has_account(plan) else None
@@ -79,7 +79,7 @@ class Explained:
 
     @property
     def chosen(self) -> list[OperatorAccount]:
-        """The accounts of the operators asked for."""
+        """The accounts of the requested operators."""
         return [a for a in (self.account.operators if self.account else ()) if self.names is None or a.operator.name in self.names]
 
     def parts(self) -> list[str | Table]:
@@ -87,20 +87,20 @@ class Explained:
         return [*self._told(), *self._answers()]
 
     def beside_plan(self, other: Plan) -> Explained:
-        """The same with what differs in another plan."""
+        """These answers, with the differences to another plan."""
         if self.names is not None:
             raise UsageError("--diff compares whole plans: leave out OP")
         require_consistent(other)
         return dataclasses.replace(self, beside=other)
 
     def with_collectives(self) -> Explained:
-        """The same with the collectives of a step."""
+        """These answers, with the collectives of a step."""
         if self.names is not None:
             raise UsageError("--collectives counts those of the whole plan: leave out OP, which tells its own with --model")
         return dataclasses.replace(self, talk=True)
 
     def _hidden(self) -> Hidden | None:
-        """What of each collective runs under computation, where the model is at hand."""
+        """The hidden part of each collective, if the model is given."""
         if self.account is None or self.analysis is None or self.cluster is None:
             return None
         return hidden_of(self.plan, self.analysis, self.cluster)
@@ -126,7 +126,7 @@ class Explained:
         return [line for chosen in self.chosen for line in operator_lines(chosen, account)]
 
     def _answers(self) -> list[Table]:
-        """What was asked beyond the plan itself."""
+        """The tables of the further answers: alternatives, pins, flips, differences."""
         axes = [axis.name for axis in self.plan.mesh]
         return [
             *([alternatives_table(self.storages, axes, self.plan.predicted.step, "parameter were stored")] if self.storages else []),
@@ -137,7 +137,7 @@ class Explained:
         ]
 
     def json(self) -> dict[str, Any]:
-        """The same as one object: seconds and bytes."""
+        """All answers as one object: seconds and bytes."""
         plan, account = self.plan, self.account
         out: dict[str, Any] = {"cluster": plan.cluster, "mesh": {axis.name: axis.size for axis in plan.mesh}, "model": plan.model.name}
         if self.names is None:
@@ -164,7 +164,7 @@ class Explained:
         return out
 
     def _bare(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """Operators as the plan file tells them; those of a stage are split over its mesh."""
+        """Operators from the plan file alone; a stage's operators are split over its mesh."""
         starts, mesh, meshes = {stage.first: stage.mesh for stage in self.plan.stages}, self.plan.mesh, {}
         for name in self.plan.operators:
             mesh = starts.get(name, mesh)

@@ -1,4 +1,4 @@
-"""Prints a report of a run, whatever its fields."""
+"""Prints the fields of any report of a run."""
 
 from __future__ import annotations
 

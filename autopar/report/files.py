@@ -1,4 +1,4 @@
-"""Which files a command reads and writes, and that it writes none of those it reads."""
+"""The files that a command reads and writes; no file may be both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _READ = ("model", "plan", "plan2", "diff", "cluster", "strategy_load", "reuse", 
 
 
 def check_outputs(args: argparse.Namespace, *outputs: str | None) -> None:
-    """Refuse at once outputs that cannot be written, that are one file, or that the command reads."""
+    """Refuse outputs that cannot be written, are the same file, or are inputs of the command."""
     found = [Path(path) for path in outputs if path]
     for index, path in enumerate(found):
         check_output(path, inputs(args))
@@ -26,7 +26,7 @@ def check_outputs(args: argparse.Namespace, *outputs: str | None) -> None:
 
 
 def inputs(args: argparse.Namespace) -> list[str]:
-    """The files that a command reads, as far as its arguments name them; of modules, those below this folder."""
+    """The files that a command reads according to its arguments; modules only if they are below the present folder."""
     named = [getattr(args, name, None) for name in _READ]
     given = [value for held in named for value in (held if isinstance(held, list) else [held]) if isinstance(value, str)]
     functions = [*given, getattr(args, "loss", None) or ""]

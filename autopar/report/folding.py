@@ -1,4 +1,4 @@
-"""Rows of a plan file whose names differ in the numbers of layers alone, as one row."""
+"""Folds rows of a plan file into one row if their names differ only in the numbers of layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ Row = tuple[str, ...]
 
 
 def folded(rows: Iterable[Row]) -> list[tuple[int, Row]]:
-    """Rows that begin with a name, and how many each stands for: equal but for the numbers in it, which are all combinations of theirs.
+    """The folded rows, each with the number of rows that it represents; a row begins with a name.
+
+    Folded rows are equal except for the numbers in the names, and these numbers make all combinations.
 
     >>> folded([("h.0/up", "n"), ("h.1/up", "n"), ("h.0/down", "k"), ("h.1/down", "n")])
     [(2, ('h.{0,1}/up', 'n')), (1, ('h.0/down', 'k')), (1, ('h.1/down', 'n'))]
@@ -23,7 +25,7 @@ def folded(rows: Iterable[Row]) -> list[tuple[int, Row]]:
 
 
 def folded_names(rows: Iterable[Row]) -> list[tuple[list[str], Row]]:
-    """`folded` with the names that each row stands for.
+    """The folded rows (see `folded`), each with the names that it represents.
 
     >>> folded_names([("h.0/up", "n"), ("h.1/up", "n")])
     [(['h.0/up', 'h.1/up'], ('h.{0,1}/up', 'n'))]
@@ -39,7 +41,7 @@ def folded_names(rows: Iterable[Row]) -> list[tuple[list[str], Row]]:
 
 
 def _of(key: Row, numbers: list[tuple[int, ...]]) -> list[tuple[list[tuple[int, ...]], Row]]:
-    """One row where the numbers are all combinations, else one for each number at the first place where they differ."""
+    """One row if the numbers make all combinations, else one for each number at the first place where they differ."""
     columns = [sorted(set(column)) for column in zip(*numbers, strict=True)]
     if math.prod(map(len, columns)) == len(numbers):
         fixed = key[0].split(HOLE)

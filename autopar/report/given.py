@@ -1,4 +1,4 @@
-"""Arguments of the Python interface as people write them: whole numbers, and memory with a unit."""
+"""Checks of the Python interface's arguments: whole numbers, and memory with a unit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WHOLE = ("devices", "batch", "stages", "micro_batches", "zero", "interleave")
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, `memory` as bytes; what must be a whole number and is none is refused in words.
+    """The arguments, with `memory` in bytes; `UsageError` for a count that is no whole number.
 
     >>> checked({"devices": 8, "memory": "2KiB"})
     {'devices': 8, 'memory': 2048.0}

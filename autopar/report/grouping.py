@@ -1,4 +1,4 @@
-"""Folds equal layers: operators of one module that are split alike make a row, and rows that differ by layer numbers are one.
+"""Folds equal layers: equally split operators of one module make a row, and rows that differ by layer numbers are one.
 
 h.0/attn/c_attn/MatMul, h.0/attn/c_attn/Add, h.1/attn/c_attn/MatMul, ...  →  h.{0..11}/attn/c_attn   24 operators
 """
@@ -22,7 +22,7 @@ HOLE = "\0"
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """Operators that are split alike: `collectives` counts them by kind, over the operators of all folded layers."""
+    """Equally split operators; `collectives`: their number by kind, over all folded layers."""
 
     name: str
     strategy: str
@@ -34,14 +34,16 @@ class Group:
 
 @dataclass(slots=True, kw_only=True)
 class _Rows:
-    """The rows under one module name with its numbers left open."""
+    """The rows of one module name without its layer numbers."""
 
     numbers: list[tuple[int, ...]] = field(default_factory=list)
     members: list[list[OperatorAccount]] = field(default_factory=list)
 
 
 def module_of(name: str) -> tuple[str, str]:
-    """The module path of an operator and its own name without the number of its copy; in a name of dots alone, the layer's path.
+    """The module path of an operator, and its own name without the number of its copy.
+
+    If the name has only dots, the module path is the path of the layer.
 
     >>> module_of("/h.0/attn/c_attn/MatMul_1"), module_of("h.0.qkv/linear"), module_of("h.0.mlp.gate"), module_of("Add_17")
     (('h.0/attn/c_attn', 'MatMul'), ('h.0.qkv', 'linear'), ('h.0.mlp', 'gate'), ('', 'Add'))
@@ -53,7 +55,7 @@ def module_of(name: str) -> tuple[str, str]:
 
 
 def number_text(numbers: Iterable[int]) -> str:
-    """Numbers of layers, as short as they can be said.
+    """Numbers of layers in the shortest form.
 
     >>> number_text([0, 1, 2, 3]), number_text([7]), number_text([0, 2, 5, 6, 7])
     ('{0..3}', '7', '{0,2,5..7}')
@@ -70,7 +72,7 @@ def number_text(numbers: Iterable[int]) -> str:
 
 
 def groups_of(whole: Account) -> list[Group]:
-    """The rows of the table, in the order in which their first operators run."""
+    """The rows of the table, in the order of their first operators."""
     modules: dict[str, list[OperatorAccount]] = {}
     for account in whole.operators:
         modules.setdefault(module_of(account.operator.name)[0], []).append(account)
@@ -88,9 +90,9 @@ def groups_of(whole: Account) -> list[Group]:
 
 
 def _split_alike(members: Sequence[OperatorAccount], whole: Account) -> list[tuple[str, str, list[OperatorAccount]]]:
-    """The operators of one module as (strategy, operator names where the module has several rows, operators).
+    """The operators of one module as (strategy, operator names if the module has several rows, operators).
 
-    Where one of them multiplies by a weight the others (its bias, its casts) follow it and share its row.
+    If one of them multiplies by a weight, the others (its bias, its casts) share its row.
     """
     products = [account for account in members if is_product(account, whole)]
     if len(products) == 1 and module_of(products[0].operator.name)[0]:
@@ -109,7 +111,7 @@ def _leaves(members: Sequence[OperatorAccount]) -> str:
 
 
 def _folded(key: tuple[str, str, str], row: _Rows) -> list[Group]:
-    """One group where the layer numbers are all combinations of the numbers at each place; else one for each first number."""
+    """One group if the layer numbers make all combinations of the numbers at each place, else one a first number."""
     template, strategy, leaves = key
     columns = [sorted(set(column)) for column in zip(*row.numbers, strict=True)]
     if math.prod(map(len, columns)) == len(set(row.numbers)):

@@ -1,6 +1,6 @@
-"""How much of each collective runs under computation, read off the played timeline of a step.
+"""The hidden share of each collective, from the played timeline of a step.
 
-    hidden(collective) = seconds of its transfer in which the device computes / seconds of its transfer
+    hidden(collective) = seconds of its transfer during which the device computes / seconds of its transfer
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Key = tuple[str, str, str, str]
 
 
 class Hidden:
-    """Seconds of transfers by tensor, kind, axis and phase, of which some are hidden."""
+    """Seconds of transfers by tensor, kind, axis and phase: all, and hidden."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         computed = sorted((event.start, event.end) for event in events if event.stream == COMPUTE)
@@ -36,26 +36,26 @@ class Hidden:
                 found[1] += event.end - event.start
 
     def _computed(self, until: float) -> float:
-        """Seconds of computation up to a time."""
+        """The seconds of computation until a time."""
         place = bisect.bisect_right(self.starts, until)
         return self.before[place] - max(self.ends[place - 1] - until, 0.0) if place else 0.0
 
     def share(self, collectives: Iterable[Collective], axes: Sequence[str]) -> float | None:
-        """Of some collectives together; None where the timeline holds none of them."""
+        """The hidden share of several collectives together; None if the timeline has none of them."""
         keys = dict.fromkeys((c.tensor, c.kind, axes[c.axis], c.phase) for c in collectives)
         return _shared([self.sent[key] for key in keys if key in self.sent])
 
     def of(self, axis: str, phase: str, kind: str) -> float | None:
-        """Of all collectives of a kind on an axis in a phase."""
+        """The hidden share of all collectives of a kind on an axis in a phase."""
         return _shared([found for key, found in self.sent.items() if key[1:] == (kind, axis, phase)])
 
 
 def _shared(found: Sequence[Sequence[float]]) -> float | None:
-    """Hidden seconds over all."""
+    """The ratio of hidden seconds to all seconds."""
     seconds = sum(sent for _, sent in found)
     return min(sum(hidden for hidden, _ in found) / seconds, 1.0) if seconds > 0 else None
 
 
 def hidden_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Hidden | None:
-    """Of a plan without stages; of stages the timeline plays whole passes."""
+    """The hidden seconds of a plan without stages; None with stages, whose timeline plays whole passes."""
     return None if plan.stages else Hidden(timeline_of_rank(plan, analysis, cluster))

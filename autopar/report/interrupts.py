@@ -1,4 +1,4 @@
-"""Ctrl-C while a plan is searched: the first ends the search with its best plan so far, the second ends the program."""
+"""Ctrl-C during a search: the first ends the search with its best plan so far, the second ends the program."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C ended."""
+"""The exit code of a program ended by Ctrl-C."""
 
 
 class Interrupts:
-    """How often Ctrl-C was pressed."""
+    """A count of Ctrl-C."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The handler of the signal: a search catches the first exception and may be long in ending."""
+        """Handle the signal: a search catches the first exception, and may take long to end."""
         self.count += 1
         if self.count > 1:
             os.write(2, b"autopar: interrupted\n")
@@ -31,7 +31,7 @@ class Interrupts:
 
 @contextmanager
 def counted() -> Iterator[Interrupts]:
-    """Inside, Ctrl-C is counted; where the program is not to hear it, or this is no main thread, nothing changes."""
+    """Count Ctrl-C inside; nothing changes if the program ignores it, or outside the main thread."""
     found = Interrupts()
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
@@ -45,6 +45,6 @@ def counted() -> Iterator[Interrupts]:
 
 
 def say_interrupted(saved: str | None) -> None:
-    """What is left of an interrupted search."""
+    """Print the result of an interrupted search."""
     kept = f"the best plan so far is saved to {saved}" if saved else "the best plan so far is not saved (-o FILE keeps it)"
     print(f"autopar: interrupted: {kept}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What `autopar cluster show` prints of a device's measured kernels: each constant, how it came about and how far it is off."""
+"""The measured kernels of a device for `autopar cluster show`: each constant with its source and its error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIGITS = 4
 
 
 def kernel_tables(device: Device) -> list[Table]:
-    """The kernels with their errors, and the constants of those that prices are made of; none for a device without measured kernels."""
+    """The kernels with their errors, and the constants of those used in prices; no tables without measured kernels."""
     return [] if device.kernels is None else [_fits(device.kernels), _constants(device.kernels)]
 
 
@@ -32,7 +32,7 @@ def _fits(kernels: Kernels) -> Table:
 
 
 def _errors(fit: Fitted) -> tuple[str, str, str, str]:
-    """Median, 90th percentile, bias, and measured over predicted."""
+    """The median, the 90th percentile and the bias of the errors, and the ratio of measured to predicted seconds."""
     interval = f"{math.exp(fit.low):.2f} to {math.exp(fit.high):.2f}" if fit.low < fit.high else "-"
     return (f"{fit.median:.1%}", f"{fit.p90:.1%}", f"{fit.bias:+.1%}", interval) if fit.held else ("-", "-", "-", interval)
 
@@ -50,7 +50,7 @@ def _constants(kernels: Kernels) -> Table:
 
 
 def _named(form: object, before: str = "") -> Iterator[tuple[str, str]]:
-    """The constants of a form by name, those inside a part of it behind a point."""
+    """The constants of a form by name; a part's constants have its name and a point before theirs."""
     assert is_dataclass(form), "the forms of kernels are dataclasses"
     for each in fields(form):
         value, name = getattr(form, each.name), f"{before}{each.name}"

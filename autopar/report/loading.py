@@ -1,4 +1,4 @@
-"""The model that a command line asks for, and what can be told to be wrong before it is read."""
+"""The model of a command line, and checks of the other arguments before it is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
-    """Tell what is wrong with the cluster, the memory, schemes and pins before the model is read."""
+    """Check the cluster, the memory, schemes and pins before the model is read, which may take long."""
     from ..asked import choose_cluster
     from ..planning.pins import parse_pin
     from ..schemes import scheme_named
@@ -31,7 +31,7 @@ def check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
 
 
 def load_asked(args: argparse.Namespace) -> LoadedModel:
-    """The model with the sizes asked for; where a plan is loaded and no size is given, those of the plan."""
+    """The model with the requested sizes; by default those of the loaded plan, if there is one."""
     from ..configured import PREFIX, SEQUENCE, load_any
     from ..frontends.load import ModelOptions
 

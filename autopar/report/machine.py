@@ -1,4 +1,4 @@
-"""What a machine is made of, as far as it tells: versions, backends, devices, links, topology; nothing is measured."""
+"""A machine by its own account, without measurements: versions, backends, devices, links, topology."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 PACKAGES = ("autopar", "torch", "numpy", "onnx", "pydantic", "safetensors", "cloudpickle", "transformers", "triton", "nvidia-nccl-cu12")
 VARIABLES = ("NCCL_", "GLOO_", "CUDA_", "TORCH_", "OMP_NUM_THREADS", "MASTER_", "FI_", "UCX_")
-"""Variables of the environment that change how ranks run, by how their names begin."""
+"""Prefixes of the environment variables that change how ranks run."""
 TIMEOUT = 10.0
 
 
 def versions() -> dict[str, str]:
-    """Of Python, the system and the packages that matter; those that are not installed are left out."""
+    """The versions of Python, the system and the relevant packages, if installed."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for name in PACKAGES:
         try:
@@ -28,7 +28,7 @@ def versions() -> dict[str, str]:
 
 
 def backends() -> dict[str, str]:
-    """Communication libraries, and what torch was built for."""
+    """The communication libraries, and the platforms that torch was built for."""
     import torch
     import torch.distributed as dist
 
@@ -61,7 +61,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def links() -> dict[str, str]:
-    """How GPUs are joined, by NVML's own words, and the network interfaces with their speed."""
+    """The links of GPUs in NVML's words, and the network interfaces with their speeds."""
     found = {}
     for name, words in (("driver", ("--query-gpu=driver_version,power.limit", "--format=csv,noheader")), ("topology", ("topo", "-m"))):
         if text := _told("nvidia-smi", *words):
@@ -70,7 +70,7 @@ def links() -> dict[str, str]:
         try:
             speed = int((path / "speed").read_text(encoding="ascii"))
             state = (path / "operstate").read_text(encoding="ascii").strip()
-        except (OSError, ValueError):  # loopback and the like have none
+        except (OSError, ValueError):  # loopback and the like have no speed
             continue
         if speed > 0:
             found[f"network {path.name}"] = f"{speed} Mbit/s, {state}"
@@ -78,12 +78,12 @@ def links() -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """The variables that change how ranks run."""
+    """The environment variables that change how ranks run."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
 
 
 def _told(tool: str, *words: str) -> str:
-    """What a tool of the system prints; nothing where it is missing or does not answer."""
+    """The output of a system tool; empty if it is missing or does not answer."""
     path = shutil.which(tool)
     if path is None:
         return ""

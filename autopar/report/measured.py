@@ -1,9 +1,9 @@
-"""What was measured of a plan's step, from the JSON that `autopar run --json` prints or from a trace of torch.profiler.
-
-Of a trace, the profiler's own marks (`ProfilerStep#7`) say what a step is; without any the whole trace is one. With I the union of the
-intervals in which kernels compute, and C that of those which communicate,
+"""The measured step of a plan, from the output of `autopar run --json` or from a trace of torch.profiler.
 
     computing = |I|      communicating = |C|      exposed = |C \\ I|      each divided by the number of steps
+
+I: the union of the intervals in which kernels of a trace compute. C: the union of those in which kernels communicate.
+The profiler's marks (`ProfilerStep#7`) separate the steps; without marks the whole trace is one step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds of a step as measured, and by part where they are known; `kinds`: of collectives, hidden or not; `source`: a sentence."""
+    """The measured seconds of a step, and of its parts if known.
+
+    `kinds`: seconds of collectives by kind, hidden or not. `source`: a sentence.
+    """
 
     source: str
     step: float
@@ -43,7 +46,7 @@ class Measured:
 
 
 def read_measured(path: str | Path) -> Measured:
-    """The measurement in a file; a `UsageError` says what keeps it from being one."""
+    """The measurement in a file; `UsageError` with the reason if it is none."""
     path = Path(path)
     try:
         if path.stat().st_size > TRACE_BYTES:
@@ -64,7 +67,7 @@ def read_measured(path: str | Path) -> Measured:
 
 
 def _is_span(event: Any) -> bool:
-    """Whether an entry of a trace says when something began and how long it took."""
+    """Whether an entry of a trace has a start and a duration."""
     return (
         isinstance(event, dict) and event.get("ph") == "X" and isinstance(event.get("name"), str)
         and all(isinstance(event.get(key), int | float) and math.isfinite(event[key]) for key in ("ts", "dur")) and event["dur"] >= 0
@@ -100,7 +103,7 @@ def _of_trace(name: str, events: list[dict[str, Any]]) -> Measured:
 
 
 def kind_of(name: str) -> str:
-    """The collective that a kernel's or an event's name means; "" for none.
+    """The kind of the collective in the name of a kernel or an event; "" for none.
 
     >>> kind_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL"), kind_of("gloo:all_gather"), kind_of("gemm")
     ('all_reduce', 'all_gather', '')
@@ -114,7 +117,7 @@ def _interval(event: Mapping[str, Any]) -> Interval:
 
 
 def _union(found: Iterable[Interval]) -> list[Interval]:
-    """Intervals that do not touch, in order."""
+    """The union of intervals as disjoint intervals, in order."""
     merged: list[Interval] = []
     for start, end in sorted(found):
         if merged and start <= merged[-1][1]:

@@ -1,4 +1,4 @@
-"""Groups of options that several commands share, their values, and how the texts of these are read."""
+"""Groups of options that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELS = "file.onnx, file.pt2, package.module:function returning (module, exampl
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises a `UsageError` where argparse would print the usage and exit."""
+    """A parser that raises `UsageError` instead of printing the usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
@@ -34,7 +34,7 @@ def json_option(parser: Parser) -> None:
 
 
 def model_options(parser: Parser, *, several: bool = False) -> None:
-    """The cluster (or `several`), and how the model is read and run."""
+    """Add the options of the cluster (or `several`), and of reading and running the model."""
     add = parser.add_argument
     cluster = "a preset (autopar cluster list) or a file (default: this machine's GPUs, else dgx-h100)"
     if several:
@@ -67,7 +67,7 @@ def model_options(parser: Parser, *, several: bool = False) -> None:
 
 
 def pin_options(parser: Parser) -> None:
-    """What a plan may be held to."""
+    """Add the options that pin parts of a plan."""
     add = parser.add_argument
     add("--mesh", metavar="2x4", help="plan on this mesh (of a stage) only, outermost axis first (default: the best mesh)")
     schemes = (
@@ -115,5 +115,5 @@ def size_of(text: str, option: str) -> int:
 
 
 def sizes_of(text: str, option: str) -> tuple[int, ...]:
-    """Sizes joined by x: 2x4."""
+    """The sizes in a text such as 2x4."""
     return tuple(size_of(part, option) for part in text.split("x")) if text else ()

@@ -1,4 +1,4 @@
-"""What the plan would cost with other stages, micro-batches, recompute, ZeRO, offload: each pinned, everything else searched again."""
+"""The cost of other stages, micro-batches, recompute, ZeRO and offload: each is pinned, and the rest searched again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..sharding.analysis import Analysis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
-    """The best plan with one variable of the outer search fixed: its step and memory, what it is `named`, or `why` there is none."""
+    """The best plan with one variable of the outer search fixed: its step, memory and name, or `why` there is none."""
 
     variable: str
     value: str
@@ -34,7 +34,7 @@ class Pinned:
 def outer_alternatives(
     plan: Plan, analysis: Analysis, cluster: Cluster, *, memory: float | None = None, progress: Progress | None = None
 ) -> list[Pinned]:
-    """Every variable of the outer search pinned to values beside the plan's."""
+    """The best plans with each variable of the outer search pinned to other values than the plan's."""
     free = Request(
         cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True, types=plan.schedule.types,
     )  # fmt: skip
@@ -56,7 +56,7 @@ def outer_alternatives(
 
 
 def _requests(plan: Plan, analysis: Analysis, free: Request) -> Iterator[tuple[str, str, Request]]:
-    """The variables with the values tried: half and twice as much of what is counted, and all kinds of what is not."""
+    """The variables with the values to try: half and twice a number, and all kinds of the others."""
     stages, count = stages_of(plan), plan.schedule.micro_batches
     fits = [n for n in divisors(free.cluster.devices) if n <= layers_of(analysis)]
     for value in sorted({1, 2, stages // 2, stages * 2, stages} & {*fits}):

@@ -1,4 +1,4 @@
-"""Why a parameter is stored as it is: its layouts and traffic, and what every other storage would cost."""
+"""The reasons for a parameter's storage: its layouts and traffic, and the cost of every other storage layout."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .why import Alternative, Why
 from .words import zero_words
 
 EQUAL = 1e-4
-"""Share of a step below which two storages are as fast as each other."""
+"""The largest difference between two storages of equal speed, as a share of the step."""
 
 
 def storages_of(plan: Plan, analysis: Analysis, cluster: Cluster, name: str, memory: float | None = None) -> tuple[Alternative, ...]:
-    """The best plans with the parameter stored in every possible way."""
+    """The best plans with every possible storage layout of the parameter."""
     return tuple(Why(plan, analysis, cluster, memory=memory).storages(name))
 
 
 def parameter_lines(plan: Plan, name: str, account: Account | None, storages: Sequence[Alternative], parameters: int) -> list[str]:
-    """Everything about one parameter, as text; `parameters`: how many the plan has."""
+    """Everything about one parameter, as text; `parameters`: the number of the plan's parameters."""
     held, axes = plan.parameters[name], [axis.name for axis in plan.mesh]
     layout = parse_layout(held.storage)
     local = local_shape(layout, held.shape, plan.mesh_.shape)
@@ -44,13 +44,13 @@ def parameter_lines(plan: Plan, name: str, account: Account | None, storages: Se
 
 
 def _unit_text(number: int, members: Sequence[str], collectives: Sequence[tuple[Any, float]]) -> str:
-    """What a unit of parameters sends in one step."""
+    """The collectives of a unit of parameters in one step, as text."""
     nbytes, seconds = sum(c.nbytes for c, _ in collectives), math.fsum(spent for _, spent in collectives)
     return f"  travels in unit {number} of {len(members)} parameters: {bytes_text(nbytes)} in {seconds_text(seconds)} of collectives a step"
 
 
 def _reasons(storages: Sequence[Alternative], plan: Plan) -> list[str]:
-    """The sentence that says why, by the best of the other layouts."""
+    """The reason for the storage, from a comparison with the best of the other layouts."""
     others = [other for other in storages if not other.planned and other.step is not None]
     if not others:
         return ["  no other storage was possible"] if storages else []

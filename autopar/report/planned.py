@@ -1,4 +1,4 @@
-"""What `autopar plan` prints: the cluster assumed, the figures, the operators by layer, and the known schemes beside the plan."""
+"""The output of `autopar plan`: the assumed cluster, the figures, the operators by layer, and the known schemes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _account(planned: Planned) -> tuple[Account | None, Analysis, Named]:
 
 
 def _rivals(planned: Planned, analysis: Analysis, *, compare: bool | None, memory: float | None) -> list[Rival]:
-    """The known schemes, where they are wanted; `compare` None: where the plan took long, each within a share of that time."""
+    """The known schemes, if requested; with `compare` None, after a long search, each within a share of its time."""
     quick = compare is None and planned.seconds < LONG
     if compare is False or quick or planned.plan.devices == 1 or len(analysis.warm) > MAX_OPERATORS:
         return []
@@ -37,12 +37,12 @@ def _rivals(planned: Planned, analysis: Analysis, *, compare: bool | None, memor
 
 
 def cluster_sentence(planned: Planned) -> str:
-    """Which cluster the plan assumes."""
+    """A sentence with the cluster that the plan assumes."""
     return f"{planned.notes[0]}; {planned.cluster.inventory}"
 
 
 def limit_line(planned: Planned, memory: float | None) -> str:
-    """How much of a device the plan was allowed to fill."""
+    """A line with the bytes of a device that the plan was allowed to fill."""
     if memory is not None:
         return f"memory limit {bytes_text(memory)} per device, as given"
     device = min((pool.device for pool in planned.cluster.pools), key=lambda device: device.usable_memory)
@@ -72,13 +72,13 @@ def planned_parts(planned: Planned, *, compare: bool | None, memory: float | Non
 
 
 def faster_lines(plan: Plan, found: Iterable[Rival]) -> list[str]:
-    """Sentences about rivals that are predicted to be faster, which only a search with a gap leaves."""
+    """Sentences about rivals with a faster prediction; only a search with a gap can leave any."""
     faster = [r for r in found if r.fits and r.step is not None and r.step < plan.predicted.step * (1 - 1e-9)]
     return [f"{r.name} is predicted to be faster than the plan found: --scheme {r.scheme} plans it" for r in faster]
 
 
 def planned_json(planned: Planned, *, compare: bool | None, memory: float | None, saved: str | None) -> dict[str, Any]:
-    """The same as one object: seconds and bytes."""
+    """The output as one object: seconds and bytes."""
     account, analysis, named = _account(planned)
     plan = planned.plan
     return {

@@ -14,7 +14,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points above zero: dots, or a line where they are `joined`; without a name it is not in the legend."""
+    """Positive points: dots, or a line if `joined`; a series without a name is not in the legend."""
 
     name: str
     points: tuple[Point, ...]
@@ -92,6 +92,6 @@ def _drawn(series: Series, places: Sequence[Point]) -> list[str]:
 
 
 def _decades(values: Sequence[float]) -> tuple[int, int]:
-    """The powers of ten around the values."""
+    """The exponents of the powers of ten around the values."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return low, max(high, low + 1)

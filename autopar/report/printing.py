@@ -1,4 +1,4 @@
-"""Sentences and tables on terminals, in pipes and in files: columns are aligned, and wrapped between words where the width is known."""
+"""Sentences and tables for terminals, pipes and files: columns are aligned, and wrapped if the width is known."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import TextIO
 from ..printable import printable
 
 WIDEST = 60
-"""Characters of a cell before it goes on in the next line."""
+"""The most characters of a line in a cell."""
 NARROWEST = 10
-"""Characters that a column of text is not wrapped below."""
+"""The least characters of a wrapped column."""
 GAP = 2
 _PIECES = re.compile(r"[^\s/,._-]*[/,._-]*\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of text under `columns`; those whose name starts with ">" are aligned on the right."""
+    """Rows of text under `columns`; a column with a name that starts with ">" is aligned on the right."""
 
     title: str
     columns: tuple[str, ...]
@@ -32,7 +32,7 @@ class Table:
 
 
 def plain(table: Table, width: int | None = None) -> str:
-    """The table as plain text, within `width` characters where its words allow it.
+    """The table as plain text, within `width` characters unless its words are longer.
 
     >>> print(plain(Table(title="clusters", columns=("name", ">devices"), rows=(("p5", "8"), ("dgx-h100", "128")))))
     clusters
@@ -52,14 +52,14 @@ def plain(table: Table, width: int | None = None) -> str:
 
 
 def _spelled(table: Table) -> Table:
-    """The table with what names from files hold spelled out."""
+    """The table with control characters in names from files spelled out."""
     rows = tuple(tuple(printable(cell, lines=False) for cell in row) for row in table.rows)
     columns = tuple(printable(name, lines=False) for name in table.columns)
     return Table(title=printable(table.title, lines=False), columns=columns, rows=rows)
 
 
 def _limits(rows: Sequence[tuple[str, ...]], right: Sequence[bool], width: int | None) -> list[int]:
-    """How wide each column may be: the widest columns of text give way, one character at a time, until the row fits."""
+    """The widths of the columns: the widest column of text loses one character at a time, until the row fits."""
     natural = [max(len(row[i]) for row in rows) for i in range(len(right))]
     limits = [min(size, WIDEST) for size in natural]
     if width is None:
@@ -75,13 +75,15 @@ def _limits(rows: Sequence[tuple[str, ...]], right: Sequence[bool], width: int |
 
 
 def _wrapped(row: tuple[str, ...], limits: Sequence[int]) -> Iterable[tuple[str, ...]]:
-    """The lines that a row takes; its numbers, being short, stand on the first."""
+    """The lines of a wrapped row; numbers are on the first line."""
     cells = [wrap_cell(cell, limit) for cell, limit in zip(row, limits, strict=True)]
     return itertools.zip_longest(*cells, fillvalue="") if any(cells) else [row]
 
 
 def wrap_cell(cell: str, limit: int) -> list[str]:
-    """A cell in lines of at most `limit` characters, broken after spaces, or else after the separators of names; words stay whole.
+    """A cell in lines of at most `limit` characters; a word that is longer stays whole.
+
+    Lines end after spaces, or else after the separators in names.
 
     >>> wrap_cell("h.{0..11}/mlp/c_fc over gpu", 12), wrap_cell("unbreakable", 4)
     (['h.{0..11}/', 'mlp/c_fc', 'over gpu'], ['unbreakable'])
@@ -100,7 +102,7 @@ def wrap_cell(cell: str, limit: int) -> list[str]:
 
 
 def sentence(text: str, width: int | None) -> str:
-    """A text whose lines are wrapped between words; what goes on is indented."""
+    """A text with lines wrapped between words; continued lines are indented."""
     if width is None:
         return text
     return "\n".join(_line(line, width) for line in text.split("\n"))
@@ -114,14 +116,14 @@ def _line(line: str, width: int) -> str:
 
 
 def width_of(out: TextIO) -> int | None:
-    """Characters of a line: as COLUMNS says, or the terminal; None where neither is there."""
+    """The characters of a line from COLUMNS or the terminal; None if neither exists."""
     if os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"]) > 0:
         return int(os.environ["COLUMNS"])
     return shutil.get_terminal_size().columns if out.isatty() else None
 
 
 def show(parts: Iterable[str | Table], stream: TextIO | None = None) -> None:
-    """Print sentences and tables, an empty line before each table."""
+    """Print sentences and tables, with an empty line before each table."""
     out = stream or sys.stdout
     width = width_of(out)
     for part in parts:

@@ -17,7 +17,7 @@ PATIENCE = 1.0
 
 
 class ProgressBar:
-    """Called as (done, of, what); draws on stderr, where that is a terminal and `wanted`."""
+    """A callback with (done, of, what) that draws on stderr, if `wanted` and if stderr is a terminal."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self.wanted = wanted and sys.stderr.isatty()
@@ -25,7 +25,7 @@ class ProgressBar:
         self.bar: tuple[Progress, TaskID] | None = None
 
     def __call__(self, done: int, of: int, what: str) -> None:
-        """Note how far the work is."""
+        """Draw the progress of the work."""
         if self.bar is None and self.wanted and time.monotonic() - self.start > PATIENCE:
             from rich.console import Console
             from rich.progress import Progress

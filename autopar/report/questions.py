@@ -1,4 +1,4 @@
-"""Answers about a plan as tables: other strategies of an operator, other pins of the outer search, and where the plan flips."""
+"""Answers about a plan as tables: other strategies of an operator, pins of the outer search, and flips of the plan."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from .explained import Explained
 
 TOLD = 1e-6
-"""Share of the step above which a change of the operators' own seconds is told."""
+"""The least change of the operators' own seconds to mention, as a share of the step."""
 
 
 def alternatives_table(others: Sequence[Alternative], axes: Sequence[str], best: float, what: str = "operator were split") -> Table:
-    """The strategies of an operator (the layouts of a parameter), each with the best plan that takes it; `best`: seconds of the plan."""
+    """The strategies of an operator (or layouts of a parameter), each with the best plan that has it.
+
+    `axes`: of the mesh. `best`: seconds of the plan. `what`: the condition, for the title.
+    """
     rows = [_alternative_row(other, axes, best) for other in others]
     columns = (*axes, "means", ">step", ">change", "what makes the difference")
     title = f"The best plan if this {what} otherwise: everything else is solved again"
@@ -68,7 +71,7 @@ def pinned_table(pinned: Sequence[Pinned], plan: Plan) -> Table:
 
 
 def flips_table(flips: Sequence[Flip], base: str) -> Table:
-    """Where the plan found without pins, named `base`, becomes another."""
+    """The flips of the plan found without pins, named `base`."""
     rows = []
     for flip in flips:
         if flip.factor is None or flip.value is None:
@@ -90,7 +93,7 @@ def answered(
     memory: float | None,
     batches: Callable[[int], Graph] | None = None,
 ) -> Explained:
-    """What is known of a plan with its alternatives, and, where the model can be had for other `batches`, its sensitivity."""
+    """The answers with a plan's alternatives, and its sensitivity if `batches` gives the model for other batches."""
     assert found.analysis is not None
     plan, analysis = found.plan, found.analysis
     if alternatives and found.names is None:
@@ -110,7 +113,7 @@ def answered(
 def sensitivity_of(
     plan: Plan, analysis: Analysis, cluster: Cluster, *, memory: float | None, batches: Callable[[int], Graph]
 ) -> Sensitivity:
-    """What plans the model anew under scaled figures, with nothing pinned."""
+    """The sensitivity of the model's best plan without pins."""
     request = Request(
         cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True, types=plan.schedule.types,
     )  # fmt: skip

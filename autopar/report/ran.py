@@ -1,4 +1,4 @@
-"""Prints what a run did, and where its seconds went if that was measured."""
+"""Prints the report of a run, and its profile if there is one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def require_profile(args: argparse.Namespace) -> None:
-    """Refuse at once what cannot be profiled, or written."""
+    """Refuse options of a profile that is impossible or cannot be written."""
     check_outputs(args, args.profile, args.recalibrate)
     if args.recalibrate and not args.profile:
         raise UsageError("--recalibrate scales a cluster to what --profile measures: give both")
@@ -39,7 +39,7 @@ def require_profile(args: argparse.Namespace) -> None:
 
 
 def cluster_to_scale(args: argparse.Namespace, plan: Plan) -> Cluster | None:
-    """The cluster that `--recalibrate` starts from, refused before anything runs where a profile cannot scale it; None without."""
+    """The cluster that `--recalibrate` scales, or None; refused before the run if a profile cannot scale it."""
     if not args.recalibrate:
         return None
     from ..of_plan import cluster_of_plan
@@ -53,7 +53,7 @@ def cluster_to_scale(args: argparse.Namespace, plan: Plan) -> Cluster | None:
 def scaling(
     args: argparse.Namespace, plan: Plan, graph: Graph, cluster: Cluster | None, profile: Mapping[str, Any] | None
 ) -> Callable[[], Recalibrated] | None:  # fmt: skip
-    """What scales the cluster to a profile and, on rank 0, writes its file; None where that is not wanted."""
+    """The function that scales the cluster to a profile and, on rank 0, writes its file; None if not requested."""
     if cluster is None or profile is None:
         return None
 
@@ -69,7 +69,7 @@ def scaling(
 
 
 def print_run(report: Any, *, as_json: bool, recalibrate: Callable[[], Recalibrated] | None = None) -> None:
-    """A `RunReport`; the profile in tables of its own, and behind it what `recalibrate` makes of it."""
+    """Print a `RunReport`, the profile in tables, and the result of `recalibrate`."""
     found = report_json(report)
     if as_json:
         told = {name: value for name, value in found.items() if name != "profile" or value is not None}
@@ -84,7 +84,7 @@ def print_run(report: Any, *, as_json: bool, recalibrate: Callable[[], Recalibra
 
 
 def profile_parts(found: Mapping[str, Any]) -> list[str | Table]:
-    """What `autopar.profile` measured, beside what was predicted."""
+    """The measurements of `autopar.profile` next to the predictions."""
     rows = tuple(
         (part["part"], _text(part["measured"], part["unit"]), _text(part["predicted"], part["unit"])) for part in found["parts"]
     )  # fmt: skip
@@ -104,11 +104,11 @@ STAGE_COLUMNS: Mapping[str, str] = {
     "forward": "forward", "backward": "backward", "between stages, waiting included": "bubble", "collectives": "collectives",
     "update": "update", "idle and others": "idle", "memory beside parameters and optimizer": "memory",
 }  # fmt: skip
-"""Parts of a profile, and the columns that they are in."""
+"""Parts of a profile, and their columns."""
 
 
 def _of_stages(profiles: Sequence[Mapping[str, Any]]) -> list[str | Table]:
-    """A table of the stages, each as measured and, below, as predicted; nothing where there are none."""
+    """A table of the stages, each with measured and predicted seconds; nothing without stages."""
     rows = []
     for one in profiles:
         parts = {part["part"]: part for part in one["parts"]}

@@ -1,15 +1,16 @@
-"""`recalibrated`: a cluster whose figures are scaled to what a profile of a run measured.
+"""`recalibrated`: a cluster with figures scaled to the profile of a run.
 
-A group of operators takes R of arithmetic or traffic and L of launches, one for each of its operators, as predicted, and M as measured.
-With rates r times, and launches l times as long, as predicted,
+    R_g / r_g + L_g l = M_g        with the least (log(l) / log(10))^2 + sum of (log(r_g) / log(1.5))^2
+    factor = seconds predicted / seconds measured        for the collectives on a level of links
 
-    R_g / r_g + L_g l = M_g        of all that fulfil this, with the least (log(l) / log(10))^2 + sum of (log(r_g) / log(1.5))^2
-    factor = seconds predicted / seconds measured        of the collectives on a level of links
+R_g, L_g: the predicted seconds of a group of operators for arithmetic or traffic, and for launches. M_g: its measured
+seconds. r_g: the factor on its rate. l: the factor on the seconds of a launch.
 
-Arithmetic is scaled by the products, convolutions and attention, in the types that they compute in; the memory's bandwidth by all other
-operators with the update; a level's bandwidth and its time for a message by its collectives, as their sum does not tell one from the other.
-What the step takes beyond all that is the host's, which on CPUs computes what it has started: launches are made longer by it, an operator
-as by any other. On GPUs, where the host runs ahead, launches stay. So does what was not measured, or not predicted.
+Products, convolutions and attention scale the arithmetic, in the types that they compute in. All other operators and
+the update scale the memory's bandwidth. A level's collectives scale both its bandwidth and its latency, as their sum
+does not tell one from the other. The rest of the step is the host's. On CPUs the host also computes the operators, so
+the rest makes all launches longer. On GPUs the host runs ahead, so launches stay. Figures without a measurement or a
+prediction stay, too.
 """
 
 from __future__ import annotations
@@ -42,20 +43,23 @@ if TYPE_CHECKING:
     from autopar.runtime.profiling import Profile
 
 FOLDED = {"gloo": {"reduce_scatter": "all_reduce"}}
-"""Kinds of collectives that a backend issues, and a profiler so shows, as another."""
+"""Kinds of collectives that a backend runs, and a profiler shows, as another kind."""
 LONGEST = 100.0
-"""How many times as long, or as short, a launch may be: the host's seconds differ by more than rates do."""
+"""The largest factor on the seconds of a launch, up or down; the host's seconds differ more than rates do."""
 DOUBTED = {"launch": math.log(10.0), "rate": math.log(1.5)}
-"""By how much, in logarithms, a figure of a cluster file may be taken to be off: rates are those of the same kind of machine, while the
-host's seconds depend on the processor, the model's Python and the size of what is started."""
+"""The expected error of a figure in a cluster file, as a logarithm.
+
+Rates are those of the same kind of machine. The host's seconds depend on the processor, the model's Python and the size
+of the operators.
+"""
 TRIED = 2001
-"""Lengths of a launch that are looked at."""
+"""The number of launch factors to try."""
 EXACT = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recalibrated:
-    """A cluster as a profile found it; seconds of a step as measured, as predicted before, and on this cluster."""
+    """A cluster scaled to a profile; seconds of a step: measured, predicted before, and predicted on this cluster."""
 
     cluster: Cluster
     scaled: tuple[Scaled, ...]
@@ -68,12 +72,12 @@ class Recalibrated:
         write_whole(Path(path), dump(self.cluster))
 
     def json(self) -> dict[str, Any]:
-        """What was scaled and what follows as plain data."""
+        """The scaled figures and the steps as plain data."""
         rows = [{name: getattr(row, name) for name in Scaled.__dataclass_fields__} for row in self.scaled]
         return {"scaled": rows, "step": {"measured": self.measured, "before": self.before, "after": self.after}}
 
     def parts(self) -> list[str | Table]:
-        """The same in tables."""
+        """The scaled figures and the steps in tables."""
         rows = tuple(
             (r.figure, figure_text(r.before, r.unit), figure_text(r.after, r.unit), f"{r.after / r.before:.3g}", r.what)
             for r in self.scaled
@@ -86,12 +90,15 @@ class Recalibrated:
 
 
 def recalibrated(found: Profile, cluster: str | Path | Cluster | None = None) -> Recalibrated:
-    """The cluster (that of the profiled plan, if none is given) with its figures scaled to what `autopar.profile` measured."""
+    """The cluster (default: that of the profiled plan) with figures scaled to a profile of `autopar.profile`."""
     return recalibrate(found.json(), found.plan, found.graph, cluster_of_plan(found.plan, cluster))
 
 
 def recalibrate(profile: Mapping[str, Any], plan: Plan, graph: Graph, cluster: Cluster) -> Recalibrated:
-    """The same from the profile's plain data, on a cluster of the plan's size; where the plan has stages, from a profile of all of them."""
+    """The scaled cluster, from the profile's plain data and a cluster of the plan's size.
+
+    If the plan has stages, the profile must be of all of them.
+    """
     require_alike(plan, cluster)
     profiles: Sequence[Mapping[str, Any]] = profile.get("stages", [profile])
     if plan.stages and len(profiles) == 1:
@@ -111,7 +118,7 @@ def recalibrate(profile: Mapping[str, Any], plan: Plan, graph: Graph, cluster: C
 
 
 def require_alike(plan: Plan, cluster: Cluster) -> None:
-    """Refuse devices for which the ranks that are profiled cannot stand."""
+    """Refuse a cluster whose devices differ, because one profile cannot represent them."""
     if cluster.joined:
         raise UsageError(f"a profile is of one kind of the devices of {cluster.name!r}: recalibrate each pool by itself")
     if not has_account(plan):
@@ -133,7 +140,7 @@ def _has_launches(cluster: Cluster) -> bool:
 
 
 def _with_operators(cluster: Cluster, step: Stepping, kinds: Mapping[str, float]) -> tuple[Cluster, list[Scaled]]:
-    """The cluster with rates, and seconds of a launch, by which each group of operators takes what was measured."""
+    """The cluster with rates and launches that give each group of operators its measured seconds."""
     idle = replace(cluster, device=replace(cluster.device, launch=0.0)) if _has_launches(cluster) else cluster
     rates, all_of = step.computed(idle), step.computed(cluster)
     groups = {}
@@ -157,7 +164,7 @@ def _with_operators(cluster: Cluster, step: Stepping, kinds: Mapping[str, float]
 
 
 def _least_change(groups: Sequence[Group]) -> float:
-    """By how much launches are longer where they and the rates of all groups change least (the formula of this module)."""
+    """The factor on launches with the least changes of launches and rates (the formula of this module)."""
     lengths = np.exp(np.linspace(-math.log(LONGEST), math.log(LONGEST), TRIED))
     change = (np.log(lengths) / DOUBTED["launch"]) ** 2
     for group in groups:
@@ -170,7 +177,7 @@ def _least_change(groups: Sequence[Group]) -> float:
 
 
 def _with_host(cluster: Cluster, rows: list[Scaled], step: Stepping, before: Cluster, measured: float) -> tuple[Cluster, list[Scaled]]:
-    """The cluster with launches so long that the step takes what was measured, where it takes less without."""
+    """The cluster with longer launches, if the step would otherwise be shorter than measured."""
 
     def sized(length: float) -> Cluster:
         return replace(cluster, device=replace(cluster.device, launch=before.device.launch * length))
@@ -194,7 +201,7 @@ def _with_host(cluster: Cluster, rows: list[Scaled], step: Stepping, before: Clu
 
 
 def _links(predicted: Mapping[tuple[str, str], float], events: Mapping[str, float], backend: str) -> dict[str, Group]:
-    """The collectives of each level: those of the kinds that no other level has, as a profile tells kinds only."""
+    """The collectives of each level, only of kinds that no other level has, because a profile knows only kinds."""
     folded = FOLDED.get(backend, {})
     measured, levels = Counter[str](), dict[str, set[str]]()
     for name, seconds in events.items():

@@ -1,4 +1,4 @@
-"""The figures of a cluster, scaled: a device's rates, its seconds for an operator, and levels of links, each with what measured it."""
+"""Scaling of a cluster's figures: a device's rates, its seconds of a launch, and its levels of links, with sources."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..errors import UsageError
 from .units import rate_text, seconds_text
 
 MOST = 20.0
-"""A figure that is off by more is not the same machine, or the run is too small to measure it."""
+"""The largest factor on a figure; beyond it the machine is another one, or the run too small to measure it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaled:
-    """A figure that was scaled: its name in the cluster file, and the seconds of `what` it was scaled by."""
+    """A scaled figure: its name in the cluster file, and the seconds of `what`, the work that it was scaled by."""
 
     figure: str
     unit: str
@@ -32,9 +32,9 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Seconds of a step as predicted and as measured, of `what` is measured together.
+    """Predicted and measured seconds of a step, of the work `what` that is measured together.
 
-    `launches`: of what is predicted, the seconds that no rate tells; `length`: how many times as long they are.
+    `launches`: the predicted seconds of launches, which no rate changes; `length`: the factor on them.
     """
 
     what: str
@@ -44,7 +44,7 @@ class Group:
     length: float = 1.0
 
     def factor(self, figure: str) -> float:
-        """By what rates are multiplied; a `UsageError` where that cannot be."""
+        """The factor on the rates; `UsageError` if there is none."""
         left = self.measured - self.length * self.launches
         found = (self.predicted - self.launches) / left if left > 0 else 2 * MOST
         if not 1 / MOST <= found <= MOST:
@@ -57,7 +57,7 @@ class Group:
 
 
 def _told(cluster: Cluster, rows: Sequence[Scaled]) -> Cluster:
-    """The cluster with what was scaled saying so."""
+    """The cluster with the scaled figures marked as such."""
     said = {
         row.figure: Source.of(
             f"measured: a profile of a run, in which {row.what} took {seconds_text(row.measured)} where {seconds_text(row.predicted)} were "
@@ -75,7 +75,7 @@ def _row(group: Group, figure: str, unit: str, before: float, after: float) -> S
 
 
 def with_arithmetic(cluster: Cluster, group: Group, families: Mapping[str, str]) -> tuple[Cluster, list[Scaled]]:
-    """The cluster with other rates of arithmetic, in each family of types."""
+    """The cluster with scaled rates of arithmetic, in each family of types."""
     rows = []
     for family, dtype in families.items():
         figure, before = f"device.peak.{family}", cluster.device.flops(dtype)
@@ -85,20 +85,20 @@ def with_arithmetic(cluster: Cluster, group: Group, families: Mapping[str, str])
 
 
 def with_memory(cluster: Cluster, group: Group) -> tuple[Cluster, list[Scaled]]:
-    """The cluster with another bandwidth of memory."""
+    """The cluster with a scaled bandwidth of memory."""
     figure, before = "device.memory_bandwidth", cluster.device.memory_bandwidth
     found = _row(group, figure, "B/s", before, before * group.factor(figure))
     return _told(replace(cluster, device=replace(cluster.device, memory_bandwidth=found.after)), [found]), [found]
 
 
 def with_launch(cluster: Cluster, group: Group, seconds: float) -> tuple[Cluster, list[Scaled]]:
-    """The cluster with other seconds for an operator."""
+    """The cluster with other seconds of a launch."""
     found = _row(group, "device.launch", "s", cluster.device.launch, seconds)
     return _told(replace(cluster, device=replace(cluster.device, launch=seconds)), [found]), [found]
 
 
 def with_links(cluster: Cluster, group: Group, name: str) -> tuple[Cluster, list[Scaled]]:
-    """The cluster with a level on which all takes longer, or less."""
+    """The cluster with one level scaled, bandwidth and latency alike."""
     factor, old = group.factor(f"{name}.bandwidth"), cluster.level(name)
     new = _faster(old, factor)
     rows = [_row(group, f"{name}.bandwidth", "B/s", old.bandwidth, new.bandwidth)]
@@ -109,7 +109,7 @@ def with_links(cluster: Cluster, group: Group, name: str) -> tuple[Cluster, list
 
 
 def _faster(level: Level, factor: float) -> Level:
-    """The level on which all takes 1 / `factor` of its time."""
+    """The level with all times divided by `factor`."""
     protocols = tuple(
         replace(
             one, latency=one.latency / factor, overhead=one.overhead / factor,

@@ -1,9 +1,9 @@
-"""How a model scales: the best plan on every cluster and number of devices, what it costs, and which is the cheapest for a target.
+"""The scaling of a model: the best plans by cluster and number of devices, their prices, the cheapest for a target.
 
     speed-up = step(fewest devices) / step        efficiency = speed-up x fewest devices / devices
     money of a step = devices x price of a device and hour x step / 3600
 
-The global batch stays as it is (strong scaling). "Fewest" are those of a cluster on which a plan fits.
+The global batch is constant (strong scaling). "Fewest devices": of a cluster, with a plan that fits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tables import Table
 from .units import amount_text, bytes_text, seconds_text
 
 MOST_COUNTS = 16
-"""Numbers of devices of one cluster that are planned for."""
+"""The most numbers of devices of one cluster."""
 HOUR = 3600.0
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
@@ -34,9 +34,9 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The best plan of a cluster on so many devices: its step (None: `why` there is none) and memory, of a `batch` of samples.
+    """The best plan of a cluster on so many devices: its step (None: `why` there is none) and memory.
 
-    `price`: of a device and hour, where it is known.
+    `batch`: samples of a step. `price`: of a device and hour, if known.
     """
 
     cluster: str
@@ -51,7 +51,7 @@ class Row:
 
     @property
     def money(self) -> float | None:
-        """What a step costs."""
+        """The price of a step."""
         return None if self.price is None or self.step is None else self.devices * self.price * self.step / HOUR
 
     @property
@@ -61,7 +61,7 @@ class Row:
 
 
 def counts_of(text: str) -> tuple[int, ...]:
-    """Numbers of devices: "8", "8,16,24", or "1..64", which is the powers of two between, and the ends.
+    """Numbers of devices: "8", "8,16,24", or "1..64", the ends and the powers of two between.
 
     >>> counts_of("8"), counts_of("2,6"), counts_of("3..20")
     ((8,), (2, 6), (3, 4, 8, 16, 20))
@@ -101,7 +101,7 @@ def prices_of(pairs: Mapping[str, str], clusters: Sequence[str]) -> dict[str, fl
 
 
 def target_seconds(text: str) -> float:
-    """A step time to reach.
+    """The seconds of a step to reach.
 
     >>> target_seconds("500ms"), target_seconds("1.5")
     (0.5, 1.5)
@@ -194,7 +194,7 @@ def _place(row: Row) -> str:
 
 
 def scaling_plot(rows: Sequence[Row]) -> str:
-    """Samples a second over devices, a line for each cluster, and what perfect scaling would be."""
+    """Samples a second over devices: a line for each cluster, and one of perfect scaling."""
     series: list[Series] = []
     for colour, cluster in enumerate(dict.fromkeys(row.cluster for row in rows)):
         points = tuple((float(row.devices), row.batch / row.step) for row in rows if row.cluster == cluster and row.step)

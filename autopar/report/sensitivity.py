@@ -1,12 +1,12 @@
-"""At which link speed, memory and batch a plan flips: each is scaled up and down, planned again, and the factor of the change bisected.
+"""The link speeds, memory and batch at which a plan flips: each is scaled, and the factor of the change bisected.
 
-The factors 4, 16, 64 (and their inverses) bracket the first at which the scheme's name changes; the bracket is halved on a
-logarithmic scale, f = sqrt(same * changed), until its ends are within `CLOSE` of one another. A flip and a flip back within one
-factor of 4 go unseen, and upwards within 64. The batch is doubled and halved.
+The factors 4, 16, 64 (and their inverses) bracket the first one at which the scheme's name changes. The bracket is
+halved on a logarithmic scale, f = sqrt(same * changed), until its ends are within `CLOSE` of one another. A flip and a
+flip back within one factor of 4 go unseen, and upwards within 64. The batch is doubled and halved.
 
     best(limit) = p, memory(p) <= m <= limit   =>   best(m) = p
 
-so that less memory is tried only below what the plans found need, in strides of `CLOSE` and its powers.
+So less memory is tried only below the need of the plans found, in strides of `CLOSE` and its powers.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ STRIDE = 4.0
 STRIDES = 3
 """The largest factor is the stride to this power."""
 WHOLE_STRIDES = 4
-"""A batch is doubled or halved so often, and its flip not narrowed: what lies between divides badly."""
+"""The most doublings or halvings of a batch; its flip is not narrowed, because batches between divide badly."""
 CLOSE = 1.25
-"""Ratio of the ends of a bracket at which it is narrow enough."""
+"""The ratio of a bracket's ends at which it is narrow enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
-    """Where a plan changes as a quantity is scaled: `factor` (None: not up to the `limit` tried), the `value` there, and what it becomes.
+    """The change of a plan as a quantity is scaled: its `factor`, the quantity's `value` there, and the new plan.
 
-    `step`: seconds of the plan just beyond.
+    `factor`: None if there is no change up to the `limit` tried. `step`: seconds of the new plan.
     """
 
     quantity: str
@@ -53,7 +53,7 @@ class Flip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What a plan is called, the seconds of its step and the bytes of a device; without a plan, why there is none."""
+    """A plan's name, the seconds of its step and the bytes of a device; the reason if there is no plan."""
 
     name: str
     step: float | None = None
@@ -62,7 +62,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Quantity:
-    """A figure that can be scaled: its present value, whether it is a `whole` number, and what is planned at a factor."""
+    """A figure to scale: its present value, whether it is a `whole` number, and the conditions at a factor."""
 
     name: str
     value: float
@@ -71,7 +71,7 @@ class _Quantity:
 
 
 class Sensitivity:
-    """Plans a model again and again under scaled figures; `batches` gives the model's graph for another global batch."""
+    """Plans a model under scaled figures; `batches`: the model's graph for another global batch."""
 
     def __init__(
         self, plan: Plan, graph: Graph, request: Request, *, batch: int = 0, batches: Callable[[int], Graph] | None = None
@@ -86,7 +86,7 @@ class Sensitivity:
         self.base = self.found.name
 
     def flips(self, progress: Progress | None = None) -> list[Flip]:
-        """For every quantity, downwards and upwards, where the plan changes."""
+        """The changes of the plan for every quantity, downwards and upwards."""
         self.progress = progress
         return [self._flip(quantity, direction) for quantity in self._quantities() for direction in ("down", "up")]
 
@@ -129,7 +129,7 @@ class Sensitivity:
         for changed in self._tried(quantity, direction):
             try:
                 found = self._name(quantity, changed)
-            except UsageError:  # the model cannot have this batch
+            except UsageError:  # impossible batch
                 break
             if found.name != self.base:
                 if quantity.whole:
@@ -139,7 +139,7 @@ class Sensitivity:
         return Flip(quantity=quantity.name, direction=direction, limit=same, becomes=self.base)
 
     def _less_memory(self, quantity: _Quantity) -> Flip:
-        """Less and less, from what the last plan needs: by `CLOSE`, then by its powers."""
+        """The flip at less memory: from the last plan's need down, by `CLOSE`, then by its powers."""
         least, same, stride = STRIDE**-STRIDES, self._enough(quantity, 1.0, self.found), CLOSE
         while same > least:
             changed = max(same / stride, least)
@@ -150,7 +150,7 @@ class Sensitivity:
         return Flip(quantity=quantity.name, direction="down", limit=least, becomes=self.base)
 
     def _enough(self, quantity: _Quantity, factor: float, found: Probed) -> float:
-        """The factor down to which nothing changes, where the plan of one was found: its memory is enough for it."""
+        """The factor down to which the plan found at `factor` stays the best, because it fits that memory."""
         return factor if found.memory is None or quantity.name != "memory" else min(factor, found.memory / quantity.value)
 
     def _tried(self, quantity: _Quantity, direction: str) -> list[float]:
@@ -159,7 +159,7 @@ class Sensitivity:
         factors = [stride ** (power if direction == "up" else -power) for power in range(1, count + 1)]
         if quantity.whole:
             return [factor for factor in factors if quantity.value * factor >= 1]
-        # More memory and faster links only free the search: where the most changes nothing, less does not either.
+        # More memory and faster links only add plans: if the largest factor changes nothing, no smaller one does.
         free = direction == "up" and self._name(quantity, factors[-1]).name == self.base
         return factors[-1:] if free else factors
 
@@ -183,7 +183,7 @@ class Sensitivity:
         return self.known[key]
 
     def _most(self) -> int:
-        """The most plans that may be made."""
+        """The largest number of plans to make."""
         halvings = math.ceil(math.log2(math.log(STRIDE) / math.log(CLOSE)))
         return len(self._quantities()) * 2 * (STRIDES + halvings)
 
@@ -194,7 +194,7 @@ def _flipped(quantity: _Quantity, direction: str, factor: float, found: Probed) 
 
 
 def scaled_links(cluster: Cluster, level: str, factor: float) -> Cluster:
-    """The cluster with the bandwidth of one level multiplied, and that of the collectives that were measured there."""
+    """The cluster with the bandwidth of one level, and of the collectives measured on it, multiplied."""
 
     def scaled(one: Cluster) -> Cluster:
         levels = tuple(

@@ -13,7 +13,10 @@ from .units import bytes_text, seconds_text
 
 
 def stages_table(plan: Plan) -> Table:
-    """Where the model is cut, what the stages take of a step, and what they hand on; the slowest device's sums are the summary's."""
+    """The cuts of the model, and the seconds and messages of the stages.
+
+    The sums of the slowest device are those in the summary.
+    """
     chunked = plan.schedule.interleave > 1
     stages = len(plan.stages) // plan.schedule.interleave
     rows = [_row(number, number % stages, stage, plan) for number, stage in enumerate(plan.stages)]
@@ -34,7 +37,7 @@ def _row(number: int, device: int, stage: StagePlan, plan: Plan) -> tuple[str, .
 
 
 def where_line(plan: Plan) -> str:
-    """Whether this machine has the devices of a plan, and else what it takes to try the plan on it without GPUs."""
+    """A line that says whether this machine has the devices of a plan, or how to try the plan without GPUs."""
     gpus = len(local_gpus())
     if gpus >= plan.devices:
         return f"this machine can run it: its {gpus} GPUs are enough for {plan.devices} ranks"

@@ -1,4 +1,4 @@
-"""What a plan's step is made of, to be priced on any cluster: seconds of its products, of all else that computes, of its collectives."""
+"""The parts of a plan's step, priced on any cluster: seconds of products, of other computation, and of collectives."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ STREAMS = ("elementwise and others", "update")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepping:
-    """A step of a plan; `whole` and `part` are the analyses of the batch and of a micro-batch. With stages all of them are meant together:
-    `micro` is the program of the model on the mesh of one."""
+    """A step of a plan; `whole`, `part`: the analyses of the batch and of a micro-batch.
+
+    With stages the step is that of all stages together; `micro`: the program of the whole model on the mesh of one
+    stage.
+    """
 
     micro: Scheduled
     whole: Analysis
@@ -38,7 +41,7 @@ class Stepping:
     plan: Plan
 
     def prices(self, cluster: Cluster) -> MeshPrices:
-        """Of the mesh, or that of a stage."""
+        """The prices of the mesh, or of a stage's mesh."""
         return MeshPrices(cluster=cluster, mesh=self.plan.mesh_, unit_bytes=self.plan.schedule.unit_bytes)
 
     def seconds(self, cluster: Cluster) -> float:
@@ -56,7 +59,7 @@ class Stepping:
 
     @property
     def families(self) -> Mapping[str, str]:
-        """The families of types that products compute in, each with a type of it."""
+        """The families of types that products compute in, each with one of its types."""
         found: dict[str, str] = {}
         for step, _, _ in self.computing:
             if _is_product(step):
@@ -68,7 +71,7 @@ class Stepping:
         return found
 
     def computed(self, cluster: Cluster) -> dict[tuple[str, ...], float]:
-        """Seconds that a step computes, were there no communication beside: in products, and in all else, the update among it."""
+        """Seconds of computation in a step without communication: of products, and of all others with the update."""
         prices, products = self.prices(cluster), 0.0
         for step, forward, backward in self.computing:
             if _is_product(step):

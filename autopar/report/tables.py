@@ -18,7 +18,7 @@ from .words import COLLECTIVES
 
 
 def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list[str]:
-    """What a plan comes to: the cluster first, then mesh, time, memory and gap."""
+    """The main figures of a plan: the cluster first, then mesh, time, memory and gap."""
     found = plan.predicted
     mesh = " x ".join(f"{axis.name}={axis.size} ({axis.level})" for axis in plan.mesh)
     parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in found.memory_parts.items() if size)
@@ -46,14 +46,14 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
 
 
 def gap_text(made: Provenance) -> str:
-    """How far the predicted step may be from the best."""
+    """The largest possible distance of the predicted step from the best."""
     if made.gap is None:
         return "not bounded"
     return f"no plan takes less than {seconds_text(made.lower_bound)}, so that this one is at most {made.gap:.2%} above the best"
 
 
 def scheme_line(named: Named) -> str:
-    """What the plan is called and does; a name is a scheme only where `--scheme` takes it."""
+    """The name and the meaning of the plan; the name is called a scheme only if `--scheme` takes it."""
     return (f"scheme {named.name}: " if named.scheme else f"{named.called}: ") + named.sentence
 
 
@@ -64,7 +64,7 @@ def _mesh_line(plan: Plan, mesh: str) -> str:
 
 
 def _types_lines(plan: Plan) -> list[str]:
-    """The types of stored parameters and of gradients; nothing where they are those of the computation."""
+    """The types of stored parameters and of gradients; nothing if they are those of the computation."""
     types = plan.schedule.types
     said = [f"trained parameters stored and updated in {types.master}"] if types.master else []
     said += [f"gradients added up in {types.reduce}"] if types.reduce else []
@@ -72,7 +72,7 @@ def _types_lines(plan: Plan) -> list[str]:
 
 
 def _schedule_lines(plan: Plan) -> list[str]:
-    """Micro-batches, the order of the stages, and what is recomputed; nothing where there is none."""
+    """Micro-batches, the order of the stages, and recomputation, if there are any."""
     schedule = plan.schedule
     said = [f"{schedule.micro_batches} micro-batches"] if schedule.micro_batches > 1 else []
     if plan.stages:
@@ -85,7 +85,7 @@ def _schedule_lines(plan: Plan) -> list[str]:
 
 
 def _host_lines(plan: Plan) -> list[str]:
-    """How many parameters have their optimizer state in host memory, and what that costs; nothing where none has."""
+    """The number of parameters with optimizer state in host memory, and its cost; nothing if there are none."""
     held, found = sum(parameter.state == "host" for parameter in plan.parameters.values()), plan.predicted
     if not held:
         return []
@@ -94,7 +94,7 @@ def _host_lines(plan: Plan) -> list[str]:
 
 
 def collective_text(counts: Counter[str]) -> str:
-    """How many collectives there are of each kind."""
+    """The number of collectives of each kind."""
     return " + ".join(f"{count} {COLLECTIVES.get(kind, kind)}" for kind, count in sorted(counts.items())) or "-"
 
 
@@ -103,7 +103,7 @@ def _amounts(nbytes: int, seconds: float) -> tuple[str, str]:
 
 
 def operators_table(groups: Sequence[Group], whole: Account) -> Table:
-    """Operators by row of equal strategy, each with the collectives of one step that belong to it."""
+    """Operators in rows of equal strategy, each with its collectives of one step."""
     rows = [(g.name, str(len(g.operators)), g.strategy, collective_text(g.collectives), *_amounts(g.nbytes, g.seconds)) for g in groups]
     issued = [pair for unit in whole.units for pair in unit.collectives]
     nbytes = sum(c.nbytes for c, _ in issued)
@@ -118,7 +118,7 @@ def operators_table(groups: Sequence[Group], whole: Account) -> Table:
 
 
 def _units_text(whole: Account) -> str:
-    """How many parameters are gathered, and the gradients of how many reduced, over which axes, in how many units."""
+    """The axes of gathers and of gradient sums, and the numbers of parameters and units, in words."""
     said = []
     units = [unit for unit in whole.units if unit.collectives]
     for words, gathers in (("gathered", True), ("gradients summed", False)):
@@ -132,10 +132,10 @@ def _units_text(whole: Account) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """The best plan of a known scheme (empty: the plan found): its predicted seconds and bytes, and what it is `named`.
+    """The best plan of a known scheme (empty: the plan found): its predicted seconds and bytes, and its name.
 
-    `fits`: whether it fits the memory, `host_memory`: with so many bytes of optimizer state in host memory. `why`: why there is no such
-    plan, where there is none. `late`: it was not priced, for that takes long.
+    `fits`: whether it fits the memory. `host_memory`: bytes of optimizer state in host memory. `why`: the reason if
+    there is no such plan. `late`: it was not priced, because that takes long.
     """
 
     scheme: str
@@ -151,7 +151,7 @@ class Rival:
 
     @property
     def name(self) -> str:
-        """How the row is called."""
+        """The name of the row."""
         return self.scheme or "plan found"
 
 
@@ -166,7 +166,7 @@ def rival_of(scheme: str, plan: Plan, named: str, *, fits: bool = True) -> Rival
 
 
 def comparison_table(plan: Plan, named: str, rivals: Sequence[Rival]) -> Table:
-    """The plan found beside the known schemes."""
+    """The plan found next to the known schemes."""
     rows = tuple(_rival_row(rival, plan.predicted.step) for rival in (rival_of("", plan, named), *rivals))
     columns = ("scheme", "mesh", ">step", ">ratio", ">communication", ">memory", "")
     return Table(title="Beside known schemes", columns=columns, rows=rows)

@@ -33,16 +33,16 @@ from ..sharding.micro_batches import split_batch
 from .account import has_account
 
 ROUNDING = 1e-9
-"""Share of a step that is no event of its own."""
+"""The share of a step below which a span is no event."""
 
 
 def write_trace(path: str | Path, plan: Plan, graph: Graph, cluster: Cluster) -> None:
-    """Play one step of the plan on `cluster` and write who does what when: one rank, which is like every other, or every stage."""
+    """Play one step of the plan on `cluster`, and write the events of every stage, or of one rank if there are none."""
     write_whole(Path(path), json.dumps(chrome_trace(timelines(plan, graph, cluster))) + "\n")
 
 
 def timelines(plan: Plan, graph: Graph, cluster: Cluster) -> Mapping[str, Sequence[Event]]:
-    """What happens in a step by rank or stage."""
+    """The events of a step by rank or stage."""
     analysis = analyse(graph, train=plan.model.mode == "train")
     if plan.stages:
         return _of_stages(plan, analysis, cluster)
@@ -51,7 +51,7 @@ def timelines(plan: Plan, graph: Graph, cluster: Cluster) -> Mapping[str, Sequen
 
 
 def timeline_of_rank(plan: Plan, analysis: Analysis, cluster: Cluster) -> Sequence[Event]:
-    """What a rank of a plan without stages does in a step."""
+    """The events of a rank in a step of a plan without stages."""
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
     micro, count = plan.execution(analysis).micro, plan.schedule.micro_batches
     part = split_batch(analysis, count) if count > 1 else analysis
@@ -59,7 +59,7 @@ def timeline_of_rank(plan: Plan, analysis: Analysis, cluster: Cluster) -> Sequen
 
 
 def _of_stages(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str, Sequence[Event]]:
-    """The order of the pipeline with its simulated times; what is done once a step comes when all stages have finished their passes."""
+    """The order of the pipeline with its simulated times; work once a step follows the passes of all stages."""
     if not has_account(plan):
         raise PlanError("the timeline of stages on different meshes is not drawn")
     run, last = _played(plan, analysis, cluster)
@@ -78,7 +78,7 @@ def stages_seconds(plan: Plan, analysis: Analysis, cluster: Cluster) -> float:
 
 
 def _played(plan: Plan, analysis: Analysis, cluster: Cluster) -> tuple[PipelineRun, list[Once]]:
-    """The passes of all stages, and what each does once a step."""
+    """The passes of all stages, and their work once a step."""
     schedule, chunks = plan.schedule, len(plan.stages)
     stages = chunks // schedule.interleave
     figures, starts = stages_figures(plan, analysis, cluster), _starts(plan, analysis)
@@ -107,14 +107,14 @@ def _played(plan: Plan, analysis: Analysis, cluster: Cluster) -> tuple[PipelineR
 
 
 def _ending(start: float, end: float, update: float) -> list[Event]:
-    """What comes once a step: the collectives of parameters that nothing hid, then the update."""
+    """The events once a step: the exposed collectives of parameters, then the update."""
     updated = end - update if end - update - start > ROUNDING * end else start
     gathered = [Event("parameters' collectives", "collective", COMPUTE, "collective", start, updated)] if updated > start else []
     return [*gathered, Event("update", "update", COMPUTE, "update", updated, end)]
 
 
 def stages_figures(plan: Plan, analysis: Analysis, cluster: Cluster) -> Figures:
-    """What every operator takes on the mesh of a stage."""
+    """The figures of every operator on the mesh of a stage."""
     schedule = plan.schedule.in_stage
     program = execution(plan.assignment(analysis), analysis, schedule).micro.program
     part = split_batch(analysis, schedule.micro_batches) if schedule.micro_batches > 1 else analysis
@@ -123,7 +123,7 @@ def stages_figures(plan: Plan, analysis: Analysis, cluster: Cluster) -> Figures:
 
 
 def _starts(plan: Plan, analysis: Analysis) -> list[int]:
-    """The places of the operators with which the stages begin."""
+    """The numbers of the stages' first operators."""
     places = {op.name: place for place, op in enumerate(analysis.graph.operators)}
     starts = [places.get(stage.first, -1) for stage in plan.stages]
     if starts[0] != 0 or any(before >= after for before, after in itertools.pairwise(starts)):

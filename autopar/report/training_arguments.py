@@ -1,4 +1,4 @@
-"""The options of the commands about trainings and the machine they run on: `train`, `checkpoint` and `doctor`."""
+"""The options of the commands about training and its machine: `train`, `checkpoint` and `doctor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def train_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `train`."""
+    """Add the options of `train`."""
     add = parser.add_argument
     add("config", metavar="CONFIG", help="a .toml file with model, data, optimizer, schedule and training (docs/training.md)")
     add("--ranks", type=int, metavar="N", help="ranks of this machine (default: that of CONFIG, else 1); under torchrun, its ranks")
@@ -16,7 +16,7 @@ def train_options(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `doctor`."""
+    """Add the options of `doctor`."""
     add = parser.add_argument
     add("--nproc", type=int, metavar="N", help="ranks (default: one for each GPU, else 2 on the CPU); under torchrun, its ranks")
     add("--quick", action="store_true", help="one step of each plan, and one collective")
@@ -24,13 +24,13 @@ def doctor_options(parser: argparse.ArgumentParser) -> None:
 
 
 def show_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `checkpoint show`."""
+    """Add the options of `checkpoint show`."""
     parser.add_argument("folder", metavar="FOLDER", help="where autopar.save has put it: the latest there is shown, or one that is named")
     _json_option(parser)
 
 
 def convert_options(parser: argparse.ArgumentParser, dtypes: Sequence[str]) -> None:
-    """Those of `checkpoint convert`."""
+    """Add the options of `checkpoint convert`."""
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="a checkpoint, or a folder of them (the latest); or a .safetensors file, or a folder of such")
     add("-o", "--output", required=True, metavar="NEW", help="the new folder: weights of the checkpoint, or a checkpoint of the weights")

@@ -1,4 +1,4 @@
-"""Seconds and bytes as people write them; inside, both are plain numbers."""
+"""Seconds, bytes and rates as text with units; inside the package all are plain numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Why an operator is split as it is: every other strategy forced, the rest solved again, and the redistributions that differ.
+"""The reasons for an operator's strategy: each other strategy is forced, the rest solved again, and both are compared.
 
-    price(strategy) = min { cost(x) : x_operator = strategy, memory(x) <= limit }  -  min { cost(x) : memory(x) <= limit }
+    price(strategy) = min { cost(x) : x_operator = strategy, memory(x) <= limit } - min { cost(x) : memory(x) <= limit }
 
-Both minima are of the same cost graph: the tables are built once, and a strategy is forced by conditioning the graph on it.
+Both minima are of the same cost graph: the tables are built once, and a strategy is forced by conditioning the graph
+on it.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from ..sharding.micro_batches import split_batch
 from .words import option_words
 
 ALL = 64
-"""Strategies of an operator up to which all are forced; of more, those that differ from the plan's on one axis."""
+"""The most strategies of an operator that are all forced; of more, those that differ on one axis from the plan's."""
 TOLD = 4
-"""How many of the redistributions that differ are told."""
+"""The most different redistributions to list."""
 NEGLIGIBLE = 1e-6
-"""Share of the step below which a difference is rounding."""
+"""The largest difference that counts as rounding, as a share of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A redistribution that costs otherwise than in the best plan: `tensor`, the layouts there and here, and the seconds of both."""
+    """A redistribution with another cost than in the best plan: its tensor, and the layouts and seconds of both."""
 
     tensor: str
     best: str
@@ -57,7 +58,7 @@ class Difference:
 
     @property
     def seconds(self) -> float:
-        """What it adds."""
+        """The added seconds."""
         return self.forced_seconds - self.best_seconds
 
 
@@ -65,9 +66,9 @@ class Difference:
 class Alternative:
     """The best plan in which an operator has this strategy, or a parameter this layout: option and meaning by axis.
 
-    `step`: seconds as predicted (None: `why` not). `objective`: as the search adds them up, `change` from the best of all, of
-    which `own` is in the operator
-    itself, `others` in other operators and stored parameters, and the rest in redistributions: `moves` are the largest that differ.
+    `step`: predicted seconds (None: `why` is the reason). `objective`: seconds as the search adds them up. `change`:
+    the difference to the best plan. `own` is its part in the operator itself, `others` in other operators and stored
+    parameters, and the rest is in redistributions. `moves`: the redistributions that differ most.
     """
 
     strategy: Mapping[str, str]
@@ -83,7 +84,7 @@ class Alternative:
 
 
 def work_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Work:
-    """How often a step does what, by the schedule of the plan."""
+    """The multiplicities of a step, from the schedule of the plan."""
     schedule, stages = plan.schedule, stages_of(plan)
     count, row = schedule.micro_batches, SCHEDULES[schedule.pipeline]
     weight = weight_share(*tables_alone(analysis, cluster, Counts())) if row.splits else 0.0
@@ -100,7 +101,7 @@ def work_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Work:
 
 
 def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:
-    """The tables in which the search found the plan: of one micro-batch on the mesh of a stage, counted as often as its schedule says."""
+    """The tables of the plan's search: of a micro-batch on the mesh of a stage, with the schedule's multiplicities."""
     schedule, work = plan.schedule, work_of_plan(plan, analysis, cluster)
     part = split_batch(analysis, schedule.micro_batches) if schedule.micro_batches > 1 else analysis
     tables = build_tables(part, _prices(plan, cluster), optimizer=plan.model.optimizer, work=work, types=schedule.types)
@@ -113,9 +114,9 @@ def _prices(plan: Plan, cluster: Cluster) -> MeshPrices:
 
 
 class Why:
-    """The tables of a plan and their best solution, against which strategies are forced.
+    """The tables of a plan and their best solution, which is compared with forced strategies.
 
-    `play`: whether the step of each forced plan is that of its program, which takes longer to find than what the tables add up to.
+    `play`: whether to predict each forced plan's step from its program; this takes longer than adding up the tables.
     """
 
     def __init__(self, plan: Plan, analysis: Analysis, cluster: Cluster, *, memory: float | None = None, play: bool = True) -> None:
@@ -124,11 +125,11 @@ class Why:
         self.stages = stages_of(plan)
         self.tables = tables_of_plan(plan, analysis, cluster)
         limit = memory if memory is not None else default_limit(cluster)
-        # A plan may fill more than the tables' share of a limit below it, so that a forced one may as well.
+        # The plan may need more than the tables' part of the limit; then a forced plan may, too.
         self.room = self.stages * max(limit - certain_bytes(analysis), plan.predicted.memory)
         try:
             self.best = self._solve({})
-        except Infeasible as error:  # the program needs less at once than the tables add up to
+        except Infeasible as error:  # the program's peak is below the sum of the tables
             self.room = error.minimum_memory * (1 + 1e-9)
             self.best = self._solve({})
         self.places = {(v.what, v.name): i for i, v in enumerate(self.tables.variables)}
@@ -139,7 +140,7 @@ class Why:
         return self.best.cost / self.stages
 
     def alternatives(self, operator: str, progress: Progress | None = None) -> list[Alternative]:
-        """Every strategy of an operator, the cheapest first."""
+        """The best plans with each strategy of an operator, the cheapest first."""
         variable = self.places["operator", operator]
         words = functools.partial(self._words, operator)
         axes = [axis.name for axis in self.plan.mesh]
@@ -157,7 +158,7 @@ class Why:
         return _in_order(found)
 
     def storages(self, parameter: str) -> list[Alternative]:
-        """Every layout in which a parameter could be stored, the cheapest first; none where it is no choice."""
+        """The best plans with each storage layout of a parameter, the cheapest first; none if it has no choice."""
         variable = self.places.get(("parameter", parameter))
         if variable is None:
             return []
@@ -197,7 +198,7 @@ class Why:
         )  # fmt: skip
 
     def _predicted(self, solution: Solution, change: float) -> float:
-        """Seconds of a step as a plan would predict them: of its program, or the plan's with what the tables add (of stages always)."""
+        """The predicted step: of the solution's program, or (always with stages) the plan's step plus the change."""
         if self.stages > 1 or not self.play:
             return self.plan.predicted.step + change
         return evaluate(self.tables, solution, self.plan.schedule.in_stage).estimate.step
@@ -228,7 +229,7 @@ class Why:
             )  # fmt: skip
 
     def _tensor(self, u: int, v: int) -> str:
-        """The tensor that an edge redistributes."""
+        """The tensor of an edge's redistribution."""
         source, target = self.tables.variables[u], self.tables.variables[v]
         if source.what != "operator":
             return source.name
@@ -243,7 +244,7 @@ class Why:
         return " -> ".join(ends) if ends[0] != ends[1] else ends[0]
 
     def _layout(self, variable: int, tensor: str, choice: int, *, made: bool) -> Layout:
-        """The layout of a tensor that a choice means."""
+        """The layout of a tensor for a choice."""
         held = self.tables.variables[variable]
         row = int(held.rows[choice])
         if held.what != "operator":

@@ -1,4 +1,4 @@
-"""Strategies in words: what an operator does on a mesh axis, as a sentence would say it."""
+"""Strategies in words: the work of an operator on each mesh axis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTEXT = "context-parallel (ring attention)"
 
 
 def option_words(name: str, offer: Offer, option: Option, inputs: tuple[str, ...], meanings: Meanings) -> str:
-    """What an operator does on one axis."""
+    """The work of an operator on one axis, in words."""
     if option.factor < 0:
         return PARTIAL if any(p.kind is Kind.PARTIAL for p in option.outputs) else WHOLE
     if option.communication == "halo":
@@ -53,14 +53,14 @@ def option_words(name: str, offer: Offer, option: Option, inputs: tuple[str, ...
 
 
 def strategy_words(account: OperatorAccount, whole: Account) -> tuple[str, ...]:
-    """What an operator does on each mesh axis."""
+    """The work of an operator on each mesh axis, in words."""
     offer = whole.analysis.offers[account.operator.name]
     inputs = account.operator.inputs
     return tuple(option_words(account.operator.name, offer, option, inputs, whole.meanings) for option in account.decision.options)
 
 
 def phrase(account: OperatorAccount, whole: Account, followers: Sequence[OperatorAccount] = ()) -> str:
-    """The strategy of an operator as a sentence would say it; the reductions of its `followers` (its bias) count as its own."""
+    """The strategy of an operator as a phrase; the reductions of its `followers` (its bias) count as its own."""
     members = [account, *followers]
     over: dict[str, list[int]] = {}
     for axis, word in enumerate(strategy_words(account, whole)):
@@ -80,7 +80,7 @@ def _part(word: str, axes: list[int], members: Sequence[OperatorAccount], whole:
 
 
 def gathered(move: Move, whole: Account) -> list[int]:
-    """Axes on which a parameter is stored split and gathered before use."""
+    """The axes on which a parameter is stored split and gathered before use."""
     if move.tensor not in whole.plan.parameters:
         return []
     ends = enumerate(zip(move.chain[0], move.chain[-1], strict=True))
@@ -88,12 +88,12 @@ def gathered(move: Move, whole: Account) -> list[int]:
 
 
 def zero_words(whole: Account) -> str:
-    """How parameters that are stored split are used."""
+    """The use of parameters that are stored split, in words."""
     return f"ZeRO-{zero_of(whole.plan, train=whole.analysis.train)} storage"
 
 
 def idle_axes(whole: Account) -> list[str]:
-    """Axes of several devices on which nothing is split, so that these devices repeat each other's work."""
+    """The axes of several devices on which nothing is split, so their devices repeat each other's work."""
     used = {axis for account in whole.operators for axis, option in enumerate(account.decision.options) if option.factor >= 0}
     layouts = [parse_layout(parameter.storage) for parameter in whole.plan.parameters.values()]
     used |= {axis for layout in layouts for axis, placement in enumerate(layout) if placement.kind is Kind.SPLIT}

@@ -1,4 +1,4 @@
-"""The report: one file of HTML with pictures and tables of a plan, which asks for nothing from anywhere."""
+"""The report: one file of HTML with pictures and tables of a plan, which loads nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ __all__ = ["Contents", "page"]
 
 
 def page(contents: Contents) -> str:
-    """The text of the file. Its policy lets the browser use the style and the script inside, known by their hashes, and nothing else."""
+    """The text of the file.
+
+    Its policy allows only the style and the script inside, by their hashes.
+    """
     style, script, template = (_resource(name) for name in ("style.css", "script.js", "template.html"))
     policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
     environment = Environment(autoescape=True, finalize=_finalize, trim_blocks=True, lstrip_blocks=True)
@@ -33,5 +36,5 @@ def _hash(text: str) -> str:
 
 
 def _finalize(value: object) -> object:
-    """Names from files with what is no text spelled out; jinja escapes their markup afterwards."""
+    """A value with the control characters of names spelled out; jinja escapes the markup afterwards."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,4 +1,4 @@
-"""Measured beside predicted in the report."""
+"""The report's comparison of a measured step with the predicted one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("part of a step", ">predicted", ">measured", ">measured / predicted")
 
 
 def beside(plan: Plan, found: Measured, issued: Sequence[Issued], cluster: Cluster | None) -> Section:
-    """The section; `issued`: the collectives of a step as priced."""
+    """The section of the comparison; `issued`: the priced collectives of a step."""
     p = plan.predicted
     told = [found.source + "."]
     interval: tuple[float, float] | None = None

@@ -1,4 +1,4 @@
-"""`autopar report`: reads plans, and the model where it is given, and writes the report."""
+"""`autopar report`: reads plans, and the model if given, and writes the report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .section import Section
 
 
 def report(args: argparse.Namespace, memory: float | None) -> None:
-    """Write the report that the arguments ask for."""
+    """Write the requested report."""
     for option in ("alternatives", "sensitivity"):
         if getattr(args, option) and args.model is None:
             raise UsageError(f"--{option} needs --model")
@@ -56,7 +56,7 @@ def report(args: argparse.Namespace, memory: float | None) -> None:
 
 
 def _answers(tree: Tree, planned: Planned, args: argparse.Namespace, memory: float | None, bar: Progress) -> Sequence[Section]:
-    """The sections that take further searches."""
+    """The sections that need further searches."""
     plan, cluster = planned.plan, planned.cluster
     analysis = analyse(planned.model.graph, train=plan.model.mode == "train")
     found = []

@@ -1,4 +1,4 @@
-"""What the report says: its sections, made from a plan and from its model where that is at hand."""
+"""The contents of the report: its sections, from a plan and, if given, its model."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Contents:
     ) -> Contents:
         """The report of `plan`.
 
-        `other`: a plan to compare with; `rivals`: what the known schemes would cost; `measured`: a run of the plan; `more`: makes sections
-        that ask about rows of the tree.
+        `other`: a plan to compare with. `rivals`: the known schemes with their costs. `measured`: a run of the plan.
+        `more`: makes further sections about rows of the tree.
         """
         require_consistent(plan)
         account, named = None, None

@@ -1,4 +1,4 @@
-"""Sensitivity in the report: the best plan's step over devices, link speed, batch and memory, and where another plan is the best."""
+"""The report's section of sensitivity: the best plan's step over devices, link speed, batch and memory; its flips."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .section import Section
 from .shapes import Picture, line, nothing, picture, short, text
 
 WIDE, HIGH, LEFT, TOP, ACROSS = 440.0, 220.0, 70.0, 30.0, 2
-"""Size of a panel, what its axes take of it, and how many stand beside each other."""
+"""The width and height of a panel, the margins of its axes, and the number of panels in a row."""
 NARROW = 90.0
 
 
 def sensitivity(found: Sequence[Curve], plan_step: float) -> Section:
-    """The section; every quantity is scaled alone, and the search begins anew at every point."""
+    """The section; every quantity is scaled alone, with a new search at every point."""
     told = [
         f"Each figure is scaled alone and the model planned anew, with nothing pinned; the plan's step takes {seconds_text(plan_step)}.",
         "A label marks where the best plan becomes another; a cross, where no plan fits.",
@@ -30,7 +30,7 @@ def sensitivity(found: Sequence[Curve], plan_step: float) -> Section:
 
 
 def _said(curve: Curve) -> str:
-    """What doubling and halving does, in a sentence."""
+    """The effect of doubling and halving, in a sentence."""
     steps = {point.factor: point.step for point in curve.points}
     here = steps.get(1.0)
     if not here:
@@ -106,7 +106,7 @@ def _panel(curve: Curve, left: float, top: float, low: float, high: float) -> li
 
 
 def _called(point: Point) -> str:
-    """The plan's name, in as few letters as there is room for."""
+    """The plan's name, shortened to the room for it."""
     return short(point.named.removeprefix("no known scheme (").removesuffix(")"), 22)
 
 

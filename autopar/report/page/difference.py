@@ -1,4 +1,4 @@
-"""What differs between two plans: steps and memory as bars, figures side by side, strategies and storage that are not the same."""
+"""The differences of two plans: steps and memory as bars, figures side by side, different strategies and storage."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SECONDS = ("step", "forward", "backward", "update", "communication", "overlappe
 
 
 def difference(plan: Plan, other: Plan) -> Section:
-    """The section."""
+    """The section of the differences."""
     told, tables = tuple(difference_lines(plan, other)), tuple(map(shortened, difference_tables(plan, other)))
     return Section(anchor="difference", title="Beside the other plan", told=told, pictures=tuple(_bars(plan, other)), tables=tables)
 
 
 def difference_lines(plan: Plan, other: Plan) -> list[str]:
-    """What the other plan comes to beside this one, and whether they can be compared at all."""
+    """The other plan's figures relative to this one's, and whether the plans can be compared at all."""
     here, there = plan.predicted, other.predicted
     told = []
     if here.step > 0 and here.memory > 0:
@@ -55,7 +55,7 @@ def _bars(plan: Plan, other: Plan) -> Iterator[Picture]:
 
 
 def difference_tables(plan: Plan, other: Plan) -> tuple[Table, ...]:
-    """Figures side by side, then strategies and storage where they are not the same; equal layers stand once."""
+    """Figures side by side, then different strategies and storage, with equal layers folded."""
     axes = " and ".join(" ".join(axis.name for axis in p.mesh) or "one device" for p in (plan, other))
     return (
         _figures(plan, other),
@@ -65,7 +65,7 @@ def difference_tables(plan: Plan, other: Plan) -> tuple[Table, ...]:
 
 
 def difference_json(plan: Plan, other: Plan) -> dict[str, Any]:
-    """The same as one object: seconds, bytes and names, every operator and parameter by itself."""
+    """The differences as one object: seconds, bytes and names, with every operator and parameter by itself."""
 
     def pairs(mine: dict[str, str], theirs: dict[str, str]) -> dict[str, list[str | None]]:
         return {name: [mine.get(name), theirs.get(name)] for name in _unlike(mine, theirs)}
@@ -81,17 +81,17 @@ def difference_json(plan: Plan, other: Plan) -> dict[str, Any]:
 
 
 def _stored(plan: Plan) -> dict[str, str]:
-    """Where each parameter and its optimizer state are."""
+    """The storage of each parameter and of its optimizer state, in words."""
     return {name: f"{p.storage}, {p.state}" for name, p in plan.parameters.items()}
 
 
 def _unlike(mine: dict[str, str], theirs: dict[str, str]) -> list[str]:
-    """The names that are not the same in both."""
+    """The names with different values in both."""
     return [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
 
 
 def _strategies(plan: Plan) -> dict[str, str]:
-    """What each operator does on each axis, in words."""
+    """The work of each operator on each axis, in words."""
     axes, known = [axis.name for axis in plan.mesh], dict[tuple[str, ...], str]()
     for operator in plan.operators.values():
         if operator.strategy not in known:

@@ -1,4 +1,4 @@
-"""Pictures of the report as SVG: stacked bars with limits and intervals, and the timeline of a step. Every text from a file is escaped."""
+"""Pictures of the report as SVG: stacked bars with limits and intervals, and a timeline; all texts are escaped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_TITLES = 3000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A row: its parts as (name, value, text), and between which values nine in ten measurements lie."""
+    """A row: its parts as (name, value, text), and the interval of nine measurements in ten."""
 
     name: str
     parts: tuple[tuple[str, float, str], ...]
@@ -30,7 +30,7 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], label: str, *, limit: tuple[float, str] | None = None, alike: bool = False) -> Picture:
-    """Stacked bars on one scale, a line at the `limit`; without a legend where all parts are `alike`."""
+    """Stacked bars on one scale, with a line at the `limit`; without a legend if all parts are `alike`."""
     names = list(dict.fromkeys(name for row in rows for name, _, _ in row.parts))
     tops = [max(sum(v for _, v, _ in row.parts), row.interval[1] if row.interval else 0.0) for row in rows]
     top = max([*tops, limit[0] if limit and limit[0] < 4 * max(tops, default=0.0) else 0.0])
@@ -68,7 +68,7 @@ def bars(rows: Sequence[Bar], label: str, *, limit: tuple[float, str] | None = N
 
 
 def timeline(found: Timeline, label: str) -> Picture:
-    """The lanes of a step, one under the other, with letters where there is room for them."""
+    """The lanes of a step, one under the other, with letters in spans with enough room."""
     if not found.seconds > 0:
         return nothing(label)
     height = ROW * (len(found.lanes) + 1) + 24

@@ -1,11 +1,10 @@
-"""Who sends how much to whom in a step, from the collectives that a plan issues.
-
-A device of a group of n sends, of a collective of N bytes,
+"""The bytes that devices send to each other in a step, from the collectives of a plan.
 
     all-reduce 2 (n - 1) / n N      all-gather, reduce-scatter, all-to-all (n - 1) / n N      send N
 
-the least that any method sends. Rings carry all but the all-to-all, so that a member sends to the next one; an all-to-all goes to each
-other member alike. Backends choose trees and switches as well: sums by device stay, pairs may differ.
+These are the bytes that a device in a group of n sends for a collective of N bytes: the least of all methods. In an
+all-to-all each member sends alike to all others. The other collectives are drawn as rings, in which a member sends to
+the next one. Backends may choose trees and switches; then sums by device are the same, but pairs may differ.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ...schemes import stages_of
 from ..account import Account
 
 MOST_BLOCKS = 48
-"""Rows of the matrix: more devices are taken together."""
+"""The most rows of the matrix; more devices are joined into blocks."""
 BETWEEN_STAGES = "between stages"
 Matrix = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -33,7 +32,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """A collective of a step: on which axis (by name) of which stage, and its bytes and seconds."""
+    """A collective of a step: its axis (by name), stage, bytes and seconds."""
 
     stage: int
     axis: str
@@ -57,20 +56,20 @@ class Total:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanges:
-    """Bytes sent from block to block of `size` devices each, and by level of the cluster: of all devices together, in one step."""
+    """Bytes of one step from block to block, each of `size` devices, and by level of the cluster."""
 
     matrix: Matrix
     size: int
     levels: dict[str, float]
 
     def name(self, block: int, devices: int) -> str:
-        """A block in words."""
+        """The name of a block."""
         first, last = block * self.size, min((block + 1) * self.size, devices) - 1
         return str(first) if first == last else f"{first}-{last}"
 
 
 def issued_by(plan: Plan, account: Account | None) -> list[Issued]:
-    """The collectives of a step; from the plan file alone, those of a micro-batch where there are stages."""
+    """The collectives of a step; from the plan file alone and with stages, those of a micro-batch."""
     stage = _Stages(plan)
     if account is None:
         return [
@@ -102,12 +101,12 @@ def totals(issued: Iterable[tuple[str, str, str, int, float]]) -> list[Total]:
 
 
 def levels_of(plan: Plan) -> dict[str, str]:
-    """The level of the cluster that each mesh axis is on, over all stages."""
+    """The cluster's level of each mesh axis, over all stages."""
     return {axis.name: axis.level for mesh in (plan.mesh, *(stage.mesh for stage in plan.stages)) for axis in mesh}
 
 
 class _Stages:
-    """On which stage operators run and tensors are made or read."""
+    """The stages of operators, and of tensors by their makers and readers."""
 
     def __init__(self, plan: Plan) -> None:
         firsts = {stage.first: number % stages_of(plan) for number, stage in enumerate(plan.stages)}
@@ -147,14 +146,14 @@ def exchanges(plan: Plan, issued: Sequence[Issued], cluster: Cluster | None) -> 
 
 
 def _block_size(devices: int, units: Sequence[int]) -> int:
-    """One device each where there is room, else as few as leave room, in whole units of the cluster."""
+    """The devices of a block: the fewest that fit the matrix, in whole units of the cluster."""
     least = -(-devices // MOST_BLOCKS)
     whole = max((unit for unit in units if unit <= least), default=1)
     return -(-least // whole) * whole
 
 
 def _sums(plan: Plan, issued: Sequence[Issued]) -> dict[tuple[int, tuple[int, ...], int, str, bool], float]:
-    """Bytes that a device sends by (first device, mesh, axis, its level, whether in rings)."""
+    """The bytes that a device sends, by (first device, mesh, axis, its level, whether in rings)."""
     stages: Sequence[StagePlan | None] = plan.stages[: stages_of(plan)] or (None,)
     meshes = [stage.mesh if stage is not None else plan.mesh for stage in stages]
     starts = np.cumsum([0, *(int(np.prod([axis.size for axis in mesh])) for mesh in meshes)])
@@ -172,7 +171,7 @@ def _sums(plan: Plan, issued: Sequence[Issued]) -> dict[tuple[int, tuple[int, ..
 
 
 def _carry(groups: Integers, sent: float, ring: bool, matrix: Matrix, size: int) -> None:
-    """Add what each member sends: to the next of its group, or to all others alike."""
+    """Add each member's bytes: to the next one of its group, or to all others alike."""
     held = groups // size
     if ring:
         np.add.at(matrix, (held, np.roll(held, -1, axis=1)), sent)
@@ -184,7 +183,7 @@ def _carry(groups: Integers, sent: float, ring: bool, matrix: Matrix, size: int)
 
 
 def _by_level(groups: Integers, ring: bool, units: Sequence[int]) -> list[float]:
-    """The share of what is sent that crosses each level and none outside it."""
+    """The share of the bytes whose outermost level is each of the levels."""
     n = groups.shape[1]
     if ring:
         crossed = _crossed(groups, np.roll(groups, -1, axis=1), units)
@@ -200,7 +199,7 @@ def _by_level(groups: Integers, ring: bool, units: Sequence[int]) -> list[float]
 
 
 def _crossed(sources: Integers, targets: Integers, units: Sequence[int]) -> Integers:
-    """The innermost level whose unit holds both devices."""
+    """The innermost level with a unit that contains both devices."""
     found = np.zeros(np.shape(sources), dtype=np.int64)
     for unit in units[:-1]:
         found += sources // unit != targets // unit
@@ -208,7 +207,7 @@ def _crossed(sources: Integers, targets: Integers, units: Sequence[int]) -> Inte
 
 
 def _between(plan: Plan) -> Iterator[tuple[Integers, Integers, float]]:
-    """What stages hand on, and in training back: (senders, receivers, bytes of each in a step)."""
+    """The messages between stages, and in training back: (senders, receivers, bytes of each in a step)."""
     stages = stages_of(plan)
     devices = [stage.devices for stage in plan.stages[:stages]]
     starts = np.cumsum([0, *devices])

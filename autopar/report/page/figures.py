@@ -1,4 +1,4 @@
-"""The figures of a plan in the report: what a step comes to, what it is made of, and what fills the memory."""
+"""The figures of a plan in the report: the summary, the parts of a step, and the parts of the memory."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TIMES = {
     "bubble": "waiting for other stages",
 }  # fmt: skip
 MOST_LANES = 20
-"""Lanes that a picture may have before those of messages are left to the table."""
+"""The most lanes of a picture with lanes of messages; in larger ones these are only in the table."""
 
 
 def summary(plan: Plan, named: Named | None, cluster: Cluster | None) -> Section:
-    """What a person asks first, as a table, and the sentences that `autopar plan` prints."""
+    """The main figures as a table, and the sentences that `autopar plan` prints."""
     told = summary_lines(plan, f"cluster {plan.cluster}" + (f"; {cluster.inventory}" if cluster else ""), named)
     told += certainty_lines(plan, cluster)[:1] if cluster else ["The cluster is no preset: give --cluster FILE for limits and intervals."]
     told += [assumed_line(cluster)] if cluster else []
@@ -65,7 +65,7 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
 
 
 def time(plan: Plan, drawn: Timeline) -> Section:
-    """The step's timeline, what it adds up to, and the stages."""
+    """The step's timeline, its sums, and the stages."""
     p = plan.predicted
     rows = [(name, words, seconds_text(getattr(p, name)), share(getattr(p, name), p.step)) for name, words in TIMES.items()]
     title = "Seconds of the slowest stage" if plan.stages else "What a step is made of"
@@ -83,7 +83,7 @@ def time(plan: Plan, drawn: Timeline) -> Section:
 
 
 def _lanes(drawn: Timeline) -> Table:
-    """What the timeline shows, in numbers."""
+    """The timeline in numbers."""
     rows = []
     for lane in drawn.lanes:
         sums = {kind: sum(span.end - span.start for span in lane.spans if span.kind == kind) for kind in _KINDS}
@@ -95,7 +95,7 @@ _KINDS = ("forward", "backward", "update", "collective", "waiting")
 
 
 def _stage_bars(plan: Plan) -> list[Bar]:
-    """What each stage computes, sends and waits in a step; the chunks of a stage added up."""
+    """The seconds that each stage computes, sends and waits in a step, summed over its chunks."""
     count, stages = plan.schedule.micro_batches, stages_of(plan)
     found = []
     for number in range(stages):
@@ -110,7 +110,7 @@ def _stage_bars(plan: Plan) -> list[Bar]:
 
 
 def memory(plan: Plan, cluster: Cluster | None) -> Section:
-    """What fills a device, by kind and by stage, with the limit and the interval of predictions."""
+    """The bytes of a device by kind and by stage, with the limit and the interval of predictions."""
     p = plan.predicted
     parts = tuple((name, size, bytes_text(size)) for name, size in p.memory_parts.items() if size)
     interval = memory_interval()

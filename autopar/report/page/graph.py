@@ -1,7 +1,7 @@
-"""The model's graph folded by module: equal layers once, boxes in the colour and letter of their strategy, values flowing downwards.
+"""The model's graph folded by module: equal layers once, boxes coloured by strategy, values flowing downwards.
 
-Each box stands one row below the lowest box that feeds it (the longest path from the inputs). A value that flows back, to the next of equal
-layers, is drawn as a line around the left side. Where operators are too many, modules stand for them.
+Each box is one row below the lowest box that feeds it (the longest path from the inputs). A value for the next of equal
+layers flows back, and is a line around the left side. If there are too many operators, boxes are modules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .shapes import Picture, line, nothing, picture, rectangle, short, text
 
 MOST_BOXES = 110
 MOST_BESIDE = 5
-"""Boxes of one row; of more, the rest goes on in the next."""
+"""The most boxes of one row; further boxes are in the next row."""
 LETTERS = "ABCDEFGHIJ"
 BOX, HIGH, GAP, LEFT, RIGHT = 168.0, 26.0, 16.0, 150.0, 14.0
 WIDE = 1070.0
@@ -31,7 +31,7 @@ Path = tuple[str, ...]
 
 @dataclass(slots=True, kw_only=True)
 class Box:
-    """Operators that are drawn as one: the first of their rows in the tree, and how many of each colour there are."""
+    """Operators drawn as one box: their first row in the tree, and their number by colour."""
 
     path: Path
     row: int
@@ -65,7 +65,7 @@ def graph(plan: Plan, tree: Tree) -> Picture:
 
 
 def _boxes(leaves: Sequence[Leaf], order: Mapping[str, int]) -> tuple[dict[Path, Box], dict[str, Path]]:
-    """Boxes in the order of the model, and the box of every operator: as deep as there is room for."""
+    """The boxes in the order of the model, and the box of every operator; as deep in the tree as there is room for."""
     parts = sorted((part for leaf in leaves for part in _parts(leaf)), key=lambda part: order.get(part[2][0], 0))
     while len({path for path, _, _ in parts}) > MOST_BOXES:
         deepest = max(len(path) for path, _, _ in parts)
@@ -84,7 +84,7 @@ def _boxes(leaves: Sequence[Leaf], order: Mapping[str, int]) -> tuple[dict[Path,
 
 
 def _parts(leaf: Leaf) -> list[tuple[Path, Leaf, list[str]]]:
-    """The operators of a row, apart where their names differ in other numbers than those of layers: ln_1 and ln_2 are two."""
+    """The operators of a row, separated by numbers in names that are not of layers: ln_1 and ln_2 are two."""
     found: dict[str, list[str]] = {}
     for name in leaf.members:
         found.setdefault(LAYER.sub("", name), []).append(name)
@@ -97,7 +97,7 @@ def _parts(leaf: Leaf) -> list[tuple[Path, Leaf, list[str]]]:
 
 
 def _edges(plan: Plan, of: dict[str, Path]) -> tuple[set[tuple[Path, Path]], set[tuple[Path, Path]]]:
-    """Pairs of boxes that a value joins: downwards, and back to the next layer."""
+    """The pairs of boxes joined by a value: downwards, and back to the next layer."""
     makers = {tensor: name for name, operator in plan.operators.items() for tensor, _ in operator.outputs}
     places = {path: place for place, path in enumerate(dict.fromkeys(of.values()))}
     forward: set[tuple[Path, Path]] = set()
@@ -111,7 +111,7 @@ def _edges(plan: Plan, of: dict[str, Path]) -> tuple[set[tuple[Path, Path]], set
 
 
 def _place(boxes: Sequence[Box]) -> float:
-    """Give each box its place, rank by rank; the height of all."""
+    """Place the boxes, rank by rank; returns the height of the picture."""
     y = 6.0
     for rank in range(max(box.rank for box in boxes) + 1):
         beside = [box for box in boxes if box.rank == rank]
@@ -138,7 +138,7 @@ def _label(box: Box) -> str:
 
 
 def _edge(a: Box, b: Box) -> Markup:
-    """From the lower edge of a box to the upper edge of another; around what stands between where it is far."""
+    """The line from a box's lower edge to another's upper edge, around the boxes between if it is long."""
     return line(a.x + BOX / 2, a.y + HIGH, b.x + BOX / 2, b.y, arrow=True) if a.y < b.y else Markup("")
 
 
@@ -150,7 +150,7 @@ def _around(a: Box, b: Box, number: int) -> Markup:
 
 
 def _module_names(boxes: Iterable[Box]) -> list[Markup]:
-    """The path of the first box of a row, where it is another than that of the row above."""
+    """The path of each row's first box, if it differs from that of the row above."""
     found, last, y = [], "", -1.0
     for box in sorted(boxes, key=lambda box: (box.y, box.x)):
         module = "/".join(box.path[:-1])

@@ -1,4 +1,4 @@
-"""The operators of a plan as a tree of modules, in which equal layers stand once."""
+"""The operators of a plan as a tree of modules with equal layers folded."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from ..words import phrase
 
 DEEPEST = 10
 ROOM = 1_800_000
-"""Characters that the tree may take, roughly."""
+"""The most characters of the tree, roughly."""
 ROW, MODULE = 200, 500
-"""Characters around the texts of a row, and of a module."""
+"""The characters of a row and of a module besides their texts."""
 COLOURED = 10
 _TOKEN = re.compile(r"(?:\{[^}]*\}|[^/.{])+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """Operators alike in `count` layers, `number` in the order of the tree's rows.
+    """Operators alike in `count` layers; `number`: in the order of the tree's rows.
 
-    `colour` numbers the strategy, the last colour standing for all rare ones; `path`: the modules that it is in; `members`: the operators.
+    `colour`: the number of the strategy (the last colour is for all rare ones). `path`: the modules around the row.
+    `members`: the operators.
     """
 
     number: int
@@ -44,7 +45,7 @@ class Leaf:
 
 @dataclass(slots=True, kw_only=True)
 class Module:
-    """A module with its operators and the modules in it; `strategies`: the colours below it with how many operators have each."""
+    """A module with its operators and inner modules; `strategies`: the number of operators below it by colour."""
 
     name: str
     modules: dict[str, Module] = field(default_factory=dict)
@@ -53,13 +54,13 @@ class Module:
 
     @property
     def count(self) -> int:
-        """Operators below."""
+        """The number of operators below."""
         return self.strategies.total()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """The root, its rows in order, what the colours mean, and how many rows were left out."""
+    """The root, its rows in order, the meanings of the colours, and the number of omitted rows."""
 
     root: Module
     leaves: tuple[Leaf, ...]
@@ -68,7 +69,7 @@ class Tree:
 
 
 def tree_of(plan: Plan, account: Account | None) -> Tree:
-    """The operators by module; with the model at hand in the words of schemes, with what they communicate."""
+    """The operators by module; if the model is given, in the words of schemes and with their collectives."""
     rows = folded_names(_by_account(account) if account else _by_file(plan))
     full = {name.strip("/"): name for name in plan.operators}
     counts: Counter[str] = Counter()
@@ -104,7 +105,7 @@ def tree_of(plan: Plan, account: Account | None) -> Tree:
 
 
 def tokens(name: str) -> list[str]:
-    """The parts of an operator's path; the number of a layer stays with its list.
+    """The parts of an operator's path; the number of a layer stays with the name of its list.
 
     >>> tokens("h.{0..11}/attn/c_attn/MatMul"), tokens("layers.0.up/linear"), tokens("/")
     (['h.{0..11}', 'attn', 'c_attn', 'MatMul'], ['layers.0', 'up', 'linear'], ['/'])

@@ -1,4 +1,4 @@
-"""Why operators are split as they are, in the report: for a product of each kind of layer, its candidates, their prices, what forced it."""
+"""The report's reasons for strategies: for a product of each kind of layer, its candidates, prices and main reason."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .modules import Leaf, Tree
 from .section import Section
 
 MOST_OPERATORS = 24
-"""Rows of the tree that are asked about."""
+"""The most rows of the tree to explain."""
 MOST_CANDIDATES = 12
-"""Candidates that a table has."""
+"""The most candidates in a table."""
 NEGLIGIBLE = 1e-4
-"""Share of a step below which a difference is none."""
+"""The largest difference that counts as none, as a share of the step."""
 Reason = tuple[Leaf, list[Alternative]]
 
 
 def asked(tree: Tree) -> list[Leaf]:
-    """The rows of the tree that multiply, where the work is; else all."""
+    """The rows of the tree with products, which have most of the work; all rows if there are none."""
     products = [leaf for leaf in tree.leaves if leaf.kind in RULES and RULES[leaf.kind].products]
     return (products or list(tree.leaves))[:MOST_OPERATORS]
 
 
 def reasons(tree: Tree, why: Why, progress: Progress | None = None) -> list[Reason]:
-    """The candidates of the first operator of each row."""
+    """The candidates of each row's first operator."""
     found = []
     leaves = asked(tree)
     for number, leaf in enumerate(leaves):
@@ -41,7 +41,7 @@ def reasons(tree: Tree, why: Why, progress: Progress | None = None) -> list[Reas
 
 
 def why_section(plan: Plan, found: Sequence[Reason]) -> Section:
-    """The section."""
+    """The section of the reasons."""
     told = [
         "One operator of each row is forced to every strategy that it could have, and everything else is solved again; "
         "of a strategy that is dearer, the last column says where the seconds come from.",
@@ -51,7 +51,7 @@ def why_section(plan: Plan, found: Sequence[Reason]) -> Section:
 
 
 def sentence(plan: Plan, leaf: Leaf, others: Sequence[Alternative]) -> str:
-    """What kept the operator from its next best strategy."""
+    """The reason against the operator's next best strategy."""
     name = leaf.members[0].strip("/")
     rivals = [other for other in others if not other.planned and other.change is not None]
     if not rivals:
@@ -65,7 +65,7 @@ def sentence(plan: Plan, leaf: Leaf, others: Sequence[Alternative]) -> str:
 
 
 def _cause(other: Alternative) -> str:
-    """What makes up most of a change."""
+    """The largest part of a change, in words."""
     moves = (other.change or 0.0) - other.own - other.others
     said = {"the operator itself computes or communicates more": other.own, "other operators and parameters pay": other.others}
     first = f", most of all {other.moves[0].tensor}" if other.moves else ""

@@ -8,7 +8,7 @@ from ..tables import Table
 from .shapes import Picture
 
 ROOM = 250_000
-"""Characters that a table may take, roughly."""
+"""The most characters of a table, roughly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Section:
 
 
 def shortened(table: Table) -> Table:
-    """The rows that fit in the room of a table, and how many more there are."""
+    """The rows that fit into `ROOM`, and a row with the number of omitted ones."""
     rows: list[tuple[str, ...]] = []
     left = ROOM
     for row in table.rows:

@@ -1,4 +1,4 @@
-"""The shapes of the report's pictures, as SVG whose texts are escaped."""
+"""The shapes of the report's pictures, as SVG with escaped texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD = 7.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A drawing and what it shows, in words; false where there is nothing to draw."""
+    """A drawing and its description; false if there is nothing to draw."""
 
     told: str
     svg: Markup
@@ -26,23 +26,23 @@ class Picture:
 
 
 def picture(told: str, size: tuple[float, float], shapes: Iterable[Markup], *, role: str = "img") -> Picture:
-    """A picture of a width and a height."""
+    """A picture of shapes, of a width and a height."""
     return Picture(told=told, svg=Markup("\n").join([_opened(size[1], told, size[0], role), *shapes, Markup("</svg>")]))
 
 
 def nothing(told: str) -> Picture:
-    """The picture that is not there."""
+    """An empty picture with its description."""
     return Picture(told=told, svg=Markup(""))
 
 
 def _opened(height: float, label: str, width: float, role: str) -> Markup:
-    """The start of a picture, named for those who cannot see it."""
+    """The start of a picture, with its label for screen readers."""
     shape = Markup('<svg viewBox="0 0 {:.0f} {:.0f}" width="{:.0f}" height="{:.0f}" role="{}" aria-label="{}">')
     return shape.format(width, height, width, height, role, printable(label, lines=False))
 
 
 def rectangle(x: float, y: float, width: float, height: float, colour: str, title: str = "") -> Markup:
-    """A filled rectangle; its title is shown where the mouse rests on it."""
+    """A filled rectangle; its title is shown under the mouse."""
     shape = Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}" stroke="#fff" stroke-width=".4"').format(
         x, y, max(width, 0.3), height, colour
     )
@@ -50,7 +50,7 @@ def rectangle(x: float, y: float, width: float, height: float, colour: str, titl
 
 
 def text(x: float, y: float, said: str, *, anchor: str = "start", over: bool = False) -> Markup:
-    """A line of text; with a white rim where it stands `over` a colour."""
+    """A line of text, with a white rim if it is `over` a colour."""
     rim = Markup(' class="over"') if over else Markup("")
     return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}"{}>{}</text>').format(x, y, anchor, rim, printable(said, lines=False))
 
@@ -64,7 +64,7 @@ def line(x0: float, y0: float, x1: float, y1: float, *, dashed: bool = False, fa
 
 
 def _head(x0: float, y0: float, x1: float, y1: float, colour: str) -> Markup:
-    """A triangle that points where a line goes."""
+    """A triangle in the direction of a line."""
     length = math.hypot(x1 - x0, y1 - y0) or 1.0
     dx, dy = (x1 - x0) / length * HEAD, (y1 - y0) / length * HEAD
     points = ((x1, y1), (x1 - dx - dy / 2, y1 - dy + dx / 2), (x1 - dx + dy / 2, y1 - dy - dx / 2))
@@ -72,5 +72,5 @@ def _head(x0: float, y0: float, x1: float, y1: float, colour: str) -> Markup:
 
 
 def short(said: str, most: int = 28) -> str:
-    """A text in so many characters."""
+    """A text shortened to so many characters."""
     return said if len(said) <= most else said[: most - 1] + "…"

@@ -1,4 +1,4 @@
-"""Who does what when in a step: from the plan file alone as its figures say, with the model as the timeline plays it."""
+"""The timeline of a step for the report: from the figures of the plan file, or played with the model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ...plan import Plan
 from ..traces import timelines
 
 MOST_PASSES = 4000
-"""Passes that are drawn: of a longer step fewer micro-batches, which look alike."""
+"""The most passes to draw; a longer step is drawn with fewer micro-batches, which look alike."""
 RESOLUTION = 1500
-"""Parts of a step that can be told apart in the picture."""
+"""The number of distinguishable parts of a step in the picture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something done from `start` to `end`; `kind` is forward, backward, update, collective or waiting."""
+    """A piece of work from `start` to `end`; `kind`: forward, backward, update, collective or waiting."""
 
     kind: str
     name: str
@@ -42,14 +42,14 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Lanes over `seconds`, with a sentence on what they are drawn from."""
+    """Lanes over `seconds`, with a sentence about their source."""
 
     lanes: tuple[Lane, ...]
     seconds: float
     told: str
 
     def computing(self) -> Timeline:
-        """The lanes on which anything is computed, alone."""
+        """The timeline with only the lanes of computation."""
         shown = tuple(lane for lane in self.lanes if any(span.kind == "forward" for span in lane.spans))
         return replace(self, lanes=shown or self.lanes)
 
@@ -62,7 +62,7 @@ def timeline_of(plan: Plan, graph: Graph | None, cluster: Cluster | None) -> Tim
 
 
 def _played(events: Mapping[str, Sequence[Event]], told: str) -> Timeline:
-    """Lanes of events: the streams of each stage; where a stage does not compute, it waits."""
+    """Lanes of events: the streams of each stage; a stage waits while it does not compute."""
     end = max((event.end for found in events.values() for event in found), default=0.0)
     lanes = []
     for role, found in events.items():
@@ -88,7 +88,7 @@ def _with_waits(spans: Iterable[Span], end: float) -> Iterable[Span]:
 
 
 def _merged(spans: Iterable[Span], end: float) -> Iterable[Span]:
-    """Neighbours of one kind that no eye can tell apart, as one."""
+    """The spans, with neighbours of one kind joined if they are too short to see."""
     last: Span | None = None
     for span in spans:
         if last is not None and last.kind == span.kind and span.end - last.start < end / RESOLUTION:
@@ -102,7 +102,7 @@ def _merged(spans: Iterable[Span], end: float) -> Iterable[Span]:
 
 
 def _of_figures(plan: Plan) -> Timeline:
-    """One stage from its sums alone: what is exposed stands between the passes and the update."""
+    """One stage from its sums alone; exposed communication is drawn between the passes and the update."""
     p = plan.predicted
     exposed = max(p.communication - p.overlapped, 0.0)
     parts = (("forward", p.forward), ("backward", p.backward), ("collective", exposed), ("update", p.update))
@@ -120,7 +120,7 @@ def _of_figures(plan: Plan) -> Timeline:
 
 
 def _of_stages(plan: Plan) -> Timeline:
-    """The order of the pipeline with the seconds that the plan file gives each stage."""
+    """The order of the pipeline, with each stage's seconds from the plan file."""
     schedule, chunks = plan.schedule, len(plan.stages)
     stages = chunks // schedule.interleave
     count = schedule.micro_batches

@@ -1,4 +1,4 @@
-"""Communication in the report: seconds by axis, bytes by level of the cluster, and who sends to whom as a matrix."""
+"""Communication in the report: seconds by axis, bytes by level of the cluster, and a matrix of who sends to whom."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .section import Section, share
 from .shapes import WIDTH, Picture, line, nothing, picture, rectangle, text
 
 LARGEST, MOST_CELLS, MOST_PAIRS = 22.0, 12, 60
-"""Pixels of a cell; rows of a matrix that is told as one in its table; pairs that are told of a larger one."""
+"""Pixels of a cell; the most rows of a matrix that its table shows whole; the most pairs of a larger one's table."""
 ROOM = 640.0
 
 
 def communication(plan: Plan, account: Account | None, cluster: Cluster | None) -> Section:
-    """By axis and level, phase and kind, and by pairs; from the plan file, of one micro-batch where there are stages."""
+    """The section: by axis, level, phase and kind, and by pairs; from the plan file with stages, of one micro-batch."""
     issued = issued_by(plan, account)
     summed = totals_of(issued)
     drawn = []
@@ -44,22 +44,22 @@ def communication(plan: Plan, account: Account | None, cluster: Cluster | None) 
 
 
 def totals_of(issued: Sequence[Issued]) -> list[Total]:
-    """The sums by axis, phase and kind."""
+    """The sums of collectives by axis, phase and kind."""
     return totals((one.axis, one.phase, one.kind, one.nbytes, one.seconds) for one in issued)
 
 
 def is_whole(plan: Plan, account: Account | None) -> bool:
-    """Whether the collectives that are known are those of a step, not of one micro-batch."""
+    """Whether the known collectives are those of a step, not of one micro-batch."""
     return account is not None or not plan.stages
 
 
 def counted(plan: Plan, account: Account | None) -> str:
-    """What the collectives are those of, in words."""
+    """The part of a step that the collectives are of, in words."""
     return "Collectives of a step." if is_whole(plan, account) else "Collectives of one micro-batch; --model counts those of a step."
 
 
 def axes_table(plan: Plan, summed: Sequence[Total], hidden: Hidden | None = None) -> Table:
-    """The sums as rows, with the share of each that is hidden under computation where it is known."""
+    """The sums as rows, each with its hidden share if known."""
     levels = levels_of(plan)
     rows: tuple[tuple[str, ...], ...] = tuple(
         (s.axis, levels.get(s.axis, ""), s.phase, COLLECTIVES.get(s.kind, s.kind), str(s.times), *_amounts(s)) for s in summed
@@ -99,7 +99,7 @@ def _level_table(found: Exchanges) -> Table:
 
 
 def matrix(found: Exchanges, devices: int) -> Picture:
-    """Squares whose area is what the row's devices send to the column's."""
+    """Squares whose areas are proportional to the bytes from the row's devices to the column's."""
     count = len(found.matrix)
     told = "Who sends to whom: rows send, columns receive, a square's area is the bytes"
     if not found.matrix.any() or count < 2:
@@ -126,7 +126,7 @@ def matrix(found: Exchanges, devices: int) -> Picture:
 
 
 def pair_table(found: Exchanges, devices: int) -> Table:
-    """The matrix where it is small, else its largest entries."""
+    """The matrix if it is small, else its largest entries."""
     names = [found.name(block, devices) for block in range(len(found.matrix))]
     if len(names) <= MOST_CELLS:
         rows = tuple((name, *(bytes_text(size) if size else "-" for size in row)) for name, row in zip(names, found.matrix, strict=True))
