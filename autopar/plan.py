@@ -18,6 +18,7 @@ from .outputs import write_whole
 from .plan_parts import (
     AxisSpec,
     CollectivePlan,
+    MixturePlan,
     ModelSpec,
     OperatorPlan,
     ParameterPlan,
@@ -48,7 +49,7 @@ class Plan(Part):
     `mesh`: of the devices, or of each stage's where there are `stages` (none are listed where there is but one). `unused`: devices of
     the cluster that the plan leaves idle. `redistributions`: for every tensor the chains of layouts that bring it to its readers. `rules`:
     those that were found for this model rather than taken from the table; `replicated`: the operator kinds without a rule, computed
-    whole on every device.
+    whole on every device. `mixtures`: equal layers that are treated in several ways.
     """
 
     schema_: Literal["autopar-plan"] = Field(default="autopar-plan", alias="schema")
@@ -66,6 +67,7 @@ class Plan(Part):
     schedule: SchedulePlan = SchedulePlan()
     stages: tuple[StagePlan, ...] = ()
     unused: int = Field(default=0, ge=0)
+    mixtures: tuple[MixturePlan, ...] = ()
     predicted: Predicted
     provenance: Provenance
 
