@@ -27,10 +27,11 @@ Choices = tuple[NDArray[np.int64], Floats, Floats, NDArray[np.integer], Floats]
 """Rows, seconds, bytes, digits, and bytes in host memory."""
 
 
-def offering_host(tables: Tables, *, room: float, only: bool = False) -> Tables:
+def offering_host(tables: Tables, *, room: float, only: bool = False, hosted: frozenset[str] | None = None) -> Tables:
     """Tables with the choices of host memory beside those of the device, or `only` these; the hosts hold `room` bytes in all.
 
-    Tables that have such choices already are returned as they are.
+    With `hosted`, the parameters of these names have the choices of host memory, and all others those of the device. Tables that have
+    such choices already are returned as they are.
     """
     if optimizer_named(tables.optimizer).states == 0 or not tables.analysis.train or any(v.host is not None for v in tables.variables):
         return tables
@@ -38,8 +39,9 @@ def offering_host(tables: Tables, *, room: float, only: bool = False) -> Tables:
     assert graph.memory is not None and graph.digits is not None
     known: dict[object, Choices] = {}
     offered: dict[int, Choices] = {}
+    only = only or hosted is not None
     for place, variable in enumerate(tables.variables):
-        if variable.what == "parameter" and tensors[variable.name].trainable:
+        if variable.what == "parameter" and tensors[variable.name].trainable and (hosted is None or variable.name in hosted):
             tensor, count = tensors[variable.name], tables.counts.get(variable.name, 1)
             key = (id(graph.unary[place]), id(graph.memory[place]), id(variable.rows), tensor.shape, tensor.dtype, count)
             if key not in known:

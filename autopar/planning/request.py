@@ -43,9 +43,9 @@ class Request:
     The outer search decides what is None: the `mesh` (of a stage), the number of `stages` and of `micro_batches`, what is recomputed
     (`recompute`: "none", "selective", "full"), `zero` (0: parameters are stored whole; 1, 2: stored split, gathered once a step, gradients
     added up whole or as shards; 3: gathered for every pass), `offload` (whose optimizer state is in the memory of the
-    device's host: "none", or that of every parameter: "optimizer"), the `pipeline` schedule and its `interleave`. `fewer`: whether
-    devices may be left idle where that is faster. `uniform`: the limits treat equal layers alike, so that these may be folded. `types`: of
-    stored parameters and of gradients. `reductions`: how these are brought home.
+    device's host: "none", or that of every parameter: "optimizer"; `hosted`: of exactly these), the `pipeline` schedule and its
+    `interleave`. `fewer`: whether devices may be left idle where that is faster. `uniform`: the limits treat equal layers alike, so that
+    these may be folded. `types`: of stored parameters and of gradients. `reductions`: how these are brought home.
     """
 
     cluster: Cluster
@@ -61,6 +61,7 @@ class Request:
     recompute: str | None = None
     zero: int | None = None
     offload: str | None = None
+    hosted: frozenset[str] | None = None
     pipeline: str | None = None
     interleave: int | None = None
     fewer: bool = True
@@ -102,13 +103,13 @@ class Request:
     @property
     def may_offload(self) -> bool:
         """Whether the search decides what is in host memory."""
-        return self.has_host and self.offload is None
+        return self.has_host and self.offload is None and self.hosted is None
 
     def offering(self, tables: Tables, stages: float, *, binding: bool = True) -> Tables:
         """Tables of so many stages with the choices of host memory, where it is wanted or `binding` memory makes it worth a look."""
-        if self.offload == "optimizer" or (binding and self.may_offload):
+        if self.offload == "optimizer" or self.hosted is not None or (binding and self.may_offload):
             room = stages * self.host_on(tables.prices.cluster)
-            return offering_host(tables, room=room, only=self.offload == "optimizer")
+            return offering_host(tables, room=room, only=self.offload == "optimizer", hosted=self.hosted)
         return tables
 
     @property
