@@ -15,7 +15,7 @@ from .plan import Plan
 from .plan_checks import require_consistent
 from .planning.candidates import meshes
 from .planning.limits import Limits
-from .planning.pins import Pins, Restriction, parse_pin, replicated, reuse, together
+from .planning.pins import Pins, Restriction, hosted_by, parse_pin, replicated, reuse, together
 from .planning.request import Request
 from .schemes import scheme_named
 from .schemes.pinning import pinned, stage_mesh
@@ -64,14 +64,16 @@ class Asked:
     def request(self, model: LoadedModel, cluster: Cluster) -> tuple[Request, list[str]]:
         """The request for a model on a cluster, and notes for the user."""
         train, limits, mesh, notes = self.train, self._restrictions(model, cluster), self._mesh(cluster), list[str]()
+        hosted = None
         if self.reuse_from is not None:
-            found, mesh, said = self._reused(model, cluster)
+            found, mesh, said, hosted = self._reused(model, cluster)
             limits.append(found)
             notes.append(said)
         request = Request(
             cluster=cluster, train=train, optimizer=self.optimizer if train else "none", method=self.search, memory=self.memory, mesh=mesh,
             limits=together(*limits) if limits else None, stages=self.stages, micro_batches=self.micro_batches, recompute=self.recompute,
-            zero=self.zero, offload=self.offload, pipeline=self.schedule, interleave=self.interleave, fewer=self.fewer,
+            zero=self.zero, offload=self.offload, hosted=hosted if self.offload is None else None, pipeline=self.schedule,
+            interleave=self.interleave, fewer=self.fewer,
             uniform=not self.pins and self.reuse_from is None, types=types_of(model, self.master, self.reduce, train=train),
             reductions=self.reductions if train else PLAINLY,
         )  # fmt: skip
@@ -96,15 +98,16 @@ class Asked:
             found.append(_where_axes_exist(wanted, [mesh] if mesh else meshes(cluster)))
         return found
 
-    def _reused(self, model: LoadedModel, cluster: Cluster) -> tuple[Restriction, Mesh, str]:
-        """The part of a loaded plan that is unchanged in the model, as pins on the plan's mesh."""
+    def _reused(self, model: LoadedModel, cluster: Cluster) -> tuple[Restriction, Mesh, str, frozenset[str] | None]:
+        """The part of a loaded plan that is unchanged in the model, as pins on the plan's mesh, and its parameters with state on the host."""
         assert self.reuse_from is not None
         old = self.reuse_from if isinstance(self.reuse_from, Plan) else Plan.load(self.reuse_from)
         require_consistent(old)
         if old.devices != cluster.devices:
             raise PlanError(f"the plan to reuse is for {old.devices} devices, not {cluster.devices}")
         found, kept = reuse(old, analyse(model.graph, train=self.train))
-        return found, old.mesh_, f"kept {kept} of the {len(old.operators)} strategies of the loaded plan"
+        hosted = hosted_by(old) if kept == len(old.operators) else None
+        return found, old.mesh_, f"kept {kept} of the {len(old.operators)} strategies of the loaded plan", hosted
 
 
 def is_training(mode: str) -> bool:

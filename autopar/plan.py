@@ -18,6 +18,7 @@ from .outputs import write_whole
 from .plan_parts import (
     AxisSpec,
     CollectivePlan,
+    MixturePlan,
     ModelSpec,
     OperatorPlan,
     ParameterPlan,
@@ -48,7 +49,7 @@ class Plan(Part):
     `mesh`: of all devices, or of each stage's devices if there are `stages` (a single stage is not listed). `unused`:
     idle devices of the cluster. `redistributions`: for every tensor the chains of layouts that bring it to its readers.
     `rules`: rules found for this model, not taken from the table. `replicated`: operator kinds without a rule, computed
-    whole on every device.
+    whole on every device. `mixtures`: equal layers with unequal strategies.
     """
 
     schema_: Literal["autopar-plan"] = Field(default="autopar-plan", alias="schema")
@@ -66,6 +67,7 @@ class Plan(Part):
     schedule: SchedulePlan = SchedulePlan()
     stages: tuple[StagePlan, ...] = ()
     unused: int = Field(default=0, ge=0)
+    mixtures: tuple[MixturePlan, ...] = ()
     predicted: Predicted
     provenance: Provenance
 

@@ -34,7 +34,7 @@ from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.planning.found import evaluate
 from autopar.planning.once import exposed_seconds
-from autopar.planning.pins import reuse
+from autopar.planning.pins import hosted_by, reuse
 from autopar.planning.planner import search_plan
 from autopar.planning.request import Request
 from autopar.planning.tables import Tables
@@ -134,7 +134,7 @@ def pinned_seconds(plan: Plan, analysis: Analysis, request: Request) -> float | 
     pins, _ = reuse(plan, analysis)
     split = any("S" in parameter.storage for parameter in plan.parameters.values())
     zero = zero_of(plan, train=analysis.train) if split else None
-    return seconds_of(analysis.graph, replace(asked_again(plan, analysis, request), limits=pins, zero=zero))
+    return seconds_of(analysis.graph, replace(asked_again(plan, analysis, request), limits=pins, zero=zero, hosted=hosted_by(plan)))
 
 
 def known_seconds(plan: Plan, analysis: Analysis, request: Request, name: str | None) -> float | None:

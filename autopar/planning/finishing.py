@@ -13,6 +13,7 @@ from autopar.search import Infeasible, Interrupted, NoAssignment
 
 from ..errors import NoPlanFits, UsageError
 from ..sharding.schedule import Schedule
+from .alike import Alike
 from .candidates import Candidate
 from .found import Draft, Found, best_within, evaluate, smallest, thriftier
 from .outer import Outer
@@ -50,6 +51,7 @@ class Finisher:
         self.done: set[tuple[Candidate, Mode]] = set()
         self.progress: Progress | None = None
         self.known: tuple[Candidate | None, Known] = None, Known()
+        self.alike = Alike(self.subject, self.request, self.trials.always)
 
     @property
     def is_small(self) -> bool:
@@ -81,7 +83,8 @@ class Finisher:
             found = self._thriftiest()
         if not found:
             raise self._no_plan()
-        return first_of(found)
+        near = TUNING.mixed * first_of(found).seconds if outer.ranking.complete else 0.0
+        return first_of([self.alike.best(one, outer.ranking.solved)[0] if one.seconds <= near else one for one in found])
 
     def _unlimited(self, found: list[Found | Staged]) -> Iterator[Found]:
         """Programs without stages that fit after all, of solutions for which the tables had no room."""

@@ -31,7 +31,7 @@ Choices = tuple[NDArray[np.int64], Floats, Floats, NDArray[np.integer], Floats]
 def offering_host(tables: Tables, *, room: float, only: bool = False) -> Tables:
     """Tables with choices of host memory next to those of the device, or `only` these.
 
-    `room`: bytes that the hosts hold in all. Tables with such choices are returned unchanged.
+    `room`: bytes that the hosts hold in all. `hosted`: names of the parameters with host choices only, if the others have none. Tables with such choices are returned unchanged.
     """
     if optimizer_named(tables.optimizer).states == 0 or not tables.analysis.train or any(v.host is not None for v in tables.variables):
         return tables
@@ -39,8 +39,9 @@ def offering_host(tables: Tables, *, room: float, only: bool = False) -> Tables:
     assert graph.memory is not None and graph.digits is not None
     known: dict[object, Choices] = {}
     offered: dict[int, Choices] = {}
+    only = only or hosted is not None
     for place, variable in enumerate(tables.variables):
-        if variable.what == "parameter" and tensors[variable.name].trainable:
+        if variable.what == "parameter" and tensors[variable.name].trainable and (hosted is None or variable.name in hosted):
             tensor, count = tensors[variable.name], tables.counts.get(variable.name, 1)
             key = (id(graph.unary[place]), id(graph.memory[place]), id(variable.rows), tensor.shape, tensor.dtype, count)
             if key not in known:

@@ -127,6 +127,11 @@ def reuse(plan: Plan, analysis: Analysis) -> tuple[Pins, int]:
     return Pins(operators=operators, storage=storage), len(operators)
 
 
+def hosted_by(plan: Plan) -> frozenset[str] | None:
+    """The parameters whose optimizer state a plan has in host memory; None where there are none, so that nothing is pinned."""
+    return frozenset(name for name, parameter in plan.parameters.items() if parameter.state == "host") or None
+
+
 def _escape(name: str) -> str:
     """The pattern that matches only this name."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..errors import NoPlanFits, UsageError
 from ..ir import Graph
 from ..plan import Plan
+from .alike import Mixture
 from .finishing import Finisher
 from .found import Found
 from .mixed import Mixed
@@ -60,8 +61,9 @@ def _search_plan(subject: Subject, request: Request, progress: Progress | None) 
             raise
     if not search.found:
         raise min(search.failures, key=lambda error: error.minimum if isinstance(error, NoPlanFits) else math.inf)
-    best = first_of(search.found)
-    return as_plan(best, request, lower_bound=search.bound, analysis=subject.analysis(short=False), complete=search.complete)
+    best, mixtures = search.best()
+    analysis = subject.analysis(short=False)
+    return as_plan(best, request, lower_bound=search.bound, analysis=analysis, complete=search.complete, mixtures=mixtures)
 
 
 class _Search:
@@ -86,6 +88,14 @@ class _Search:
             return min(bounds[0], self.mixed.bound)
         rates = math.fsum(1.0 / bound for bound in bounds) if min(bounds) > 0 else 0.0
         return 1.0 / rates if rates > 0 else 0.0
+
+    def best(self) -> tuple[Found | Staged, tuple[Mixture, ...]]:
+        """The best plan, its equal layers alike where that costs nothing."""
+        best = first_of(self.found)
+        if not self.complete:
+            return best, ()
+        solved = [one for finisher in self.finishers for one in finisher.outer.ranking.solved]
+        return self.finishers[0].alike.best(best, solved)
 
     def run(self, progress: Progress | None) -> None:
         """Search pool by pool, then over all of them; interrupted, it leaves what it has found."""

@@ -48,8 +48,8 @@ class Request:
 
     `mesh`: of one stage. `recompute`: "none", "selective" or "full". `zero`: 0, parameters are stored whole; 1 and 2,
     stored split and gathered once a step, with gradients added up whole or as shards; 3, gathered for every pass.
-    `offload`: "none", or "optimizer" for the optimizer state of all parameters in the host's memory. `pipeline`,
-    `interleave`: the schedule, and its chunks a stage.
+    `offload`: "none", or "optimizer" for the optimizer state of all parameters in the host's memory. `hosted`: the
+    parameters with their state there, if these are fixed. `pipeline`, `interleave`: the schedule, and its chunks a stage.
     """
 
     cluster: Cluster
@@ -65,6 +65,7 @@ class Request:
     recompute: str | None = None
     zero: int | None = None
     offload: str | None = None
+    hosted: frozenset[str] | None = None
     pipeline: str | None = None
     interleave: int | None = None
     fewer: bool = True
@@ -106,16 +107,16 @@ class Request:
     @property
     def may_offload(self) -> bool:
         """Whether the search decides which optimizer state is in host memory."""
-        return self.has_host and self.offload is None
+        return self.has_host and self.offload is None and self.hosted is None
 
     def offering(self, tables: Tables, stages: float, *, binding: bool = True) -> Tables:
         """Tables of so many stages, with choices of host memory if that is requested, or may help.
 
         `binding`: the device's memory limits the choices, so host memory may help.
         """
-        if self.offload == "optimizer" or (binding and self.may_offload):
+        if self.offload == "optimizer" or self.hosted is not None or (binding and self.may_offload):
             room = stages * self.host_on(tables.prices.cluster)
-            return offering_host(tables, room=room, only=self.offload == "optimizer")
+            return offering_host(tables, room=room, only=self.offload == "optimizer", hosted=self.hosted)
         return tables
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
 from autopar.search import Infeasible, Solution
@@ -207,6 +207,17 @@ def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
         if pipeline is not None and pipeline.step < best.pipeline.step:
             best = Staged(parts=parts, pipeline=pipeline, schedule=found.schedule, tightened=True)
     return best
+
+
+def recut(found: Staged, solutions: Sequence[Solution], request: Request, *, always: float) -> tuple[Staged | None, float]:
+    """The pipeline with other solutions of its parts (None: no cut fits), and bytes of the fullest device."""
+    pairs = zip(found.parts, solutions, strict=True)
+    parts = tuple(_part(part.group, part.tables, solution, found.schedule, unfolded) for part, solution in pairs)
+    cutter, schedules = _cutter(parts, _rooms([part.group for part in parts], request, always), found.schedule, request)
+    pipeline = cutter.best(schedules)
+    if pipeline is None:
+        return None, cutter.least_memory(schedules) + always
+    return replace(found, parts=parts, pipeline=pipeline), pipeline.memory
 
 
 def _rooms(groups: Sequence[Group], request: Request, always: float) -> list[float]:

@@ -24,7 +24,7 @@ from .once import exposed_seconds, hideable, most_hideable, sent_seconds
 from .request import Request
 from .solved import Mode, Solved
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
-from .staged import Group, staged
+from .staged import Group, Staged, staged
 from .subject import Subject
 from .tables import Tables
 from .tuning import TUNING
@@ -93,9 +93,23 @@ class Trials:
         if candidate.stages == 1:
             whole = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
             return replace(solved, seconds=whole_seconds(tables, solution, self.subject.folding, whole, schedule))
-        groups, expand = [self.group(candidate)], self.subject.expand
-        found = staged(groups, lambda _: tables, schedule, self.request, always=self.always, expand=expand, solved=solution)
+        found = self._cut(solved, tables, schedule, solution)
+        # What fits all stages together may not fit each of them: host memory may help there, too.
+        short = isinstance(found, Infeasible) or (found.tightened and found.seconds > TUNING.promised * solved.seconds)
+        if short and self.binds(candidate, solved.mode):
+            other = self._cut(solved, self.offering(tables, candidate, solved.mode), schedule)
+            found = min((one for one in (found, other) if isinstance(one, Staged)), key=lambda one: one.seconds, default=found)
+        if isinstance(found, Infeasible):
+            raise found
         return replace(solved, seconds=found.pipeline.step)
+
+    def _cut(self, solved: Solved, tables: Tables, schedule: Schedule, solution: Solution | None = None) -> Staged | Infeasible:
+        """The best cuts of a candidate on its tables, of which the first solution may be known; or why there are none."""
+        groups, expand = [self.group(solved.candidate)], self.subject.expand
+        try:
+            return staged(groups, lambda _: tables, schedule, self.request, always=self.always, expand=expand, solved=solution)
+        except Infeasible as error:
+            return error
 
     # --- its solution ---
 

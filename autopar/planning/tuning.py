@@ -75,6 +75,12 @@ class Tuning:
     """The gap of a folded solution up to which the whole graph is not solved again."""
     likely: float = 1.1
     """By how much the folded program of least memory may exceed the memory, while that of the whole graph is looked at."""
+    rounding: float = 5e-4
+    """Share of a step by which a plan may be slower if that makes equal layers alike."""
+    mixed: float = 1.02
+    """Programs that take up to so many times the best are tried with equal layers alike."""
+    ways: int = 3
+    """How many of the ways in which equal layers are treated are given to all of them."""
     tried: int = 8
     """How many are at most."""
     small_graph: int = 500

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from autopar.costmodel.step.estimate import collective_seconds
@@ -16,6 +16,7 @@ from ..plan_parts import (
     AxisSpec,
     CollectivePlan,
     InputSpec,
+    MixturePlan,
     ModelSpec,
     OperatorPlan,
     ParameterPlan,
@@ -32,6 +33,7 @@ from ..sharding.micro_batches import of_whole_batch
 from ..sharding.program import Assignment, Program
 from ..sharding.rules.found import found_in
 from ..sharding.schedule import Schedule
+from .alike import Mixture
 from .found import Found
 from .pipeline_parts import message_seconds, once_of
 from .request import Request
@@ -39,11 +41,12 @@ from .staged import Part, Staged
 
 
 def as_plan(
-    found: Found | Staged, request: Request, *, lower_bound: float, analysis: Analysis | None = None, complete: bool = True
-) -> Plan:
+    found: Found | Staged, request: Request, *, lower_bound: float, analysis: Analysis | None = None, complete: bool = True,
+    mixtures: Sequence[Mixture] = (),
+) -> Plan:  # fmt: skip
     """Write down what was found; `analysis`: of the global batch, where what was found is a plan of its micro-batches.
 
-    `complete`: whether the search was left to run to its end.
+    `complete`: whether the search was left to run to its end. `mixtures`: of strategies among equal layers.
     """
     whole = analysis or _first(found).tables.analysis
     graph = whole.graph
@@ -75,6 +78,7 @@ def as_plan(
         stages=tuple(_stages(found, whole)) if isinstance(found, Staged) else (),
         unused=request.cluster.devices - used,
         predicted=predicted,
+        mixtures=tuple(MixturePlan(**asdict(mixture)) for mixture in mixtures),
         provenance=_provenance(found, request, lower_bound, complete),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Says where equal layers of a model are not treated alike: which of them, in what, and what such a mixture is for."""
+"""Says where equal layers of a model are not treated alike: which of them, in what, and what such a mixture pays."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..ir import Role
+from ..ir import Graph, Role
 from ..plan import Plan
 from ..planning.folding import Run, find_runs
 from ..sharding.analysis import Analysis
 from .grouping import number_text
+from .units import bytes_text, seconds_text
 
 Treated = Mapping[tuple[int, str], str]
 """Of a layer: by the place of an operator and what is said of it (how it is split, what is stored, whether it runs again) the word."""
 WHY = {
-    "split": "operators are split otherwise",
-    "stored": "parameters are stored otherwise",
-    "again": "operators are recomputed in some only",
-    "state": "optimizer state is in host memory for some only",
+    "mesh": "on stages of other meshes",
+    "split": "split otherwise",
+    "stored": "with parameters stored otherwise",
+    "again": "recomputed in some only",
+    "state": "with optimizer state in host memory in some only",
 }
+SHOWN = 3
+"""Operators that are named, and ways of which the layers are."""
 
 
 def unequal_lines(plan: Plan, analysis: Analysis) -> list[str]:
@@ -27,21 +31,20 @@ def unequal_lines(plan: Plan, analysis: Analysis) -> list[str]:
     again = {name for segment in plan.schedule.recompute for name in segment}
     found = []
     for run in find_runs(analysis.graph):
-        treated = [_treated(plan, analysis, layer, again) for layer in run.segments()]
+        treated = [dict(_words(plan, analysis, layer, again)) for layer in run.segments()]
         if len({tuple(sorted(one.items())) for one in treated[1:]}) > 1:
-            found.append(_sentence(run, treated))
+            found.append(_sentence(plan, analysis.graph, run, treated))
     return found
 
 
-def _treated(plan: Plan, analysis: Analysis, layer: range, again: set[str]) -> Treated:
-    return dict(_words(plan, analysis, layer, again))
-
-
 def _words(plan: Plan, analysis: Analysis, layer: range, again: set[str]) -> Iterator[tuple[tuple[int, str], str]]:
+    meshes = dict(_meshes(plan, analysis.graph)) if len({stage.mesh for stage in plan.stages}) > 1 else {}
     for place, index in enumerate(layer):
         op = analysis.graph.operators[index]
         if op.name not in plan.operators:
             continue
+        if meshes:
+            yield (place, "mesh"), meshes[op.name]
         yield (place, "split"), " ".join(plan.operators[op.name].strategy)
         yield (place, "again"), str(op.name in again)
         held = [plan.parameters[name] for name in op.inputs if analysis.graph.tensors[name].role is Role.PARAMETER]
@@ -49,17 +52,65 @@ def _words(plan: Plan, analysis: Analysis, layer: range, again: set[str]) -> Ite
         yield (place, "state"), ", ".join(parameter.state for parameter in held)
 
 
-def _sentence(run: Run, treated: Sequence[Treated]) -> str:
-    """The layers of each way, and in what the ways differ."""
+def _meshes(plan: Plan, graph: Graph) -> Iterator[tuple[str, str]]:
+    """The mesh of the stage of every operator."""
+    starts, mesh = {stage.first: stage.mesh for stage in plan.stages}, plan.mesh
+    for op in graph.operators:
+        mesh = starts.get(op.name, mesh)
+        yield op.name, " x ".join(f"{axis.name}={axis.size}" for axis in mesh)
+
+
+def _sentence(plan: Plan, graph: Graph, run: Run, treated: Sequence[Treated]) -> str:
+    """The layers of each way, in what the ways differ, and what that pays."""
     ways: dict[tuple[tuple[tuple[int, str], str], ...], list[int]] = {}
     for number, one in enumerate(treated):
         ways.setdefault(tuple(sorted(one.items())), []).append(number)
     told = [number_text(layers).strip("{}") for layers in sorted(ways.values(), key=len, reverse=True)]
-    differ: Counter[str] = Counter()
-    for key in treated[0]:
-        differ[key[1]] += len({one[key] for one in treated[1:]}) > 1
-    words = [f"{WHY[what]} ({count})" for what, count in differ.items() if count]
-    pays = "the memory is filled by as many thrifty layers as it takes" if differ["again"] + differ["stored"] + differ["state"] else ""
-    pays = pays or "what that saves is more than the redistributions between them cost"
-    layers = " | ".join(itertools.islice(told, 4)) + (f" | {len(told) - 4} ways more" if len(told) > 4 else "")
-    return f"{run.layers} equal layers are treated in {len(ways)} ways (layers {layers}): {', '.join(words)}; {pays}"
+    layers = " | ".join(itertools.islice(told, SHOWN + 1)) + (f" | {len(told) - SHOWN - 1} ways more" if len(told) > SHOWN + 1 else "")
+    differ: dict[str, list[int]] = {}
+    for place, what in treated[0]:
+        if len({one[place, what] for one in treated[1:]}) > 1:
+            differ.setdefault(what, []).append(place)
+    what = ", ".join(f"{_operators(graph, run, differ[what])} {words}" for what, words in WHY.items() if what in differ)
+    if "mesh" in differ:
+        what = f"they lie {WHY['mesh']}"
+    pays = _pays(plan, graph.operators[run.start].name)
+    return f"{run.layers} equal layers are treated in {len(ways)} ways (layers {layers}): {what}" + (f"; {pays}" if pays else "")
+
+
+def _operators(graph: Graph, run: Run, places: Sequence[int]) -> str:
+    """The operators at some places of a layer by what their names end with in all layers, or their kinds where that is nothing.
+
+    A count stands for all but the first few.
+    """
+    layers = list(run.segments())
+    at = [[graph.operators[layer[place]] for layer in layers[1:]] for place in places]
+    names = Counter(_name([op.name for op in same]) or same[0].kind for same in at)
+    shown = list(names)[:SHOWN]
+    left = len(places) - sum(names[name] for name in shown)
+    return ", ".join(shown) + (f" and {left} more" if left else "")
+
+
+def _name(names: Sequence[str]) -> str:
+    """What the names of equal operators end with, from a whole word on.
+
+    >>> _name(["layers.1.mlp.up", "layers.2.mlp.up", "layers.12.mlp.up"]), _name(["linear_7", "linear_14"])
+    ('mlp.up', '')
+    """
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*(reversed(name) for name in names), strict=False))
+    common = "".join(letters[0] for letters in same)[::-1]
+    at = min((common.find(mark) for mark in "./" if mark in common), default=-1)
+    return common[at + 1 :] if at >= 0 else ""
+
+
+def _pays(plan: Plan, first: str) -> str:
+    """What a mixture among the layers from an operator on pays, where the plan says it."""
+    found = next((mixture for mixture in plan.mixtures if mixture.first == first), None)
+    if found is None:
+        return ""
+    step, memory = plan.predicted.step, plan.predicted.memory
+    if found.alike is None:
+        needed = f", {bytes_text(found.needed - memory)} more than these" if found.needed > memory else ""
+        return f"all of them alike would need {bytes_text(found.needed)} a device{needed}"
+    short = f" (the quickest way for all of them needs {bytes_text(found.needed)} a device and does not fit)" if found.needed else ""
+    return f"all of them alike would make the step {seconds_text(found.alike - step)} ({found.alike / step - 1:.1%}) longer{short}"
