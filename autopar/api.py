@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from autopar.costmodel import Cluster
 
 from .asked import Asked, choose_cluster, is_training
-from .compressing import compressed
 from .configured import load_any
-from .context import current
-from .context.applied import in_context, require_own
-from .context.files import save_strategies
-from .context.imported import with_parts_gathered
 from .errors import PlanError
 from .frontends.load import ModelOptions
 from .model import LoadedModel
@@ -91,6 +86,12 @@ def plan(
 
 def _in_context(loaded: LoadedModel, given: dict[str, Any], compress: Mapping[str, str] | float | None) -> Plan:
     """The plan of a loaded model, with what the auto-parallel context says beside the arguments."""
+    from .compressing import compressed
+    from .context import current
+    from .context.applied import in_context, require_own
+    from .context.files import save_strategies
+    from .context.imported import with_parts_gathered
+
     kept = given.get("load") is not None
     if current().active:
         given = in_context(current(), loaded, given)
@@ -165,6 +166,8 @@ def parallelize(
     A plan that does not fit the model or the world is refused on every rank, with the reason.
     """
     from autopar.runtime.parallelize import parallelize as build
+
+    from .context import current
 
     def prepare() -> tuple[LoadedModel, Plan]:
         found = plan if isinstance(plan, Plan) else Plan.load(plan)

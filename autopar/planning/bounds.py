@@ -59,6 +59,11 @@ class Bounds:
         """Seconds that no step on so many devices undercuts, by the arithmetic alone."""
         return TUNING.slack * self._alone[0] / devices
 
+    def least_waiting(self, candidate: Candidate) -> float:
+        """The same with the bubble of a candidate's stages."""
+        stages, count = candidate.stages, candidate.micro_batches
+        return (1 + self.least_bubble(stages, count) / count) * self.least_seconds(candidate.devices)
+
     @cached_property
     def _alone(self) -> tuple[float, float, Reading]:
         """Seconds of the whole batch on one device, without any limit, the share of them that makes gradients of weights, and when

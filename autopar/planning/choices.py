@@ -86,7 +86,7 @@ class Choosing:
     def _stored(self, tensor: Tensor, space: LayoutSpace, count: int, *, counted: bool) -> Choices:
         basis, digits, train = self.basis, space.digits(), self.basis.analysis.train
         splits = tuple(i for i, kind in enumerate(space.kinds) if kind == R or kind.kind is Kind.SPLIT)
-        rows = self._storable(space, np.nonzero(space.valid(tensor.shape) & np.isin(digits, splits).all(axis=1))[0])
+        rows = self._storable(space, np.nonzero(space.valid(tensor.shape) & _all_among(space, splits))[0])
         shards = space.divisors()[rows]
         seconds = self._stored_seconds(tensor, shards) if train else np.zeros(len(rows))
         memory = storage_bytes(tensor, shards, basis.optimizer, train=train, types=basis.types)
@@ -173,7 +173,7 @@ class Choosing:
 
         def make() -> Choices:
             wanted = space.valid(tensor.shape) & (np.bincount(kinds, minlength=len(space.kinds)) > 0)[space.digits()].all(axis=1)
-            wanted[np.unique(codes)] = True
+            wanted[codes] = True
             return _free(space, np.nonzero(wanted)[0])
 
         return self.known.once(key, make)
@@ -189,10 +189,17 @@ class Choosing:
         def make() -> Choices:
             if name in limits.outputs:
                 return _free(space, np.array([space.code(limits.outputs[name])]))
-            valid = space.valid(tensor.shape) & np.isin(space.digits(), splits).all(axis=1)
+            valid = space.valid(tensor.shape) & _all_among(space, splits)
             return _free(space, self._storable(space, np.nonzero(valid)[0]))
 
         return self.known.once(key, make)
+
+
+def _all_among(space: LayoutSpace, kinds: Sequence[int]) -> NDArray[np.bool_]:
+    """Which layouts have one of these kinds on every axis."""
+    among = np.zeros(len(space.kinds), dtype=bool)
+    among[list(kinds)] = True
+    return np.asarray(among[space.digits()].all(axis=1))
 
 
 def _free(space: LayoutSpace, rows: Ints) -> Choices:

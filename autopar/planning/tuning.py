@@ -21,6 +21,8 @@ class Tuning:
     """Pipelines that are expected to take up to so many times the best are cut."""
     proven: int = 64
     """How many of the least bounds are raised by solutions of their own."""
+    within: int = 8
+    """How many of the least bounds, without stages, are raised by solutions within the memory."""
     alike: float = 0.05
     """By how much bounds on one mesh differ at most among which the next one to prove is chosen."""
     swept: int = 24
