@@ -20,10 +20,10 @@ from .of_plan import cluster_of_plan, model_of_plan
 from .operators import bring_rules, provide_rules
 from .plan import Plan
 from .planning.pins import Pins
-from .planning.planner import search_plan
+from .planning.planner import search_plan, subject_of
 from .planning.ranking import Progress
 from .report.given import checked
-from .sharding.analysis import analyse
+from .sharding.analysis import Analysis, analyse
 from .sharding.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -34,13 +34,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan with what it was made from, sentences worth telling the user, and the CPU seconds of the search."""
+    """A plan with what it was made from, sentences worth telling the user, and the CPU seconds of the search.
+
+    `analysis`: of the model's graph, where the search made one.
+    """
 
     plan: Plan
     model: LoadedModel
     cluster: Cluster
     notes: tuple[str, ...]
     seconds: float = 0.0
+    analysis: Analysis | None = None
 
 
 def plan(
@@ -116,10 +120,12 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     ruled, said = provide_rules(model, discover=wanted.discover, replicate_unknown=wanted.replicate_unknown)
     request, kept = wanted.request(ruled, cluster)
     before = time.process_time()
-    best = search_plan(ruled.graph, request, progress=progress)
-    seconds = time.process_time() - before
+    subject = subject_of(ruled.graph, request)
+    best = search_plan(ruled.graph, request, progress=progress, subject=subject)
+    seconds, analysis = time.process_time() - before, subject.analysis(short=False)
     best = best.model_copy(update={"model": best.model.model_copy(update={"dtype": ruled.dtype})})
-    return Planned(plan=best, model=ruled, cluster=cluster, notes=(sentence, *model.notes, *said, *kept), seconds=seconds)
+    notes = (sentence, *model.notes, *said, *kept)
+    return Planned(plan=best, model=ruled, cluster=cluster, notes=notes, seconds=seconds, analysis=analysis)
 
 
 def _loaded(model: LoadedModel, wanted: Asked, cluster: Cluster) -> Planned:

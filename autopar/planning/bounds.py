@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from functools import cached_property
 
-from autopar.search import solve
+from autopar.search import nearly, solve
 
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
@@ -93,7 +93,7 @@ class Bounds:
             early = self.early(stages, mesh)
             work = Work(counts=self.subject.counts, passes=passes, hidden=hidden, early=early.readers)
             tables = self.tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
-            self.sums[key] = solve(tables.graph).lower_bound - early.before
+            self.sums[key] = nearly(tables.graph, close=TUNING.bounded).lower_bound - early.before
         return self.sums[key]
 
     def proven(self, candidate: Candidate) -> float:

@@ -13,7 +13,7 @@ from autopar.costmodel.memory.peak import certain_bytes
 from autopar.costmodel.step.host import state_bytes
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.order.schedules import in_flight
-from autopar.search import Infeasible, Interrupted, Solution, solve
+from autopar.search import Infeasible, Interrupted, Solution, nearly
 
 from ..sharding.schedule import Schedule
 from .beyond import bytes_beyond
@@ -146,7 +146,7 @@ class Trials:
             raise Infeasible(least, room)
         try:
             if exact or self.request.may_offload:
-                free = solve(tables.graph)
+                free = nearly(tables.graph, close=TUNING.ranked if candidate.stages == 1 else TUNING.bounded)
                 if mode == next(self.modes(candidate.micro_batches)):
                     self.bounds.free[candidate], self.needed[candidate] = free.lower_bound, free.memory
                 beyond = self._beyond(candidate, mode, tables, free)

@@ -18,10 +18,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.search import Infeasible, NoAssignment, solve
+from autopar.search import Infeasible, NoAssignment, nearly, solve
 
 from .solving import QUICK_METHOD
 from .tables import Floats, Tables, Variable
+from .tuning import TUNING
 
 
 def least_within(every: Iterable[Tables], room: float, enough: float) -> float:
@@ -29,7 +30,7 @@ def least_within(every: Iterable[Tables], room: float, enough: float) -> float:
     found = math.inf
     for tables in every:
         try:
-            if solve(tables.graph).lower_bound < found:
+            if nearly(tables.graph, close=TUNING.bounded).lower_bound < found:
                 found = min(found, solve(tables.graph, method=QUICK_METHOD, memory_limit=room).lower_bound)
         except (Infeasible, NoAssignment):
             continue
