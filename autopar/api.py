@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from autopar.costmodel import Cluster
 
 from .asked import Asked, choose_cluster, is_training
-from .compressing import compressed
 from .configured import load_any
-from .context import current
-from .context.applied import in_context, require_own
-from .context.files import save_strategies
-from .context.imported import with_parts_gathered
 from .errors import PlanError
 from .frontends.load import ModelOptions
 from .model import LoadedModel
@@ -25,10 +20,10 @@ from .of_plan import cluster_of_plan, model_of_plan
 from .operators import bring_rules, provide_rules
 from .plan import Plan
 from .planning.pins import Pins
-from .planning.planner import search_plan
+from .planning.planner import search_plan, subject_of
 from .planning.ranking import Progress
 from .report.given import checked
-from .sharding.analysis import analyse
+from .sharding.analysis import Analysis, analyse
 from .sharding.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -39,13 +34,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan with what it was made from, sentences worth telling the user, and the CPU seconds of the search."""
+    """A plan with what it was made from, sentences worth telling the user, and the CPU seconds of the search.
+
+    `analysis`: of the model's graph, where the search made one.
+    """
 
     plan: Plan
     model: LoadedModel
     cluster: Cluster
     notes: tuple[str, ...]
     seconds: float = 0.0
+    analysis: Analysis | None = None
 
 
 def plan(
@@ -91,6 +90,12 @@ def plan(
 
 def _in_context(loaded: LoadedModel, given: dict[str, Any], compress: Mapping[str, str] | float | None) -> Plan:
     """The plan of a loaded model, with what the auto-parallel context says beside the arguments."""
+    from .compressing import compressed
+    from .context import current
+    from .context.applied import in_context, require_own
+    from .context.files import save_strategies
+    from .context.imported import with_parts_gathered
+
     kept = given.get("load") is not None
     if current().active:
         given = in_context(current(), loaded, given)
@@ -115,10 +120,12 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     ruled, said = provide_rules(model, discover=wanted.discover, replicate_unknown=wanted.replicate_unknown)
     request, kept = wanted.request(ruled, cluster)
     before = time.process_time()
-    best = search_plan(ruled.graph, request, progress=progress)
-    seconds = time.process_time() - before
+    subject = subject_of(ruled.graph, request)
+    best = search_plan(ruled.graph, request, progress=progress, subject=subject)
+    seconds, analysis = time.process_time() - before, subject.analysis(short=False)
     best = best.model_copy(update={"model": best.model.model_copy(update={"dtype": ruled.dtype})})
-    return Planned(plan=best, model=ruled, cluster=cluster, notes=(sentence, *model.notes, *said, *kept), seconds=seconds)
+    notes = (sentence, *model.notes, *said, *kept)
+    return Planned(plan=best, model=ruled, cluster=cluster, notes=notes, seconds=seconds, analysis=analysis)
 
 
 def _loaded(model: LoadedModel, wanted: Asked, cluster: Cluster) -> Planned:
@@ -165,6 +172,8 @@ def parallelize(
     A plan that does not fit the model or the world is refused on every rank, with the reason.
     """
     from autopar.runtime.parallelize import parallelize as build
+
+    from .context import current
 
     def prepare() -> tuple[LoadedModel, Plan]:
         found = plan if isinstance(plan, Plan) else Plan.load(plan)

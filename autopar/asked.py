@@ -99,7 +99,7 @@ class Asked:
         return found
 
     def _reused(self, model: LoadedModel, cluster: Cluster) -> tuple[Restriction, Mesh, str, frozenset[str] | None]:
-        """The part of a loaded plan that is unchanged in the model, as pins on the plan's mesh, and its parameters with state on the host."""
+        """The part of a loaded plan that is unchanged in the model, as pins on the plan's mesh, and what has its state on hosts."""
         assert self.reuse_from is not None
         old = self.reuse_from if isinstance(self.reuse_from, Plan) else Plan.load(self.reuse_from)
         require_consistent(old)

@@ -71,7 +71,7 @@ class Plan(Part):
     predicted: Predicted
     provenance: Provenance
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False, defer_build=True)
 
     @field_validator("mesh")
     @classmethod

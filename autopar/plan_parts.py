@@ -18,7 +18,7 @@ from .sharding.schedule import UNIT_BYTES, Reductions, Schedule, Types
 class Part(BaseModel):
     """Only the named fields, and none of them changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def _float(name: str) -> str:

@@ -1,7 +1,7 @@
 """The search: solvers over tables of costs; nothing here knows an operator, a layout or a cluster."""
 
 from .costgraph import CostGraph, Infeasible, NoAssignment, Solution
-from .dynamic_programming import dynamic_programming
+from .dynamic_programming import dynamic_programming, nearly
 from .exhaustive import exhaustive
 from .integer_program import integer_program
 from .interruption import Interrupted
@@ -21,6 +21,7 @@ __all__ = [
     "exhaustive",
     "integer_program",
     "lagrangian",
+    "nearly",
     "recursive_programming",
     "solve",
 ]

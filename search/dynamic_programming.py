@@ -40,11 +40,16 @@ def dynamic_programming(graph: CostGraph, *, memory_limit: float | None = None) 
     return eliminate_variables(graph, memory_limit=memory_limit, max_entries=MAX_ENTRIES)
 
 
-def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_entries: int) -> Solution:
-    """`dynamic_programming` with tables of at most `max_entries` entries."""
+def nearly(graph: CostGraph, *, close: float) -> Solution:
+    """A solution without a memory limit whose gap is at most `close`: the optimum where that takes no longer."""
+    return eliminate_variables(graph, memory_limit=None, max_entries=MAX_ENTRIES, close=close)
+
+
+def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_entries: int, close: float = ROUNDING) -> Solution:
+    """`dynamic_programming` with tables of at most `max_entries` entries, until the gap is `close`."""
     known = Incumbent(graph, memory_limit, METHOD)
     try:
-        _search(known, max_entries)
+        _search(known, max_entries, close)
         if known.choices is None:
             raise ValueError("the graph is too wide to eliminate exactly, and no assignment of finite cost was found; forbid less")
         return known.solution()
@@ -52,10 +57,10 @@ def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_ent
         raise Interrupted(known.salvage()) from interrupt
 
 
-def _search(known: Incumbent, max_entries: int) -> None:
+def _search(known: Incumbent, max_entries: int, close: float) -> None:
     small, plan = shrink(known.graph, max_entries=max_entries, memory=known.limit is not None)
     if plan is None and known.limit is None:
-        left = _narrowed(known, small, min(NARROW[0], max_entries))
+        left = _narrowed(known, small, min(NARROW[0], max_entries), close)
         if left is None:
             return
         small = left
@@ -75,7 +80,7 @@ def _search(known: Incumbent, max_entries: int) -> None:
         last = width == max_entries
         solver = Minimiser(small.graph, max_entries=width)
         # A wider limit is skipped if it changes no table, takes too long, or has no gap to close.
-        if proven and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= ROUNDING):
+        if proven and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= close):
             continue
         work = solver.plan.work
         try:
@@ -86,7 +91,7 @@ def _search(known: Incumbent, max_entries: int) -> None:
                 raise
             continue
         proven = known.choices is not None
-        if minimum is None or known.gap <= ROUNDING:
+        if minimum is None or known.gap <= close:
             continue
         left = narrow(known, small, solver, minimum)
         if left is None:
@@ -94,7 +99,7 @@ def _search(known: Incumbent, max_entries: int) -> None:
         small = left
 
 
-def _narrowed(known: Incumbent, small: Reduction, width: int) -> Reduction | None:
+def _narrowed(known: Incumbent, small: Reduction, width: int, close: float) -> Reduction | None:
     """The graph without the choices that its relaxation rules out, if it is too wide for exact tables; None if solved.
 
     A descent from the relaxation gives the cost to beat. Mostly only a few variables are split, such as a value that
@@ -107,7 +112,7 @@ def _narrowed(known: Incumbent, small: Reduction, width: int) -> Reduction | Non
     known.offer(small.restore(descend(soften(small.graph), minimum.choices)))
     pruned = any(substitutes is not None for substitutes in small.substitutes)
     known.prove(minimum.bound, Proof(kind="messages", limit=None, price=0.0, max_entries=solver.max_entries, pruned=pruned))
-    if known.gap <= ROUNDING:
+    if known.gap <= close:
         return None
     return narrow(known, small, solver, minimum) if known.gap <= HOPEFUL else small
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from onnx import NodeProto, ValueInfoProto, helper
+from onnx import NodeProto, ValueInfoProto, helper, numpy_helper
 
 from autopar.errors import ModelError
 from autopar.frontends.onnx_model import domain_of, kind_of
@@ -85,8 +86,39 @@ def _where(inputs: Arrays, attributes: Attributes) -> np.ndarray:
     return np.where(*inputs)
 
 
+def _trilu(inputs: Arrays, attributes: Attributes) -> np.ndarray:
+    diagonal = int(inputs[1].reshape(())) if len(inputs) > 1 else 0
+    return np.triu(inputs[0], diagonal) if _integer(attributes, "upper", 1) else np.tril(inputs[0], diagonal)
+
+
+def _transpose(inputs: Arrays, attributes: Attributes) -> np.ndarray:
+    order = attributes.get("perm")
+    return inputs[0].transpose(tuple(int(str(axis)) for axis in order) if isinstance(order, tuple) else None)
+
+
+def _expand(inputs: Arrays, attributes: Attributes) -> np.ndarray:
+    shape = np.broadcast_shapes(inputs[0].shape, tuple(inputs[1].ravel().tolist()))
+    return np.ascontiguousarray(np.broadcast_to(inputs[0], shape)).reshape(shape)
+
+
+def _cumulative_sum(inputs: Arrays, attributes: Attributes) -> np.ndarray:
+    if _integer(attributes, "exclusive") or _integer(attributes, "reverse"):
+        raise KeyError("a sum that leaves out its own element, or runs backwards")
+    return inputs[0].cumsum(int(inputs[1].reshape(())), dtype=inputs[0].dtype)
+
+
+def _gather_nd(inputs: Arrays, attributes: Attributes) -> np.ndarray:
+    if _integer(attributes, "batch_dims"):
+        raise KeyError("indices of their own for each member of a batch")
+    return np.asarray(inputs[0][tuple(np.moveaxis(inputs[1], -1, 0))])
+
+
 def _elementwise(function: Callable[..., np.ndarray]) -> Callable[[Arrays, Attributes], np.ndarray]:
     return lambda inputs, attributes: np.asarray(function(*inputs))
+
+
+def _reduced(function: Callable[..., np.ndarray]) -> Callable[[Arrays, Attributes], np.ndarray]:
+    return lambda inputs, attributes: np.asarray(functools.reduce(function, inputs))
 
 
 _EVALUATORS: Mapping[str, Callable[[Arrays, Attributes], np.ndarray]] = {
@@ -96,7 +128,15 @@ _EVALUATORS: Mapping[str, Callable[[Arrays, Attributes], np.ndarray]] = {
     "Greater": _elementwise(np.greater), "LessOrEqual": _elementwise(np.less_equal),
     "GreaterOrEqual": _elementwise(np.greater_equal), "Where": _where, "Identity": lambda inputs, attributes: inputs[0],
     "Unsqueeze": _unsqueeze, "Squeeze": _squeeze, "Gather": _gather, "Concat": _concat, "Cast": _cast, "Slice": _slice, "Range": _range,
+    "Abs": _elementwise(np.abs), "Log": _elementwise(np.log), "Min": _reduced(np.minimum), "Max": _reduced(np.maximum),
+    "Trilu": _trilu, "Transpose": _transpose, "Expand": _expand, "CumSum": _cumulative_sum,
+    "GatherND": _gather_nd,
 }  # fmt: skip
+
+
+def _filled(node: NodeProto, shape: np.ndarray) -> np.ndarray:
+    fill = next((numpy_helper.to_array(item.t).ravel() for item in node.attribute if item.name == "value"), np.zeros(1, np.float32))
+    return np.full(tuple(shape.tolist()), fill[0], dtype=fill.dtype)
 
 
 def evaluate(node: NodeProto, inputs: Sequence[np.ndarray | None], attributes: Attributes, versions: Mapping[str, int]) -> list[np.ndarray]:
@@ -105,6 +145,8 @@ def evaluate(node: NodeProto, inputs: Sequence[np.ndarray | None], attributes: A
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if domain_of(node) == "" and node.op_type == "ConstantOfShape":
+                return [_filled(node, present[0])]
             if domain_of(node) == "" and node.op_type in _EVALUATORS and len(present) == len(inputs):
                 result = _EVALUATORS[node.op_type](present, attributes)
                 return [result.astype(present[0].dtype, copy=False) if node.op_type in ("Add", "Sub", "Mul", "Neg") else result]

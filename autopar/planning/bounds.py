@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from functools import cached_property
 
-from autopar.search import solve
+from autopar.search import nearly, solve
 
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
@@ -59,6 +59,11 @@ class Bounds:
         """Seconds that no step on so many devices undercuts, by the arithmetic alone."""
         return TUNING.slack * self._alone[0] / devices
 
+    def least_waiting(self, candidate: Candidate) -> float:
+        """The same with the bubble of a candidate's stages."""
+        stages, count = candidate.stages, candidate.micro_batches
+        return (1 + self.least_bubble(stages, count) / count) * self.least_seconds(candidate.devices)
+
     @cached_property
     def _alone(self) -> tuple[float, float, Reading]:
         """Seconds of the whole batch on one device, without any limit, the share of them that makes gradients of weights, and when
@@ -88,7 +93,7 @@ class Bounds:
             early = self.early(stages, mesh)
             work = Work(counts=self.subject.counts, passes=passes, hidden=hidden, early=early.readers)
             tables = self.tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
-            self.sums[key] = solve(tables.graph).lower_bound - early.before
+            self.sums[key] = nearly(tables.graph, close=TUNING.bounded).lower_bound - early.before
         return self.sums[key]
 
     def proven(self, candidate: Candidate) -> float:

@@ -63,7 +63,8 @@ class Choosing:
 
     def __init__(self, basis: Basis, limits: Limits) -> None:
         self.basis, self.limits, self.work, self.known = basis, limits, basis.work, basis.known
-        self.kept: Kept = kept_values(basis.analysis, basis.work.segments)
+        segments = basis.work.segments
+        self.kept: Kept = self.known.once(("kept values", segments), lambda: kept_values(basis.analysis, segments))
         self.wider = max((basis.wider(tensor) for tensor in basis.graph.parameters), default=1.0)
 
     # --- parameters ---
@@ -77,7 +78,8 @@ class Choosing:
         counted = kept and not basis.types.casts(tensor)
         trained = tensor.name in basis.analysis.gradients
         key = ("parameter", id(space), tensor.shape, tensor.bytes, tensor.trainable, trained, counted, count)
-        found = self.known.once(key, lambda: self._stored(tensor, space, count, counted=counted))
+        lasting = self.known.of_parameters or self.known
+        found = lasting.once(key, lambda: self._stored(tensor, space, count, counted=counted))
         if self.limits.storage is None:
             return found
         allowed = self.limits.storage(tensor, tuple(space.layout(int(code)) for code in found.rows))
@@ -86,7 +88,7 @@ class Choosing:
     def _stored(self, tensor: Tensor, space: LayoutSpace, count: int, *, counted: bool) -> Choices:
         basis, digits, train = self.basis, space.digits(), self.basis.analysis.train
         splits = tuple(i for i, kind in enumerate(space.kinds) if kind == R or kind.kind is Kind.SPLIT)
-        rows = self._storable(space, np.nonzero(space.valid(tensor.shape) & np.isin(digits, splits).all(axis=1))[0])
+        rows = self._storable(space, np.nonzero(space.valid(tensor.shape) & _all_among(space, splits))[0])
         shards = space.divisors()[rows]
         seconds = self._stored_seconds(tensor, shards) if train else np.zeros(len(rows))
         memory = storage_bytes(tensor, shards, basis.optimizer, train=train, types=basis.types)
@@ -143,12 +145,16 @@ class Choosing:
         seconds = self.known.once(("seconds", id(offer), again), lambda: self._seconds(op, offer, strategies, again=again))
         memory = np.zeros(len(seconds))
         for weight, often in ((True, self._weight_often()), (False, work.in_flight)):
-            shares = [share for share in self.kept.shares.get(op.name, ()) if share.weight == weight]
-            memory += often * kept_bytes(strategies, self.basis.mesh, shares) if shares else 0.0
+            shares = tuple(share for share in self.kept.shares.get(op.name, ()) if share.weight == weight)
+            memory += often * self._kept(strategies, shares) if shares else 0.0
+        rows = self.known.once(("rows", len(seconds)), lambda: np.arange(len(seconds)))  # one array, by which what follows is known
         return Choices(
-            rows=np.arange(len(seconds)), seconds=count * work.passes * seconds + BATCH_TIE * strategies.choices.sum(axis=1),
+            rows=rows, seconds=count * work.passes * seconds + BATCH_TIE * strategies.choices.sum(axis=1),
             memory=count * memory, digits=strategies.choices,
         )  # fmt: skip
+
+    def _kept(self, strategies: Strategies, shares: tuple[Share, ...]) -> Floats:
+        return self.known.once(("kept", id(strategies), shares), lambda: kept_bytes(strategies, self.basis.mesh, shares))
 
     def _weight_often(self) -> float:
         """Bytes kept for each byte of a parameter as it is used: the copy, and its gradient where that is added up whole."""
@@ -173,7 +179,7 @@ class Choosing:
 
         def make() -> Choices:
             wanted = space.valid(tensor.shape) & (np.bincount(kinds, minlength=len(space.kinds)) > 0)[space.digits()].all(axis=1)
-            wanted[np.unique(codes)] = True
+            wanted[codes] = True
             return _free(space, np.nonzero(wanted)[0])
 
         return self.known.once(key, make)
@@ -189,10 +195,17 @@ class Choosing:
         def make() -> Choices:
             if name in limits.outputs:
                 return _free(space, np.array([space.code(limits.outputs[name])]))
-            valid = space.valid(tensor.shape) & np.isin(space.digits(), splits).all(axis=1)
+            valid = space.valid(tensor.shape) & _all_among(space, splits)
             return _free(space, self._storable(space, np.nonzero(valid)[0]))
 
         return self.known.once(key, make)
+
+
+def _all_among(space: LayoutSpace, kinds: Sequence[int]) -> NDArray[np.bool_]:
+    """Which layouts have one of these kinds on every axis."""
+    among = np.zeros(len(space.kinds), dtype=bool)
+    among[list(kinds)] = True
+    return np.asarray(among[space.digits()].all(axis=1))
 
 
 def _free(space: LayoutSpace, rows: Ints) -> Choices:
@@ -217,7 +230,7 @@ def codes_of(basis: Basis, op: Operator, strategies: Strategies, rows: Ints, pos
     known, space = basis.known, basis.spaces[op.outputs[position] if output else op.inputs[position]]
 
     def make() -> Ints:
-        kinds: Mapping[Placement, int] = {kind: number for number, kind in enumerate(space.kinds)}
+        kinds: Mapping[Placement, int] = known.once(("kinds", id(space)), lambda: {kind: n for n, kind in enumerate(space.kinds)})
         lut = np.array([kinds[(o.outputs if output else o.inputs)[position]] for o in strategies.options])
         codes = space.codes(lut[strategies.choices[rows]])
         known.keep.append(codes)

@@ -28,10 +28,11 @@ Choices = tuple[NDArray[np.int64], Floats, Floats, NDArray[np.integer], Floats]
 """Rows, seconds, bytes, digits, and bytes in host memory."""
 
 
-def offering_host(tables: Tables, *, room: float, only: bool = False) -> Tables:
+def offering_host(tables: Tables, *, room: float, only: bool = False, hosted: frozenset[str] | None = None) -> Tables:
     """Tables with choices of host memory next to those of the device, or `only` these.
 
-    `room`: bytes that the hosts hold in all. `hosted`: names of the parameters with host choices only, if the others have none. Tables with such choices are returned unchanged.
+    `room`: bytes that the hosts hold in all. `hosted`: the parameters with host choices only, if all others have none.
+    Tables with such choices are returned unchanged.
     """
     if optimizer_named(tables.optimizer).states == 0 or not tables.analysis.train or any(v.host is not None for v in tables.variables):
         return tables

@@ -16,24 +16,24 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from autopar.search import Infeasible, NoAssignment
 
 from .candidates import LARGE, Candidate, device_counts, halves, meshes, splits
 from .places import Places
-from .proof import prove
 from .ranking import Misfit, Progress, Ranking
 from .request import Request
 from .solved import Mode, Solved
+from .standing import Standing
 from .subject import Subject
 from .trials import Trials
 from .tuning import TUNING
 
 
 class Outer:
-    """The walk over the candidates of a request; `waiting`: those that are left, with their bounds; `sure`: bounds of all."""
+    """The walk over the candidates of a request; `standing`: what is known of them before they are solved."""
 
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
@@ -41,8 +41,7 @@ class Outer:
         self.places = Places(subject, request, self.trials.bounds)
         self.ranking = Ranking()
         self.groups: list[list[Candidate]] = []
-        self.waiting: dict[Candidate, float] = {}
-        self.sure: dict[Candidate, float] = {}
+        self.standing = Standing(self.trials.bounds, self.ranking)
         self.forbidden: set[Candidate] = set()
         self.fewest = False
 
@@ -60,7 +59,7 @@ class Outer:
             if not found.solved:
                 raise
             found.complete = False
-        found.bound = min([*self.sure.values(), *(s.seconds for s in found.solved[:1])], default=0.0)
+        found.bound = self.standing.least
         return found
 
     def settle(self, evaluated: Mapping[Solved, float]) -> None:
@@ -72,7 +71,7 @@ class Outer:
 
     def try_rest(self) -> None:
         """Solve what has no stages and was left, for memory's sake."""
-        for candidate in [candidate for candidate in self.waiting if candidate.stages == 1]:
+        for candidate in [candidate for candidate in self.standing.waiting if candidate.stages == 1]:
             self._try(candidate, all_modes=True)
 
     # --- the walk ---
@@ -83,9 +82,8 @@ class Outer:
         for number, group in enumerate(self.groups):
             if progress:
                 progress(number, len(self.groups), str(group[0]))
-            least = self._group_bound(group)
-            for nearest in self.places.representatives(group) if number < TUNING.beam else ():
-                self._try_first(nearest, least)
+            if number < TUNING.beam:
+                self._try_group(group)
         places = list(dict.fromkeys(s.candidate.place for s in self.ranking.solved))[:TUNING.nearest]
         near = [group for place in places for group in self.groups if group[0].place == place]
         for group in near or self.groups[:TUNING.beam]:
@@ -94,7 +92,7 @@ class Outer:
         self._use_fewer(progress)
         self._split_further()
         self._count_all()
-        prove(self.sure, self.trials.bounds, self.ranking.solved[0].seconds if self.ranking.solved else math.inf)
+        self.standing.raise_least(self.trials.surely)
         if progress:
             progress(len(self.groups), len(self.groups), "done")
 
@@ -107,11 +105,11 @@ class Outer:
             for candidate in others:
                 if candidate in self.forbidden:
                     continue
-                if candidate in self.waiting and self._promises(self.waiting[candidate], candidate):
+                if candidate in self.standing.waiting and self.standing.promises(self.standing.waiting[candidate], candidate):
                     self._try(candidate)
                 seconds = self._seconds(candidate)
                 # What waits is above the best even without a limit of memory; what neither waits nor is solved does not fit.
-                if seconds == math.inf and fewer != (candidate in self.waiting):
+                if seconds == math.inf and fewer != (candidate in self.standing.waiting):
                     break
                 free = any(s.free for s in self.ranking.solved if s.candidate == candidate)
                 if TUNING.rising * last < seconds < math.inf and (fewer or free):
@@ -129,22 +127,16 @@ class Outer:
         best, known = self.ranking.solved[0].seconds, len(self.groups)
         for devices in halves(request.cluster.devices):
             if self.trials.bounds.least_seconds(devices) < (1 - TUNING.close) * best:
-                self._bound_devices(devices, progress)
-        self.groups[known:] = sorted(self.groups[known:], key=self._group_bound)
+                self._bound_groups(self.places.groups(devices), progress)
+        self.groups[known:] = sorted(self.groups[known:], key=self.standing.of_group)
         for group in self.groups[known:]:
-            least = self._group_bound(group)
-            for nearest in self.places.representatives(group):
-                self._try_first(nearest, least)
+            self._try_group(group)
         self._sweep()
-
-    def _group_bound(self, group: Sequence[Candidate]) -> float:
-        return min((self.waiting[candidate] for candidate in group if candidate in self.waiting), default=math.inf)
 
     def _sweep(self) -> None:
         """Solve what still promises to be better, the least bound first; of a mesh the fewest micro-batches, which bound the others."""
         for _ in range(TUNING.swept):
-            best = self.ranking.solved[0].seconds if self.ranking.solved else math.inf
-            promising = {c: bound for c, bound in self.waiting.items() if bound < (1 - TUNING.close) * best}
+            promising = {c: bound for c, bound in self.standing.waiting.items() if self.standing.may_win(bound)}
             if not promising:
                 break
             place = min(promising, key=lambda c: promising[c]).place
@@ -154,50 +146,49 @@ class Outer:
         """The best of a candidate's solutions, infinite where there is none."""
         return min((s.seconds for s in self.ranking.solved if s.candidate == candidate), default=math.inf)
 
-    def _try_first(self, nearest: Sequence[Candidate], least: float) -> None:
-        """Try the first of some candidates of one mesh that the pins do not forbid."""
-        for candidate in nearest:
-            if candidate in self.waiting and self._promises(least, candidate):
-                self._try(candidate)
-            if candidate not in self.forbidden:
-                break
-
-    def _promises(self, bound: float, candidate: Candidate) -> bool:
-        """Whether a candidate may be better than the best by more than `close`; without stages, whether it may be as near to it."""
-        solved = self.ranking.solved
-        return not solved or bound < (1 - TUNING.close if candidate.stages > 1 else 1 + TUNING.close) * solved[0].seconds
+    def _try_group(self, group: Sequence[Candidate]) -> None:
+        """Try the first candidates of a mesh that the pins do not forbid."""
+        least = self.standing.of_group(group)
+        for nearest in self.places.representatives(group):
+            for candidate in nearest:
+                if candidate in self.standing.waiting and self.standing.promises(least, candidate):
+                    self._try(candidate)
+                if candidate not in self.forbidden:
+                    break
 
     # --- what is tried ---
 
     def _bound_all(self, progress: Progress | None) -> None:
         """The candidates of each mesh with their bounds, the least bounds first."""
-        request = self.request
-        for devices in device_counts(request.cluster.devices) if request.fewer and request.mesh is None else (request.cluster.devices,):
-            self._bound_devices(devices, progress)
-        self.groups.sort(key=self._group_bound)
+        request, given = self.request, self.request.cluster.devices
+        pairs = [
+            pair
+            for devices in (device_counts(given) if request.fewer and request.mesh is None else (given,))
+            for pair in self.places.groups(devices)
+        ]
+        alone = [pair for pair in pairs if pair[0][0].stages == 1] if given <= LARGE else []
+        staged = [pair for pair in pairs if pair not in alone]
+        # By the arithmetic, should an interrupt come before they are bounded.
+        self.standing.ahead = min((self.trials.bounds.least_waiting(c) for few, _ in staged for c in few), default=math.inf)
+        self._bound_groups(alone, progress)
+        self.groups.sort(key=self.standing.of_group)
+        for group in self.groups if staged else ():
+            self._try_group(group)
+            if not (self.ranking.solved and self.ranking.solved[0].free):
+                break  # memory is short: stages may be what helps
+        self._bound_groups(staged, progress)
+        self.groups.sort(key=self.standing.of_group)
+        self.standing.ahead = math.inf
 
-    def _bound_devices(self, devices: int, progress: Progress | None) -> None:
-        """The candidates of so many devices with their bounds."""
-        for few, every in self.places.groups(devices):
+    def _bound_groups(self, pairs: Iterable[tuple[list[Candidate], list[Candidate]]], progress: Progress | None) -> None:
+        """The candidates of some meshes (those worth trying, and all) with their bounds."""
+        for few, every in pairs:
             if progress:
                 progress(0, 1, str(few[0] if few else every[0]))
-            if group := next(filter(None, map(self._bound_group, (few, every))), None):
+            if group := next(filter(None, map(self.standing.enter, (few, every))), None):
                 self.groups.append(group)
             else:
                 self.ranking.forbidden += 1
-
-    def _bound_group(self, group: Sequence[Candidate]) -> list[Candidate]:
-        """Bound the candidates of a mesh; those that are left: the pins may forbid the first numbers of micro-batches (12 samples on 4
-        devices are 3 times 4, but not 2 times 6)."""
-        for number, first in enumerate(group):
-            try:
-                found = {candidate: self.trials.bounds.bound(candidate, first.micro_batches) for candidate in group[number:]}
-            except NoAssignment:
-                continue
-            self.waiting.update(found)
-            self.sure.update(found)
-            return list(found)
-        return []
 
     def _try(self, candidate: Candidate, *, all_modes: bool = False) -> None:
         """Solve a candidate in the modes that may be the best; stop at the first that the memory does not make slower.
@@ -205,8 +196,9 @@ class Outer:
         Modes whose time without a limit is above the best that is known are left out, unless `all_modes` are wanted.
         """
         found = self.ranking
+        if not all_modes and self.standing.is_out(candidate):
+            return
         left: list[Mode] = []
-        bounds: list[float] = []
         for mode in self.trials.modes(candidate.micro_batches):
             if any(mode.repeats(other) for other in left):
                 continue
@@ -222,27 +214,16 @@ class Outer:
                 found.forbidden += 1
                 self.forbidden.add(candidate)
                 break
-            bounds.append(below if cut is None else self.trials.surely(cut))
             if cut is None:
                 left.append(mode)
                 continue
             self._add(cut)
             if cut.free:
                 break
-        if candidate.stages == 1:  # where no stages are cut, what fits in no mode does not fit
-            self.sure[candidate] = max(self.sure[candidate], min(bounds, default=math.inf))
-        self.waiting.pop(candidate, None)
+        self.standing.waiting.pop(candidate, None)
         if left:
-            self.waiting[candidate] = found.solved[0].seconds
-        self._tighten(candidate)
-
-    def _tighten(self, candidate: Candidate) -> None:
-        """Bound those that wait with more micro-batches on the same mesh, as these are no faster."""
-        if candidate not in self.trials.bounds.free:
-            return
-        for other, bound in self.waiting.items():
-            if other.place == candidate.place and other.micro_batches > candidate.micro_batches:
-                self.waiting[other] = max(bound, self.trials.bounds.bound(other, candidate.micro_batches))
+            self.standing.waiting[candidate] = found.solved[0].seconds
+        self.standing.tighten(candidate)
 
     def _cut(self, solved: Solved) -> Solved:
         """What is expected to be near the best is ranked by its program, a pipeline by its cuts; raises `Infeasible` where none fits."""

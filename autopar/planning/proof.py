@@ -30,11 +30,16 @@ def prove(sure: dict[Candidate, float], bounds: Bounds, best: float) -> None:
         near = [c for c in sure if c.place == least.place and sure[c] <= most and c not in proven]
         least = sorted(near, key=lambda c: c.micro_batches)[len(near) // 2]
         proven.add(least)
-        try:
-            bound = bounds.proven(least)
-        except NoAssignment:
-            sure[least] = math.inf
-            continue
-        for other in sure:
-            if other.place == least.place and other.micro_batches >= least.micro_batches:
-                sure[other] = max(sure[other], bound * bounds.ratio(other, least))
+        raise_bounds(sure, bounds, least)
+
+
+def raise_bounds(sure: dict[Candidate, float], bounds: Bounds, candidate: Candidate) -> None:
+    """Raise what is `sure` of a candidate, and of more micro-batches on the same mesh, by a solution of its own."""
+    try:
+        bound = bounds.proven(candidate)
+    except NoAssignment:
+        sure[candidate] = math.inf
+        return
+    for other in sure:
+        if other.place == candidate.place and other.micro_batches >= candidate.micro_batches:
+            sure[other] = max(sure[other], bound * bounds.ratio(other, candidate))

@@ -13,14 +13,14 @@ from autopar.costmodel.memory.peak import certain_bytes
 from autopar.costmodel.step.host import state_bytes
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.order.schedules import in_flight
-from autopar.search import Infeasible, Interrupted, Solution, solve
+from autopar.search import Infeasible, Interrupted, Solution, nearly
 
 from ..sharding.schedule import Schedule
 from .beyond import bytes_beyond
 from .bounds import Bounds
 from .candidates import Candidate
 from .early import NONE
-from .once import exposed_seconds, hideable, most_hideable, sent_seconds
+from .once import exposed_seconds, hideable, most_hideable
 from .request import Request
 from .solved import Mode, Solved
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
@@ -29,6 +29,7 @@ from .subject import Subject
 from .tables import Tables
 from .tuning import TUNING
 from .unfolding import whole_seconds
+from .within import least_within, without_gradients
 from .work import Counts, Work
 
 
@@ -160,7 +161,7 @@ class Trials:
             raise Infeasible(least, room)
         try:
             if exact or self.request.may_offload:
-                free = solve(tables.graph)
+                free = nearly(tables.graph, close=TUNING.ranked if candidate.stages == 1 else TUNING.bounded)
                 beyond = self._beyond(candidate, mode, tables, free)
                 if mode == next(self.modes(candidate.micro_batches)):
                     self.bounds.free[candidate], self.needed[candidate] = free.lower_bound, free.memory + beyond
@@ -272,17 +273,18 @@ class Trials:
             bound=self._least(candidate, solution.lower_bound), free=free and not short,
         )  # fmt: skip
 
-    def surely(self, solved: Solved) -> float:
-        """Seconds that no step of a candidate without stages undercuts in the mode of its solution, within the memory (0: not known).
+    def surely(self, candidate: Candidate, enough: float) -> float:
+        """Seconds that no step of a candidate without stages undercuts within the memory; any bound where that is no more than `enough`."""
+        early = self.bounds.early(1, candidate.mesh).before
+        every = (self.loosest(candidate, mode) for mode in self.modes(candidate.micro_batches))
+        return least_within(every, self.room(candidate), enough + early) - early
 
-        What the tables take to be hidden is less than what is hidden at the best; over several axes it is much less.
-        """
-        candidate, tables = solved.candidate, solved.tables
-        work = self.work(candidate, solved.mode, self.subject.counts, short=True)
-        if candidate.stages > 1 or solved.hidden != work.hidden or sum(axis.size > 1 for axis in candidate.mesh.axes) > 1:
-            return 0.0
-        seen = (most_hideable(tables.prices) - work.hidden) * sent_seconds(tables, solved.solution, work) if work.hidden else 0.0
-        return solved.solution.lower_bound - max(seen, 0.0) - self.bounds.early(1, candidate.mesh).before
+    def loosest(self, candidate: Candidate, mode: Mode) -> Tables:
+        """The tables of a candidate with all hidden, and no bytes counted, that may not be there at the fullest moment."""
+        prices = self.subject.prices(candidate.cluster, candidate.mesh, 1)
+        folded = self._folded(candidate, mode, most_hideable(prices) if self.request.train else 0.0)
+        tables = self.request.offering(folded, candidate.stages)
+        return without_gradients(tables) if self.request.train and candidate.micro_batches == 1 else tables
 
     def _least(self, candidate: Candidate, bound: float) -> float:
         """What a bound of the tables' sum is for a step, under the schedule that waits least."""

@@ -21,6 +21,8 @@ class Tuning:
     """Pipelines that are expected to take up to so many times the best are cut."""
     proven: int = 64
     """How many of the least bounds are raised by solutions of their own."""
+    within: int = 8
+    """How many of the least bounds, without stages, are raised by solutions within the memory."""
     alike: float = 0.05
     """By how much bounds on one mesh differ at most among which the next one to prove is chosen."""
     swept: int = 24
@@ -37,8 +39,13 @@ class Tuning:
     close: float = 5e-3
     """Candidates whose bound is not better by this share are left; the bound that is reported counts them."""
 
+    bounded: float = 2e-3
+    """Gap up to which a solution that only bounds candidates, or is still to be cut into stages, is taken for the exact one."""
+
     # --- A candidate, solved within its memory. ---
 
+    ranked: float = 5e-4
+    """The same of a solution that ranks a candidate without stages, without a limit of memory."""
     remembered: int = 32
     """Candidates of which parts of tables are kept for the next mode."""
     seen: tuple[float, ...] = (0.5, 0.0)

@@ -23,7 +23,7 @@ from .words import idle_axes
 
 
 def _account(planned: Planned) -> tuple[Account | None, Analysis, Named]:
-    analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
+    analysis = planned.analysis or analyse(planned.model.graph, train=planned.plan.model.mode == "train")
     account = account_of(planned.plan, analysis, planned.cluster) if has_account(planned.plan) else None
     return account, analysis, scheme_of(planned.plan, analysis)
 

@@ -53,7 +53,7 @@ BASE_UNITS: Mapping[str, str] = {
 class Model(BaseModel):
     """A part of a file: no unknown fields, unchangeable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class FigureFile(Model):

@@ -18,7 +18,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError
 
 from autopar.errors import ClusterError, unknown
@@ -240,10 +239,19 @@ def _made(data: object, where: str, folder: Path | None) -> Cluster:
         raise ClusterError(f"{where}: {error}") from None
 
 
+def _from_yaml(text: str) -> object:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
 def _parse(text: str, where: str, *, as_yaml: bool, folder: Path | None = None) -> Cluster:
     try:
-        data = yaml.safe_load(text) if as_yaml else json.loads(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        data = _from_yaml(text) if as_yaml else json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ClusterError(f"{where} is not {'YAML' if as_yaml else 'JSON'}: {error}") from None
     return _made(data, where, folder)
 

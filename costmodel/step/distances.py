@@ -48,7 +48,7 @@ class LayoutSpace:
     @functools.cached_property
     def shard_counts(self) -> NDArray[np.int64]:
         """The different numbers of shards into which the layouts split the tensor, in ascending order."""
-        return np.unique(self.divisors())
+        return np.array(sorted(set(self.divisors().tolist())))
 
     @functools.cached_property
     def patterns(self) -> tuple[_Pattern, ...]:
@@ -148,8 +148,9 @@ class Distances:
     def rows(self, sources: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds from each of `sources` to every layout."""
         if not self.known[sources].all():
-            fresh = np.unique(sources)
-            fresh = fresh[~self.known[fresh]]
+            wanted = np.zeros(self.space.size, dtype=bool)
+            wanted[sources] = True
+            fresh = np.flatnonzero(wanted & ~self.known)
             self.prices[fresh] = self._reach(fresh).T
             self.known[fresh] = True
         return self.prices[sources]

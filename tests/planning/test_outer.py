@@ -197,7 +197,7 @@ def test_the_bound_holds_for_every_candidate(memory: float | None) -> None:
     """No candidate that is solved costs less than the bound that put it in its place."""
     outer = Outer(Subject(graph_of(), train=True), Request(cluster=cluster_of(8), memory=memory))
     outer._bound_all(None)
-    bounds = dict(outer.waiting)
+    bounds = dict(outer.standing.waiting)
     ranking = outer.run()
     assert len(bounds) > 20 and ranking.solved
     for solved in ranking.solved:
@@ -205,11 +205,11 @@ def test_the_bound_holds_for_every_candidate(memory: float | None) -> None:
             assert bounds[solved.candidate] <= solved.seconds * (1 + 1e-9)
     assert ranking.bound <= ranking.solved[0].seconds
     # What was left is bounded by what was solved on the same mesh with fewer micro-batches.
-    assert any(bound > bounds[candidate] for candidate, bound in outer.waiting.items())
+    assert any(bound > bounds[candidate] for candidate, bound in outer.standing.waiting.items())
     free = Outer(outer.subject, Request(cluster=cluster_of(8)))
     # Of what was tried, only the modes that were left out wait.
     tried = {entry.candidate for entry in (*ranking.solved, *ranking.misfits)}
-    for candidate, bound in outer.waiting.items():
+    for candidate, bound in outer.standing.waiting.items():
         if candidate not in tried:
             solved = free.trials.solve(candidate, next(free.trials.modes(candidate.micro_batches)))
             assert solved is not None and bound <= solved.seconds * (1 + 1e-9), candidate

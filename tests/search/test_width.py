@@ -3,7 +3,7 @@
 import pytest
 from search_graphs import clique, random_graph
 
-from autopar.search import Infeasible, NoAssignment, solve
+from autopar.search import Infeasible, NoAssignment, nearly, solve
 from autopar.search.dynamic_programming import eliminate_variables
 from autopar.search.elimination import schedule
 
@@ -41,3 +41,26 @@ def test_bounds_of_random_graphs() -> None:
             bounded = eliminate_variables(graph, memory_limit=limit, max_entries=3)
             assert bounded.lower_bound - 1e-9 <= exact.cost <= bounded.cost + 1e-9
             assert limit is None or bounded.memory <= limit
+
+
+def test_a_gap_that_is_close_enough_is_left() -> None:
+    """The bound holds, the gap is what was asked for or all that can be had, and some graphs are left before their optimum is proven."""
+    sooner = 0
+    for seed in range(12):
+        graph = clique(count=8, size=3, seed=seed)
+        exact = solve(graph, method="exhaustive").cost
+        whole, near = (eliminate_variables(graph, memory_limit=None, max_entries=27, close=close) for close in (1e-9, 0.4))
+        assert near.lower_bound <= exact * (1 + 1e-9) and exact <= near.cost * (1 + 1e-9)
+        assert near.gap <= max(0.4, whole.gap + 1e-9)
+        sooner += near.gap > whole.gap + 1e-6
+    assert sooner
+
+
+def test_what_is_not_too_wide_is_solved_exactly_however_close() -> None:
+    for seed in range(20):
+        graph = random_graph(seed)
+        try:
+            exact = solve(graph)
+        except NoAssignment:
+            continue
+        assert nearly(graph, close=1.0).choices == exact.choices

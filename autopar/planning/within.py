@@ -1,0 +1,60 @@
+"""What no plan of a candidate without stages undercuts within the memory.
+
+With X(x) all seconds of strategies x but those of parameters' collectives, S(x) these, h the share of them that is hidden at the best
+(`most_hideable`), stored, gradients and kept the bytes of a device,
+
+    step >= min over x of  X(x) + (1 - h) S(x)
+            subject to     stored(x) + gradients(x) + kept(x) <= limit
+
+in the mode of recompute and ZeRO where that is least. When the last forward pass ends, the gradients of the micro-batches before it are
+there, and all that its backward pass needs; with one micro-batch no gradients are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from autopar.search import Infeasible, NoAssignment, nearly, solve
+
+from .solving import QUICK_METHOD
+from .tables import Floats, Tables, Variable
+from .tuning import TUNING
+
+
+def least_within(every: Iterable[Tables], room: float, enough: float) -> float:
+    """The least that tables of all modes add up to within `room` bytes; where that is no more than `enough`, any bound of it."""
+    found = math.inf
+    for tables in every:
+        try:
+            if nearly(tables.graph, close=TUNING.bounded).lower_bound < found:
+                found = min(found, solve(tables.graph, method=QUICK_METHOD, memory_limit=room).lower_bound)
+        except (Infeasible, NoAssignment):
+            continue
+        if found <= enough:
+            break
+    return found
+
+
+def without_gradients(tables: Tables) -> Tables:
+    """Tables whose parameters take no memory for gradients."""
+    graph, types, tensors = tables.graph, tables.types, tables.analysis.graph.tensors
+    known: dict[object, Floats] = {}
+
+    def bare(variable: Variable, taken: Floats) -> Floats:
+        tensor = tensors[variable.name]
+        count = tables.counts.get(variable.name, 1)
+        key = (id(taken), id(variable.rows), tensor.shape, tensor.dtype, count)
+        if key not in known:
+            size = count * max(types.stored_bytes(tensor), types.reduced_bytes(tensor))  # as of `storage_bytes`
+            known[key] = np.maximum(taken - size / tables.spaces[variable.name].divisors()[variable.rows], 0.0)
+        return known[key]
+
+    memory = tuple(
+        bare(variable, taken) if variable.what == "parameter" and tensors[variable.name].trainable else taken
+        for variable, taken in zip(tables.variables, graph.memory or (), strict=True)
+    )
+    return replace(tables, graph=replace(graph, memory=memory))

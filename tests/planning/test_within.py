@@ -1,0 +1,94 @@
+"""Bounds within the memory hold for programs of many strategies, near the best and far from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autopar.costmodel import load_cluster
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.transformer import transformer
+from autopar.planning.candidates import Candidate, meshes
+from autopar.planning.found import Found, evaluate
+from autopar.planning.outer import Outer
+from autopar.planning.request import Request
+from autopar.planning.solved import Mode
+from autopar.planning.subject import Subject
+from autopar.planning.tables import Floats, Tables
+from autopar.planning.trials import Trials
+from autopar.planning.work import Counts
+from autopar.search import Infeasible, NoAssignment, solve
+
+SMALL: dict[str, Any] = {
+    "layers": 2, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "vocab": 4096, "sequence": 256, "dropout": False,
+}  # fmt: skip
+NOISES, SHARES = (0.0, 0.1, 0.5), (1.0, 0.8, 0.6, 0.45, 0.3)
+
+
+def some(tables: Tables, seed: int) -> Iterator[tuple[int, ...]]:
+    """Assignments that are best where the tables are others by some noise, within several limits of memory."""
+    rng, most = np.random.default_rng(seed), solve(tables.graph).memory
+
+    def noisy(table: Floats, noise: float) -> Floats:
+        return np.asarray(table * np.exp(noise * rng.standard_normal(table.shape)))
+
+    for noise in NOISES:
+        graph = tables.graph
+        other = replace(
+            graph, unary=tuple(noisy(table, noise) for table in graph.unary),
+            edges={pair: noisy(table, noise) for pair, table in sorted(graph.edges.items())},
+        )
+        for share in SHARES:
+            try:
+                yield solve(other, method="lagrangian", memory_limit=share * most).choices
+            except (Infeasible, NoAssignment):
+                continue
+
+
+def programs(trials: Trials, subject: Subject, candidate: Candidate, mode: Mode, seed: int) -> Iterator[tuple[Found, float]]:
+    """Programs of a candidate, each with the bytes that its own tables surely count."""
+    analysis = subject.analysis(short=False, micro_batches=candidate.micro_batches)
+    prices = subject.prices(candidate.cluster, candidate.mesh, 1)
+    tables = trials.request.tables(analysis, prices, trials.work(candidate, mode, Counts(), short=False), whole=False)
+    loosest = trials.loosest(candidate, mode).graph
+    schedule = trials.schedule(mode, candidate.micro_batches, [prices], short=False)
+    for choices in dict.fromkeys(some(tables, seed)):
+        found = evaluate(tables, replace(solve(tables.graph), choices=choices), schedule)
+        yield found, trials.always + loosest.memory_of(choices)
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "local-cpu"])
+@pytest.mark.parametrize(("shape", "count"), [((4,), 1), ((2, 2), 1), ((4,), 4), ((2, 2), 2)])
+def test_no_program_within_the_memory_undercuts_the_bound(cluster: str, shape: tuple[int, ...], count: int) -> None:
+    devices = load_cluster(cluster).sized(4)
+    subject = Subject(transformer(Shape(**SMALL), batch=16).graph, train=True, folded=False)
+    mesh = next(mesh for mesh in meshes(devices) if mesh.shape == shape)
+    candidate = Candidate(cluster=devices, stages=1, mesh=mesh, micro_batches=count)
+    trials = Trials(subject, Request(cluster=devices))
+    made: list[tuple[float, float]] = []
+    for number, mode in enumerate(trials.modes(count)):
+        for found, counted in programs(trials, subject, candidate, mode, number):
+            assert found.memory >= counted * (1 - 1e-9), (mode, found.memory, counted)
+            made.append((found.memory, found.seconds))
+    front = [(memory, seconds) for memory, seconds in made if seconds == min(s for m, s in made if m <= memory)]
+    assert len(made) >= 6 and len(set(front)) >= 2
+    ratios = []
+    for memory, seconds in set(front):
+        bound = Trials(subject, Request(cluster=devices, memory=memory)).surely(candidate, 0.0)
+        assert bound <= seconds * (1 + 1e-9), memory
+        ratios.append(bound / seconds)
+    assert max(ratios) > 0.7, "a bound of nothing would always hold"
+
+
+def test_the_bound_within_the_memory_is_above_the_one_without() -> None:
+    devices = load_cluster("dgx-h100").sized(4)
+    subject = Subject(transformer(Shape(**SMALL), batch=16).graph, train=True)
+    free = Outer(subject, Request(cluster=devices, stages=1, micro_batches=1)).run()
+    short = Request(cluster=devices, stages=1, micro_batches=1, memory=0.5 * free.solved[0].solution.memory, fewer=False)
+    trials = Trials(subject, short)
+    candidate = free.solved[0].candidate
+    assert trials.surely(candidate, 0.0) > 1.05 * trials.bounds.proven(candidate)
