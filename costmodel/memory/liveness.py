@@ -30,15 +30,15 @@ class Recompute:
 
 def live_bytes(
     program: Program, facts: Mapping[str, Facts], *, train: bool, recompute: Recompute, accumulating: bool, regather: bool = False,
-    types: Types = PLAIN.types,
+    units: bool = False, types: Types = PLAIN.types,
 ) -> Live:  # fmt: skip
     """Walk a program once, as a training loop of plain autograd has it (`order_liveness` is that of the runtime).
 
     `accumulating`: gradients are added to buffers that exist all the time. `regather`: what was gathered is not kept but its shard
     is, and gathered again in the backward pass (parameters: ZeRO-3; activations: sequence parallelism as Megatron has it).
-    `types`: of stored parameters, whose casts are counted apart, and of gradients.
+    `units`: the same of parameters alone. `types`: of stored parameters, whose casts are counted apart, and of gradients.
     """
-    walk = _Walk(program, facts, recompute, accumulating, regather, types)
+    walk = _Walk(program, facts, recompute, accumulating, regather, units, types)
     walk.forward(train)
     if train:
         walk.backward()
@@ -49,10 +49,11 @@ class _Walk(Steps):
     """A whole pass forward, then one backward."""
 
     def __init__(
-        self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool, regather: bool, types: Types
-    ) -> None:
+        self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool, regather: bool, units: bool,
+        types: Types,
+    ) -> None:  # fmt: skip
         super().__init__(program, facts, types)
-        self.accumulating, self.regather = accumulating, regather
+        self.accumulating, self.regather, self.units = accumulating, regather, units
         self.shard: dict[int, int] = {}  # what was gathered → what it was gathered from
         self.ready: dict[str, int] = {}  # parameter → the moment at which its gradient is complete
         self.stored = {(name, layout) for name, layout in program.assignment.storage.items()}
@@ -100,8 +101,8 @@ class _Walk(Steps):
                 self.boundary.setdefault(segment, set()).add(memory)
                 self.keeper.setdefault(memory, self.moments[self.now])
 
-    def gathered(self, made: int, memory: int, ahead: Action) -> None:
-        if self.regather and ahead.gathers:
+    def gathered(self, name: str, made: int, memory: int, ahead: Action) -> None:
+        if ahead.gathers and (self.regather or (self.units and self.tensors[name].role is Role.PARAMETER)):
             self.shard[made] = memory
 
     # --- backward ---
