@@ -94,7 +94,8 @@ class Outer:
         self._use_fewer(progress)
         self._split_further()
         self._count_all()
-        prove(self.sure, self.trials.bounds, self.ranking.solved[0].seconds if self.ranking.solved else math.inf)
+        best = self.ranking.solved[0].seconds if self.ranking.solved else math.inf
+        prove(self.sure, self.trials.bounds, best, self.trials.room, self.trials.modes)
         if progress:
             progress(len(self.groups), len(self.groups), "done")
 

@@ -33,7 +33,8 @@ class Work:
     `passes`: how often the time of a micro-batch counts (the micro-batches, and the bubble). `in_flight`: micro-batches between their
     forward and their backward pass at once. `hidden`: share of the collectives of parameters that runs under computation, but for those of
     `early` ones on their way to their first reader (see `early.py`), to which these are mapped. `waits`: seconds that every collective of a
-    value waits for those of parameters before it. `segments`: what is recomputed. `zero`: parameters stored split and used gathered are
+    value waits for those of parameters before it. `once`: how much of what is done once a step counts, of a micro-batch's work all does.
+    `segments`: what is recomputed. `zero`: parameters stored split and used gathered are
     gathered once a step, their gradients added up whole (1) or as shards after every micro-batch (2), or gathered for every pass (3); 0:
     none are.
     """
@@ -45,13 +46,15 @@ class Work:
     hidden: float = 0.0
     early: Mapping[str, str] = field(default_factory=dict)
     waits: float = 0.0
+    once: float = 1.0
     segments: Segments = ()
     zero: int = 1
 
     @property
     def gathers(self) -> tuple[float, float]:
         """How often a parameter that is stored split is gathered, and its gradient reduced."""
-        return {0: (1.0, 1.0), 1: (1.0, 1.0), 2: (1.0, self.passes), 3: (2.0 * self.passes, self.passes)}[self.zero]
+        once, passes = self.once, self.passes
+        return {0: (once, once), 1: (once, once), 2: (once, passes), 3: (2.0 * passes, passes)}[self.zero]
 
     def hidden_of(self, parameter: str, reader: str | None) -> float:
         """The share of the collectives of a parameter that is hidden on the way from its storage (None), or on to a reader."""
