@@ -97,14 +97,9 @@ class Bounds:
         return self.sums[key]
 
     def proven(self, candidate: Candidate) -> float:
-        """Seconds that no step of a candidate undercuts, by a solution of its own."""
-        stages, count = candidate.stages, candidate.micro_batches
-        return self._least_sum(candidate.cluster.devices, stages, candidate.mesh, count, count + self.least_bubble(stages, count)) / stages
-
-    def ratio(self, candidate: Candidate, fewer: Candidate) -> float:
-        """What is proven of fewer micro-batches on the same mesh holds of a candidate's, multiplied by this."""
-        mine, other = (1 + self.least_bubble(c.stages, c.micro_batches) / c.micro_batches for c in (candidate, fewer))
-        return mine / other
+        """Seconds that no step of a candidate without stages undercuts, by a solution of its own."""
+        count = candidate.micro_batches
+        return self._least_sum(candidate.cluster.devices, 1, candidate.mesh, count, count)
 
     def tables(self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Work) -> Tables:
         """The tables of the whole model on the mesh of one of so many stages; parts are kept for the next ones there."""

@@ -77,7 +77,7 @@ class Choosing:
         # Operators that keep it count the weight as they use it: the stored shard itself, or a gathered (or cast) copy beside it.
         counted = kept and not basis.types.casts(tensor)
         trained = tensor.name in basis.analysis.gradients
-        key = ("parameter", id(space), tensor.shape, tensor.bytes, tensor.trainable, trained, counted, count)
+        key = ("parameter", id(space), tensor.shape, tensor.bytes, tensor.trainable, trained, counted, count, self.work.once)
         lasting = self.known.of_parameters or self.known
         found = lasting.once(key, lambda: self._stored(tensor, space, count, counted=counted))
         if self.limits.storage is None:
@@ -93,7 +93,7 @@ class Choosing:
         seconds = self._stored_seconds(tensor, shards) if train else np.zeros(len(rows))
         memory = storage_bytes(tensor, shards, basis.optimizer, train=train, types=basis.types)
         memory = memory - tensor.bytes / shards if counted else memory
-        return Choices(rows=rows, seconds=count * seconds, memory=count * memory, digits=digits[rows])
+        return Choices(rows=rows, seconds=count * self.work.once * seconds, memory=count * memory, digits=digits[rows])
 
     def _stored_seconds(self, tensor: Tensor, shards: Ints) -> Floats:
         """Seconds of the update of a stored parameter, of its cast, and of that of its gradients' sum."""

@@ -197,7 +197,7 @@ class _Figures:
         facts = facts_of(self.analysis)
         recompute = Recompute(segments=self.schedule.recompute)
         live = live_bytes(
-            self.program, facts, train=self.analysis.train, recompute=recompute, accumulating=True, regather=True, types=self.types
+            self.program, facts, train=self.analysis.train, recompute=recompute, accumulating=True, units=True, types=self.types
         )
         for name, size in live.saved_of.items():
             self.of["saved"][self.places.get(name, 0)] += size

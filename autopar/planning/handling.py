@@ -85,7 +85,8 @@ class Handling:
         ahead, back = work.gathers
         apart = self.apart if work.zero >= 2 else 0.0
         first = self.cast - self.each(work)  # the first micro-batch's gradients are added to none
-        return ahead * self.gather + back * self.reduce + self.sum + apart + work.passes * self.each(work) + first
+        moved = ahead * self.gather + back * self.reduce + work.once * self.sum
+        return moved + apart + work.passes * self.each(work) + first
 
     def each(self, work: Work) -> Floats:
         """Seconds of every further pass for casting and adding a gradient."""

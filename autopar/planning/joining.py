@@ -99,7 +99,7 @@ class Joining:
         ahead, back = work.of_parameters(hidden) if tensor.role is Role.PARAMETER else work.of_values(again)
         # Tables that differ only by a common factor are made once, and multiplied.
         scale = back or 1.0
-        often, exposed = (ahead / scale, back / scale), (1 - hidden) / scale
+        often, exposed = (ahead / scale, back / scale), work.once * (1 - hidden) / scale
         known = self.known.of_parameters or self.known if tensor.role is Role.PARAMETER else self.known
         key = ("distances", id(space), tensor.shape, tensor.bytes, basis.wider(tensor), trained, from_storage, often, exposed, work.waits)
 
@@ -142,7 +142,7 @@ class Joining:
             found = found.further if further else found
             return count * found.seconds(work), count * found.each(work)
 
-        return known.once((key, work.passes, work.accumulating, work.zero, count, further), seconds)
+        return known.once((key, work.passes, work.once, work.accumulating, work.zero, count, further), seconds)
 
     def _distances(self, known: Known, tensor: Tensor, space: LayoutSpace, often: tuple[float, float]) -> Distances:
         """The distances between layouts of a tensor; tensors with equal bytes and equal valid layouts share them."""

@@ -41,7 +41,7 @@ class Outer:
         self.places = Places(subject, request, self.trials.bounds)
         self.ranking = Ranking()
         self.groups: list[list[Candidate]] = []
-        self.standing = Standing(self.trials.bounds, self.ranking)
+        self.standing = Standing(self.trials.bounds, self.ranking, self.trials.room, self.trials.modes)
         self.forbidden: set[Candidate] = set()
         self.fewest = False
 

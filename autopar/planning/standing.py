@@ -13,21 +13,24 @@ from autopar.search import NoAssignment
 
 from .bounds import Bounds
 from .candidates import LARGE, Candidate
-from .proof import prove, raise_bounds
+from .proof import Modes, Proof, Room
 from .ranking import Ranking
 from .tuning import TUNING
 
 
 class Standing:
-    """`waiting`: the candidates that are left, with their bounds; `sure`: bounds of all; `ahead`: a bound of those that have none yet;
-    `proven`: those whose own solution bounds them."""
+    """The bounds of all candidates.
 
-    def __init__(self, bounds: Bounds, ranking: Ranking) -> None:
+    `waiting`: the unsolved candidates with the bounds that order them. `sure`: bounds of all. `ahead`: a bound of those without one yet.
+    `proof`: raises what is sure.
+    """
+
+    def __init__(self, bounds: Bounds, ranking: Ranking, room: Room, modes: Modes) -> None:
         self.bounds, self.ranking = bounds, ranking
         self.waiting: dict[Candidate, float] = {}
         self.sure: dict[Candidate, float] = {}
         self.ahead = math.inf
-        self.proven: set[Candidate] = set()
+        self.proof = Proof(self.sure, bounds, room, modes)
 
     @property
     def best(self) -> float:
@@ -87,7 +90,7 @@ class Standing:
             return False
         # What is proven of fewer micro-batches holds of more: the middle one first.
         fewer = [c for c in self.waiting if c.place == candidate.place and c.micro_batches <= candidate.micro_batches]
-        near = sorted((c for c in fewer if c not in self.proven and self.may_win(self.sure[c])), key=lambda c: c.micro_batches)
+        near = sorted((c for c in fewer if c not in self.proof.proven and self.may_win(self.sure[c])), key=lambda c: c.micro_batches)
         for one in dict.fromkeys((near[(len(near) - 1) // 2], candidate) if near else ()):
             self._prove(one)
             if not self.may_win(self.sure[candidate]):
@@ -96,8 +99,7 @@ class Standing:
 
     def _prove(self, candidate: Candidate) -> None:
         """Raise what is sure of a candidate, and of more micro-batches on its mesh, by a solution of its own."""
-        self.proven.add(candidate)
-        raise_bounds(self.sure, self.bounds, candidate)
+        self.proof.raise_by(candidate)
         for other in self.waiting:
             if other.place == candidate.place:
                 self.waiting[other] = max(self.waiting[other], self.sure[other])
@@ -114,7 +116,7 @@ class Standing:
         """Raise the least of what is sure: by solutions without a limit, and what has no stages by solutions `within` the memory."""
         done: set[Candidate] = set()
         while len(done) < TUNING.within:
-            prove(self.sure, self.bounds, self.best)
+            self.proof.raise_least((1 - TUNING.close) * self.best)
             least = min(self.sure, key=lambda c: self.sure[c], default=None)
             if least is None or least.stages > 1 or least in done or not self.may_win(self.sure[least]):
                 break

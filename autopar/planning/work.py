@@ -34,9 +34,9 @@ class Work:
     between their forward and backward pass at once. `accumulating`: gradients of several micro-batches are added up.
     `hidden`: the share of the parameters' collectives that runs under computation. `early`: from parameters to their
     first reader; nothing is hidden on that way (see `early.py`). `waits`: seconds that every collective of a value
-    waits for earlier ones of parameters. `segments`: the recomputed operators. `zero`: parameters stored split and
-    used gathered are gathered once a step, with gradients added up whole (1) or as shards after every micro-batch (2),
-    or gathered for every pass (3); with 0 there are none.
+    waits for earlier ones of parameters. `once`: the counted share of what is done once a step. `segments`: the
+    recomputed operators. `zero`: parameters stored split and used gathered are gathered once a step, with gradients
+    added up whole (1) or as shards after every micro-batch (2), or gathered for every pass (3); with 0 there are none.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -46,13 +46,15 @@ class Work:
     hidden: float = 0.0
     early: Mapping[str, str] = field(default_factory=dict)
     waits: float = 0.0
+    once: float = 1.0
     segments: Segments = ()
     zero: int = 1
 
     @property
     def gathers(self) -> tuple[float, float]:
         """How often a parameter that is stored split is gathered, and its gradient reduced."""
-        return {0: (1.0, 1.0), 1: (1.0, 1.0), 2: (1.0, self.passes), 3: (2.0 * self.passes, self.passes)}[self.zero]
+        once, passes = self.once, self.passes
+        return {0: (once, once), 1: (once, once), 2: (once, passes), 3: (2.0 * passes, passes)}[self.zero]
 
     def hidden_of(self, parameter: str, reader: str | None) -> float:
         """The hidden share of a parameter's collectives, on the way from its storage (None) or on to a reader."""

@@ -31,15 +31,16 @@ class Recompute:
 
 def live_bytes(
     program: Program, facts: Mapping[str, Facts], *, train: bool, recompute: Recompute, accumulating: bool, regather: bool = False,
-    types: Types = PLAIN.types,
+    units: bool = False, types: Types = PLAIN.types,
 ) -> Live:  # fmt: skip
     """Walk a program once, as a training loop of plain autograd runs it (`order_liveness` is that of the runtime).
 
     `accumulating`: gradients are added to permanent buffers. `regather`: of gathered values only the shard is kept, and
     they are gathered again in the backward pass (parameters: ZeRO-3; activations: Megatron's sequence parallelism).
-    `types`: of gradients, and of stored parameters, whose casts are counted apart.
+    `units`: the same of
+    parameters alone. `types`: of gradients, and of stored parameters, whose casts are counted apart.
     """
-    walk = _Walk(program, facts, recompute, accumulating, regather, types)
+    walk = _Walk(program, facts, recompute, accumulating, regather, units, types)
     walk.forward(train)
     if train:
         walk.backward()
@@ -50,10 +51,11 @@ class _Walk(Steps):
     """A whole pass forward, then one backward."""
 
     def __init__(
-        self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool, regather: bool, types: Types
-    ) -> None:
+        self, program: Program, facts: Mapping[str, Facts], recompute: Recompute, accumulating: bool, regather: bool, units: bool,
+        types: Types,
+    ) -> None:  # fmt: skip
         super().__init__(program, facts, types)
-        self.accumulating, self.regather = accumulating, regather
+        self.accumulating, self.regather, self.units = accumulating, regather, units
         self.shard: dict[int, int] = {}  # gathered value → its shard
         self.ready: dict[str, int] = {}  # parameter → the moment at which its gradient is complete
         self.stored = {(name, layout) for name, layout in program.assignment.storage.items()}
@@ -101,8 +103,8 @@ class _Walk(Steps):
                 self.boundary.setdefault(segment, set()).add(memory)
                 self.keeper.setdefault(memory, self.moments[self.now])
 
-    def gathered(self, made: int, memory: int, ahead: Action) -> None:
-        if self.regather and ahead.gathers:
+    def gathered(self, name: str, made: int, memory: int, ahead: Action) -> None:
+        if ahead.gathers and (self.regather or (self.units and self.tensors[name].role is Role.PARAMETER)):
             self.shard[made] = memory
 
     # --- backward ---

@@ -100,12 +100,12 @@ class Steps(Memories):
                 if ahead.made:
                     self.scratch.append((self.now, ahead.scratch))
                     made = self.new(self.bytes_of(step.tensor, after))
-                    self.gathered(made, memory, ahead)
+                    self.gathered(step.tensor, made, memory, ahead)
                     memory = made
         values[step.tensor, step.chain[-1]] = memory
 
-    def gathered(self, made: int, memory: int, ahead: Action) -> None:
-        """Called where `memory` has been brought to `made`."""
+    def gathered(self, name: str, made: int, memory: int, ahead: Action) -> None:
+        """Called where `memory` of a tensor has been brought to `made`."""
 
     def actions(self, name: str, before: Layout, after: Layout) -> tuple[Action, Action]:
         axis = changed_axis(before, after)

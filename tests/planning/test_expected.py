@@ -18,6 +18,7 @@ from autopar.planning.outer import Outer
 from autopar.planning.planner import search_plan
 from autopar.planning.request import Request
 from autopar.planning.solved import Mode
+from autopar.planning.staged import _part
 from autopar.planning.subject import Subject
 from autopar.planning.trials import Trials
 
@@ -51,6 +52,20 @@ def test_seconds_and_bytes_are_linear_in_passes_and_micro_batches_in_flight(zero
     other = build_tables(tables.analysis, tables.prices, optimizer="adamw", work=more).graph
     assert other.cost(solution.choices) - solution.cost == pytest.approx(_pass_seconds(tables, solution, work), rel=tolerance)
     assert other.memory_of(solution.choices) - solution.memory == pytest.approx(_saved(tables, solution, work), rel=1e-9)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_a_stage_keeps_what_its_tables_count(recompute: str) -> None:
+    """What a product reads gathered is kept so, too: with fewer samples than devices, layers are split over the devices of a stage."""
+    trials = Trials(Subject(graph_of(batch=4), train=True), Request(cluster=CLUSTER))
+    candidate = Candidate(cluster=CLUSTER, stages=2, mesh=meshes(CLUSTER, 2)[0], micro_batches=4)
+    mode = Mode(zero=1, recompute=recompute)
+    solved = trials.solve(candidate, mode)
+    assert solved is not None
+    subject, work = trials.subject, trials.work(candidate, mode, trials.subject.counts, short=True)
+    schedule = trials.schedule(mode, 4, [solved.tables.prices], short=True)
+    figures = _part(trials.group(candidate), solved.tables, solved.solution, schedule, subject.expand).figures
+    assert float(figures.saved.sum()) == pytest.approx(_saved(solved.tables, solved.solution, work), rel=0.08)
 
 
 @pytest.mark.slow

@@ -1,0 +1,74 @@
+"""How many passes of the whole model the step of a pipeline takes at the least, however unequal its stages are.
+
+With x_e the seconds of a micro-batch on device e, of p, a schedule's closed form is the longest of many paths, so at least any mean of
+them, and of a mean in which all devices count alike
+
+    step >= sum over e of c_e x_e,  c_e = K / p        p step >= K X        X = sum of x_e
+
+What a device sends of its parameters once a step, and its update, may run under one pass of its own, but for the slowdown s of that pass,
+and while it waits for those before it. With g of what all devices send and update, the mean over them leaves, of v chunks on each,
+
+    p step >= K' X + g        where        c_e = (K' + 2 - s) / p + (p - 1 - e) / (p v)
+
+Interleaved: the mean is of the paths that stay on a device h, which makes s_h = 2 (p - 1 - h) + (v - 1) p chunk passes before its turns,
+
+    sum over e < h of x_e / v  +  s_h / v max over e <= h of x_e  +  (m - s_h / v) x_h
+
+1F1B, GPipe and zero-bubble: equal stages are the fastest with more micro-batches than stages. By how much unequal ones may be faster
+with fewer was found by linear programs over such paths, of up to 16 stages (`UNEVEN`; a slow test solves them).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from autopar.costmodel.step.timeline import SLOWDOWN
+
+from .expected import Pipe
+
+HALVINGS = 40
+"""By how many the passes of an interleaved schedule are found."""
+UNEVEN = ((0.25, (0.1, 1.0)), (0.99, (0.1, 0.3)), (1.49, (0.07, 0.2)), (math.inf, (0.0, 0.01)))
+"""Up to so many micro-batches for each stage: the share of passes that unequal stages save, without and beside what is sent once a step."""
+
+
+def least_passes(pipe: Pipe, schedule: str, chunks: int, once: float, tilt: float, backend: str) -> float:
+    """K of a schedule, K' beside that share of what is done `once` a step.
+
+    `tilt`: the last of interleaved stages counts for so many passes more than the first, and the result is the mean.
+    On shared cores waiting may cost nothing, and no stage counts for more than its own passes.
+    """
+    if pipe.share < 1.0:
+        return pipe.micro_batches - 0.5 * abs(tilt)
+    hidden = once * (2 - SLOWDOWN[backend])
+    if chunks > 1:
+        return _interleaved(pipe.stages, pipe.micro_batches, chunks, once, tilt) - hidden
+    ratio = pipe.micro_batches / pipe.stages
+    without, beside = next(shares for most, shares in UNEVEN if ratio <= most)
+    waited = 0.5 * once * (pipe.stages - 1)
+    return (pipe.micro_batches + pipe.bubble(schedule) - waited) * (1 - (beside if once else without)) - hidden
+
+
+@functools.lru_cache(maxsize=4096)
+def _interleaved(stages: int, count: int, chunks: int, waited: float, tilt: float) -> float:
+    """The most passes K for which paths can be mixed so that device e has `waited` (p - 1 - e) / v more of p times the mean."""
+    more = [waited * (stages - 1 - h) / chunks + tilt * (h / (stages - 1) - 0.5) for h in range(stages)]
+    before = [min(2 * (stages - 1 - h) + (chunks - 1) * stages, count * chunks) / chunks for h in range(stages)]
+
+    def mixed(passes: float) -> bool:
+        """Whether the shares of the paths, the lowest devices first, suffice for so many passes."""
+        left, below, spare, lacking = 1.0, 0.0, 0.0, 0.0
+        for h in reversed(range(stages)):
+            wanted = max((passes + more[h]) / stages - below / chunks, 0.0)
+            own = count - before[h]
+            share = min(wanted / own, left) if own > 0 else 0.0
+            left, below, spare = left - share, below + share, spare + share * before[h]
+            lacking += max(wanted - share * own, 0.0)
+        return lacking <= spare
+
+    low, high = 0.0, float(count + stages)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if mixed(middle) else (low, middle)
+    return low

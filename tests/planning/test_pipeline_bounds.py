@@ -1,0 +1,180 @@
+"""Bounds of pipelines against what schedules take of unequal stages, and against cuts of solved candidates, within memory and without."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from autopar.costmodel import load_cluster
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.transformer import transformer
+from autopar.costmodel.step.pipeline import pipeline_seconds
+from autopar.planning.candidates import Candidate
+from autopar.planning.expected import Pipe
+from autopar.planning.once import Once, once_seconds
+from autopar.planning.outer import Outer
+from autopar.planning.passing import least_passes
+from autopar.planning.pipeline_bounds import Leaf, PipelineBounds
+from autopar.planning.proof import Proof
+from autopar.planning.request import Request
+from autopar.planning.solved import Mode
+from autopar.planning.solving import solve_within
+from autopar.planning.staged import _cutter, _part
+from autopar.planning.subject import Subject
+from autopar.search import Infeasible, NoAssignment
+
+Floats = NDArray[np.float64]
+WEIGHT = 1 / 3
+SCHEDULES = [
+    (stages, count, name, chunks)
+    for stages, count in ((2, 2), (4, 4), (8, 8), (4, 16), (8, 16), (8, 4), (3, 5), (16, 32))
+    for name, chunks in (("1f1b", 1), ("gpipe", 1), ("zero_bubble", 1), ("interleaved", 2), ("interleaved", 8))
+    if chunks == 1 or count % stages == 0
+]
+
+
+def seconds(name: str, x: Floats, count: int, chunks: int) -> float:
+    return pipeline_seconds(name, x / 3, 2 * x / 3, WEIGHT * x, 0.0, count, chunks)
+
+
+def falling(first: Floats, name: str, count: int, chunks: int, rng: np.random.Generator) -> Iterator[Floats]:
+    """Stages of one sum, each time moved where the step gets shorter."""
+    best, least = first, seconds(name, first, count, chunks)
+    for _ in range(150):
+        other = np.maximum(best + rng.normal(0.0, 0.02 * best.mean(), len(best)), 0.0)
+        other *= first.sum() / other.sum()
+        if (taken := seconds(name, other, count, chunks)) < least:
+            best, least = other, taken
+        yield other
+
+
+@pytest.mark.parametrize(("stages", "count", "name", "chunks"), SCHEDULES)
+def test_no_unequal_stages_take_fewer_passes(stages: int, count: int, name: str, chunks: int) -> None:
+    rng = np.random.default_rng(stages + count)
+    pipe = Pipe(stages=stages, micro_batches=count, weight=WEIGHT)
+    alone, beside = (least_passes(pipe, name, chunks, once, 0.0, "nccl") for once in (0.0, 1.0))
+    equal = count + pipe.bubble(name, chunks)
+    assert 0.85 * equal <= alone <= equal * (1 + 1e-9)
+    for first in (np.ones(stages), rng.dirichlet(np.ones(stages))):
+        for x in falling(first, name, count, chunks, rng):
+            taken = seconds(name, x, count, chunks)
+            assert stages * taken >= alone * float(x.sum()) * (1 - 1e-9)
+            gather, reduce, update = rng.dirichlet(np.ones(3 * stages)).reshape(3, -1) * rng.choice([0.1, 3.0, 30.0]) * x.sum()
+            devices = [
+                Once(forward=f / 3, backward=2 * f / 3, gather=g, reduce=r, update=u, units=int(rng.integers(1, 9)))
+                for f, g, r, u in zip(x, gather, reduce, update, strict=True)
+            ]
+            step = taken + once_seconds(devices, "nccl", chunks)
+            sent = float((gather + reduce + update).sum())
+            assert stages * step >= (beside * float(x.sum()) + sent) * (1 - 1e-9) or beside <= 0
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize(("stages", "count", "name", "chunks"), [row for row in SCHEDULES if row[0] <= 8])
+@pytest.mark.parametrize("waited", [0.0, 1.0])
+def test_linear_programs_find_no_fewer_passes(stages: int, count: int, name: str, chunks: int, waited: float) -> None:
+    """The least over all unequal stages, by planes that touch the closed form from below where it was looked at."""
+    optimize = pytest.importorskip("scipy.optimize")
+    rng = np.random.default_rng(0)
+    behind = waited * np.arange(stages)[::-1] / (stages * chunks)
+
+    def value(x: Floats) -> float:
+        return seconds(name, x, count, chunks) - float(behind @ x)
+
+    pipe = Pipe(stages=stages, micro_batches=count, weight=WEIGHT)
+    hidden = 0.0 if not waited else 2 - 1.1256
+    known = least_passes(pipe, name, chunks, waited, 0.0, "nccl") + hidden
+    planes, x, best = [], np.full(stages, 1 / stages), math.inf
+    for _ in range(60):
+        near = np.maximum(x, 1e-3 / stages) * (1 + 1e-4 * rng.random(stages))
+        slopes = np.array([(value(near + 1e-9 * row) - value(near)) / 1e-9 for row in np.eye(stages)])
+        planes.append(slopes * value(near) / float(slopes @ near))
+        best = min(best, value(x))
+        table = np.hstack([np.array(planes), -np.ones((len(planes), 1))])
+        bounds = [(0, None)] * stages + [(None, None)]
+        found = optimize.linprog(
+            np.r_[np.zeros(stages), 1.0], A_ub=table, b_ub=np.zeros(len(planes)), A_eq=[np.r_[np.ones(stages), 0.0]], b_eq=[1.0],
+            bounds=bounds,
+        )  # fmt: skip
+        x = 0.7 * found.x[:stages] + 0.3 * x
+    assert known <= stages * min(best, value(x)) * (1 + 1e-4) or known <= hidden
+
+
+def shape(**more: int) -> Shape:
+    sizes = {"layers": 6, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "vocab": 8192, "sequence": 256}
+    return Shape(**{**sizes, **more}, dropout=False)
+
+
+def limited(outer: Outer, bounds: PipelineBounds, candidate: Candidate) -> Iterator[Leaf]:
+    """Every mode and schedule of a candidate, with all that can be proven of it."""
+    room = outer.trials.room(candidate)
+    waiting = list(bounds.leaves(candidate, outer.trials.modes(candidate.micro_batches)))
+    while waiting:
+        leaf = waiting.pop()
+        if leaf.looks and not leaf.alone:
+            waiting += leaf.parts()
+            continue
+        closer = bounds.closer(candidate, [leaf], room, math.inf)
+        if closer is None:
+            yield leaf
+        else:
+            waiting += closer
+
+
+def cuts(outer: Outer, candidate: Candidate, mode: Mode) -> dict[tuple[str, int], float]:
+    """The least step that some solutions in a mode come to under every schedule."""
+    trials, found = outer.trials, dict[tuple[str, int], float]()
+    for hidden, share in itertools.product((trials.hides(candidate), 0.0), (math.inf, 1.5, 1.0, 0.7)):
+        try:
+            tables = trials._folded(candidate, mode, hidden)
+            solution = solve_within(tables, "dynamic_programming", share * trials.room(candidate))
+        except (Infeasible, NoAssignment):
+            continue
+        schedule = trials.schedule(mode, candidate.micro_batches, [tables.prices], short=True)
+        part = _part(trials.group(candidate), tables, solution, schedule, trials.subject.expand)
+        cutter, pairs = _cutter([part], [trials.limit(candidate) - trials.always], schedule, trials.request)
+        for pair in pairs:
+            if (pipeline := cutter.cut(*pair)) is not None:
+                found[pair] = min(found.get(pair, math.inf), pipeline.step)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("layers", "devices", "memory"),
+    [(4, 4, 2e8), pytest.param(6, 8, 1.2e8, marks=pytest.mark.slow), pytest.param(12, 16, 9e7, marks=pytest.mark.slow)],
+)
+def test_no_cut_undercuts_what_is_proven(layers: int, devices: int, memory: float) -> None:
+    request = Request(cluster=load_cluster("dgx-h100").sized(devices), memory=memory)
+    outer = Outer(Subject(transformer(shape(layers=layers), batch=16).graph, train=True), request)
+    bounds, compared = PipelineBounds(outer.trials.bounds), 0
+    groups = [few for few, _ in outer.places.groups(devices) if few and few[0].stages > 1]
+    for candidate in [few[len(few) // 2] for few in groups][:: 2 if layers == 4 else 1]:
+        leaves = list(limited(outer, bounds, candidate))
+        for mode in {Mode(zero=leaf.zeros[0], recompute=leaf.recompute) for leaf in leaves}:
+            taken = cuts(outer, candidate, mode)
+            for leaf in leaves:
+                if (leaf.zeros[0], leaf.recompute) == (mode.zero, mode.recompute) and leaf.schedules[0] in taken:
+                    assert leaf.bound <= taken[leaf.schedules[0]] * (1 + 1e-9), (candidate, leaf)
+                    compared += 1
+    assert compared > 5
+
+
+def test_what_is_proven_raises_the_bound_and_stays_below_the_best() -> None:
+    request = Request(cluster=load_cluster("dgx-h100").sized(4), memory=1.2e8)
+    outer = Outer(Subject(transformer(shape(layers=4), batch=8).graph, train=True), request)
+    outer._bound_all(None)
+    before, best = dict(outer.standing.sure), outer.run().solved[0].seconds
+    sure = dict(before)
+    Proof(sure, outer.trials.bounds, outer.trials.room, outer.trials.modes).raise_least(0.995 * best)
+    assert min(before.values()) < min(sure.values()) <= best
+    assert all(sure[candidate] >= bound for candidate, bound in before.items())
+    for solved in outer.ranking.solved:
+        if solved.candidate.stages > 1 and solved.candidate in sure:
+            assert sure[solved.candidate] <= replace(solved).seconds * (1 + 1e-9)
