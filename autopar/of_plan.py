@@ -32,7 +32,7 @@ def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> 
 
 
 def known_cluster(plan: Plan, cluster: str | None) -> Cluster | None:
-    """The cluster of a plan (see `cluster_of_plan`); None if no cluster is given and the plan's is no preset."""
+    """The cluster of a plan (`cluster_of_plan`); None if none is given and the plan's is no preset."""
     return None if cluster is None and plan.cluster not in presets() else cluster_of_plan(plan, cluster)
 
 

@@ -64,7 +64,7 @@ class Interval:
         return self.source.kind == "assumed"
 
     def wider(self, factor: float, why: str) -> Interval:
-        """The same, further apart on both sides by an assumed factor."""
+        """The interval, wider on both sides by an assumed factor."""
         said = Source(text=f"{self.source.text}; {why}", kind="assumed")
         return Interval(low=self.low / factor, middle=self.middle, high=self.high * factor, rows=self.rows, source=said)
 

@@ -172,7 +172,7 @@ def unequal(priced: Iterable[tuple[Action, Issued]], issued: Sequence[tuple[Acti
 
 
 def _without_rows(wanted: Sequence[Issued], found: Sequence[Issued]) -> tuple[Counter[Issued], Counter[Issued]]:
-    """Both as counters, without exchanges of rows that stay within their price."""
+    """Priced and issued collectives as counters, without exchanges of rows that stay within their price."""
     left, rest = list(wanted), []
     for one in sorted(found, key=lambda one: -one.nbytes):
         fits = [w for w in left if (w.kind, w.ranks) == (one.kind, one.ranks) and w.nbytes >= one.nbytes] if one.most else []

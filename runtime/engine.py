@@ -73,7 +73,7 @@ class Engine:
         return Stage(chunk.whole, chunk.split, self.world.groups, stored, self.device, arrivals=arrivals, handed=tuple(handed), late=late)
 
     def copied(self, stored: Stored) -> Engine:
-        """The same on other parameters."""
+        """A copy of the engine on other parameters."""
         other = copy.copy(self)
         other.stored = stored
         other.tied = TiedSums(self.execution, self.world, stored)

@@ -48,7 +48,7 @@ class Modes:
             compile_engine(engine, self.compiled)
 
     def on(self, engine: Engine) -> Modes:
-        """The same for another module."""
+        """The modes of another module's engine."""
         other = Modes(engine, self.evaluation)
         other.planned, other.only, other.compiled = self.planned, self.only, self.compiled
         return other

@@ -100,7 +100,7 @@ class Stage:
         self._last_read = {place: number for number, segment in enumerate(self.first.segments) for place in segment.values}
 
     def on(self, stored: Stored) -> Stage:
-        """The same programs on other parameters."""
+        """The stage's programs on other parameters."""
         other = copy.copy(self)
         other.units = ParameterUnits(self.plan, self.groups, stored, self.device)
         return other

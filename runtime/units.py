@@ -58,12 +58,12 @@ class Gradients:
             self._own.add(place)
 
     def bring_all(self, places: Sequence[Place], gradients: Sequence[Tensor]) -> None:
-        """The same of several places."""
+        """Add gradients from several places."""
         for place, gradient in zip(places, gradients, strict=True):
             self.bring(place, gradient)
 
     def copied(self) -> Gradients:
-        """The same in tensors of its own."""
+        """A copy in tensors of its own."""
         other = Gradients()
         other.at, other.reached = {place: gradient.clone() for place, gradient in self.at.items()}, set(self.reached)
         return other

@@ -33,7 +33,7 @@ class Chunk(Protocol):
         """The chunk's units of parameters."""
 
     def needs(self) -> Sequence[Need]:
-        """The units of each of the chunk's segments."""
+        """The units that each segment of the chunk needs."""
 
     def moves(self, unit: int) -> bool:
         """Whether gathering a unit does anything."""

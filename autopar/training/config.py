@@ -145,7 +145,7 @@ def _words(error: dict[str, Any]) -> str:
 
 
 def _absolute(config: Config, folder: Path) -> Config:
-    """The same with paths that hold in any working directory."""
+    """The configuration with paths that hold in any working directory."""
 
     def at(text: str | None) -> str | None:
         return None if text is None else str(folder / Path(text).expanduser())

@@ -143,11 +143,10 @@ def elastic(
     plan for this number of ranks in `folder` is used again. Otherwise rank 0 searches one, keeping strategies of a plan
     for another number. Ranks that keep failing by themselves are left out (`autopar.runtime.launch.lives`).
 
-    `model`, `example_inputs`, `batch`, `dtype`, `loss`, `trust`: as for `autopar.plan`. `folder`: the folder of
-    checkpoints and plans, visible to all ranks. `optimizer`: makes the optimizer of the module; `optimizer_name`: the
-    optimizer that is planned for. `data`: the dataset, or its length, for `Training.sampler`, which draws by `seed`, or
-    in order without `shuffle`. `weights`: the weights that a new training begins with (`autopar.parallelize`).
-    `planning`: other options of `autopar.plan`.
+    `model`, `example_inputs`, `batch`, `dtype`, `loss`, `trust`: as for `autopar.plan`. `folder`: checkpoints and
+    plans, visible to all ranks. `optimizer`: makes the module's optimizer; `optimizer_name`: the optimizer that is
+    planned for. `data`: the dataset, or its length, for `Training.sampler`, which draws by `seed`, or in order without
+    `shuffle`. `weights`: the weights that a new training begins with. `planning`: other options of `autopar.plan`.
     """
     place = _folder(folder, planning)
     import torch

@@ -49,7 +49,7 @@ class Fitted:
         return np.asarray(np.argmin(self._lines(points), axis=0))
 
     def ordered(self) -> Fitted:
-        """The same from the most seconds per byte to the least; all of one algorithm."""
+        """The fit with its protocols ordered from most seconds per byte to least; all have one algorithm."""
         order = np.argsort(-self.per_byte, kind="stable")
         return replace(self, overhead=self.overhead[order], latency=self.latency[order], per_byte=self.per_byte[order])
 

@@ -50,7 +50,7 @@ class Embedding(nn.Module):
         self.tokens, self.positions = nn.Embedding(shape.vocabulary, shape.width), nn.Embedding(shape.sequence, shape.width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Their sum."""
+        """The sum of both embeddings."""
         found: Tensor = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         return found
 

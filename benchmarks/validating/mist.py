@@ -70,7 +70,7 @@ def aceso(row: Row) -> Prepared:
 
 
 def aceso_plan(row: Row) -> Prepared:
-    """The same, timed as a whole or not."""
+    """A plan of Aceso, with or without the time of a whole step."""
     work = framework_named("megatron-2021")
     shape = work.shaped(_shape(row, gated=False, vocab=50304))
     found = [STAGE.fullmatch(text.strip()) for text in row["stages"].split(";")]

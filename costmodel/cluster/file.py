@@ -2,8 +2,7 @@
 
 A file describes devices and levels, or joins pools of devices:
 
-    {"name": "mixed", "pools": [{"cluster": "dgx-a100", "devices": 16}, {"cluster": "dgx-h100", "devices": 8}],
-     "between": {"latency": ..., "bandwidth": ...}}
+    {"name": "mixed", "pools": [{"cluster": "dgx-a100", "devices": 16}, ...], "between": {"latency": ..., ...}}
 
 `cluster` is a preset, a file of the same folder, or the contents of a file.
 """

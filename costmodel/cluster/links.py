@@ -50,7 +50,7 @@ def _whole(level: object) -> object:
 
 
 def _assumed(part: Any, name: str) -> Any:
-    """The same figures, none of which was measured where they are used."""
+    """Figures of another device, marked as assumed, since none was measured on this one."""
     if isinstance(part, list):
         return [_assumed(one, name) for one in part]
     if not isinstance(part, dict):

@@ -65,6 +65,6 @@ class Measured:
             raise ClusterError(f"measured {self.kind} on {self.level!r}: group at least 2, drivers at least 1 and limit above 0 are needed")
 
     def shared(self, factor: float) -> Measured:
-        """The same where ranks have `factor` times the host's memory bandwidth: bytes take longer, messages do not."""
+        """The curve for ranks with `factor` times the host's memory bandwidth, which changes bytes, not messages."""
         beta, above = self.curve.beta / factor, self.curve.beta_above / factor
         return replace(self, curve=replace(self.curve, beta=beta, beta_above=above))

@@ -67,7 +67,7 @@ class Cluster:
 
     @property
     def pools(self) -> tuple[Cluster, ...]:
-        """Its clusters of one kind of device, in the order of their devices; itself if all devices are of one kind."""
+        """The cluster's pools, each of one kind of device, in their order; a cluster of one kind is its own pool."""
         return self.joined or (self,)
 
     @property

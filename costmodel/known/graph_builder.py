@@ -106,7 +106,7 @@ class GraphBuilder:
         self, name: str, kind: str, inputs: tuple[str, ...], out: tuple[int, ...], wanted: Wanted, attributes: Mapping[str, Value],
         dtype: str | None = None, outputs: int = 1,
     ) -> tuple[str, ...]:  # fmt: skip
-        """The same where the attributes say themselves which argument is which input."""
+        """Add an operator whose attributes say themselves which argument is which input."""
         names = tuple(self.tensor(f"{name}:{i}", out, dtype) for i in range(outputs))
         self.operators.append(Operator(name=name, kind=kind, inputs=inputs, outputs=names, attributes=dict(attributes)))
         self.wanted[name] = wanted

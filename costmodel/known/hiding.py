@@ -17,7 +17,7 @@ def exposed(communication: float, cover: float) -> float:
 
 
 def in_pieces(communication: float, cover: float, pieces: int) -> float:
-    """The same where a product and a collective take turns piece by piece: the first piece has nothing to run under."""
+    """Exposed seconds if a product and a collective alternate piece by piece; nothing covers the first piece."""
     return communication / pieces + exposed(communication * (1 - 1 / pieces), cover)
 
 

@@ -258,7 +258,7 @@ class Parts:
         return self.seconds[key]
 
     def _filled(self, step: Compute, seconds: Seconds) -> Seconds:
-        """The same with a pass over every tensor that the operator makes."""
+        """An operator's seconds with an additional pass over every tensor that it makes."""
         if RULES[step.operator.kind].view:
             return seconds
         tensors, mesh, device = self.model.graph.tensors, self.mesh.shape, self.cluster.device

@@ -47,7 +47,7 @@ TOKENS = Wanted(data=S(0), context=S(0), tensor=R, sequence=R)
 """Rows of tokens on their way to experts, whose inner dim is split over tensor-parallel ranks."""
 EXPERT_ROWS = Wanted(data=S(0), context=S(0), tensor=P, sequence=P, weight={"tensor": S(1), "sequence": S(1), "expert": S(0)})
 WHOLE_EXPERTS = replace(EXPERT_ROWS, weight={"tensor": S(0), "sequence": S(0), "expert": S(0)})
-"""The same where tensor-parallel ranks split the experts among them, too, instead of each expert."""
+"""Rows of experts, if tensor-parallel ranks split the experts among them instead of each expert."""
 ROUTED = Wanted(data=S(0), context=S(1), tensor=P, sequence=P)
 SUMMED = replace(ROUTED, weight={"tensor": P, "sequence": P})
 """The sum of a token's results, which are partial before and after it."""

@@ -27,7 +27,7 @@ class Issuer:
         return self.clock.send(name, kind, self.streams[axis], self.known[key], self.clock.now)
 
     def started(self, collective: Collective) -> Sent:
-        """The same of a program's collective."""
+        """Start a program's collective behind the computation so far."""
         return self.issue(collective.kind, collective.axis, collective.nbytes, collective.tensor)
 
     def blocking(self, collectives: Sequence[Collective]) -> None:

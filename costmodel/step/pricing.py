@@ -98,7 +98,7 @@ class MeshPrices:
         return alpha + beta * nbytes
 
     def unit_share(self, kind: str, axis: int, nbytes: int) -> float:
-        """The same by its bytes alone, so that parameters of all sizes compare collectives in the same way."""
+        """Seconds by the bytes alone, so that parameters of all sizes compare collectives in the same way."""
         ((_, beta),) = self.unit_lines(kind, axis)
         return beta * nbytes
 

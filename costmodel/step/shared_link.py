@@ -25,7 +25,7 @@ class Sent:
         self.left = self.work
 
     def shift(self, seconds: float) -> None:
-        """The same so much later."""
+        """Move the transfer `seconds` later."""
         self.start += seconds
         self.end += seconds
         self.after += seconds

@@ -43,7 +43,7 @@ class Discovery:
     meshes: tuple[tuple[int, ...], ...] = MESHES
 
     def json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The discovery as plain values."""
         columns = {name: getattr(self.entry, name) for name in _COLUMNS}
         return {"kind": self.kind, **columns, "line": self.line, "strategies": self.strategies, "notes": list(self.notes)}
 

@@ -100,9 +100,7 @@ class GlobalTensor(Tensor):
         return self.brought((R,) * len(self.kinds))
 
     def to_global(self, placement: TensorPlacement | None = None, sbp: Words | None = None) -> GlobalTensor:
-        """The same tensor in the layout `sbp` on `placement`; an omitted argument stays. To other ranks it travels
-        whole.
-        """
+        """The same tensor in the layout `sbp` on `placement`; omitted ones stay. To other ranks it travels whole."""
         where = placement or self.placement
         if sbp is None and len(where.mesh.axes) != len(self.kinds):
             raise UsageError(f"the placement has {len(where.mesh.axes)} axes, the tensor lies on {len(self.kinds)}: say how, with sbp")

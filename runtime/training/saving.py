@@ -107,14 +107,12 @@ def save(
 ) -> Saving:
     """Save after `step` steps; every rank calls this, with the same folder. A plain module on one device works, too.
 
-    `sampler`: the sampler whose position is saved. `extra`: further plain data (as in JSON) for the resumed training,
-    such as a scheduler's state dict. `keep`: the number of checkpoints that stay. `wait`: None waits until the
-    checkpoint is whole. A number of seconds copies the data to the host's memory and writes it during the next steps.
-    It first waits at most that long for the save before, to use its memory again, because fresh memory costs more to
-    fill than to copy.
-
-    A checkpoint gets its name only when it is whole on the disk; a save that fails or is killed leaves the one before
-    intact.
+    `sampler`: its position is saved. `extra`: further plain data (as in JSON) for the resumed training, such as a
+    scheduler's state dict. `keep`: the number of checkpoints that stay. `wait`: None waits until the checkpoint is
+    whole. A number of seconds copies the data to the host's memory and writes it during the next steps; it first waits
+    at most that long for the save before, whose memory it uses again, since fresh memory costs more to fill than to
+    copy. A checkpoint gets its name only when it is whole on the disk; a save that fails or is killed leaves the one
+    before intact.
     """
     place = Path(folder).absolute()
     failure: Exception | None = None

@@ -53,10 +53,10 @@ class SafeWriter(StorageWriter):
         self._made: Path | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A writer writes once."""
+        """Nothing to reset: a writer writes once."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing is written before all ranks have a plan."""
+        """Nothing to set up: writing begins when all ranks have a plan."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Send this rank's facts along."""

@@ -47,7 +47,7 @@ def _matmul_integer(call: Call) -> str:
 
 
 def _quantized_matmul(call: Call) -> str:
-    """As above, but rounded, so that partial sums are of no use: the contracted dim stays whole."""
+    """A quantised matrix product: it rounds, so partial sums are useless and the contracted dim stays whole."""
     shapes = [tensor_named(call, name) or () for name in ("a", "b")]
     left, right, out = matmul_dims(len(shapes[0]), len(shapes[1]), len(call.outputs[0].shape))
     dims = {"a": left.replace("k", "!k"), "b": right.replace("k", "!k")}

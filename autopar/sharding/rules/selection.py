@@ -7,7 +7,7 @@ from .spelling import by_name, whole
 
 
 def all_whole(call: Call) -> str:
-    """Nothing is split: every device computes all of it."""
+    """Every device computes the whole operator; nothing is split."""
     spell = [" ".join(f"!w{j}_{i}" for i in range(len(t.shape))) for j, t in enumerate((*call.inputs, *call.outputs))]
     count = len(call.inputs)
     return ", ".join(spell[:count]) + " -> " + ", ".join(spell[count:])
