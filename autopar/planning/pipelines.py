@@ -38,6 +38,10 @@ HALVINGS = 16
 """Steps of bisection for the least memory of the fullest stage."""
 SHARES = 5
 """The number of shares of a device to try as the limit of one of its chunks."""
+SHIFTS, SHORT = 8, 16
+"""Rounds in which every cut is shifted by a piece; chunks up to which this is done with any number of micro-batches."""
+ROUNDED_DOWN = 1 - 1e-9
+"""Factor that a shorter step stays below, against rounding."""
 ROUNDED = 1 + 1e-9
 """Factor on a limit, against rounding."""
 GAIN = 1e-3
@@ -98,7 +102,9 @@ class Cutter:
             if (pipeline := self.cut(*schedule)) is not None:
                 found.append((place, pipeline))
                 least = min(least, pipeline.step)
-        return min(((place, p) for place, p in found if (1 - GAIN) * p.step <= least), default=(0, None), key=lambda one: one[0])[1]
+        near = [(place, pipeline) for place, pipeline in found if (1 - GAIN) * pipeline.step <= least]
+        best = min(near, default=(0, None), key=lambda one: one[0])[1]
+        return self._shifted(best) if best is not None and len(best.stages) <= SHORT else best
 
     def least_memory(self, schedules: Iterable[tuple[str, int]]) -> float:
         """The least bytes of the fullest device over all cuts, under the schedules of one chunk a stage."""
@@ -139,7 +145,31 @@ class Cutter:
             return None
         flying = [in_flight(schedule, stage, stages, self.count, interleave) for stage in range(stages)] * interleave
         cuts = self._cuts_within(flying, interleave)
-        return None if cuts is None else self._pipeline(cuts, schedule, interleave, flying)
+        if cuts is None:
+            return None
+        found = self._pipeline(cuts, schedule, interleave, flying)
+        # With few micro-batches stages mostly wait for one another, and an even load counts for little.
+        return self._shifted(found) if self.count <= stages else found
+
+    def _shifted(self, found: Pipeline) -> Pipeline:
+        """The pipeline with its cuts shifted, one by one, while the step gets shorter.
+
+        The bytes that a cut hands on, and which stage updates last, may count for more than an even load.
+        """
+        stages = len(self.places)
+        flying = [in_flight(found.schedule, stage, stages, self.count, found.interleave) for stage in range(stages)] * found.interleave
+        ends = [found.stages[0].start, *(stage.stop for stage in found.stages)]
+        cuts = tuple(int(place) for place in np.searchsorted(self.pieces, ends))
+        for _ in range(SHIFTS):
+            before = found
+            for place, by in itertools.product(range(1, len(cuts) - 1), (-1, 1)):
+                other = (*cuts[:place], cuts[place] + by, *cuts[place + 1 :])
+                if other[place - 1] < other[place] < other[place + 1] and self._fit_together(other, flying):
+                    pipeline = self._pipeline(other, found.schedule, found.interleave, flying)
+                    found, cuts = (pipeline, other) if pipeline.step < ROUNDED_DOWN * found.step else (found, cuts)
+            if found is before:
+                break
+        return found
 
     def _cuts_within(self, flying: Sequence[float], interleave: int) -> tuple[int, ...] | None:
         """The best cuts with which the chunks of every device fit together.
