@@ -97,7 +97,7 @@ class Asked:
         return found
 
     def _reused(self, model: LoadedModel, cluster: Cluster) -> tuple[Restriction, Mesh, str]:
-        """The part of a loaded plan that is unchanged in the model, as pins on the plan's mesh."""
+        """The part of a loaded plan that the model still has, as pins on the plan's mesh."""
         assert self.reuse_from is not None
         old = self.reuse_from if isinstance(self.reuse_from, Plan) else Plan.load(self.reuse_from)
         require_consistent(old)

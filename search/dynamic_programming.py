@@ -73,8 +73,8 @@ def _search(known: Incumbent, max_entries: int) -> None:
     proven, work = False, 0.0
     for width in (*(width for width in NARROW if width < max_entries), max_entries):
         last = width == max_entries
-        solver = Minimiser(small.graph, max_entries=width)
         # A wider limit is skipped if it changes no table, takes too long, or has no gap to close.
+        solver = Minimiser(small.graph, max_entries=width)
         if proven and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= ROUNDING):
             continue
         work = solver.plan.work
@@ -95,10 +95,10 @@ def _search(known: Incumbent, max_entries: int) -> None:
 
 
 def _narrowed(known: Incumbent, small: Reduction, width: int) -> Reduction | None:
-    """The graph without the choices that its relaxation rules out, if it is too wide for exact tables; None if solved.
+    """What is left of a graph too wide for exact tables, once what its relaxation and a descent from it rule out is gone; None: nothing.
 
-    A descent from the relaxation gives the cost to beat. Mostly only a few variables are split, such as a value that
-    all layers of a decoder read; the relaxation is then so near the optimum that few choices are left.
+    Mostly a few variables are split, such as a value that all layers of a decoder read, and what their copies want is so near the optimum
+    that little else is left.
     """
     solver = Minimiser(small.graph, max_entries=width)
     if solver.exact:

@@ -29,9 +29,9 @@ Choices = tuple[NDArray[np.int64], Floats, Floats, NDArray[np.integer], Floats]
 
 
 def offering_host(tables: Tables, *, room: float, only: bool = False) -> Tables:
-    """Tables with choices of host memory next to those of the device, or `only` these.
+    """Tables with the choices of host memory beside those of the device, or `only` these; the hosts hold `room` bytes in all.
 
-    `room`: bytes that the hosts hold in all. Tables with such choices are returned unchanged.
+    Tables that have such choices already are returned as they are.
     """
     if optimizer_named(tables.optimizer).states == 0 or not tables.analysis.train or any(v.host is not None for v in tables.variables):
         return tables

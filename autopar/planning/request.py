@@ -40,16 +40,14 @@ def default_limit(cluster: Cluster) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request for a plan; the outer search decides every field from `mesh` to `interleave` that is None.
+    """What to plan for: `memory` in bytes per device (None: the cluster's), `limits` from pins on operators.
 
-    `memory`: bytes of a device (None: the cluster's). `limits`: the allowed choices, from pins. `uniform`: the limits
-    treat equal layers alike, so these may be folded. `fewer`: devices may stay idle if that is faster. `types`: of
-    stored parameters and gradients. `reductions`: how gradients are reduced.
-
-    `mesh`: of one stage. `recompute`: "none", "selective" or "full". `zero`: 0, parameters are stored whole; 1 and 2,
-    stored split and gathered once a step, with gradients added up whole or as shards; 3, gathered for every pass.
-    `offload`: "none", or "optimizer" for the optimizer state of all parameters in the host's memory. `pipeline`,
-    `interleave`: the schedule, and its chunks a stage.
+    The outer search decides what is None: the `mesh` (of a stage), the number of `stages` and of `micro_batches`, what is recomputed
+    (`recompute`: "none", "selective", "full"), `zero` (0: parameters are stored whole; 1, 2: stored split, gathered once a step, gradients
+    added up whole or as shards; 3: gathered for every pass), `offload` (whose optimizer state is in the memory of the
+    device's host: "none", or that of every parameter: "optimizer"), the `pipeline` schedule and its `interleave`. `fewer`: whether
+    devices may be left idle where that is faster. `uniform`: the limits treat equal layers alike, so that these may be folded. `types`: of
+    stored parameters and of gradients. `reductions`: how these are brought home.
     """
 
     cluster: Cluster
@@ -105,14 +103,11 @@ class Request:
 
     @property
     def may_offload(self) -> bool:
-        """Whether the search decides which optimizer state is in host memory."""
+        """Whether the search decides what is in host memory."""
         return self.has_host and self.offload is None
 
     def offering(self, tables: Tables, stages: float, *, binding: bool = True) -> Tables:
-        """Tables of so many stages, with choices of host memory if that is requested, or may help.
-
-        `binding`: the device's memory limits the choices, so host memory may help.
-        """
+        """Tables of so many stages with the choices of host memory, where it is wanted or `binding` memory makes it worth a look."""
         if self.offload == "optimizer" or (binding and self.may_offload):
             room = stages * self.host_on(tables.prices.cluster)
             return offering_host(tables, room=room, only=self.offload == "optimizer")

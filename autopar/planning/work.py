@@ -30,13 +30,12 @@ class Counts:
 class Work:
     """The multiplicities of a step.
 
-    `passes`: how often the time of a micro-batch counts (micro-batches plus bubble). `in_flight`: micro-batches
-    between their forward and backward pass at once. `accumulating`: gradients of several micro-batches are added up.
-    `hidden`: the share of the parameters' collectives that runs under computation. `early`: from parameters to their
-    first reader; nothing is hidden on that way (see `early.py`). `waits`: seconds that every collective of a value
-    waits for earlier ones of parameters. `segments`: the recomputed operators. `zero`: parameters stored split and
-    used gathered are gathered once a step, with gradients added up whole (1) or as shards after every micro-batch (2),
-    or gathered for every pass (3); with 0 there are none.
+    `passes`: how often the time of a micro-batch counts (the micro-batches, and the bubble). `in_flight`: micro-batches between their
+    forward and their backward pass at once. `hidden`: share of the collectives of parameters that runs under computation, but for those of
+    `early` ones on their way to their first reader (see `early.py`), to which these are mapped. `waits`: seconds that every collective of a
+    value waits for those of parameters before it. `segments`: what is recomputed. `zero`: parameters stored split and used gathered are
+    gathered once a step, their gradients added up whole (1) or as shards after every micro-batch (2), or gathered for every pass (3); 0:
+    none are.
     """
 
     counts: Counts = field(default_factory=Counts)
