@@ -78,7 +78,6 @@ def _search(known: Incumbent, max_entries: int, close: float) -> None:
     proven, work = False, 0.0
     for width in (*(width for width in NARROW if width < max_entries), max_entries):
         last = width == max_entries
-        solver = Minimiser(small.graph, max_entries=width)
         # A wider limit is skipped if it changes no table, takes too long, or has no gap to close.
         if proven and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= close):
             continue
@@ -102,8 +101,8 @@ def _search(known: Incumbent, max_entries: int, close: float) -> None:
 def _narrowed(known: Incumbent, small: Reduction, width: int, close: float) -> Reduction | None:
     """The graph without the choices that its relaxation rules out, if it is too wide for exact tables; None if solved.
 
-    A descent from the relaxation gives the cost to beat. Mostly only a few variables are split, such as a value that
-    all layers of a decoder read; the relaxation is then so near the optimum that few choices are left.
+    Mostly a few variables are split, such as a value that all layers of a decoder read, and what their copies want is so near the optimum
+    that little else is left.
     """
     solver = Minimiser(small.graph, max_entries=width)
     if solver.exact:

@@ -28,6 +28,7 @@ def exhaustive(graph: CostGraph, *, memory_limit: float | None = None) -> Soluti
             memory = np.asarray(sum((table[c] for table, c in zip(memory_tables(graph), choices, strict=True)), np.zeros(len(costs))))
             least = min(least, float(memory[np.isfinite(costs)].min(initial=math.inf)))
             costs[memory > memory_limit] = math.inf
+        # `argmin` and `<` keep the first of equal costs.
         first = int(costs.argmin())
         if costs[first] < best_cost:
             best, best_cost = start + first, float(costs[first])

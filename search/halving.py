@@ -39,6 +39,7 @@ def halve(solver: Minimiser, limit: float, dual: Dual, best: Point, cutoff: floa
     heap = [(dual.bound, 0, root)]
     count = 0
     while heap and count < NODES:
+        # The least open bound is the bound of all: stop once it is near the best cost.
         bound, _, node = heap[0]
         target = min(best.cost, cutoff)
         if target - bound <= GOAL * abs(target):

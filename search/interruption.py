@@ -50,6 +50,7 @@ class Incumbent:
         """The best assignment so far with its bound, or else the fast search's; None if there is no assignment."""
         if self.choices is not None and self.bound > -math.inf:
             return self.solution()
+        # Without an assignment or a bound, the fast search gives both in little time.
         try:
             fast = recursive_programming(self.graph, memory_limit=self.limit)
         except (Infeasible, NoAssignment):

@@ -136,6 +136,7 @@ def _branch(
     With the hub fixed, mixtures of layers cost nearly nothing.
     """
     graph = solver.graph
+    # The bound at the dual's price orders the children; most are then ruled out by the best cost.
     children = []
     for choice in range(graph.sizes[hub]):
         try:

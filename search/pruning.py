@@ -142,6 +142,7 @@ class _Reducer:
                 extra[u if sizes[v] == 1 else v].append(key)
         rows: dict[object, Table] = {}
         unary = []
+        # Equal sums become one array, so that the search recognises equal layers.
         for v in range(len(sizes)):
             signature = (self.unary[v], self.keep[v], tuple(sorted(extra[v])))
             if signature not in rows:

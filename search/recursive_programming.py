@@ -105,6 +105,7 @@ class _Recursion:
         return [list(self.axes), list(reversed(self.axes))][: len(self.axes)]
 
     def _axis_by_axis(self, price: float, axes: list[int]) -> list[int]:
+        # Before the first axis nothing is decided, so the choices to start from have no effect.
         choices = [0] * len(self.graph.sizes)
         for place, axis in enumerate(axes):
             choices = self._best(self._candidates(choices, axis, axes[:place]), price)

@@ -73,6 +73,7 @@ def least_worst(totals: Sequence[Table], reach: Sequence[Indices]) -> float:
             at = min(row[at], bisect.bisect_right(total, total[at] + most) - 1)
         return bool(at == len(bounds[0]) - 1)
 
+    # With the longest time of the whole chain only `reach` limits the stages.
     high: float = max(total[-1] for total in bounds)
     if not ends(high):
         return math.inf

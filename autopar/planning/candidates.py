@@ -81,6 +81,7 @@ def meshes(cluster: Cluster, stages: int = 1, max_axes: int = MAX_AXES) -> tuple
         bound = bind_axes(cluster, (stages, *sizes))
         if bound is None:
             continue
+        # "+" joins the levels of an axis that spans several.
         mixed = cluster.devices > LARGE and any("+" in level for level in bound[1:])
         if not mixed and not (cluster.devices > SMALL and _mirrored(sizes, bound[1:])):
             found.append(name_axes(cluster, sizes, bound[1:]))

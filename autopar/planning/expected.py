@@ -64,6 +64,7 @@ class Pipe:
 
     def expected(self, tables: Tables, solution: Solution, work: Work, schedules: Schedules, room: float) -> Expected:
         """The expected step of a solution; `room`: bytes of all stages together."""
+        # The tables' sums, taken apart and put together again with each schedule's bubble and micro-batches.
         each = _pass_seconds(tables, solution, work)
         once = solution.cost - work.passes * each
         saved = _saved(tables, solution, work)

@@ -122,6 +122,7 @@ def thriftier(draft: Draft, limit: float) -> Draft:
     """
     unit = draft.plan.schedule.unit_bytes
     if draft.memory.total > limit and unit > LEAST_UNIT:
+        # If even the smallest units are hopeless, those between are not tried.
         least = draft.under(replace(draft.plan.schedule, unit_bytes=LEAST_UNIT))
         if least.memory.total > HOPELESS * limit:
             return least

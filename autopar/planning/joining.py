@@ -79,6 +79,7 @@ class Joining:
             bare, self.aside[source, target] = value, aside
             known.keep += [bare, aside]
             value = known.once(("sum", id(bare), id(aside)), lambda: bare + aside)
+        # A cost graph has ordered pairs, and one table for a pair that several tensors join.
         pair = (source, target)
         if source > target:
             pair, before = (target, source), value

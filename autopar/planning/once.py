@@ -133,6 +133,7 @@ def once_seconds(devices: Iterable[Once], backend: str, interleave: int = 1) -> 
 
 
 def _seen(seconds: float, cover: float, units: int, slowdown: float) -> float:
+    # One unit is always exposed; of the others, what exceeds the pass.
     rest = seconds * (1 - 1 / units)
     hidden = min(rest, cover)
     return seconds - hidden + (slowdown - 1) * hidden

@@ -40,7 +40,7 @@ def default_limit(cluster: Cluster) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request for a plan; the outer search decides every field from `mesh` to `interleave` that is None.
+    """What to plan for: `memory` in bytes per device (None: the cluster's), `limits` from pins on operators.
 
     `memory`: bytes of a device (None: the cluster's). `limits`: the allowed choices, from pins. `uniform`: the limits
     treat equal layers alike, so these may be folded. `fewer`: devices may stay idle if that is faster. `types`: of

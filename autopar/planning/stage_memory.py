@@ -51,6 +51,7 @@ class StageMemory:
         count = len(self.highest)
         starts = np.arange(count + 1)
         more, most, room = flying[:, None] - 1, limits[:, None], hosts[:, None]
+        # `at`: the end so far of the stage from each start; `high`, `last`: the maxima of its pieces so far.
         at = np.tile(starts, (len(flying), 1))
         high, last = np.full(at.shape, -np.inf), np.full(at.shape, -np.inf)
         for power in reversed(range(count.bit_length())):

@@ -125,6 +125,7 @@ class Subject:
             if variable.what == "operator"
         }
         seconds = np.array([own.get(self.folding.operators[op.name], 0.0) for op in self.graph.operators])
+        # Stages end at good cuts, so their seconds are sums of whole pieces.
         pieces = np.add.reduceat(seconds, self.cuts)
         return max(least_bottleneck(pieces, stages) * stages / float(seconds.sum()), 1.0)
 

@@ -121,6 +121,7 @@ def _folded(key: tuple[str, str, str], row: _Rows) -> list[Group]:
         for account in (account for held in row.members for account in held):
             _add(group, account)
         return [group]
+    # Not all combinations: split at the first place with several numbers, and fold each part.
     place = next(i for i, column in enumerate(columns) if len(column) > 1)
     parts: dict[int, _Rows] = {}
     for numbers, held in zip(row.numbers, row.members, strict=True):

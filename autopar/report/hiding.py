@@ -31,6 +31,7 @@ class Hidden:
         self.sent: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for event in events:
             if event.stream != COMPUTE:
+                # [hidden seconds, all seconds]
                 found = self.sent[event.name, event.kind, event.stream, event.phase]
                 found[0] += self._computed(event.end) - self._computed(event.start)
                 found[1] += event.end - event.start

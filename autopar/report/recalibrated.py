@@ -118,7 +118,7 @@ def recalibrate(profile: Mapping[str, Any], plan: Plan, graph: Graph, cluster: C
 
 
 def require_alike(plan: Plan, cluster: Cluster) -> None:
-    """Refuse a cluster whose devices differ, because one profile cannot represent them."""
+    """Refuse a cluster of several kinds of devices, and stages on unlike meshes: one profile cannot represent them."""
     if cluster.joined:
         raise UsageError(f"a profile is of one kind of the devices of {cluster.name!r}: recalibrate each pool by itself")
     if not has_account(plan):
@@ -141,6 +141,7 @@ def _has_launches(cluster: Cluster) -> bool:
 
 def _with_operators(cluster: Cluster, step: Stepping, kinds: Mapping[str, float]) -> tuple[Cluster, list[Scaled]]:
     """The cluster with rates and launches that give each group of operators its measured seconds."""
+    # Without launches a step has only the seconds that rates change; the difference is the launches'.
     idle = replace(cluster, device=replace(cluster.device, launch=0.0)) if _has_launches(cluster) else cluster
     rates, all_of = step.computed(idle), step.computed(cluster)
     groups = {}
@@ -165,6 +166,7 @@ def _with_operators(cluster: Cluster, step: Stepping, kinds: Mapping[str, float]
 
 def _least_change(groups: Sequence[Group]) -> float:
     """The factor on launches with the least changes of launches and rates (the formula of this module)."""
+    # A factor on launches fixes the rate of every group, so this is a search over one number.
     lengths = np.exp(np.linspace(-math.log(LONGEST), math.log(LONGEST), TRIED))
     change = (np.log(lengths) / DOUBTED["launch"]) ** 2
     for group in groups:
@@ -185,6 +187,7 @@ def _with_host(cluster: Cluster, rows: list[Scaled], step: Stepping, before: Clu
     low, high = cluster.device.launch / before.device.launch, LONGEST
     if step.seconds(cluster) >= measured or low >= high:
         return cluster, rows
+    # The step grows with its launches, so bisection finds the factor.
     if step.seconds(sized(high)) > measured:
         while high - low > EXACT * high:
             middle = (low + high) / 2

@@ -182,6 +182,7 @@ class Why:
             return Alternative(strategy=strategy, words=words, planned=planned, why="does not fit the memory")
         except NoAssignment:
             return Alternative(strategy=strategy, words=words, planned=planned, why="no plan has it")
+        # The conditioned variable has one choice, which is number 0 there.
         choices = list(found.choices)
         choices[variable] = choice
         graph = self.tables.graph

@@ -132,6 +132,7 @@ def exchanges(plan: Plan, issued: Sequence[Issued], cluster: Cluster | None) -> 
     matrix, levels = np.zeros((blocks, blocks)), defaultdict[str, float](float)
     names = [level.name for level in cluster.levels] if cluster is not None else []
     for (start, sizes, axis, level, ring), sent in _sums(plan, issued).items():
+        # A group of an axis: the devices with equal coordinates on all other axes.
         groups = start + np.moveaxis(np.arange(int(np.prod(sizes))).reshape(sizes), axis, -1).reshape(-1, sizes[axis])
         _carry(groups, sent, ring, matrix, size)
         shares = _by_level(groups, ring, units) if units else [1.0]
@@ -188,6 +189,7 @@ def _by_level(groups: Integers, ring: bool, units: Sequence[int]) -> list[float]
     if ring:
         crossed = _crossed(groups, np.roll(groups, -1, axis=1), units)
         return [float((crossed == level).mean()) for level in range(len(units))]
+    # All-to-all: pairs inside one unit of a level, less those inside one unit of a smaller level.
     inside, found = 0.0, []
     for unit in units:
         rows = np.arange(len(groups))[:, None] * (int(groups.max()) + 1)
@@ -200,6 +202,7 @@ def _by_level(groups: Integers, ring: bool, units: Sequence[int]) -> list[float]
 
 def _crossed(sources: Integers, targets: Integers, units: Sequence[int]) -> Integers:
     """The innermost level with a unit that contains both devices."""
+    # The number of levels whose units separate the devices is the number of that level.
     found = np.zeros(np.shape(sources), dtype=np.int64)
     for unit in units[:-1]:
         found += sources // unit != targets // unit

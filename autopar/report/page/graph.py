@@ -68,6 +68,7 @@ def _boxes(leaves: Sequence[Leaf], order: Mapping[str, int]) -> tuple[dict[Path,
     """The boxes in the order of the model, and the box of every operator; as deep in the tree as there is room for."""
     parts = sorted((part for leaf in leaves for part in _parts(leaf)), key=lambda part: order.get(part[2][0], 0))
     while len({path for path, _, _ in parts}) > MOST_BOXES:
+        # Join the deepest boxes to their modules, level by level.
         deepest = max(len(path) for path, _, _ in parts)
         if deepest == 1:
             parts = parts[:MOST_BOXES]
@@ -138,7 +139,7 @@ def _label(box: Box) -> str:
 
 
 def _edge(a: Box, b: Box) -> Markup:
-    """The line from a box's lower edge to another's upper edge, around the boxes between if it is long."""
+    """A straight line from a box's lower edge to the upper edge of a box further down; nothing for any other box."""
     return line(a.x + BOX / 2, a.y + HIGH, b.x + BOX / 2, b.y, arrow=True) if a.y < b.y else Markup("")
 
 
