@@ -78,6 +78,7 @@ def _search(known: Incumbent, max_entries: int, close: float) -> None:
     proven, work = False, 0.0
     for width in (*(width for width in NARROW if width < max_entries), max_entries):
         last = width == max_entries
+        solver = Minimiser(small.graph, max_entries=width)
         # A wider limit is skipped if it changes no table, takes too long, or has no gap to close.
         if proven and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= close):
             continue

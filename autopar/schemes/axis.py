@@ -37,7 +37,7 @@ class AxisScheme:
     `prefer`: for a part (`Part.OTHER` for the rest) sets of splits, the preferred first. `needs`: parts of which enough
     must offer one of these splits, or the model cannot have the scheme. `has`: parts that must be in the model.
     `columns`: weights are split where that leaves no partial sum. `storage` of parameters: "whole", "split" on any dim
-    that divides, or as they are "used".
+    that divides (norms and biases are free), or as they are "used".
     """
 
     name: str
@@ -140,6 +140,8 @@ def axis_limits(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profil
                 continue
             if scheme.storage == "used":
                 here = np.array([layout[axis].kind is not Kind.SPLIT or layout[axis] in used[axis][tensor.name] for layout in layouts])
+            elif scheme.storage == "split" and len(tensor.shape) < 2:
+                continue  # norms and biases, of few bytes: gathering them may cost more than it saves
             else:
                 here = np.array([(layout[axis].kind is Kind.SPLIT) == (scheme.storage == "split") for layout in layouts])
             wanted = wanted & here if (wanted & here).any() else wanted

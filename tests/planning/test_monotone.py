@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import NoPlanFits, UsageError
-from autopar.ir import Graph
 from autopar.planning.planner import search_plan
-from autopar.planning.request import Request
-
-SLOWER = 1.005
-"""By how much a plan may be slower that ought not to be: what a search leaves as not worth its time."""
-PINS: tuple[dict[str, Any], ...] = ({"stages": 1}, {"stages": 2}, {"micro_batches": 1}, {"micro_batches": 2}, {"zero": 0}, {"zero": 3})
-
-
-def drawn(seed: int) -> tuple[Graph, Request]:
-    """A model, and the request for it without a limit that binds."""
-    rng = random.Random(seed)
-    heads, width = rng.choice([4, 8]), rng.choice([256, 512, 1024])
-    shape = Shape(
-        layers=rng.choice([2, 4]), hidden=width, heads=heads, kv_heads=heads, ffn=4 * width, vocab=rng.choice([1024, 8192]),
-        sequence=rng.choice([64, 256]), dropout=False,
-    )  # fmt: skip
-    cluster = load_cluster(rng.choice(["dgx-h100", "local-cpu"])).sized(rng.choice([2, 4]))
-    return transformer(shape, batch=rng.choice([4, 8, 16])).graph, Request(cluster=cluster, memory=1e15)
-
+from benchmarks.truths import KINDS, PINS, SLOWER, beaten, drawn, monotone, tried, untrue
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 1 else []) for seed in range(12)]
 
@@ -82,38 +60,29 @@ def test_less_memory_is_not_faster_and_the_least_is_the_least(seed: int) -> None
 
 
 CASES = 2000
-SHARES = (1.1, 0.9, 0.7, 0.5)
-
-
-def violation(seed: int) -> str:
-    """What is wrong about one drawn case, empty if nothing is: a plan, and one that has less memory, fewer devices or one pin more."""
-    rng = random.Random(1000 + seed)
-    graph, free = drawn(seed)
-    best = search_plan(graph, free)
-    kind = rng.choice(["memory", "devices", "pin"])
-    if kind == "memory":
-        less = replace(free, memory=rng.choice(SHARES) * best.predicted.memory)
-    elif kind == "devices":
-        less = replace(free, cluster=load_cluster(free.cluster.name).sized(rng.choice([1, 2, free.cluster.devices])))
-    else:
-        less = replace(free, **rng.choice(PINS))
-    try:
-        other = search_plan(graph, less)
-    except (NoPlanFits, UsageError):  # nothing fits so little, and so many stages or micro-batches there may not be
-        return ""
-    found = []
-    for plan, request in ((best, free), (other, less)):
-        bound = plan.provenance.lower_bound
-        found += [f"gap {plan.provenance.gap}"] if plan.provenance.gap is None or plan.provenance.gap < 0 else []
-        found += [f"memory {plan.predicted.memory} of {request.limit}"] if plan.predicted.memory > request.limit * (1 + 1e-9) else []
-        found += [f"step below bound {bound}"] if plan.predicted.step < bound * (1 - 1e-9) else []
-    if other.predicted.step < best.provenance.lower_bound * (1 - 1e-9):
-        found.append(f"bound {best.provenance.lower_bound} beaten by {other.predicted.step}")
-    if best.predicted.step > SLOWER * other.predicted.step:
-        found.append(f"{best.predicted.step / other.predicted.step - 1:.2%} slower than with less")
-    return f"{seed} {kind} {less.memory} {less.cluster.devices}: {'; '.join(found)}" if found else ""
+TRIES = 200
 
 
 @pytest.mark.slow
 def test_two_thousand_cases() -> None:
-    assert [said for seed in range(CASES) if (said := violation(seed))] == []
+    assert [(seed, said) for seed in range(CASES) if (said := monotone(seed).wrong)] == []
+
+
+@pytest.mark.slow
+def test_two_hundred_tries() -> None:
+    assert [(seed, said) for seed in range(TRIES) if (said := tried(seed).wrong)] == []
+
+
+@pytest.mark.parametrize("kind", ["monotone", "tries"])
+def test_a_case_of_each_kind(kind: str) -> None:
+    outcome = KINDS[kind](0)
+    assert outcome.asked and not outcome.wrong
+
+
+def test_what_is_wrong_is_said() -> None:
+    """A plan whose bound is above its step, whose memory is above its limit."""
+    graph, request = drawn(1)
+    plan = search_plan(graph, request)
+    lying = plan.model_copy(update={"provenance": plan.provenance.model_copy(update={"lower_bound": 2 * plan.predicted.step, "gap": -0.5})})
+    assert len(untrue(lying, replace(request, memory=0.5 * plan.predicted.memory))) == 3
+    assert beaten(lying, plan) and not beaten(plan, plan)
