@@ -19,7 +19,7 @@ class Tuning:
     """How many of the best meshes are tried with other numbers of micro-batches."""
     cut: float = 1.05
     """Pipelines that are expected to take up to so many times the best are cut."""
-    proven: int = 400
+    proven: int = 192
     """How many of the least bounds are raised by solutions of their own."""
     alike: float = 0.05
     """By how much bounds on one mesh differ at most among which the next one to prove is chosen."""

@@ -11,6 +11,7 @@ from autopar.search.bounding import bound_within
 
 from .search_graphs import random_graph
 
+
 @pytest.mark.parametrize("seed", range(60))
 def test_no_assignment_within_the_limit_undercuts_a_bound(seed: int) -> None:
     graph = random_graph(seed)
