@@ -10,6 +10,8 @@ and while it waits for those before it. With g of what all devices send and upda
 
     p step >= K' X + g        where        c_e = (K' + 2 - s) / p + (p - 1 - e) / (p v)
 
+and with (s - 1) of the collectives alone, by which they slow the pass that they run under, without the 2 - s.
+
 Interleaved: the mean is of the paths that stay on a device h, which makes s_h = 2 (p - 1 - h) + (v - 1) p chunk passes before its turns,
 
     sum over e < h of x_e / v  +  s_h / v max over e <= h of x_e  +  (m - s_h / v) x_h
@@ -22,32 +24,61 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
 
+from autopar.costmodel.step.pipeline import pipeline_seconds
 from autopar.costmodel.step.timeline import SLOWDOWN
 
 from .expected import Pipe
+from .once import FORWARD
 
 HALVINGS = 40
 """By how many the passes of an interleaved schedule are found."""
-UNEVEN = ((0.25, (0.1, 1.0)), (0.99, (0.1, 0.3)), (1.49, (0.07, 0.2)), (math.inf, (0.0, 0.01)))
+UNEVEN = ((0.25, (0.085, 1.0)), (0.99, (0.085, 0.3)), (1.0, (0.07, 0.13)), (1.3, (0.0, 0.1)), (1.99, (0.0, 0.03)), (math.inf, (0.0, 0.005)))
 """Up to so many micro-batches for each stage: the share of passes that unequal stages save, without and beside what is sent once a step."""
 
 
-def least_passes(pipe: Pipe, schedule: str, chunks: int, once: float, tilt: float, backend: str) -> float:
-    """K of a schedule, K' beside that share of what is done `once` a step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """How much of what is done once a step counts (0 or 1), and how much of a device's own pass it may be `under`: what is not, but could
+    run under it, counts as far as it slows it."""
+
+    once: float
+    under: float
+
+    def hidden(self, backend: str) -> float:
+        """The share of parameters' collectives that does not count."""
+        return self.once * (1 - self.under) * (2 - SLOWDOWN[backend])
+
+
+NOTHING, UPDATES, ALL = Sight(once=0.0, under=0.0), Sight(once=1.0, under=0.0), Sight(once=1.0, under=1.0)
+
+
+def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight, tilt: float, backend: str) -> float:
+    """K of a schedule, K' where something done once a step is in sight.
 
     `tilt`: the last of interleaved stages counts for so many passes more than the first, and the result is the mean.
     On shared cores waiting may cost nothing, and no stage counts for more than its own passes.
     """
     if pipe.share < 1.0:
         return pipe.micro_batches - 0.5 * abs(tilt)
-    hidden = once * (2 - SLOWDOWN[backend])
+    once, hidden = sight.once, sight.under * (2 - SLOWDOWN[backend])
     if chunks > 1:
         return _interleaved(pipe.stages, pipe.micro_batches, chunks, once, tilt) - hidden
+    if pipe.micro_batches == 1 and schedule != "zero_bubble":
+        return pipe.stages - once * (pipe.stages - 1) - hidden  # one after the other
     ratio = pipe.micro_batches / pipe.stages
     without, beside = next(shares for most, shares in UNEVEN if ratio <= most)
     waited = 0.5 * once * (pipe.stages - 1)
-    return (pipe.micro_batches + pipe.bubble(schedule) - waited) * (1 - (beside if once else without)) - hidden
+    return (_equal(schedule, pipe.stages, pipe.micro_batches, pipe.weight) - waited) * (1 - (beside if once else without)) - hidden
+
+
+@functools.lru_cache(maxsize=4096)
+def _equal(schedule: str, stages: int, count: int, weight: float) -> float:
+    """The passes that equal stages take."""
+    parts = (FORWARD, 1 - FORWARD, min(weight, 1 - FORWARD))
+    forward, backward, weights = ([share] * stages for share in parts)
+    return pipeline_seconds(schedule, forward, backward, weights, 0.0, count)
 
 
 @functools.lru_cache(maxsize=4096)

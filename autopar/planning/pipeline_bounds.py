@@ -24,7 +24,7 @@ from autopar.search.bounding import bound_within
 
 from .bounds import Bounds
 from .candidates import Candidate
-from .passing import least_passes
+from .passing import ALL, NOTHING, UPDATES, Sight, least_passes
 from .pipelines import MAX_PIECES
 from .solved import Mode
 from .tables import Floats, Tables
@@ -38,13 +38,21 @@ Schedule = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The least seconds of so many passes with what is in sight of what is done once a step."""
+
+    sight: Sight
+    passes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proven:
-    """Of a candidate: the least seconds of its micro-batches' passes, and of `beside` passes with what is `sent` once a step."""
+    """Of a candidate: the least seconds of its micro-batches' passes, and of passes beside what is done once a step."""
 
     micro_batches: int
     passes: float
-    beside: float
-    sent: float
+    seen: tuple[Seen, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +94,18 @@ class PipelineBounds:
         return self.known[candidate, recompute]
 
     def _proven(self, candidate: Candidate, recompute: str) -> Proven:
-        count, work = candidate.micro_batches, self._work(candidate, recompute)
-        least = min(self._schedules(candidate), key=lambda schedule: self._passes(candidate, schedule, 0.0))
-        alone, beside = (self._passes(candidate, least, once) for once in (0.0, 1.0))
-        passes = count / alone * self._least(candidate, replace(work, passes=alone, once=0.0))
-        sent = self._least(candidate, replace(work, passes=beside)) if beside > 0 else 0.0
-        return Proven(micro_batches=count, passes=passes, beside=beside, sent=sent)
+        count = candidate.micro_batches
+        least = min(self._schedules(candidate), key=lambda schedule: self._passes(candidate, schedule, NOTHING))
+        alone = self._passes(candidate, least, NOTHING)
+        passes = count / alone * self._least(self._tables(candidate, self._work(candidate, recompute, alone, NOTHING)))
+        seen = []
+        for sight in (ALL, UPDATES):
+            beside = self._passes(candidate, least, sight)
+            tables = self._tables(candidate, self._work(candidate, recompute, beside, sight)) if beside > 0 else None
+            # Updates are mostly less than the passes that they cost.
+            if tables is not None and (sight is ALL or tables.least_updates() > (alone - beside) / count * passes):
+                seen.append(Seen(sight=sight, passes=beside, seconds=self._least(tables)))
+        return Proven(micro_batches=count, passes=passes, seen=tuple(seen))
 
     def carried(self, proven: Proven, candidate: Candidate) -> float:
         """Seconds that no step of a candidate undercuts, by what is proven of the same mesh with as many micro-batches or fewer."""
@@ -99,16 +113,21 @@ class PipelineBounds:
 
     def _under(self, proven: Proven, candidate: Candidate, schedule: Schedule) -> float:
         """The same under one schedule."""
-        count, before = candidate.micro_batches, proven.micro_batches
-        found, beside = self._passes(candidate, schedule, 0.0) / count * proven.passes, self._passes(candidate, schedule, 1.0)
-        if beside > 0 and proven.beside > 0:
-            more = beside / count - proven.beside / before
-            share = beside / count * before / proven.beside
-            found = max(found, proven.sent + more * proven.passes if more >= 0 else proven.sent * share)
-        return found / candidate.stages
+        return max(self._bounds(proven, candidate, schedule).values()) / candidate.stages
 
-    def _least(self, candidate: Candidate, work: Work) -> float:
-        return solve(self._tables(candidate, work).graph).lower_bound
+    def _bounds(self, proven: Proven, candidate: Candidate, schedule: Schedule) -> dict[Sight, float]:
+        """Seconds of all stages, by what is in sight."""
+        count, before = candidate.micro_batches, proven.micro_batches
+        found = {NOTHING: self._passes(candidate, schedule, NOTHING) / count * proven.passes}
+        for seen in proven.seen:
+            passes = self._passes(candidate, schedule, seen.sight)
+            more = passes / count - seen.passes / before
+            share = passes / count * before / seen.passes
+            found[seen.sight] = seen.seconds + more * proven.passes if more >= 0 else seen.seconds * max(share, 0.0)
+        return found
+
+    def _least(self, tables: Tables) -> float:
+        return solve(tables.graph).lower_bound
 
     # --- within the memory ---
 
@@ -145,13 +164,15 @@ class PipelineBounds:
     def _limited(self, candidate: Candidate, leaf: Leaf, room: float, enough: float) -> Leaf:
         """A leaf within the memory: at first as if each stage kept as little in flight as any."""
         ends = [self._ends(candidate, schedule) for schedule in leaf.schedules]
-        work = replace(self._work(candidate, leaf.recompute), zero=min(leaf.zeros), once=self._once(candidate, leaf.schedules[-1]))
+        bounds = self._bounds(self.proven(candidate), candidate, leaf.schedules[-1])
+        sight = max(bounds, key=lambda sight: bounds[sight]) if leaf.schedules[0][1] > 1 else NOTHING
+        passes = max(min(self._passes(candidate, schedule, sight) for schedule in leaf.schedules), 0.0)
+        flying = min(min(pair) for pair in ends)
+        work = replace(self._work(candidate, leaf.recompute, passes, sight), zero=min(leaf.zeros), in_flight=flying)
         try:
             if leaf.looks:
-                found = self._tilted(candidate, leaf.schedules[0], work, room)
+                found = self._tilted(candidate, leaf.schedules[0], work, sight, room)
             else:
-                passes = max(min(self._passes(candidate, schedule, work.once) for schedule in leaf.schedules), 0.0)
-                work = replace(work, passes=passes, in_flight=min(min(pair) for pair in ends))
                 graph = self._tables(candidate, work).graph
                 if len(leaf.zeros) > 1:
                     graph = replace(graph, memory=self._tables(candidate, replace(work, zero=max(leaf.zeros))).graph.memory)
@@ -161,17 +182,10 @@ class PipelineBounds:
             found = math.inf
         return replace(leaf, bound=max(leaf.bound, found / candidate.stages), looks=leaf.looks + 1)
 
-    def _once(self, candidate: Candidate, schedule: Schedule) -> float:
-        """Whether what is done once a step is counted: beside fewer passes, so that it has to be much."""
-        proven = self.known[candidate, "none"]
-        alone = self._passes(candidate, schedule, 0.0) * proven.passes / candidate.micro_batches
-        more = self._passes(candidate, schedule, 1.0) - proven.beside
-        return 1.0 if schedule[1] > 1 and more >= 0 and proven.sent + more * proven.passes / candidate.micro_batches > alone else 0.0
-
-    def _tilted(self, candidate: Candidate, schedule: Schedule, work: Work, room: float) -> float:
+    def _tilted(self, candidate: Candidate, schedule: Schedule, work: Work, sight: Sight, room: float) -> float:
         """Seconds of all stages where these keep what they do, and the first ones, which keep most, count for fewer passes."""
         first, last = self._ends(candidate, schedule)
-        flying, passes = 0.5 * (first + last), self._passes(candidate, schedule, work.once)
+        flying, passes = 0.5 * (first + last), self._passes(candidate, schedule, sight)
         middle = replace(work, passes=passes, in_flight=flying)
         own = self._tables(candidate, middle).graph
         near = bound_within(own, room / UNDERCUT, price=self.prices.get(candidate, 0.0))
@@ -181,7 +195,7 @@ class PipelineBounds:
         more = self._tables(candidate, replace(middle, passes=passes + 1, in_flight=flying + 1)).graph
         second, kept = more.cost(choices) - own.cost(choices), more.memory_of(choices) - own.memory_of(choices)
         tilt = price * kept * (first - last) / second
-        passes = self._passes(candidate, schedule, work.once, tilt)
+        passes = self._passes(candidate, schedule, sight, tilt)
         found = math.inf
         for side, keeps in ((-0.5, first), (0.5, last)):
             graph = self._tables(candidate, replace(work, passes=max(passes + side * tilt, 0.0), in_flight=keeps)).graph
@@ -194,18 +208,20 @@ class PipelineBounds:
         first, last = (in_flight(name, s, candidate.stages, candidate.micro_batches, chunks) for s in (0, candidate.stages - 1))
         return first, last
 
-    def _work(self, candidate: Candidate, recompute: str) -> Work:
-        segments = self.subject.segments(recompute, short=True)
-        return Work(counts=self.subject.counts, segments=segments, accumulating=candidate.micro_batches > 1)
+    def _work(self, candidate: Candidate, recompute: str, passes: float, sight: Sight) -> Work:
+        return Work(
+            counts=self.subject.counts, segments=self.subject.segments(recompute, short=True), accumulating=candidate.micro_batches > 1,
+            passes=passes, once=sight.once, hidden=sight.hidden(self.backend),
+        )  # fmt: skip
 
     def _schedules(self, candidate: Candidate) -> tuple[Schedule, ...]:
         """The schedules whose chunks are no more than the pieces into which a model is cut."""
         found = self.bounds.schedules(candidate.stages, candidate.micro_batches)
         return tuple((name, chunks) for name, chunks in found if candidate.stages * chunks <= MAX_PIECES or chunks == 1)
 
-    def _passes(self, candidate: Candidate, schedule: Schedule, once: float, tilt: float = 0.0) -> float:
-        """The passes beside that share of what is done once a step; the last stage counts for so many more than the first."""
-        return least_passes(self.bounds.pipe(candidate.stages, candidate.micro_batches), *schedule, once, tilt, self.backend)
+    def _passes(self, candidate: Candidate, schedule: Schedule, sight: Sight, tilt: float = 0.0) -> float:
+        """The passes beside what is in sight of what is done once a step; the last stage counts for so many more than the first."""
+        return least_passes(self.bounds.pipe(candidate.stages, candidate.micro_batches), *schedule, sight, tilt, self.backend)
 
     def _tables(self, candidate: Candidate, work: Work) -> Tables:
         analysis = self.subject.analysis(short=True, micro_batches=candidate.micro_batches)

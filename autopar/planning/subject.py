@@ -48,7 +48,7 @@ class Subject:
         self._prices: dict[tuple[Cluster, Mesh, int], MeshPrices] = {}
         self._kept: tuple[object, object] = (None, None)
 
-    @property
+    @cached_property
     def parameters(self) -> float:
         """Bytes of all parameters."""
         return sum(tensor.bytes for tensor in self.graph.parameters)

@@ -132,6 +132,11 @@ class Tables:
         """The least bytes of parameters, gradients and optimizer state on the device; no program needs less."""
         return self._least("parameter")
 
+    def least_updates(self) -> float:
+        """Seconds of the optimizer's step whatever is chosen."""
+        unary = zip(self.variables, self.graph.unary, strict=True)
+        return math.fsum(float(seconds.min()) for variable, seconds in unary if variable.what == "parameter")
+
     def _least(self, what: str) -> float:
         memory = zip(self.variables, self.graph.memory or (), strict=False)
         return math.fsum(float(taken.min()) for variable, taken in memory if variable.what == what)

@@ -19,7 +19,7 @@ class Tuning:
     """How many of the best meshes are tried with other numbers of micro-batches."""
     cut: float = 1.05
     """Pipelines that are expected to take up to so many times the best are cut."""
-    proven: int = 400
+    proven: int = 192
     """How many of the least bounds are raised by solutions of their own."""
     within: int = 8
     """How many of the least bounds, without stages, are raised by solutions within the memory."""

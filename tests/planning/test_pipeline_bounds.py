@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,15 +16,16 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.pipeline import pipeline_seconds
 from autopar.planning.candidates import Candidate
 from autopar.planning.expected import Pipe
+from autopar.planning.finishing import Finisher
 from autopar.planning.once import Once, once_seconds
 from autopar.planning.outer import Outer
-from autopar.planning.passing import least_passes
+from autopar.planning.passing import ALL, NOTHING, UPDATES, least_passes
 from autopar.planning.pipeline_bounds import Leaf, PipelineBounds
 from autopar.planning.proof import Proof
 from autopar.planning.request import Request
 from autopar.planning.solved import Mode
 from autopar.planning.solving import solve_within
-from autopar.planning.staged import _cutter, _part
+from autopar.planning.staged import _cutter, _part, unfolded
 from autopar.planning.subject import Subject
 from autopar.search import Infeasible, NoAssignment
 
@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 WEIGHT = 1 / 3
 SCHEDULES = [
     (stages, count, name, chunks)
-    for stages, count in ((2, 2), (4, 4), (8, 8), (4, 16), (8, 16), (8, 4), (3, 5), (16, 32))
+    for stages, count in ((2, 2), (4, 4), (8, 8), (4, 16), (8, 16), (8, 4), (3, 5), (16, 32), (2, 1), (4, 1), (4, 5))
     for name, chunks in (("1f1b", 1), ("gpipe", 1), ("zero_bubble", 1), ("interleaved", 2), ("interleaved", 8))
     if chunks == 1 or count % stages == 0
 ]
@@ -58,9 +58,9 @@ def falling(first: Floats, name: str, count: int, chunks: int, rng: np.random.Ge
 def test_no_unequal_stages_take_fewer_passes(stages: int, count: int, name: str, chunks: int) -> None:
     rng = np.random.default_rng(stages + count)
     pipe = Pipe(stages=stages, micro_batches=count, weight=WEIGHT)
-    alone, beside = (least_passes(pipe, name, chunks, once, 0.0, "nccl") for once in (0.0, 1.0))
-    equal = count + pipe.bubble(name, chunks)
-    assert 0.85 * equal <= alone <= equal * (1 + 1e-9)
+    alone, updates, beside = (least_passes(pipe, name, chunks, sight, 0.0, "nccl") for sight in (NOTHING, UPDATES, ALL))
+    equal = seconds(name, np.ones(stages), count, chunks)
+    assert 0.9 * equal <= alone <= equal * (1 + 1e-9)
     for first in (np.ones(stages), rng.dirichlet(np.ones(stages))):
         for x in falling(first, name, count, chunks, rng):
             taken = seconds(name, x, count, chunks)
@@ -71,8 +71,10 @@ def test_no_unequal_stages_take_fewer_passes(stages: int, count: int, name: str,
                 for f, g, r, u in zip(x, gather, reduce, update, strict=True)
             ]
             step = taken + once_seconds(devices, "nccl", chunks)
-            sent = float((gather + reduce + update).sum())
-            assert stages * step >= (beside * float(x.sum()) + sent) * (1 - 1e-9) or beside <= 0
+            sent, updated = float((gather + reduce).sum()), float(update.sum())
+            assert stages * step >= (beside * float(x.sum()) + sent + updated) * (1 - 1e-9) or beside <= 0
+            seen = (1 - UPDATES.hidden("nccl")) * sent
+            assert stages * step >= (updates * float(x.sum()) + seen + updated) * (1 - 1e-9) or updates <= 0
 
 
 @pytest.mark.slow
@@ -89,8 +91,7 @@ def test_linear_programs_find_no_fewer_passes(stages: int, count: int, name: str
         return seconds(name, x, count, chunks) - float(behind @ x)
 
     pipe = Pipe(stages=stages, micro_batches=count, weight=WEIGHT)
-    hidden = 0.0 if not waited else 2 - 1.1256
-    known = least_passes(pipe, name, chunks, waited, 0.0, "nccl") + hidden
+    known = least_passes(pipe, name, chunks, UPDATES if waited else NOTHING, 0.0, "nccl")
     planes, x, best = [], np.full(stages, 1 / stages), math.inf
     for _ in range(60):
         near = np.maximum(x, 1e-3 / stages) * (1 + 1e-4 * rng.random(stages))
@@ -99,12 +100,10 @@ def test_linear_programs_find_no_fewer_passes(stages: int, count: int, name: str
         best = min(best, value(x))
         table = np.hstack([np.array(planes), -np.ones((len(planes), 1))])
         bounds = [(0, None)] * stages + [(None, None)]
-        found = optimize.linprog(
-            np.r_[np.zeros(stages), 1.0], A_ub=table, b_ub=np.zeros(len(planes)), A_eq=[np.r_[np.ones(stages), 0.0]], b_eq=[1.0],
-            bounds=bounds,
-        )  # fmt: skip
+        sums = {"A_eq": [np.r_[np.ones(stages), 0.0]], "b_eq": [1.0]}
+        found = optimize.linprog(np.r_[np.zeros(stages), 1.0], A_ub=table, b_ub=np.zeros(len(planes)), bounds=bounds, **sums)
         x = 0.7 * found.x[:stages] + 0.3 * x
-    assert known <= stages * min(best, value(x)) * (1 + 1e-4) or known <= hidden
+    assert known <= stages * min(best, value(x)) * (1 + 1e-4) or known <= 0
 
 
 def shape(**more: int) -> Shape:
@@ -130,15 +129,15 @@ def limited(outer: Outer, bounds: PipelineBounds, candidate: Candidate) -> Itera
 
 def cuts(outer: Outer, candidate: Candidate, mode: Mode) -> dict[tuple[str, int], float]:
     """The least step that some solutions in a mode come to under every schedule."""
-    trials, found = outer.trials, dict[tuple[str, int], float]()
+    trials, found, finisher = outer.trials, dict[tuple[str, int], float](), Finisher(outer)
     for hidden, share in itertools.product((trials.hides(candidate), 0.0), (math.inf, 1.5, 1.0, 0.7)):
         try:
-            tables = trials._folded(candidate, mode, hidden)
+            tables = finisher.tables(candidate, mode, hidden)
             solution = solve_within(tables, "dynamic_programming", share * trials.room(candidate))
         except (Infeasible, NoAssignment):
             continue
-        schedule = trials.schedule(mode, candidate.micro_batches, [tables.prices], short=True)
-        part = _part(trials.group(candidate), tables, solution, schedule, trials.subject.expand)
+        schedule = trials.schedule(mode, candidate.micro_batches, [tables.prices], short=False)
+        part = _part(trials.group(candidate), tables, solution, schedule, unfolded)
         cutter, pairs = _cutter([part], [trials.limit(candidate) - trials.always], schedule, trials.request)
         for pair in pairs:
             if (pipeline := cutter.cut(*pair)) is not None:
@@ -155,7 +154,7 @@ def test_no_cut_undercuts_what_is_proven(layers: int, devices: int, memory: floa
     outer = Outer(Subject(transformer(shape(layers=layers), batch=16).graph, train=True), request)
     bounds, compared = PipelineBounds(outer.trials.bounds), 0
     groups = [few for few, _ in outer.places.groups(devices) if few and few[0].stages > 1]
-    for candidate in [few[len(few) // 2] for few in groups][:: 2 if layers == 4 else 1]:
+    for candidate in [few[len(few) // 2] for few in groups][:: 3 if layers == 4 else 1]:
         leaves = list(limited(outer, bounds, candidate))
         for mode in {Mode(zero=leaf.zeros[0], recompute=leaf.recompute) for leaf in leaves}:
             taken = cuts(outer, candidate, mode)
@@ -167,8 +166,8 @@ def test_no_cut_undercuts_what_is_proven(layers: int, devices: int, memory: floa
 
 
 def test_what_is_proven_raises_the_bound_and_stays_below_the_best() -> None:
-    request = Request(cluster=load_cluster("dgx-h100").sized(4), memory=1.2e8)
-    outer = Outer(Subject(transformer(shape(layers=4), batch=8).graph, train=True), request)
+    request = Request(cluster=load_cluster("dgx-h100").sized(4), memory=5e7)
+    outer = Outer(Subject(transformer(shape(layers=2), batch=8).graph, train=True), request)
     outer._bound_all(None)
     before, best = dict(outer.standing.sure), outer.run().solved[0].seconds
     sure = dict(before)
@@ -177,4 +176,4 @@ def test_what_is_proven_raises_the_bound_and_stays_below_the_best() -> None:
     assert all(sure[candidate] >= bound for candidate, bound in before.items())
     for solved in outer.ranking.solved:
         if solved.candidate.stages > 1 and solved.candidate in sure:
-            assert sure[solved.candidate] <= replace(solved).seconds * (1 + 1e-9)
+            assert sure[solved.candidate] <= solved.seconds * (1 + 1e-9)
