@@ -14,6 +14,7 @@ from .candidates import Candidate
 from .early import NONE, Early, Reading
 from .expected import Pipe, tables_alone, weight_share
 from .once import most_hideable
+from .passing import NOTHING, least_passes
 from .pipeline_parts import schedules_for, thrifty
 from .request import Request
 from .subject import Subject
@@ -60,9 +61,11 @@ class Bounds:
         return TUNING.slack * self._alone[0] / devices
 
     def least_waiting(self, candidate: Candidate) -> float:
-        """The same with the bubble of a candidate's stages."""
-        stages, count = candidate.stages, candidate.micro_batches
-        return (1 + self.least_bubble(stages, count) / count) * self.least_seconds(candidate.devices)
+        """The same with the least passes that the stages of a candidate wait."""
+        pipe, backend = self.pipe(candidate.stages, candidate.micro_batches), self.request.cluster.backend
+        every = self.schedules(candidate.stages, candidate.micro_batches)
+        passes = min((least_passes(pipe, *schedule, NOTHING, 0.0, backend) for schedule in every), default=pipe.micro_batches)
+        return passes / pipe.micro_batches * self.least_seconds(candidate.devices)
 
     @cached_property
     def _alone(self) -> tuple[float, float, Reading]:
