@@ -200,15 +200,16 @@ class Outer:
         return []
 
     def _try(self, candidate: Candidate, *, all_modes: bool = False) -> None:
-        """Solve a candidate in the modes that may be the best; stop at the first that the memory does not make slower.
+        """Solve a candidate in the modes that may be the best: those that repeat one which the memory does not make slower are not.
 
         Modes whose time without a limit is above the best that is known are left out, unless `all_modes` are wanted.
         """
         found = self.ranking
         left: list[Mode] = []
+        done: list[Mode] = []
         bounds: list[float] = []
         for mode in self.trials.modes(candidate.micro_batches):
-            if any(mode.repeats(other) for other in left):
+            if any(mode.repeats(other) for other in (*left, *done)):
                 continue
             below = (1 + TUNING.close) * found.solved[0].seconds if found.solved and not all_modes else math.inf
             try:
@@ -227,8 +228,7 @@ class Outer:
                 left.append(mode)
                 continue
             self._add(cut)
-            if cut.free:
-                break
+            done += [mode] if cut.free else []
         if candidate.stages == 1:  # where no stages are cut, what fits in no mode does not fit
             self.sure[candidate] = max(self.sure[candidate], min(bounds, default=math.inf))
         self.waiting.pop(candidate, None)
