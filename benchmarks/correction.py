@@ -1,6 +1,6 @@
 """One price: the search's sum, the seconds of the plan's program, and the same plan asked for in other ways.
 
-    benchmarks/correction.py [--quick] [--json] [--models DIR]
+    benchmarks/correction.py [--quick] [--on MESHES] [--json] [--models DIR]
 
     tables      the sum of the tables of the plan's choices, with the rule of hidden seconds
     step        the plan's, its program played to the last collective: tables + correction
@@ -51,7 +51,11 @@ from benchmarks.searching.models import Model, llama3_8b, public, quiet, shaped
 GPT2 = Shape(layers=12, hidden=768, heads=12, kv_heads=12, ffn=3072, vocab=50257, sequence=1024, dropout=False)
 SMALL = Shape(layers=4, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=8192, sequence=256, dropout=False)
 CASES = {"small": (SMALL, 16), "gpt2": (GPT2, 32), "llama3-8b/8 layers": (replace(llama3_8b(8), sequence=4096), 32)}
-MESHES: tuple[tuple[str, tuple[int, ...] | None], ...] = (("8", None), ("2x4", (2, 4)), ("7", None))
+MESHES: tuple[tuple[str, tuple[int, ...] | None], ...] = (
+    ("8", None), ("2x4", (2, 4)), ("7", None), ("4", None), ("8x8", (8, 8)), ("3", None), ("6", None),
+)  # fmt: skip
+SAME = 1e-4
+"""Share of a step up to which two prices are the same."""
 SHARES = (None, 1.1, 0.7, 0.5)
 
 
@@ -73,6 +77,13 @@ class Row:
     known_s: float | None
     gap: float | None
     cpu_s: float
+    fits: bool = True
+
+    @property
+    def holds(self) -> bool:
+        """Whether plan, explain and the pinned plan agree, the memory is kept, and there is a gap that is none below 0."""
+        same = self.pinned_s is not None and max(abs(s / self.step_s - 1) for s in (self.explain_s, self.pinned_s)) <= SAME
+        return same and self.fits and self.gap is not None and self.gap >= 0
 
     @property
     def correction(self) -> float:
@@ -158,7 +169,7 @@ def row(model: str, graph: Graph, devices: str, request: Request, share: float |
     return Row(
         model=model, devices=devices, memory=share, scheme=named.name, tables_s=sums, step_s=plan.predicted.step, explain_s=explained,
         pinned_s=pinned_seconds(plan, analysis, request), known_s=known_seconds(plan, analysis, request, named.scheme),
-        gap=plan.provenance.gap, cpu_s=seconds,
+        gap=plan.provenance.gap, cpu_s=seconds, fits=plan.predicted.memory <= request.limit * (1 + 1e-9),
     ), plan  # fmt: skip
 
 
@@ -198,6 +209,7 @@ def main() -> int:
     """Print the table, and the largest differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two models, one mesh, free and at 0.7 of the memory")
+    parser.add_argument("--on", help="devices or meshes, such as 8,2x4,7 (else all)")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--models", type=Path, help="a folder with public_models.py, whose small models come too")
     args = parser.parse_args()
@@ -209,18 +221,21 @@ def main() -> int:
     found = []
     if not args.json:
         print(line("model", "on", "memory", "tables ms", "step ms", "correction", "explain", "pinned", "known", "gap", "cpu s", "scheme"))
-    for one in rows(models, MESHES[:2] if args.quick else MESHES, (None, 0.7) if args.quick else SHARES):
+    meshes = [mesh for mesh in MESHES if args.on is None or mesh[0] in args.on.split(",")]
+    for one in rows(models, meshes[:2] if args.quick else meshes, (None, 0.7) if args.quick else SHARES):
         found.append(one)
         if not args.json:
             show(one)
     largest = max((abs(one.correction) for one in found), default=0.0)
     explained = max((abs(one.explain_s / one.step_s - 1) for one in found), default=0.0)
     again = max((abs(one.pinned_s / one.step_s - 1) for one in found if one.pinned_s is not None), default=0.0)
+    held = sum(one.holds for one in found)
     if args.json:
         told = [asdict(one) | {"correction": one.correction} for one in found]
-        print(json.dumps({"rows": told, "correction": largest, "explain": explained, "pinned": again}))
+        print(json.dumps({"rows": told, "correction": largest, "explain": explained, "pinned": again, "hold": held}))
     else:
         print(f"\nlargest correction {largest:.2%}, explain differs by {explained:.2%}, the pinned plan by {again:.2%}")
+        print(f"{held} of {len(found)} rows hold: plan, explain and the pinned plan agree, memory is kept, gaps are not below 0")
     return 0
 
 

@@ -191,7 +191,7 @@ class Outer:
                 self.ranking.forbidden += 1
 
     def _try(self, candidate: Candidate, *, all_modes: bool = False) -> None:
-        """Solve a candidate in the modes that may be the best; stop at the first that the memory does not make slower.
+        """Solve a candidate in the modes that may be the best: those that repeat one which the memory does not make slower are not.
 
         Modes whose time without a limit is above the best that is known are left out, unless `all_modes` are wanted.
         """
@@ -199,8 +199,9 @@ class Outer:
         if not all_modes and self.standing.is_out(candidate):
             return
         left: list[Mode] = []
+        done: list[Mode] = []
         for mode in self.trials.modes(candidate.micro_batches):
-            if any(mode.repeats(other) for other in left):
+            if any(mode.repeats(other) for other in (*left, *done)):
                 continue
             below = (1 + TUNING.close) * found.solved[0].seconds if found.solved and not all_modes else math.inf
             try:
@@ -218,8 +219,7 @@ class Outer:
                 left.append(mode)
                 continue
             self._add(cut)
-            if cut.free:
-                break
+            done += [mode] if cut.free else []
         self.standing.waiting.pop(candidate, None)
         if left:
             self.standing.waiting[candidate] = found.solved[0].seconds

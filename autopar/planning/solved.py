@@ -19,7 +19,8 @@ class Mode:
 
     def repeats(self, other: Mode) -> bool:
         """Whether this mode does all the work of the other one, so it is no faster without a memory limit."""
-        return other.recompute in ("none", self.recompute) and 0 < other.zero <= self.zero
+        recomputes = self.recompute == "full" or other.recompute in ("none", self.recompute)
+        return recomputes and (0 < other.zero <= self.zero or other.zero == self.zero)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

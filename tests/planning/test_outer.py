@@ -24,7 +24,9 @@ from autopar.planning.candidates import device_counts, meshes, micro_batch_count
 from autopar.planning.outer import Outer
 from autopar.planning.planner import search_plan
 from autopar.planning.request import HEADROOM, Request
+from autopar.planning.solved import Mode
 from autopar.planning.subject import Subject
+from autopar.schemes.pinning import stage_mesh
 
 SMALL: dict[str, Any] = {"hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "vocab": 1024, "sequence": 256, "dropout": False}
 
@@ -327,3 +329,32 @@ def test_two_models_are_planned_at_once_in_threads() -> None:
     with ThreadPoolExecutor(max_workers=4) as pool:
         together = [plan.to_json() for plan in pool.map(lambda one: search_plan(*one), asked * 2)]
     assert together == alone * 2 and gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("mode", "other", "repeats"),
+    [
+        ((1, "full"), (1, "none"), True),
+        ((3, "full"), (1, "selective"), True),
+        ((1, "full"), (3, "selective"), False),
+        ((3, "none"), (1, "selective"), False),
+        ((0, "full"), (0, "none"), True),
+        ((1, "none"), (0, "none"), False),
+    ],
+)
+def test_a_mode_that_does_more_is_no_faster(mode: tuple[int, str], other: tuple[int, str], repeats: bool) -> None:
+    one, another = (Mode(zero=zero, recompute=recompute) for zero, recompute in (mode, other))
+    assert one.repeats(another) == repeats
+
+
+def test_a_mode_that_fits_does_not_keep_another_kind_out() -> None:
+    """ZeRO 3 with some recompute fits nine tenths of the memory, but ZeRO 1 with full recompute is faster."""
+    shape = Shape(
+        layers=6, hidden=1024, heads=16, kv_heads=4, ffn=2816, vocab=32000, sequence=2048, gated=True, tied=False, bias=False,
+        dropout=False, norm="rms_norm", position="rotary",
+    )  # fmt: skip
+    graph, cluster = transformer(shape, batch=8).graph, load_cluster("dgx-h100").sized(8)
+    free = Request(cluster=cluster, stages=1, micro_batches=1, mesh=stage_mesh(cluster, (8,)), memory=1e15)
+    needed = search_plan(graph, free).predicted.memory
+    more, less = (search_plan(graph, replace(free, memory=share * needed)).predicted.step for share in (0.9, 0.8))
+    assert more <= 1.005 * less
