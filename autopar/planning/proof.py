@@ -45,7 +45,7 @@ class _Proof:
             try:
                 if least not in self.proven:
                     self._free(least)
-                elif least.stages == 1 or not self._limit(least):
+                elif not self._limit(least):
                     break
             except NoAssignment:
                 self.sure[least] = math.inf
