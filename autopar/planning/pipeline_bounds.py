@@ -18,12 +18,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from autopar.costmodel.step.host import state_bytes
 from autopar.order.schedules import in_flight
 from autopar.search import CostGraph, NoAssignment, solve
 from autopar.search.bounding import bound_within
 
 from .bounds import Bounds
 from .candidates import Candidate
+from .early import NONE
+from .once import most_hideable
 from .passing import ALL, NOTHING, UPDATES, Sight, least_passes
 from .pipelines import MAX_PIECES
 from .solved import Mode
@@ -31,10 +34,14 @@ from .tables import Floats, Tables
 from .work import Work
 
 UNDERCUT = 0.95
-"""Share of the bytes that tables add up to that a program may keep."""
+"""Share of the bytes that tables add up to that a program may keep. Optimizer state that may be in host memory is not counted at all."""
+COMING = 0.5
+"""The same of one micro-batch without stages, of which only the larger of activations and gradients counts at a time."""
 GROUPS = (1, 2, 4, 1 << 30)
 """Numbers of chunks at which groups of schedules begin that are looked at together first."""
 Schedule = tuple[str, int]
+UNSTAGED: Schedule = ("1f1b", 1)
+"""One stage runs one micro-batch after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +152,8 @@ class PipelineBounds:
 
     def _free(self, candidate: Candidate, schedules: Iterable[Schedule], recompute: str) -> float:
         """The bound of some schedules without a limit of memory."""
+        if candidate.stages == 1:
+            return self.bounds.proven(candidate)
         return min(self._under(self.proven(candidate, recompute), candidate, schedule) for schedule in schedules)
 
     def closer(self, candidate: Candidate, leaves: Sequence[Leaf], room: float, enough: float) -> list[Leaf] | None:
@@ -163,42 +172,68 @@ class PipelineBounds:
 
     def _limited(self, candidate: Candidate, leaf: Leaf, room: float, enough: float) -> Leaf:
         """A leaf within the memory: at first as if each stage kept as little in flight as any."""
-        ends = [self._ends(candidate, schedule) for schedule in leaf.schedules]
-        bounds = self._bounds(self.proven(candidate), candidate, leaf.schedules[-1])
-        sight = max(bounds, key=lambda sight: bounds[sight]) if leaf.schedules[0][1] > 1 else NOTHING
-        passes = max(min(self._passes(candidate, schedule, sight) for schedule in leaf.schedules), 0.0)
-        flying = min(min(pair) for pair in ends)
-        work = replace(self._work(candidate, leaf.recompute, passes, sight), zero=min(leaf.zeros), in_flight=flying)
         try:
             if leaf.looks:
-                found = self._tilted(candidate, leaf.schedules[0], work, sight, room)
+                found = self._tilted(candidate, leaf, room)
+            elif candidate.stages == 1:
+                found = self._unstaged(candidate, leaf, room, enough)
             else:
-                graph = self._tables(candidate, work).graph
-                if len(leaf.zeros) > 1:
-                    graph = replace(graph, memory=self._tables(candidate, replace(work, zero=max(leaf.zeros))).graph.memory)
-                near = bound_within(graph, room / UNDERCUT, price=self.prices.get(candidate, 0.0), enough=enough * candidate.stages)
-                found, self.prices[candidate] = near.bound, near.price
+                sight = self._sight(candidate, leaf)
+                passes = max(min(self._passes(candidate, schedule, sight) for schedule in leaf.schedules), 0.0)
+                flying = min(min(self._ends(candidate, schedule)) for schedule in leaf.schedules)
+                work = replace(self._work(candidate, leaf.recompute, passes, sight), in_flight=flying)
+                found = self._fastest(candidate, work, leaf.zeros, room / UNDERCUT, enough)
         except NoAssignment:
             found = math.inf
         return replace(leaf, bound=max(leaf.bound, found / candidate.stages), looks=leaf.looks + 1)
 
-    def _tilted(self, candidate: Candidate, schedule: Schedule, work: Work, sight: Sight, room: float) -> float:
+    def _fastest(self, candidate: Candidate, work: Work, zeros: Sequence[int], limit: float, enough: float) -> float:
+        """Seconds of all stages in the mode of some ZeRO stages that is fastest with the bytes of the one that is thriftiest."""
+        graph = self._graph(candidate, replace(work, zero=min(zeros)))
+        if len(zeros) > 1:
+            graph = replace(graph, memory=self._graph(candidate, replace(work, zero=max(zeros))).memory)
+        near = bound_within(graph, limit, price=self.prices.get(candidate, 0.0), enough=enough * candidate.stages)
+        self.prices[candidate] = near.price
+        return near.bound
+
+    def _unstaged(self, candidate: Candidate, leaf: Leaf, room: float, enough: float) -> float:
+        """Seconds without stages, with what is sent once a step alone: programs may send units for less than tables have it.
+
+        Of one micro-batch, activations may go as gradients come.
+        """
+        count, prices = candidate.micro_batches, self.subject.prices(candidate.cluster, candidate.mesh, 1)
+        early = self.bounds.early(1, candidate.mesh) if count == 1 or max(leaf.zeros) < 2 else NONE
+        work = replace(
+            self._work(candidate, leaf.recompute, count, NOTHING), once=1.0, hidden=most_hideable(prices), early=early.readers,
+        )  # fmt: skip
+        share = UNDERCUT if count > 1 else COMING
+        zeros = (1, *leaf.zeros) if max(leaf.zeros) > 1 else leaf.zeros
+        return self._fastest(candidate, work, zeros, room / share, enough) - early.before
+
+    def _sight(self, candidate: Candidate, leaf: Leaf) -> Sight:
+        """What of all that is done once a step is best in sight."""
+        bounds = self._bounds(self.proven(candidate), candidate, leaf.schedules[-1])
+        return max(bounds, key=lambda sight: bounds[sight]) if leaf.schedules[0][1] > 1 else NOTHING
+
+    def _tilted(self, candidate: Candidate, leaf: Leaf, room: float) -> float:
         """Seconds of all stages where these keep what they do, and the first ones, which keep most, count for fewer passes."""
+        schedule, sight = leaf.schedules[0], self._sight(candidate, leaf)
         first, last = self._ends(candidate, schedule)
         flying, passes = 0.5 * (first + last), self._passes(candidate, schedule, sight)
+        work = replace(self._work(candidate, leaf.recompute, passes, sight), zero=leaf.zeros[0])
         middle = replace(work, passes=passes, in_flight=flying)
-        own = self._tables(candidate, middle).graph
+        own = self._graph(candidate, middle)
         near = bound_within(own, room / UNDERCUT, price=self.prices.get(candidate, 0.0))
         price, choices = near.price, near.choices
         if not price:
             return near.bound
-        more = self._tables(candidate, replace(middle, passes=passes + 1, in_flight=flying + 1)).graph
+        more = self._graph(candidate, replace(middle, passes=passes + 1, in_flight=flying + 1))
         second, kept = more.cost(choices) - own.cost(choices), more.memory_of(choices) - own.memory_of(choices)
         tilt = price * kept * (first - last) / second
         passes = self._passes(candidate, schedule, sight, tilt)
         found = math.inf
         for side, keeps in ((-0.5, first), (0.5, last)):
-            graph = self._tables(candidate, replace(work, passes=max(passes + side * tilt, 0.0), in_flight=keeps)).graph
+            graph = self._graph(candidate, replace(work, passes=max(passes + side * tilt, 0.0), in_flight=keeps))
             found = min(found, solve(_priced(graph, price)).lower_bound - price * room / UNDERCUT)
         return found
 
@@ -216,6 +251,8 @@ class PipelineBounds:
 
     def _schedules(self, candidate: Candidate) -> tuple[Schedule, ...]:
         """The schedules whose chunks are no more than the pieces into which a model is cut."""
+        if candidate.stages == 1:
+            return (UNSTAGED,)
         found = self.bounds.schedules(candidate.stages, candidate.micro_batches)
         return tuple((name, chunks) for name, chunks in found if candidate.stages * chunks <= MAX_PIECES or chunks == 1)
 
@@ -223,9 +260,30 @@ class PipelineBounds:
         """The passes beside what is in sight of what is done once a step; the last stage counts for so many more than the first."""
         return least_passes(self.bounds.pipe(candidate.stages, candidate.micro_batches), *schedule, sight, tilt, self.backend)
 
+    def _graph(self, candidate: Candidate, work: Work) -> CostGraph:
+        """The graph of tables within the memory: where the optimizer's state may be in host memory, as if that were free."""
+        tables = self._tables(candidate, work)
+        return _on_device(tables) if self.request.has_host and self.request.offload != "none" else tables.graph
+
     def _tables(self, candidate: Candidate, work: Work) -> Tables:
         analysis = self.subject.analysis(short=True, micro_batches=candidate.micro_batches)
         return self.bounds.tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work)
+
+
+def _on_device(tables: Tables) -> CostGraph:
+    """The graph of tables with nothing of the optimizer's state on the device."""
+    graph, known, memory = tables.graph, dict[object, Floats](), []
+    for variable, kept in zip(tables.variables, graph.memory or (), strict=True):
+        tensor = tables.analysis.graph.tensors[variable.name] if variable.what == "parameter" else None
+        if tensor is None or not tensor.trainable:
+            memory.append(kept)
+            continue
+        count, shards = tables.counts.get(variable.name, 1), tables.spaces[variable.name].divisors()[variable.rows]
+        key = id(kept), id(variable.rows), tensor.shape, tensor.dtype, count
+        if key not in known:
+            known[key] = kept - count * state_bytes(tensor, shards, tables.optimizer, tables.types)
+        memory.append(known[key])
+    return replace(graph, memory=tuple(memory))
 
 
 def _priced(graph: CostGraph, price: float) -> CostGraph:
