@@ -62,6 +62,8 @@ class Bounds:
 
     def least_waiting(self, candidate: Candidate) -> float:
         """The same with the least passes that the stages of a candidate wait."""
+        if candidate.stages == 1:
+            return self.least_seconds(candidate.devices)
         pipe, backend = self.pipe(candidate.stages, candidate.micro_batches), self.request.cluster.backend
         every = self.schedules(candidate.stages, candidate.micro_batches)
         passes = min((least_passes(pipe, *schedule, NOTHING, 0.0, backend) for schedule in every), default=pipe.micro_batches)

@@ -39,7 +39,7 @@ HALVINGS = 16
 SHARES = 5
 """The number of shares of a device to try as the limit of one of its chunks."""
 SHIFTS, SHORT = 8, 16
-"""Rounds in which every cut is shifted by a piece; chunks up to which this is done with any number of micro-batches."""
+"""Rounds in which every cut is shifted by a piece, and the chunks up to which this is done."""
 ROUNDED_DOWN = 1 - 1e-9
 """Factor that a shorter step stays below, against rounding."""
 ROUNDED = 1 + 1e-9
@@ -150,7 +150,7 @@ class Cutter:
             return None
         found = self._pipeline(cuts, schedule, interleave, flying)
         # With few micro-batches stages mostly wait for one another, and an even load counts for little.
-        return self._shifted(found) if self.count <= stages else found
+        return self._shifted(found) if self.count <= stages and len(found.stages) <= SHORT else found
 
     def _shifted(self, found: Pipeline) -> Pipeline:
         """The pipeline with its cuts shifted, one by one, while the step gets shorter.
