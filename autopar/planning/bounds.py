@@ -34,8 +34,7 @@ def _nothing() -> tuple[Sums, Parts, OfParameters]:
 class Bounds:
     """What no plan of a candidate undercuts.
 
-    `free`: what the tables of a candidate add up to at the least, without a limit of memory, in the mode that costs least, as far as this
-    is known.
+    `free`: a candidate's lower bound on its tables' sum in its cheapest mode, ignoring memory, as far as it is known.
     """
 
     def __init__(self, subject: Subject, request: Request) -> None:

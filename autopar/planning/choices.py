@@ -157,7 +157,7 @@ class Choosing:
         return self.known.once(("kept", id(strategies), shares), lambda: kept_bytes(strategies, self.basis.mesh, shares))
 
     def _weight_often(self) -> float:
-        """Bytes kept for each byte of a parameter as it is used: the copy, and its gradient where that is added up whole."""
+        """Extra bytes per byte of a gathered parameter: the copy, and its gradient if that is added up whole."""
         work = self.work
         return 0.0 if work.zero == 3 else 1.0 + self.wider if work.zero == 1 and work.accumulating else 1.0
 

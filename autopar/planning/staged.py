@@ -187,7 +187,7 @@ def _tighter(groups: Sequence[Group], used: Sequence[float], over: float) -> lis
 
 
 def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
-    """The pipeline with thriftier strategies, where these let in an interleaved schedule, which keeps more in flight, that is faster."""
+    """Retry with lower-memory strategies if these admit a faster interleaved schedule, which keeps more in flight."""
     best, parts = found, found.parts
     groups = [part.group for part in parts]
     made = [request.offering(part.tables, part.group.stages / part.group.share) for part in parts]
