@@ -57,7 +57,7 @@ ci-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow and ci" -n $(WORKERS) -q tests/search tests/sharding tests/costmodel/test_schedules.py tests/integration/test_scale.py \
 	  tests/costmodel/test_step_schedules.py tests/context tests/convert tests/examples/test_examples.py \
 	  tests/integration/test_losses.py tests/integration/test_spatial.py tests/frontends/test_torch_assertions.py tests/runtime/compression \
-	  tests/planning/test_outer.py tests/planning/test_offload.py tests/planning/test_expected.py \
+	  tests/planning/test_walk.py tests/planning/test_offload.py tests/planning/test_pipeline_estimate.py \
 	  tests/runtime/training/test_leftovers.py tests/runtime/training/test_optimizers.py tests/test_cli.py tests/test_documents.py \
 	  tests/test_document_commands.py
 

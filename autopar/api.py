@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.costmodel import Cluster
 
-from .asked import Asked, choose_cluster, is_training
 from .configured import load_any
 from .errors import PlanError
 from .frontends.load import ModelOptions
 from .model import LoadedModel
-from .of_plan import cluster_of_plan, model_of_plan
 from .operators import bring_rules, provide_rules
 from .plan import Plan
+from .plan_options import PlanOptions, choose_cluster, is_training
+from .plan_origin import cluster_of_plan, model_of_plan
 from .planning.pins import Pins
-from .planning.planner import search_plan, subject_of
+from .planning.planner import folded_of, search_plan
 from .planning.ranking import Progress
 from .report.given import checked
 from .sharding.analysis import Analysis, analyse
@@ -111,8 +111,8 @@ def _in_context(loaded: LoadedModel, given: dict[str, Any], compress: Mapping[st
 
 
 def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked: Any) -> Planned:
-    """`plan` for a model that is loaded already, with notes; `asked`: as of `Asked`."""
-    wanted = Asked(**asked)
+    """`plan` for a model that is loaded already, with notes; `asked`: as of `PlanOptions`."""
+    wanted = PlanOptions(**asked)
     cluster, sentence = choose_cluster(wanted.cluster, wanted.devices)
     if wanted.load is not None:
         return _loaded(model, wanted, cluster)
@@ -120,15 +120,15 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     ruled, said = provide_rules(model, discover=wanted.discover, replicate_unknown=wanted.replicate_unknown)
     request, kept = wanted.request(ruled, cluster)
     before = time.process_time()
-    subject = subject_of(ruled.graph, request)
-    best = search_plan(ruled.graph, request, progress=progress, subject=subject)
-    seconds, analysis = time.process_time() - before, subject.analysis(short=False)
+    folded = folded_of(ruled.graph, request)
+    best = search_plan(ruled.graph, request, progress=progress, folded=folded)
+    seconds, analysis = time.process_time() - before, folded.analysis(short=False)
     best = best.model_copy(update={"model": best.model.model_copy(update={"dtype": ruled.dtype})})
     notes = (sentence, *model.notes, *said, *kept)
     return Planned(plan=best, model=ruled, cluster=cluster, notes=notes, seconds=seconds, analysis=analysis)
 
 
-def _loaded(model: LoadedModel, wanted: Asked, cluster: Cluster) -> Planned:
+def _loaded(model: LoadedModel, wanted: PlanOptions, cluster: Cluster) -> Planned:
     """A strategy checkpoint used as it is: it must be for this model and these devices."""
     assert wanted.load is not None
     old = wanted.load if isinstance(wanted.load, Plan) else Plan.load(wanted.load)

@@ -116,7 +116,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _print_planned(args: argparse.Namespace, planned: Planned, *, compare: bool | None) -> None:
-    from .report.planned import planned_json, planned_parts
+    from .report.plan_output import planned_json, planned_parts
     from .report.tables import show
 
     memory = memory_of(args)
@@ -171,7 +171,7 @@ def _run(args: argparse.Namespace) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         from autopar.runtime.run import run_plan
 
-        from .of_plan import model_of_plan
+        from .plan_origin import model_of_plan
 
         model = model_of_plan(args.model, plan, loss=args.loss, trust=args.trust)
         _warn_replicated(plan)
@@ -207,7 +207,7 @@ def _explain(args: argparse.Namespace) -> None:
 
 
 def _explained(plan: Plan, args: argparse.Namespace, bar: Callable[[int, int, str], None]) -> Explained:
-    from .of_plan import cluster_of_plan, known_cluster, model_of_batch, model_of_plan
+    from .plan_origin import cluster_of_plan, known_cluster, model_of_batch, model_of_plan
     from .report.explained import Explained
 
     if args.model is None:

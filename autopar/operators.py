@@ -15,7 +15,7 @@ from .model import LoadedModel
 from .plan import Plan
 from .sharding.notation import parse_rule
 from .sharding.rules import RULES, Entry, without_rule
-from .sharding.rules.found import FoundRule, add_found, is_open, replicate, signature
+from .sharding.rules.discovered import DiscoveredRule, add_found, is_open, replicate, signature
 from .sharding.rules.registry import Call, RuleText, register
 
 if TYPE_CHECKING:
@@ -171,11 +171,11 @@ def _discovered(model: LoadedModel, failures: dict[str, str]) -> list[str]:
     return notes
 
 
-def found_rule(found: Discovery, key: str) -> FoundRule:
+def found_rule(found: Discovery, key: str) -> DiscoveredRule:
     """A discovery as the rule of the calls with one signature."""
     entry = found.entry
     assert isinstance(entry.rule, str)
-    return FoundRule(
+    return DiscoveredRule(
         kind=found.kind, signature=key, rule=entry.rule, linear=entry.linear, products=entry.products,
         differentiable=entry.differentiable, saves=entry.saves,
     )  # fmt: skip
@@ -192,7 +192,7 @@ def bring_rules(model: LoadedModel, plan: Plan) -> LoadedModel:
         calls.setdefault((call.operator.kind, signature(call)), []).append(call)
     for given in plan.rules:
         try:
-            rule = FoundRule(**given.model_dump())
+            rule = DiscoveredRule(**given.model_dump())
             held = calls.get((rule.kind, rule.signature), [])
             if held and is_open(rule):
                 _prove(rule, held, model, plan)
@@ -202,7 +202,7 @@ def bring_rules(model: LoadedModel, plan: Plan) -> LoadedModel:
     return replace(model, graph=replicate(model.graph, plan.replicated))
 
 
-def _prove(rule: FoundRule, calls: Sequence[Call], model: LoadedModel, plan: Plan) -> None:
+def _prove(rule: DiscoveredRule, calls: Sequence[Call], model: LoadedModel, plan: Plan) -> None:
     """Raise a `PlanError` unless execution on small shards confirms the rule on every factor that the plan splits."""
     try:
         from autopar.runtime.discovery import prove_call

@@ -12,8 +12,8 @@ from autopar.costmodel import Cluster
 from .api import Planned, plan_loaded
 from .errors import UsageError, unknown
 from .model import LoadedModel
-from .of_plan import cluster_of_plan, model_of_batch, model_of_plan
 from .plan import Plan
+from .plan_origin import cluster_of_plan, model_of_batch, model_of_plan
 from .planning.ranking import Progress
 from .report.given import checked
 from .report.page.difference import difference_tables

@@ -32,10 +32,10 @@ from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError, NoPlanFits
 from autopar.ir import Graph
 from autopar.plan import Plan
-from autopar.planning.found import evaluate
-from autopar.planning.once import exposed_seconds
+from autopar.planning.parameter_traffic import exposed_seconds
 from autopar.planning.pins import hosted_by, reuse
 from autopar.planning.planner import search_plan
+from autopar.planning.priced_program import evaluate
 from autopar.planning.request import Request
 from autopar.planning.tables import Tables
 from autopar.report.why import tables_of_plan, work_of_plan

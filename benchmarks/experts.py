@@ -31,7 +31,7 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.errors import NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
-from autopar.planning.planner import search_plan, subject_of
+from autopar.planning.planner import folded_of, search_plan
 from autopar.planning.request import Request
 from autopar.schemes import Named, scheme_named, scheme_of
 from autopar.schemes.pinning import pinned
@@ -172,9 +172,9 @@ def row(model: str, where: str, graph: Graph, cluster: Cluster) -> Row:
     """The plan of a model on a cluster, and the nearest scheme."""
     analysis = analyse(graph, train=True)
     free = Request(cluster=cluster, uniform=True)
-    subject = subject_of(graph, free)
+    folded = folded_of(graph, free)
     try:
-        plan = search_plan(graph, free, subject=subject)
+        plan = search_plan(graph, free, folded=folded)
     except NoPlanFits as error:
         return Row(model=model, cluster=where, why=str(error).partition(". ")[0])
     named = scheme_of(plan, analysis)
@@ -182,7 +182,7 @@ def row(model: str, where: str, graph: Graph, cluster: Cluster) -> Row:
     best: tuple[str, Plan] | None = None
     for name in dict.fromkeys((*own, *NAMED, *PRODUCTS.get(cluster.devices, ()))):
         try:
-            other = search_plan(graph, pinned(free, scheme_named(name), analysis), subject=subject)
+            other = search_plan(graph, pinned(free, scheme_named(name), analysis), folded=folded)
         except (NoPlanFits, UsageError):
             continue
         if best is None or other.predicted.step < best[1].predicted.step:

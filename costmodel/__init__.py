@@ -4,7 +4,7 @@ from .cluster.file import dump, load_cluster, presets
 from .cluster.level import Level
 from .cluster.local import default_cluster, local_gpus
 from .cluster.model import Cluster, bind_axes, join, parse_span
-from .cluster.pools import crossing, send_seconds
+from .cluster.stage_messages import crossing, send_seconds
 from .collectives import KINDS, Algorithm, collective_time, linear, lines
 from .device import Device
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from autopar.errors import PlanError
 
-from .present import aside
+from .current_action import aside
 
 _C10D = torch.ops._c10d_functional
 

@@ -15,8 +15,8 @@ from autopar.ir import Graph
 from autopar.order.part_gathers import batch_of, comes_in_parts, gathered_inputs
 
 from .collectives import DeviceGroups, all_gather
+from .current_action import exchanging
 from .engine import Engine
-from .present import exchanging
 from .world import World
 
 

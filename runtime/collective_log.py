@@ -19,7 +19,7 @@ from autopar.order.ranks import rank_order
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.program import Program
 
-from .present import PRESENT
+from .current_action import PRESENT
 
 Priced = Program | Scheduled | Execution
 """Sources of priced collectives: a program by itself, a program under a schedule, or a whole step."""

@@ -14,8 +14,8 @@ from autopar.errors import PlanError
 from autopar.sharding.layout import Kind, Layout, Placement, R, local_parts
 from autopar.sharding.mesh import Mesh
 
+from .current_action import exchanging
 from .groups import group_of
-from .present import exchanging
 
 _C10D = torch.ops._c10d_functional
 

@@ -24,10 +24,10 @@ from autopar.sharding.program import Program
 
 from .agreement import first_rank_says
 from .collectives import DeviceGroups
+from .current_action import aside
 from .draws import Draws
 from .local_forms.randomness import is_random
 from .parameters import Storage, device_mesh
-from .present import aside
 from .redistribution import gather_full
 from .runner import Call, before_backward
 from .stage import Stage

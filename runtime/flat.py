@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .collectives import MOVABLE, AxisGroup, deal, join, write_joined
-from .present import PRESENT, at
+from .current_action import PRESENT, at
 from .redistribution import ON_ONE_DEVICE, Move, act
 
 _C10D = torch.ops._c10d_functional

@@ -17,7 +17,7 @@ from autopar.model import LoadedModel
 
 from .agreement import DIGEST, update_digest
 from .engine import Engine
-from .original import Recalling
+from .original_modules import Recalling
 from .other_stages import OtherStages
 from .parameters import attach, local_of
 from .weight_files import FileTensor

@@ -27,7 +27,7 @@ from .collectives import DeviceGroups
 from .engine import Engine
 from .held_shards import HeldShards, Values
 from .modes import Modes
-from .original import recall
+from .original_modules import recall
 from .other_stages import OtherStages
 from .parameters import placements_of
 from .redistribution import apply_chain, gather_full, whole_chain

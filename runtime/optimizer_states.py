@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from .checkpoint import in_pieces
+from .piece_tensors import in_pieces
 
 
 def lying_as(value: Tensor, held: Tensor) -> Tensor:

@@ -24,11 +24,11 @@ from autopar.sharding.rules.modes import evaluated
 from autopar.sharding.schedule import PLAIN, Types
 
 from .agreement import agree, digest
+from .current_action import aside
 from .held_shards import Values
 from .launch import init_from_environment, require_cuda
 from .module import ParallelModule
 from .onnx_module import fresh_weights, to_torch
-from .present import aside
 from .weight_files import FileTensor
 from .weights import saved_buffers, values_from_files
 from .world import World

@@ -16,10 +16,10 @@ from autopar.sharding.layout import REDUCTIONS, Kind, Layout, R, S, format_layou
 from autopar.sharding.layout import Placement as OurPlacement
 from autopar.sharding.mesh import Mesh
 
-from .checkpoint import in_pieces
 from .collectives import DeviceGroups, cuts_of, shard_of
 from .groups import group_of
-from .original import is_free
+from .original_modules import is_free
+from .piece_tensors import in_pieces
 from .weight_files import FileTensor
 
 

@@ -26,10 +26,10 @@ from torch.profiler import profile as torch_profile
 from autopar.errors import RunError
 from autopar.order.actions import Word
 
+from .current_action import NAMED
 from .foretold import foretold
 from .module import ParallelModule
 from .parameters import local_of
-from .present import NAMED
 
 PARTS: Mapping[str, tuple[Word, ...]] = {
     "forward": (Word.FORWARD,),

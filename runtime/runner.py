@@ -16,8 +16,8 @@ from torch import Tensor
 from autopar.order.actions import Action, Word
 from autopar.order.scheduled import Mode
 
+from .current_action import PRESENT, at, named
 from .draws import Draws
-from .present import PRESENT, at, named
 from .stage import Passing, Stage
 from .tied import TiedSums
 from .transfers import Edge

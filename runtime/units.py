@@ -16,9 +16,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from autopar.order.places import Place, moves_value, only_casts
 from autopar.order.scheduled import Scheduled
 from autopar.order.units import Mode, Unit, gather_collectives, reduce_collectives
+from autopar.order.value_flow import PlacedValue, moves_value, only_casts
 from autopar.sharding.layout import local_shape
 from autopar.sharding.program import Bucket, Redistribute
 from autopar.sharding.redistribution import changed_axis
@@ -37,16 +37,16 @@ class Gradients:
     """The gradients of a backward pass so far: by place, and the names of parameters that have any."""
 
     def __init__(self) -> None:
-        self.at: dict[Place, Tensor] = {}
+        self.at: dict[PlacedValue, Tensor] = {}
         self.reached: set[str] = set()
-        self._own: set[Place] = set()  # places whose tensor nothing else holds
+        self._own: set[PlacedValue] = set()  # places whose tensor nothing else holds
 
-    def add(self, place: Place, gradient: Tensor) -> None:
+    def add(self, place: PlacedValue, gradient: Tensor) -> None:
         """Add a contribution of the backward pass."""
         self.reached.add(place[0])
         self.bring(place, gradient)
 
-    def bring(self, place: Place, gradient: Tensor) -> None:
+    def bring(self, place: PlacedValue, gradient: Tensor) -> None:
         """Add a gradient from another place of the same parameter, zeros if the loss does not reach it."""
         before = self.at.get(place)
         if before is None:
@@ -57,7 +57,7 @@ class Gradients:
             self.at[place] = before + gradient
             self._own.add(place)
 
-    def bring_all(self, places: Sequence[Place], gradients: Sequence[Tensor]) -> None:
+    def bring_all(self, places: Sequence[PlacedValue], gradients: Sequence[Tensor]) -> None:
         """Add gradients from several places."""
         for place, gradient in zip(places, gradients, strict=True):
             self.bring(place, gradient)
@@ -86,7 +86,7 @@ class Gradients:
             self.at[place] = gradient * factor
         self._own.update(self.at)
 
-    def take(self, place: Place) -> Tensor | None:
+    def take(self, place: PlacedValue) -> Tensor | None:
         """The gradient at a place, which is there no longer."""
         self._own.discard(place)
         return self.at.pop(place, None)
@@ -97,8 +97,8 @@ class _Group:
 
     def __init__(self, plan: Scheduled, members: Sequence[int], groups: DeviceGroups) -> None:
         steps = [step for index in members if isinstance(step := plan.program.steps[index], Redistribute)]
-        self.starts: list[Place] = [(step.tensor, step.chain[0]) for step in steps]
-        self.ends: list[Place] = [(step.tensor, step.chain[-1]) for step in steps]
+        self.starts: list[PlacedValue] = [(step.tensor, step.chain[0]) for step in steps]
+        self.ends: list[PlacedValue] = [(step.tensor, step.chain[-1]) for step in steps]
         self.flows, self.moves, self.leads = steps[0].gradient, moves_value(steps[0]), not only_casts(steps[0])
         self.differentiable = steps[0].differentiable
         self.shapes = [local_shape(step.chain[-1], plan.program.graph.tensors[step.tensor].shape, groups.mesh.shape) for step in steps]
@@ -124,8 +124,8 @@ class ParameterUnits:
         self.reduced: dict[str, torch.dtype] = {t.name: getattr(torch, plan.schedule.reduced(t)) for t in parameters}
         self.low_rank = LowRank()
         self.factors = gradient_factors(plan)
-        self.values: dict[Place, Tensor] = {}
-        self.kept: dict[Place, Tensor] = {}  # values of units in mode again, with or without memory
+        self.values: dict[PlacedValue, Tensor] = {}
+        self.kept: dict[PlacedValue, Tensor] = {}  # values of units in mode again, with or without memory
         self.held: set[int] = set()
         self.coming: dict[int, Moving] = {}
         self.going: list[tuple[int, bool, Moving]] = []  # units, whether they end in a sum in place, and their gradients on the way
@@ -140,7 +140,7 @@ class ParameterUnits:
 
     # --- values ---
 
-    def value(self, place: Place) -> Tensor:
+    def value(self, place: PlacedValue) -> Tensor:
         """A parameter's used value: a gathered value, after waiting for it, or the shard itself."""
         while place in self.alias:
             place = self.alias[place]
@@ -182,7 +182,7 @@ class ParameterUnits:
                 yield from carry(starts, group.ahead, kept)
             self.values.update(zip(group.ends, kept, strict=True))
 
-    def _room(self, place: Place, shape: tuple[int, ...]) -> Tensor:
+    def _room(self, place: PlacedValue, shape: tuple[int, ...]) -> Tensor:
         """The tensor of a gathered value, with memory behind it."""
         found = self.kept.get(place)
         if found is None:
@@ -260,7 +260,7 @@ class ParameterUnits:
             sums = finished(making, rights)
         gradients.at.update(zip(places, sums, strict=True))
 
-    def _taken(self, gradients: Gradients, place: Place, shape: tuple[int, ...]) -> Tensor:
+    def _taken(self, gradients: Gradients, place: PlacedValue, shape: tuple[int, ...]) -> Tensor:
         """The gradient at a place, taken away from there; zeros where there is none."""
         found = gradients.take(place)
         return torch.zeros(shape, dtype=self.reduced[place[0]], device=self.device) if found is None else found

@@ -17,8 +17,8 @@ from torch import Tensor
 from autopar.errors import ModelError, UsageError
 from autopar.limits import HEADER_BYTES
 
-from .checkpoint import runs_of
 from .collectives import Cut
+from .piece_tensors import runs_of
 
 INDEX = "model.safetensors.index.json"
 ENDING = ".safetensors"

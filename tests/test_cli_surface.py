@@ -12,8 +12,8 @@ import pytest
 from autopar.cli import COMMANDS, run
 from autopar.costmodel.step.pricing import OPTIMIZERS
 from autopar.ir.dtype import cast_graph
+from autopar.planning.folded_model import RECOMPUTES
 from autopar.planning.request import OFFLOADS
-from autopar.planning.subject import RECOMPUTES
 from autopar.report import arguments, options
 from autopar.schemes import SCHEMES
 from autopar.search import SEARCHES

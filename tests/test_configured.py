@@ -10,7 +10,7 @@ import pytest
 import autopar
 from autopar.cli import run
 from autopar.errors import UsageError
-from autopar.of_plan import model_of_batch, model_of_plan
+from autopar.plan_origin import model_of_batch, model_of_plan
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128,

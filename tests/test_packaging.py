@@ -44,8 +44,8 @@ ROOMS: dict[str, set[str]] = {
 }
 # What the user touches may import everything; every other file (the planner and what it is made of) all but these and the runtime.
 TOP = {
-    "autopar", "api", "asked", "cli", "communication", "context", "of_plan", "operators", "report", "importing", "supposing", "training",
-    "torchrun", "verifying", "__main__",
+    "autopar", "api", "plan_options", "cli", "communication", "context", "plan_origin", "operators", "report", "importing", "supposing",
+    "training", "torchrun", "verifying", "__main__",
 }  # fmt: skip
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]

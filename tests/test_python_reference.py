@@ -93,6 +93,8 @@ def _signature(found: Any) -> str:
 def _parts(found: Any) -> tuple[list[str], str]:
     """The parameters as they are written, and what is returned."""
     try:
+        if hasattr(found, "model_rebuild"):
+            found.model_rebuild()  # a class of pydantic that is built at first use
         signature = inspect.signature(found)
     except ValueError:  # of what is written in C
         return ["..."], ""

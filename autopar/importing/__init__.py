@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .configuration import Configuration
-from .planned import Imported, import_configuration
+from .configuration_plan import Imported, import_configuration
 from .reading import FORMATS, read_configuration
 
 __all__ = ["FORMATS", "Configuration", "Imported", "import_configuration", "read_configuration"]

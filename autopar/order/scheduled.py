@@ -23,9 +23,9 @@ from ..sharding.program import (
 from ..sharding.schedule import PLAIN, Schedule
 from .actions import Action, Word
 from .passes import Need, expand, one_stage, phases
-from .places import makes, moves_value, reads, with_casts
 from .segments import Segment, segments_of, units_before
 from .units import Mode, Unit, gather_collectives, modes_of, reduce_collectives, units_of
+from .value_flow import makes, moves_value, reads, with_casts
 
 __all__ = ["Mode", "Scheduled", "Segment", "makes", "reads", "scheduled"]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from ..errors import PlanError
 from ..sharding.program import Compute, Program, Redistribute, departure
 from ..sharding.schedule import Schedule
-from .places import Place, makes, reads
 from .units import Mode, Unit, sources_of
+from .value_flow import PlacedValue, makes, reads
 from .views import Reads
 
 
@@ -72,7 +72,7 @@ def _early(program: Program, indices: Sequence[int]) -> tuple[int, ...]:
     where they are read.
     """
     mesh = program.assignment.mesh.shape
-    behind: dict[Place, list[int]] = {}
+    behind: dict[PlacedValue, list[int]] = {}
     found: list[list[int]] = []
     for index in indices:
         step = program.steps[index]
@@ -134,7 +134,7 @@ def _parts(program: Program, schedule: Schedule, modes: dict[int, Mode]) -> list
     """
     stretches = _behind(program, schedule, modes)
     found: list[tuple[int, list[int]]] = [(-1, [])]
-    inside: set[Place] = set()
+    inside: set[PlacedValue] = set()
     for index, step in enumerate(program.steps):
         if index in modes:
             continue

@@ -29,7 +29,7 @@ from ..sharding.layout import local_shape
 from ..sharding.program import Bucket, Collective, Program, Redistribute, chain_collectives
 from ..sharding.redistribution import changed_axis, local_bytes, transfers
 from ..sharding.schedule import PLAIN, Reductions, Schedule, Types
-from .places import Place, only_casts
+from .value_flow import PlacedValue, only_casts
 
 
 class Mode(StrEnum):
@@ -64,7 +64,7 @@ def modes_of(program: Program, schedule: Schedule) -> dict[int, Mode]:
     order = list(Mode)
     gathered = Mode.AGAIN if schedule.gathered == "again" else Mode.SHARDS if schedule.accumulated == "shards" else Mode.ONCE
     found: dict[int, Mode] = {}
-    of_place: dict[Place, Mode] = {}
+    of_place: dict[PlacedValue, Mode] = {}
     mesh = program.assignment.mesh.shape
     for index, step in enumerate(program.steps):
         if isinstance(step, Redistribute) and program.graph.tensors[step.tensor].role is Role.PARAMETER:
@@ -82,7 +82,7 @@ def gathers(step: Redistribute, mesh: tuple[int, ...]) -> bool:
 
 def sources_of(program: Program, modes: Mapping[int, Mode]) -> dict[int, int]:
     """The source of each redistribution of a parameter that starts from another redistribution's result."""
-    made: dict[Place, int] = {}
+    made: dict[PlacedValue, int] = {}
     found: dict[int, int] = {}
     for index in modes:
         step = program.steps[index]

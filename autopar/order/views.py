@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from ..sharding.program import Compute, Program, Redistribute, Step
 from ..sharding.redistribution import changed_axis, transfers
 from ..sharding.rules import RULES, Call
-from ..sharding.rules.saved import keeps, shares_memory
-from .places import Place, makes, reads
+from ..sharding.rules.saved_for_backward import keeps, shares_memory
 from .units import Mode
+from .value_flow import PlacedValue, makes, reads
 
 
 class Reads:
@@ -27,7 +27,7 @@ class Reads:
         self._program, self._mesh = program, program.assignment.mesh.shape
         self._made = {makes(program.steps[index])[0]: index for index in modes}
         self._again = {place for place, index in self._made.items() if modes[index] is Mode.AGAIN}
-        self._roots: dict[Place, Place] = {}  # the tensor behind each view
+        self._roots: dict[PlacedValue, PlacedValue] = {}  # the tensor behind each view
         self.forward: dict[int, tuple[int, ...]] = {}
         self.backward: dict[int, tuple[int, ...]] = {}
         for index, step in enumerate(program.steps):
@@ -50,7 +50,7 @@ class Reads:
         kept = self._compute(step, found)
         self.backward[index] = tuple(self._made[found[position]] for position in again if kept is None or position in kept)
 
-    def _compute(self, step: Compute, found: list[Place]) -> tuple[int, ...] | None:
+    def _compute(self, step: Compute, found: list[PlacedValue]) -> tuple[int, ...] | None:
         """The inputs that an operator's backward pass reads (None: unknown); also notes results that are views."""
         gradients = self._program.assignment.gradients
         if step.operator.kind not in RULES:

@@ -18,12 +18,12 @@ from autopar.search import NoAssignment, Solution, solve
 from autopar.search.conditioning import condition
 
 from ..ir import Graph, Role
+from .folded_model import FoldedModel
 from .folding import Run
-from .found import Draft, Found
+from .pipeline_search import Part, StagedProgram, recut
+from .priced_program import DraftProgram, PricedProgram
 from .request import Request
-from .solved import Solved
-from .staged import Part, Staged, recut
-from .subject import Subject
+from .solved_candidate import Solved
 from .tables import Tables, Variable
 from .tuning import TUNING
 from .unfolding import unfold
@@ -50,39 +50,42 @@ class Mixture:
 class _Tried:
     """A way that all layers of a run were given: the plan (None: it does not fit), and the bytes that a device needs."""
 
-    plan: Found | Staged | None
+    plan: Planned | None
     needed: float
+
+
+Planned = PricedProgram | StagedProgram
 
 
 class Alike:
     """Gives all layers of a run one way, on the tables of a plan."""
 
-    def __init__(self, subject: Subject, request: Request, always: float) -> None:
-        self.subject, self.request, self.always = subject, request, always
+    def __init__(self, folded: FoldedModel, request: Request, always: float) -> None:
+        self.folded, self.request, self.always = folded, request, always
         self.known: dict[tuple[int, Run], list[list[int]]] = {}
-        self.made: dict[int, tuple[Found | Staged, Found | Staged, tuple[Mixture, ...]]] = {}
+        self.made: dict[int, tuple[Planned, Planned, tuple[Mixture, ...]]] = {}
 
-    def best(self, plan: Found | Staged, solved: Sequence[Solved]) -> tuple[Found | Staged, tuple[Mixture, ...]]:
+    def best(self, plan: Planned, solved: Sequence[Solved]) -> tuple[Planned, tuple[Mixture, ...]]:
         """The plan with equal layers alike where that is as fast, and the mixtures that are left; `solved`: what the walk has solved."""
         if id(plan) not in self.made:
             best, mixtures = plan, list[Mixture]()
-            for run in self.subject.runs:
+            for run in self.folded.runs:
                 if self.mixed(best, run):
                     best, left = self._of_run(best, run, solved)
                     mixtures += left
             self.made[id(plan)] = self.made[id(best)] = plan, best, tuple(mixtures)
         return self.made[id(plan)][1:]
 
-    def _of_run(self, best: Found | Staged, run: Run, solved: Sequence[Solved]) -> tuple[Found | Staged, list[Mixture]]:
+    def _of_run(self, best: Planned, run: Run, solved: Sequence[Solved]) -> tuple[Planned, list[Mixture]]:
         """The plan with the layers of one run alike, or as it is with what their mixture pays."""
-        tried = [*self.ways(best, run), *(self.folded(best, solved) if isinstance(best, Found) else ())]
+        tried = [*self.ways(best, run), *(self.from_folded(best, solved) if isinstance(best, PricedProgram) else ())]
         fastest = min((one.plan for one in tried if one.plan is not None), key=lambda plan: plan.seconds, default=None)
         if fastest is not None and fastest.seconds <= (1 + TUNING.rounding) * best.seconds:
             return fastest, []
         if not tried:
             return best, []  # what is pinned keeps them apart
         needed = tried[0].needed if tried[0].plan is None else 0.0
-        first, alike = self.subject.graph.operators[run.start].name, fastest.seconds if fastest is not None else None
+        first, alike = self.folded.graph.operators[run.start].name, fastest.seconds if fastest is not None else None
         return best, [Mixture(first=first, layers=run.layers, alike=alike, needed=needed)]
 
     def layers(self, tables: Tables, run: Run) -> list[list[int]]:
@@ -90,55 +93,55 @@ class Alike:
         key = (id(tables), run)
         if key not in self.known:
             at = {(v.what, v.name): number for number, v in enumerate(tables.variables)}
-            named = [list(_names(self.subject.graph, layer)) for layer in run.segments()]
+            named = [list(_names(self.folded.graph, layer)) for layer in run.segments()]
             shared = Counter(name for names in named for name in set(names))
             found = [[at[name] for name in names if name in at and shared[name] == 1] for names in named]
             self.known[key] = found if len(set(map(len, found))) == 1 else []
         return self.known[key]
 
-    def mixed(self, best: Found | Staged, run: Run) -> bool:
+    def mixed(self, best: Planned, run: Run) -> bool:
         """Whether the layers behind the first are treated in several ways."""
         return any(len(set(self._ways(part, self._own(best, part, run))[1:])) > 1 for part in _parts(best))
 
-    def ways(self, best: Found | Staged, run: Run) -> Iterator[_Tried]:
+    def ways(self, best: Planned, run: Run) -> Iterator[_Tried]:
         """The plan with all layers in each of the ways found among them, first in what its tables add up to least."""
         found = [self._alike(part, self._own(best, part, run)) for part in _parts(best)]
         for number in range(min(max(map(len, found)), TUNING.ways) if all(found) else 0):
             yield self._made(best, [ways[min(number, len(ways) - 1)] for ways in found])
 
-    def folded(self, best: Found, solved: Sequence[Solved]) -> Iterator[_Tried]:
+    def from_folded(self, best: PricedProgram, solved: Sequence[Solved]) -> Iterator[_Tried]:
         """The plan that the folded graph's solution of the same candidate is, in which all layers are alike."""
         tables = best.tables
-        folded = len(self.subject.folding.graph.operators) < len(self.subject.graph.operators)
-        for one in solved if folded else ():
+        shorter = len(self.folded.folding.graph.operators) < len(self.folded.graph.operators)
+        for one in solved if shorter else ():
             if self._is_of(best, one):
-                whole, choices = unfold(one.tables, one.solution.choices, self.subject.folding, tables.analysis)
+                whole, choices = unfold(one.tables, one.solution.choices, self.folded.folding, tables.analysis)
                 wanted = {(v.what, v.name): _row(v, choice) for v, choice in zip(whole.variables, choices, strict=True)}
                 if (solution := _solution(tables, best.solution, wanted)) is not None:
                     yield self._made(best, [solution])
 
-    def _is_of(self, best: Found, solved: Solved) -> bool:
+    def _is_of(self, best: PricedProgram, solved: Solved) -> bool:
         """Whether a solution is of the plan's candidate, in its mode."""
         candidate, mode, schedule, prices = solved.candidate, solved.mode, best.schedule, best.tables.prices
         place = (candidate.stages, candidate.cluster, candidate.mesh, candidate.micro_batches)
         if place != (1, prices.cluster, prices.mesh, schedule.micro_batches):
             return False
         zero = 3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1
-        return max(mode.zero, 1) == zero and self.subject.segments(mode.recompute, short=False) == schedule.recompute
+        return max(mode.zero, 1) == zero and self.folded.segments(mode.recompute, short=False) == schedule.recompute
 
-    def _own(self, best: Found | Staged, part: Found | Part, run: Run) -> list[list[int]]:
+    def _own(self, best: Planned, part: PricedProgram | Part, run: Run) -> list[list[int]]:
         """The layers of a run that a part of the plan runs, where the others have devices of other kinds."""
         layers = self.layers(part.tables, run)
-        if isinstance(best, Found) or len(best.parts) == 1:
+        if isinstance(best, PricedProgram) or len(best.parts) == 1:
             return layers
         part_of = best.part_of()
-        names = [self.subject.graph.operators[layer.start].name for layer in run.segments()]
+        names = [self.folded.graph.operators[layer.start].name for layer in run.segments()]
         return [layer for layer, name in zip(layers, names, strict=True) if part_of[name] is part] if layers else []
 
-    def _ways(self, part: Found | Part, layers: Sequence[Sequence[int]]) -> list[Way]:
+    def _ways(self, part: PricedProgram | Part, layers: Sequence[Sequence[int]]) -> list[Way]:
         return [_way_of(part.tables, layer, part.solution.choices) for layer in layers]
 
-    def _alike(self, part: Found | Part, layers: Sequence[Sequence[int]]) -> list[Solution]:
+    def _alike(self, part: PricedProgram | Part, layers: Sequence[Sequence[int]]) -> list[Solution]:
         """Solutions in which all these layers have one of the ways found among them, the cheapest first; the part's own where they are."""
         ways = self._ways(part, layers)
         if len(set(ways[1:])) < 2:
@@ -153,19 +156,19 @@ class Alike:
                 found.append(solution)
         return sorted(found, key=lambda solution: solution.cost)
 
-    def _made(self, best: Found | Staged, solutions: Sequence[Solution]) -> _Tried:
+    def _made(self, best: Planned, solutions: Sequence[Solution]) -> _Tried:
         """The plan of other solutions of the tables of each part."""
-        if isinstance(best, Staged):
+        if isinstance(best, StagedProgram):
             plan, needed = recut(best, solutions, self.request, always=self.always)
             return _Tried(plan=plan, needed=needed)
-        draft = Draft.of(best.tables, solutions[0], best.schedule)
+        draft = DraftProgram.of(best.tables, solutions[0], best.schedule)
         fits = draft.memory.total <= self.request.limit_on(best.tables.prices.cluster)
         hosted = best.tables.host_of(solutions[0].choices) <= best.tables.host_room
         return _Tried(plan=draft.priced(tightened=best.tightened) if fits and hosted else None, needed=draft.memory.total)
 
 
-def _parts(best: Found | Staged) -> Sequence[Found | Part]:
-    return best.parts if isinstance(best, Staged) else (best,)
+def _parts(best: Planned) -> Sequence[PricedProgram | Part]:
+    return best.parts if isinstance(best, StagedProgram) else (best,)
 
 
 def _names(graph: Graph, layer: range) -> Iterator[tuple[str, str]]:

@@ -11,16 +11,16 @@ from autopar.search import nearly, solve
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from .candidates import Candidate
-from .early import NONE, Early, Reading
-from .expected import Pipe, tables_alone, weight_share
-from .once import most_hideable
+from .first_parameters import NONE, Early, Reading
+from .folded_model import FoldedModel
+from .multiplicities import Multiplicities
+from .parameter_traffic import most_hideable
 from .passing import NOTHING, least_passes
+from .pipeline_estimate import Pipe, tables_alone, weight_share
 from .pipeline_parts import schedules_for, thrifty
 from .request import Request
-from .subject import Subject
 from .tables import Known, Tables
 from .tuning import TUNING
-from .work import Work
 
 Sums = dict[tuple[int, int, Mesh, int, float], float]
 Parts = OrderedDict[tuple[int, int, int, Mesh], Known]
@@ -37,12 +37,12 @@ class Bounds:
     `free`: a candidate's lower bound on its tables' sum in its cheapest mode, ignoring memory, as far as it is known.
     """
 
-    def __init__(self, subject: Subject, request: Request) -> None:
-        self.subject, self.request = subject, request
+    def __init__(self, folded: FoldedModel, request: Request) -> None:
+        self.folded, self.request = folded, request
         self.fewest: dict[tuple[int, int, Mesh], int] = {}
         self.free: dict[Candidate, float] = {}
         # None of these depends on memory: a search of the subject within another limit finds them again.
-        self.sums, self.known, self.of_parameters = subject.kept(replace(request, memory=None), _nothing)
+        self.sums, self.known, self.of_parameters = folded.kept(replace(request, memory=None), _nothing)
 
     def bound(self, candidate: Candidate, fewer: int) -> float:
         """Seconds that no step of a candidate undercuts, from a solution of its mesh with as many micro-batches or `fewer`."""
@@ -72,7 +72,7 @@ class Bounds:
     def _alone(self) -> tuple[float, float, Reading]:
         """Seconds of the whole batch on one device, without any limit, the share of them that makes gradients of weights, and when
         parameters are read."""
-        tables, work = tables_alone(self.subject.analysis(short=True), self.request.cluster, self.subject.counts)
+        tables, work = tables_alone(self.folded.analysis(short=True), self.request.cluster, self.folded.counts)
         solution = solve(tables.graph)
         return solution.cost, weight_share(tables, work), Reading(tables, solution)
 
@@ -92,11 +92,11 @@ class Bounds:
         key = (devices, stages, mesh, micro_batches, passes)
         if key not in self.sums:
             # Of stages all of what parameters send may be hidden under what the others compute.
-            alone = self.subject.prices(self.request.cluster.sized(devices), mesh, 1)
+            alone = self.folded.prices(self.request.cluster.sized(devices), mesh, 1)
             hidden = most_hideable(alone) if stages == 1 else 1.0
             early = self.early(stages, mesh)
-            work = Work(counts=self.subject.counts, passes=passes, hidden=hidden, early=early.readers)
-            tables = self.tables(self.subject.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
+            work = Multiplicities(counts=self.folded.counts, passes=passes, hidden=hidden, early=early.readers)
+            tables = self.tables(self.folded.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
             self.sums[key] = nearly(tables.graph, close=TUNING.bounded).lower_bound - early.before
         return self.sums[key]
 
@@ -105,17 +105,17 @@ class Bounds:
         count = candidate.micro_batches
         return self._least_sum(candidate.cluster.devices, 1, candidate.mesh, count, count)
 
-    def tables(self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Work) -> Tables:
+    def tables(self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Multiplicities) -> Tables:
         """The tables of the whole model on the mesh of one of so many stages; parts are kept for the next ones there."""
         request = self.request
-        prices = self.subject.prices(request.cluster.sized(devices), mesh, stages)
+        prices = self.folded.prices(request.cluster.sized(devices), mesh, stages)
         key = (id(analysis), devices, stages, mesh)
         of_parameters = self.of_parameters.setdefault((devices, stages, mesh), Known())
         known = self.known.setdefault(key, Known(of_parameters=of_parameters))
         self.known.move_to_end(key)
         if len(self.known) > TUNING.remembered:
             self.known.popitem(last=False)
-        return request.tables(analysis, prices, work, whole=analysis is self.subject.analysis(short=True), known=known)
+        return request.tables(analysis, prices, work, whole=analysis is self.folded.analysis(short=True), known=known)
 
     def thrifty(self, stages: int, micro_batches: int) -> str:
         """The pipeline schedule that keeps least in flight."""
@@ -128,7 +128,7 @@ class Bounds:
 
     def schedules(self, stages: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
         """The pipeline schedules that there are for so many stages and micro-batches."""
-        request, pieces = self.request, len(self.subject.cuts)
+        request, pieces = self.request, len(self.folded.cuts)
         return tuple(schedules_for(stages, micro_batches, pieces=pieces, pipeline=request.pipeline, interleave=request.interleave))
 
     def least_bubble(self, stages: int, micro_batches: int) -> float:

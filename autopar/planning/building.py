@@ -15,10 +15,10 @@ from ..sharding.candidates import Strategies
 from ..sharding.layout import Layout
 from ..sharding.schedule import PLAIN, Types
 from .choices import Choices, Choosing, codes_of, kinds_read
-from .joining import Joining
 from .limits import Limits
+from .multiplicities import Multiplicities
+from .table_edges import TableEdges
 from .tables import Basis, Ints, Known, Tables, Variable
-from .work import Work
 
 
 def build_tables(
@@ -27,7 +27,7 @@ def build_tables(
     *,
     optimizer: str,
     limits: Limits | None = None,
-    work: Work | None = None,
+    work: Multiplicities | None = None,
     known: Known | None = None,
     types: Types = PLAIN.types,
 ) -> Tables:
@@ -36,7 +36,7 @@ def build_tables(
     `limits`: the allowed choices. `work`: the multiplicities of the step. `known`: parts of earlier tables of the same
     analysis, prices, optimizer and types; new parts are added to it.
     """
-    work = work or Work()
+    work = work or Multiplicities()
     basis = Basis(
         analysis=analysis, prices=prices, optimizer=optimizer, work=work, types=types, known=known or Known(),
         spaces={name: layout_space(kinds, prices.mesh.shape) for name, kinds in analysis.kinds.items()},
@@ -54,7 +54,7 @@ class _Builder:
         self.variables: list[Variable] = []
         self.chosen: list[Choices] = []
         self.strategies: dict[str, Strategies] = {}
-        self.joining = Joining(basis, self.variables)
+        self.joining = TableEdges(basis, self.variables)
         self.at: dict[str, int] = {}
 
     def build(self) -> Tables:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.costmodel.device.operators import operator_seconds
-from autopar.costmodel.memory.kept import Kept, Share, kept_values
+from autopar.costmodel.memory.saved_values import Kept, Share, kept_values
 from autopar.costmodel.step.casts import cast_seconds
 from autopar.costmodel.step.distances import LayoutSpace
 from autopar.costmodel.step.pricing import communication_seconds, storage_bytes, update_seconds
@@ -20,8 +20,8 @@ from ..sharding.candidates import Strategies, is_storable, strategies_of
 from ..sharding.layout import Kind, Placement, R
 from ..sharding.notation import local_elements
 from ..sharding.rules import RULES
-from .handling import home_seconds
 from .limits import Limits
+from .parameter_handling import home_seconds
 from .tables import Basis, Floats, Ints
 
 THRIFTY_AXES = 3

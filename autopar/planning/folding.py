@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ir import Graph, Operator, Role
-from .work import Counts
+from .multiplicities import Counts
 
 Ints = NDArray[np.int64]
 PERIODS = 64

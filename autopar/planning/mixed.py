@@ -22,15 +22,15 @@ from autopar.search import Infeasible, NoAssignment
 
 from ..sharding.mesh import Mesh
 from .candidates import meshes, stage_counts
-from .outer import Outer
+from .folded_model import FoldedModel
+from .multiplicities import Counts, Multiplicities
 from .pipeline_parts import thrifty
+from .pipeline_search import Group, StagedProgram, best_pipeline, unfolded
 from .request import Request
-from .solved import Mode
-from .staged import Group, Staged, staged, unfolded
-from .subject import Subject
+from .solved_candidate import Mode
 from .tables import Tables
 from .tuning import TUNING
-from .work import Counts, Work
+from .walk import Walk
 
 UNEVEN = 64
 """The most devices of one kind for which groups of unequal size are tried."""
@@ -61,11 +61,11 @@ def _nearest(counts: Sequence[int], target: int) -> int:
 class Mixed:
     """The pipelines of unlike stages for a request; `bound`: the least `least` of all combinations."""
 
-    def __init__(self, subject: Subject, request: Request) -> None:
-        self.subject, self.request = subject, request
+    def __init__(self, folded: FoldedModel, request: Request) -> None:
+        self.folded, self.request = folded, request
         self.bound = math.inf
 
-    def best(self, outer: Outer) -> Staged | None:
+    def best(self, walk: Walk) -> StagedProgram | None:
         """The best pipeline of the most promising combinations, or None.
 
         Each combination is cut on the folded graph, in the first mode of the outer search that fits. The best one is
@@ -73,13 +73,13 @@ class Mixed:
         """
         found: list[tuple[float, Combination, Mode]] = []
         for combination in self._promising():
-            for mode in outer.trials.modes(combination.micro_batches):
+            for mode in walk.solver.modes(combination.micro_batches):
                 with contextlib.suppress(Infeasible, NoAssignment):
-                    found.append((self._cut(combination, mode, outer, short=True).pipeline.step, combination, mode))
+                    found.append((self._cut(combination, mode, walk, short=True).pipeline.step, combination, mode))
                     break
         for _, combination, mode in sorted(found, key=lambda entry: entry[0]):
             with contextlib.suppress(Infeasible, NoAssignment):
-                return self._cut(combination, mode, outer, short=False)
+                return self._cut(combination, mode, walk, short=False)
         return None
 
     def _promising(self) -> list[Combination]:
@@ -115,7 +115,7 @@ class Mixed:
 
     def combinations(self) -> Iterator[Combination]:
         """Every combination of stages and meshes of the groups."""
-        if self.request.mesh is not None or self.request.micro_batches == 1 or self.subject.batch == 1:
+        if self.request.mesh is not None or self.request.micro_batches == 1 or self.folded.batch == 1:
             return
         known: dict[Cluster, list[tuple[int, Mesh, float]]] = {}
         for order in self.pools():
@@ -127,12 +127,12 @@ class Mixed:
 
     def _choices(self, pool: Cluster) -> Iterator[tuple[int, Mesh, float]]:
         """The numbers of stages and meshes of a group, each with the seconds of the whole model on one such stage."""
-        outer = Outer(self.subject, replace(self.request, cluster=pool))
-        counts = self.subject.micro_batches(2)
+        walk = Walk(self.folded, replace(self.request, cluster=pool))
+        counts = self.folded.micro_batches(2)
         for stages in stage_counts(pool.devices, SMALL_STAGES - 1) if counts else ():
             for mesh in meshes(pool, stages, TUNING.plain_axes):
                 try:
-                    yield stages, mesh, outer.trials.bounds.base_seconds(pool.devices, stages, mesh, counts[0])
+                    yield stages, mesh, walk.solver.bounds.base_seconds(pool.devices, stages, mesh, counts[0])
                 except NoAssignment:
                     continue
 
@@ -141,7 +141,7 @@ class Mixed:
         stages = sum(count for count, _, _ in chosen)
         if self.request.stages not in (None, stages):
             return
-        counts = self.subject.micro_batches(stages, self.request.micro_batches)
+        counts = self.folded.micro_batches(stages, self.request.micro_batches)
         if not counts:
             return
         wanted = {_nearest(counts, TUNING.filled * stages), _nearest(counts, stages)}
@@ -159,23 +159,23 @@ class Mixed:
         row = SCHEDULES[thrifty(self.request.pipeline, stages, micro_batches)]
         return micro_batches + row.bubble(stages, 0.0, 1)
 
-    def _cut(self, combination: Combination, mode: Mode, outer: Outer, *, short: bool) -> Staged:
+    def _cut(self, combination: Combination, mode: Mode, walk: Walk, *, short: bool) -> StagedProgram:
         """The best cuts of a combination, on the folded graph (`short`) or the whole one.
 
         Raises `Infeasible` or `NoAssignment`.
         """
         request, count = self.request, combination.micro_batches
         stages = sum(group.stages for group in combination.groups)
-        analysis = self.subject.analysis(short=short, micro_batches=count)
-        prices = {id(group): self.subject.prices(group.cluster, group.mesh, stages) for group in combination.groups}
-        schedule = outer.trials.schedule(mode, count, list(prices.values()), short=short)
-        work = Work(
-            counts=self.subject.counts if short else Counts(), passes=self._passes(stages, count), accumulating=count > 1, zero=mode.zero,
+        analysis = self.folded.analysis(short=short, micro_batches=count)
+        prices = {id(group): self.folded.prices(group.cluster, group.mesh, stages) for group in combination.groups}
+        schedule = walk.solver.schedule(mode, count, list(prices.values()), short=short)
+        work = Multiplicities(
+            counts=self.folded.counts if short else Counts(), passes=self._passes(stages, count), accumulating=count > 1, zero=mode.zero,
             in_flight=in_flight(thrifty(request.pipeline, stages, count), 0, stages, count), segments=schedule.recompute,
         )  # fmt: skip
 
         def tables(group: Group) -> Tables:
             return request.offering(request.tables(analysis, prices[id(group)], work, whole=count == 1), group.stages / group.share)
 
-        expand = self.subject.expand if short else unfolded
-        return staged(combination.groups, tables, schedule, request, always=outer.trials.always, expand=expand)
+        expand = self.folded.expand if short else unfolded
+        return best_pipeline(combination.groups, tables, schedule, request, always=walk.solver.always, expand=expand)

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from autopar.costmodel.step.pipeline import pipeline_seconds
 from autopar.costmodel.step.timeline import SLOWDOWN
 
-from .expected import Pipe
-from .once import FORWARD
+from .parameter_traffic import FORWARD
+from .pipeline_estimate import Pipe
 
 HALVINGS = 40
 """By how many the passes of an interleaved schedule are found."""

@@ -25,13 +25,13 @@ from autopar.search.bounding import bound_within
 
 from .bounds import Bounds
 from .candidates import Candidate
-from .early import NONE
-from .once import most_hideable
+from .first_parameters import NONE
+from .multiplicities import Multiplicities
+from .parameter_traffic import most_hideable
 from .passing import ALL, NOTHING, UPDATES, Sight, least_passes
 from .pipelines import MAX_PIECES
-from .solved import Mode
+from .solved_candidate import Mode
 from .tables import Floats, Tables
-from .work import Work
 
 UNDERCUT = 0.95
 """Share of the bytes that tables add up to that a program may keep. Optimizer state that may be in host memory is not counted at all."""
@@ -89,7 +89,7 @@ class PipelineBounds:
     """What solutions of their own prove of candidates with stages."""
 
     def __init__(self, bounds: Bounds) -> None:
-        self.bounds, self.subject, self.request = bounds, bounds.subject, bounds.request
+        self.bounds, self.folded, self.request = bounds, bounds.folded, bounds.request
         self.backend = self.request.cluster.backend
         self.known: dict[tuple[Candidate, str], Proven] = {}
         self.prices: dict[Candidate, float] = {}
@@ -187,7 +187,7 @@ class PipelineBounds:
             found = math.inf
         return replace(leaf, bound=max(leaf.bound, found / candidate.stages), looks=leaf.looks + 1)
 
-    def _fastest(self, candidate: Candidate, work: Work, zeros: Sequence[int], limit: float, enough: float) -> float:
+    def _fastest(self, candidate: Candidate, work: Multiplicities, zeros: Sequence[int], limit: float, enough: float) -> float:
         """Seconds of all stages in the mode of some ZeRO stages that is fastest with the bytes of the one that is thriftiest."""
         graph = self._graph(candidate, replace(work, zero=min(zeros)))
         if len(zeros) > 1:
@@ -201,7 +201,7 @@ class PipelineBounds:
 
         Of one micro-batch, activations may go as gradients come.
         """
-        count, prices = candidate.micro_batches, self.subject.prices(candidate.cluster, candidate.mesh, 1)
+        count, prices = candidate.micro_batches, self.folded.prices(candidate.cluster, candidate.mesh, 1)
         early = self.bounds.early(1, candidate.mesh) if count == 1 or max(leaf.zeros) < 2 else NONE
         work = replace(
             self._work(candidate, leaf.recompute, count, NOTHING), once=1.0, hidden=most_hideable(prices), early=early.readers,
@@ -243,9 +243,9 @@ class PipelineBounds:
         first, last = (in_flight(name, s, candidate.stages, candidate.micro_batches, chunks) for s in (0, candidate.stages - 1))
         return first, last
 
-    def _work(self, candidate: Candidate, recompute: str, passes: float, sight: Sight) -> Work:
-        return Work(
-            counts=self.subject.counts, segments=self.subject.segments(recompute, short=True), accumulating=candidate.micro_batches > 1,
+    def _work(self, candidate: Candidate, recompute: str, passes: float, sight: Sight) -> Multiplicities:
+        return Multiplicities(
+            counts=self.folded.counts, segments=self.folded.segments(recompute, short=True), accumulating=candidate.micro_batches > 1,
             passes=passes, once=sight.once, hidden=sight.hidden(self.backend),
         )  # fmt: skip
 
@@ -260,13 +260,13 @@ class PipelineBounds:
         """The passes beside what is in sight of what is done once a step; the last stage counts for so many more than the first."""
         return least_passes(self.bounds.pipe(candidate.stages, candidate.micro_batches), *schedule, sight, tilt, self.backend)
 
-    def _graph(self, candidate: Candidate, work: Work) -> CostGraph:
+    def _graph(self, candidate: Candidate, work: Multiplicities) -> CostGraph:
         """The graph of tables within the memory: where the optimizer's state may be in host memory, as if that were free."""
         tables = self._tables(candidate, work)
         return _on_device(tables) if self.request.has_host and self.request.offload != "none" else tables.graph
 
-    def _tables(self, candidate: Candidate, work: Work) -> Tables:
-        analysis = self.subject.analysis(short=True, micro_batches=candidate.micro_batches)
+    def _tables(self, candidate: Candidate, work: Multiplicities) -> Tables:
+        analysis = self.folded.analysis(short=True, micro_batches=candidate.micro_batches)
         return self.bounds.tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.cluster.pools import crossing, send_seconds
+from autopar.costmodel.cluster.stage_messages import crossing, send_seconds
 from autopar.order.schedules import SCHEDULES, thriftiest
 
-from .once import Once, units_of
+from .parameter_traffic import Once, units_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

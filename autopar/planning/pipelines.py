@@ -22,8 +22,8 @@ from autopar.order.schedules import in_flight
 from autopar.search.stages import balance, interval_sums, least_worst, partition
 
 from ..sharding.schedule import UNIT_BYTES
-from .figures import Figures
-from .once import once_seconds
+from .operator_costs import OperatorCosts
+from .parameter_traffic import once_seconds
 from .pipeline_parts import Pipeline, Place, Stage, message_seconds, once_of
 from .stage_memory import Ints, StageMemory
 
@@ -48,7 +48,7 @@ GAIN = 1e-3
 """A later schedule must save at least this share of the step."""
 
 
-def pieces_of(figures: Sequence[Figures], stages: int) -> NDArray[np.int64]:
+def pieces_of(figures: Sequence[OperatorCosts], stages: int) -> NDArray[np.int64]:
     """The operators before which the model may be cut, with both ends.
 
     A cut is at a minimum of the handed bytes. If that gives a stage few pieces, as in a chain of equally wide layers, a
@@ -78,8 +78,8 @@ class Cutter:
     """
 
     def __init__(
-        self, figures: Sequence[Figures], places: Sequence[Place], limits: Sequence[float], micro_batches: int, hosts: Sequence[float],
-        unit_bytes: int = UNIT_BYTES,
+        self, figures: Sequence[OperatorCosts], places: Sequence[Place], limits: Sequence[float], micro_batches: int,
+        hosts: Sequence[float], unit_bytes: int = UNIT_BYTES,
     ) -> None:
         self.figures, self.places, self.limits, self.count, self.hosts = figures, places, limits, micro_batches, hosts
         self.unit_bytes = unit_bytes
@@ -221,7 +221,7 @@ class Cutter:
                 found[stage] = row
         return found
 
-    def _cost(self, figures: Figures, reach: Ints, longest: int) -> Floats:
+    def _cost(self, figures: OperatorCosts, reach: Ints, longest: int) -> Floats:
         """Seconds of a stage for every interval of up to `longest` pieces, infinite beyond its `reach`."""
         key = (id(figures), longest)
         if key not in self.intervals:
@@ -230,14 +230,14 @@ class Cutter:
         starts = np.maximum(stops[:, None] - longest + np.arange(longest), 0)
         return np.where(reach[starts] >= stops[:, None], self.intervals[key], math.inf)
 
-    def _of_pieces(self, figures: Figures, name: str) -> Floats:
+    def _of_pieces(self, figures: OperatorCosts, name: str) -> Floats:
         """The sum of a figure over the operators of each piece."""
         key = (id(figures), name)
         if key not in self.sums:
             self.sums[key] = np.add.reduceat(getattr(figures, name), self.pieces[:-1])
         return self.sums[key]
 
-    def _seconds(self, figures: Figures) -> Floats:
+    def _seconds(self, figures: OperatorCosts) -> Floats:
         """Seconds of a step of each piece."""
         passes = self._of_pieces(figures, "forward") + self._of_pieces(figures, "backward")
         return self.count * passes + self._of_pieces(figures, "once") + self._of_pieces(figures, "update")

@@ -14,7 +14,7 @@ from autopar.search import NoAssignment
 from .bounds import Bounds
 from .candidates import Candidate
 from .pipeline_bounds import Leaf, PipelineBounds
-from .solved import Mode
+from .solved_candidate import Mode
 from .tuning import TUNING
 
 Room = Callable[[Candidate], float]

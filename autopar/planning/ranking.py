@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from .candidates import Candidate
-from .solved import Mode, Solved
+from .solved_candidate import Mode, Solved
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of steps done, the number of all, and the present step in words."""

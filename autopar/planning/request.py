@@ -17,11 +17,11 @@ from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from ..sharding.schedule import PLAIN, PLAINLY, Reductions, Types
 from .building import build_tables
+from .folded_model import RECOMPUTES
 from .limits import Limits
+from .multiplicities import Multiplicities
 from .offload import offering_host
-from .subject import RECOMPUTES
 from .tables import Known, Tables
-from .work import Work
 
 ZEROS = (0, 1, 2, 3)
 OFFLOADS = ("none", "optimizer")
@@ -132,7 +132,7 @@ class Request:
         """The bytes of host memory for a device of a part of the cluster."""
         return math.inf if cluster.device.host_memory is None else cluster.device.host_memory
 
-    def tables(self, analysis: Analysis, prices: MeshPrices, work: Work, *, whole: bool, known: Known | None = None) -> Tables:
+    def tables(self, analysis: Analysis, prices: MeshPrices, work: Multiplicities, *, whole: bool, known: Known | None = None) -> Tables:
         """The tables within the pins; `NoAssignment` if a micro-batch is too small for a pinned split.
 
         With the `whole` batch that is the user's mistake, a `UsageError`.

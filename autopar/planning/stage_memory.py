@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .figures import Figures
+from .operator_costs import OperatorCosts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 class StageMemory:
     """The bytes of stages that hold pieces of operators; piece i begins with operator `pieces[i]`."""
 
-    def __init__(self, figures: Figures, pieces: Ints) -> None:
+    def __init__(self, figures: OperatorCosts, pieces: Ints) -> None:
         begins = pieces[:-1]
         saved, flat = np.cumsum(figures.saved), np.cumsum(figures.flat)
         alive = saved + figures.excess

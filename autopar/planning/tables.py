@@ -24,7 +24,7 @@ from ..sharding.analysis import Analysis
 from ..sharding.candidates import Strategies
 from ..sharding.layout import Layout
 from ..sharding.schedule import PLAIN, Types
-from .work import Work
+from .multiplicities import Multiplicities
 
 T = TypeVar("T")
 Floats = NDArray[np.float64]
@@ -66,7 +66,7 @@ class Basis:
     analysis: Analysis
     prices: MeshPrices
     optimizer: str
-    work: Work
+    work: Multiplicities
     types: Types
     known: Known
     spaces: Mapping[str, LayoutSpace]

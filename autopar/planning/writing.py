@@ -31,17 +31,17 @@ from ..sharding.layout import format_layout
 from ..sharding.mesh import Mesh
 from ..sharding.micro_batches import of_whole_batch
 from ..sharding.program import Assignment, Program
-from ..sharding.rules.found import found_in
+from ..sharding.rules.discovered import found_in
 from ..sharding.schedule import Schedule
 from .alike import Mixture
-from .found import Found
 from .pipeline_parts import message_seconds, once_of
+from .pipeline_search import Part, StagedProgram
+from .priced_program import PricedProgram
 from .request import Request
-from .staged import Part, Staged
 
 
 def as_plan(
-    found: Found | Staged, request: Request, *, lower_bound: float, analysis: Analysis | None = None, complete: bool = True,
+    found: PricedProgram | StagedProgram, request: Request, *, lower_bound: float, analysis: Analysis | None = None, complete: bool = True,
     mixtures: Sequence[Mixture] = (),
 ) -> Plan:  # fmt: skip
     """Write down what was found; `analysis`: of the global batch, where what was found is a plan of its micro-batches.
@@ -52,8 +52,8 @@ def as_plan(
     graph = whole.graph
     inputs = {name: InputSpec(shape=graph.tensors[name].shape, dtype=graph.tensors[name].dtype) for name in graph.inputs}
     operators, assigned = _assigned(found, whole)
-    predicted = _of_stages(found) if isinstance(found, Staged) else _of_one(found)
-    used = found.devices if isinstance(found, Staged) else found.assignment.mesh.devices
+    predicted = _of_stages(found) if isinstance(found, StagedProgram) else _of_one(found)
+    used = found.devices if isinstance(found, StagedProgram) else found.assignment.mesh.devices
     return Plan(
         model=ModelSpec(
             name=graph.name, fingerprint=graph.fingerprint(), mode="train" if whole.train else "infer", optimizer=request.optimizer,
@@ -75,7 +75,7 @@ def as_plan(
         rules=tuple(RulePlan.model_validate(asdict(rule)) for rule in found_in(graph)),
         replicated=tuple(sorted(graph.replicated)),
         schedule=_schedule(found),
-        stages=tuple(_stages(found, whole)) if isinstance(found, Staged) else (),
+        stages=tuple(_stages(found, whole)) if isinstance(found, StagedProgram) else (),
         unused=request.cluster.devices - used,
         predicted=predicted,
         mixtures=tuple(MixturePlan(**asdict(mixture)) for mixture in mixtures),
@@ -83,14 +83,14 @@ def as_plan(
     )  # fmt: skip
 
 
-def _first(found: Found | Staged) -> Found | Part:
-    return found.parts[0] if isinstance(found, Staged) else found
+def _first(found: PricedProgram | StagedProgram) -> PricedProgram | Part:
+    return found.parts[0] if isinstance(found, StagedProgram) else found
 
 
-def _assigned(found: Found | Staged, whole: Analysis) -> tuple[dict[str, Assignment], dict[str, Assignment]]:
+def _assigned(found: PricedProgram | StagedProgram, whole: Analysis) -> tuple[dict[str, Assignment], dict[str, Assignment]]:
     """The assignments that hold for the operators, and for the tensors: for a tensor that of its maker, else of its first reader."""
-    part_of = found.part_of() if isinstance(found, Staged) else {}
-    parts = found.parts if isinstance(found, Staged) else (found,)
+    part_of = found.part_of() if isinstance(found, StagedProgram) else {}
+    parts = found.parts if isinstance(found, StagedProgram) else (found,)
     of_whole = {id(part): _of_whole(part, whole, found.schedule.micro_batches) for part in parts}
     first = _first(found)
     operators = {op.name: of_whole[id(part_of.get(op.name, first))] for op in whole.graph.operators}
@@ -102,7 +102,7 @@ def _assigned(found: Found | Staged, whole: Analysis) -> tuple[dict[str, Assignm
     return operators, tensors
 
 
-def _of_whole(part: Found | Part, whole: Analysis, micro_batches: int) -> Assignment:
+def _of_whole(part: PricedProgram | Part, whole: Analysis, micro_batches: int) -> Assignment:
     """The decisions for the global batch."""
     return of_whole_batch(part.assignment, whole, part.tables.analysis, micro_batches) if micro_batches > 1 else part.assignment
 
@@ -133,9 +133,9 @@ def _axes(mesh: Mesh) -> tuple[AxisSpec, ...]:
     return tuple(AxisSpec(name=axis.name, size=axis.size, level=axis.level) for axis in mesh.axes)
 
 
-def _collectives(found: Found | Staged) -> Iterator[CollectivePlan]:
+def _collectives(found: PricedProgram | StagedProgram) -> Iterator[CollectivePlan]:
     """The collectives of a step with their prices; of stages, those that one micro-batch has in each."""
-    if isinstance(found, Found):
+    if isinstance(found, PricedProgram):
         yield from _priced(found.program, found.schedule, found.tables.prices)
         return
     holder = dict(_holders(found))
@@ -144,7 +144,7 @@ def _collectives(found: Found | Staged) -> Iterator[CollectivePlan]:
         yield from (c for c in _priced(part.program, once, part.tables.prices) if holder.get(c.tensor) is part)
 
 
-def _holders(found: Staged) -> Iterator[tuple[str, Part]]:
+def _holders(found: StagedProgram) -> Iterator[tuple[str, Part]]:
     """The part of every tensor: that of its maker, of a parameter that of its first reader."""
     part_of = found.part_of()
     operators = found.parts[0].tables.analysis.graph.operators
@@ -164,9 +164,9 @@ def _priced(program: Program, schedule: Schedule, prices: MeshPrices) -> Iterato
         yield CollectivePlan(phase=c.phase, kind=c.kind, axis=axis, nbytes=c.nbytes, seconds=known[key], tensor=c.tensor)
 
 
-def _schedule(found: Found | Staged) -> SchedulePlan:
+def _schedule(found: PricedProgram | StagedProgram) -> SchedulePlan:
     s = found.schedule
-    pipeline = {"pipeline": found.pipeline.schedule, "interleave": found.pipeline.interleave} if isinstance(found, Staged) else {}
+    pipeline = {"pipeline": found.pipeline.schedule, "interleave": found.pipeline.interleave} if isinstance(found, StagedProgram) else {}
     types = {"master": s.types.master, "reduce": s.types.reduce}
     return SchedulePlan.model_validate(
         {"micro_batches": s.micro_batches, "recompute": s.recompute, "gathered": s.gathered, "accumulated": s.accumulated}
@@ -176,7 +176,7 @@ def _schedule(found: Found | Staged) -> SchedulePlan:
     )
 
 
-def _stages(found: Staged, whole: Analysis) -> Iterator[StagePlan]:
+def _stages(found: StagedProgram, whole: Analysis) -> Iterator[StagePlan]:
     several = len({part.group.cluster.name for part in found.parts}) > 1
     places = [place for part in found.parts for place in part.group.places()] * found.pipeline.interleave
     stages, count = found.pipeline.stages, found.schedule.micro_batches
@@ -191,7 +191,7 @@ def _stages(found: Staged, whole: Analysis) -> Iterator[StagePlan]:
         )  # fmt: skip
 
 
-def _of_one(found: Found) -> Predicted:
+def _of_one(found: PricedProgram) -> Predicted:
     figures = found.estimate
     return Predicted(
         step=figures.step, forward=figures.forward, backward=figures.backward, update=figures.update, communication=figures.communication,
@@ -200,7 +200,7 @@ def _of_one(found: Found) -> Predicted:
     )  # fmt: skip
 
 
-def _of_stages(found: Staged) -> Predicted:
+def _of_stages(found: StagedProgram) -> Predicted:
     """Figures of the slowest stage; what it waits for others is the bubble."""
     pipeline, count = found.pipeline, found.schedule.micro_batches
     stages = found.stages
@@ -226,9 +226,9 @@ def _of_stages(found: Staged) -> Predicted:
     )  # fmt: skip
 
 
-def _provenance(found: Found | Staged, request: Request, lower_bound: float, complete: bool) -> Provenance:
-    cost = found.cost if isinstance(found, Staged) else found.solution.cost
-    step = found.pipeline.step if isinstance(found, Staged) else found.estimate.step
+def _provenance(found: PricedProgram | StagedProgram, request: Request, lower_bound: float, complete: bool) -> Provenance:
+    cost = found.cost if isinstance(found, StagedProgram) else found.solution.cost
+    step = found.pipeline.step if isinstance(found, StagedProgram) else found.estimate.step
     bound = min(lower_bound, step)
     return Provenance(
         autopar=__version__, method=request.method, seed=request.seed, objective=cost, lower_bound=bound,

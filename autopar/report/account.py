@@ -17,8 +17,8 @@ from ..ir import Operator
 from ..order.actions import Word
 from ..order.execution import execution
 from ..order.passes import phases
-from ..order.places import only_casts
 from ..order.scheduled import Scheduled
+from ..order.value_flow import only_casts
 from ..plan import Plan
 from ..schemes.meanings import Meanings, read_meanings
 from ..sharding.analysis import Analysis

@@ -59,7 +59,7 @@ def _show_imported(imported: Imported, saved: str | None) -> None:
     from ..schemes import scheme_of
     from ..sharding.analysis import analyse
     from .certainty import certainty_lines
-    from .planned import cluster_sentence
+    from .plan_output import cluster_sentence
     from .stages import stages_table
     from .tables import Table, comparison_table, rival_of, show, summary_lines
 

@@ -199,7 +199,7 @@ def _cluster_list(args: argparse.Namespace) -> None:
 def _cluster_show(args: argparse.Namespace) -> None:
     from autopar.costmodel import dump
 
-    from ..asked import choose_cluster
+    from ..plan_options import choose_cluster
     from .clusters import show_parts
     from .tables import show
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from ..api import Planned
 from ..errors import NoPlanFits, UsageError
-from ..planning.planner import search_plan, subject_of
+from ..planning.folded_model import FoldedModel
+from ..planning.planner import folded_of, search_plan
 from ..planning.ranking import Progress
 from ..planning.request import Request
-from ..planning.subject import Subject
 from ..schemes import SCHEMES, scheme_named, scheme_of
 from ..schemes.pinning import pinned
 from ..sharding.analysis import Analysis, analyse
@@ -47,13 +47,13 @@ def rivals(
         cluster=planned.cluster, train=analysis.train, optimizer=planned.plan.model.optimizer, memory=memory, uniform=True,
         types=planned.plan.schedule.types,
     )  # fmt: skip
-    subject = subject_of(analysis.graph, free)
+    folded = folded_of(analysis.graph, free)
     found = []
     for number, name in enumerate(schemes):
         if progress:
             progress(number, len(schemes), name)
         try:
-            found.append(_rival(name, analysis, free, subject, _alarm(seconds)))
+            found.append(_rival(name, analysis, free, folded, _alarm(seconds)))
         except _TooLong:
             found.append(Rival(scheme=name, late=True))
     return found
@@ -70,7 +70,7 @@ def _alarm(seconds: float | None) -> Progress:
     return look
 
 
-def _rival(name: str, analysis: Analysis, free: Request, subject: Subject, alarm: Progress) -> Rival:
+def _rival(name: str, analysis: Analysis, free: Request, folded: FoldedModel, alarm: Progress) -> Rival:
     """The best plan of a scheme; if none fits the memory, one without a limit, to show the excess."""
     try:
         request = pinned(free, scheme_named(name), analysis)
@@ -79,7 +79,7 @@ def _rival(name: str, analysis: Analysis, free: Request, subject: Subject, alarm
     for fits in (True, False):
         limited = request if fits else replace(request, memory=WITHOUT_LIMIT)
         try:
-            plan = search_plan(analysis.graph, limited, progress=alarm, subject=subject)
+            plan = search_plan(analysis.graph, limited, progress=alarm, folded=folded)
         except NoPlanFits:
             continue
         except UsageError as error:

@@ -47,7 +47,7 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
 def _schemes(args: argparse.Namespace) -> None:
     from ..schemes import SCHEMES
     from .compare import compared_json, compared_parts, rivals
-    from .planned import cluster_sentence
+    from .plan_output import cluster_sentence
     from .progress import ProgressBar
     from .tables import show
 

@@ -24,7 +24,7 @@ from .hiding import Hidden, hidden_of
 from .outer_pins import Pinned
 from .page.difference import difference_json, difference_lines, difference_tables
 from .parameters import parameter_lines, storages_of
-from .planned import group_json
+from .plan_output import group_json
 from .questions import alternatives_table, flips_table, pinned_table
 from .sensitivity import Flip
 from .stages import stages_table

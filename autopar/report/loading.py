@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
     """Check the cluster, the memory, schemes and pins before the model is read, which may take long."""
-    from ..asked import choose_cluster
+    from ..plan_options import choose_cluster
     from ..planning.pins import parse_pin
     from ..schemes import scheme_named
 
@@ -39,8 +39,8 @@ def load_asked(args: argparse.Namespace) -> LoadedModel:
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
     if getattr(args, "strategy_load", None) and not (args.batch or args.dim or args.shape or args.dtype or args.frozen or args.trained):
-        from ..of_plan import model_of_plan
         from ..plan import Plan
+        from ..plan_origin import model_of_plan
 
         return model_of_plan(args.model, Plan.load(args.strategy_load), loss=args.loss, trust=args.trust)
     dims = {name: size_of(size, f"--dim {name}") for name, size in (pair_of(text, "--dim", "NAME=SIZE") for text in args.dim)}

@@ -10,10 +10,10 @@ from autopar.costmodel import Cluster
 from ..errors import NoPlanFits, UsageError
 from ..plan import Plan
 from ..planning.candidates import divisors
-from ..planning.planner import search_plan, subject_of
+from ..planning.folded_model import RECOMPUTES
+from ..planning.planner import folded_of, search_plan
 from ..planning.ranking import Progress
 from ..planning.request import OFFLOADS, ZEROS, Request
-from ..planning.subject import RECOMPUTES
 from ..schemes import scheme_of, stages_of
 from ..schemes.known import layers_of
 from ..sharding.analysis import Analysis
@@ -39,12 +39,12 @@ def outer_alternatives(
         cluster=cluster, train=analysis.train, optimizer=plan.model.optimizer, memory=memory, uniform=True, types=plan.schedule.types,
     )  # fmt: skip
     requests = list(_requests(plan, analysis, free))
-    found, subject = [], subject_of(analysis.graph, free)
+    found, folded = [], folded_of(analysis.graph, free)
     for number, (variable, value, request) in enumerate(requests):
         if progress:
             progress(number, len(requests), f"{variable} {value}")
         try:
-            other = search_plan(analysis.graph, request, subject=subject)
+            other = search_plan(analysis.graph, request, folded=folded)
         except NoPlanFits:
             found.append(Pinned(variable=variable, value=value, why="does not fit the memory"))
         except UsageError as error:

@@ -42,7 +42,7 @@ def cluster_to_scale(args: argparse.Namespace, plan: Plan) -> Cluster | None:
     """The cluster that `--recalibrate` scales, or None; refused before the run if a profile cannot scale it."""
     if not args.recalibrate:
         return None
-    from ..of_plan import cluster_of_plan
+    from ..plan_origin import cluster_of_plan
     from .recalibrated import require_alike
 
     found = cluster_of_plan(plan, args.cluster)

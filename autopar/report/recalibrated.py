@@ -28,9 +28,9 @@ from autopar.costmodel import Cluster, dump
 
 from ..errors import UsageError
 from ..ir import Graph
-from ..of_plan import cluster_of_plan
 from ..outputs import write_whole
 from ..plan import Plan
+from ..plan_origin import cluster_of_plan
 from ..sharding.analysis import analyse
 from .account import has_account
 from .measured import kind_of

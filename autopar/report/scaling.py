@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..api import plan_loaded
-from ..asked import choose_cluster
 from ..errors import NoPlanFits, UsageError, unknown
 from ..model import LoadedModel
+from ..plan_options import choose_cluster
 from ..planning.ranking import Progress
 from ..schemes import scheme_of
 from ..sharding.analysis import analyse

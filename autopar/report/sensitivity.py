@@ -20,7 +20,7 @@ from autopar.costmodel import Cluster
 from ..errors import NoPlanFits, UsageError
 from ..ir import Graph
 from ..plan import Plan
-from ..planning.planner import search_plan, subject_of
+from ..planning.planner import folded_of, search_plan
 from ..planning.ranking import Progress
 from ..planning.request import Request
 from ..schemes import scheme_of
@@ -81,7 +81,7 @@ class Sensitivity:
         self.known: dict[tuple[str, float], Probed] = {}
         self.planned = 0
         self.progress: Progress | None = None
-        self.subject = subject_of(graph, request)
+        self.folded = folded_of(graph, request)
         self.found = self._named(graph, request)
         self.base = self.found.name
 
@@ -114,12 +114,12 @@ class Sensitivity:
 
     def _named(self, graph: Graph, request: Request) -> Probed:
         try:
-            plan = search_plan(graph, request, subject=self.subject if graph is self.graph else None)
+            plan = search_plan(graph, request, folded=self.folded if graph is self.graph else None)
         except NoPlanFits:
             return Probed(name="no plan fits")
         except UsageError as error:
             return Probed(name=f"no plan: {error}")
-        analysis = self.subject.analysis(short=False) if graph is self.graph else analyse(graph, train=request.train)
+        analysis = self.folded.analysis(short=False) if graph is self.graph else analyse(graph, train=request.train)
         return Probed(name=scheme_of(plan, analysis).called, step=plan.predicted.step, memory=plan.predicted.memory)
 
     def _flip(self, quantity: _Quantity, direction: str) -> Flip:

@@ -25,8 +25,8 @@ from ..ir import Graph
 from ..order.execution import execution
 from ..outputs import write_whole
 from ..plan import Plan
-from ..planning.figures import Figures, figures_of
-from ..planning.once import Once, once_seconds, units_of
+from ..planning.operator_costs import OperatorCosts, operator_costs
+from ..planning.parameter_traffic import Once, once_seconds, units_of
 from ..planning.pipeline_parts import Place, message_seconds
 from ..sharding.analysis import Analysis, analyse
 from ..sharding.micro_batches import split_batch
@@ -113,13 +113,13 @@ def _ending(start: float, end: float, update: float) -> list[Event]:
     return [*gathered, Event("update", "update", COMPUTE, "update", updated, end)]
 
 
-def stages_figures(plan: Plan, analysis: Analysis, cluster: Cluster) -> Figures:
+def stages_figures(plan: Plan, analysis: Analysis, cluster: Cluster) -> OperatorCosts:
     """The figures of every operator on the mesh of a stage."""
     schedule = plan.schedule.in_stage
     program = execution(plan.assignment(analysis), analysis, schedule).micro.program
     part = split_batch(analysis, schedule.micro_batches) if schedule.micro_batches > 1 else analysis
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
-    return figures_of(program, part, prices, optimizer=plan.model.optimizer, schedule=schedule)
+    return operator_costs(program, part, prices, optimizer=plan.model.optimizer, schedule=schedule)
 
 
 def _starts(plan: Plan, analysis: Analysis) -> list[int]:

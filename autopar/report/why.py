@@ -22,15 +22,15 @@ from autopar.search.conditioning import condition
 
 from ..plan import Plan
 from ..planning.building import build_tables
-from ..planning.early import early_on
-from ..planning.expected import Pipe, tables_alone, weight_share
-from ..planning.found import evaluate
+from ..planning.first_parameters import early_on
+from ..planning.multiplicities import Counts, Multiplicities
 from ..planning.offload import offering_host
-from ..planning.once import hideable
+from ..planning.parameter_traffic import hideable
+from ..planning.pipeline_estimate import Pipe, tables_alone, weight_share
+from ..planning.priced_program import evaluate
 from ..planning.ranking import Progress
 from ..planning.request import default_limit
 from ..planning.tables import Tables
-from ..planning.work import Counts, Work
 from ..schemes import stages_of
 from ..schemes.meanings import read_meanings
 from ..sharding.analysis import Analysis
@@ -83,7 +83,7 @@ class Alternative:
     why: str = ""
 
 
-def work_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Work:
+def work_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Multiplicities:
     """The multiplicities of a step, from the schedule of the plan."""
     schedule, stages = plan.schedule, stages_of(plan)
     count, row = schedule.micro_batches, SCHEDULES[schedule.pipeline]
@@ -92,7 +92,7 @@ def work_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Work:
     alone = analysis.train and stages == 1 and (count == 1 or zero < 2)
     share = sum(p.bytes for p in analysis.graph.parameters) / stages
     pipe = Pipe(stages=stages, micro_batches=count, weight=weight, share=cluster.core_share)
-    return Work(
+    return Multiplicities(
         passes=count + pipe.bubble(schedule.pipeline, schedule.interleave), accumulating=count > 1, segments=schedule.recompute,
         in_flight=in_flight(schedule.pipeline, 0, stages, count, schedule.interleave),
         zero=zero, early=early_on(plan.mesh_, analysis, cluster, Counts()).readers if alone else {},

@@ -23,8 +23,8 @@ from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import UsageError
 from autopar.ir import Graph
 from autopar.planning.building import build_tables
-from autopar.planning.subject import Subject
-from autopar.planning.work import Work
+from autopar.planning.folded_model import FoldedModel
+from autopar.planning.multiplicities import Multiplicities
 from autopar.search import CostGraph
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Axis, Mesh
@@ -156,17 +156,17 @@ def analysed(graph: Graph) -> Analysis:
     return analyse(graph, train=True)
 
 
-def folded(graph: Graph) -> tuple[Analysis, Work]:
+def folded(graph: Graph) -> tuple[Analysis, Multiplicities]:
     """The analysis of the graph with equal layers folded, and its operators' multiplicities, as in the planner."""
-    subject = Subject(graph, train=True)
-    return subject.analysis(short=True), Work(counts=subject.counts)
+    folded = FoldedModel(graph, train=True)
+    return folded.analysis(short=True), Multiplicities(counts=folded.counts)
 
 
-def cost_graph(analysis: Analysis, sizes: tuple[int, ...], work: Work | None = None) -> CostGraph:
+def cost_graph(analysis: Analysis, sizes: tuple[int, ...], work: Multiplicities | None = None) -> CostGraph:
     """The priced tables on a mesh of these sizes; `UsageError` where it cannot be laid over the cluster."""
     cluster = load_cluster(CLUSTER).sized(math.prod(sizes))
     levels = bind_axes(cluster, sizes)
     if levels is None:
         raise UsageError(f"the mesh {sizes} cannot be laid over {CLUSTER}")
     axes = tuple(Axis(name=f"axis{i}", size=size, level=level) for i, (size, level) in enumerate(zip(sizes, levels, strict=True)))
-    return build_tables(analysis, MeshPrices(cluster=cluster, mesh=Mesh(axes=axes)), optimizer="adamw", work=work or Work()).graph
+    return build_tables(analysis, MeshPrices(cluster=cluster, mesh=Mesh(axes=axes)), optimizer="adamw", work=work or Multiplicities()).graph

@@ -24,7 +24,7 @@ from autopar.limits import CLUSTER_BYTES
 
 from ..device import Device
 from ..device.kernels import dumped, kernels_from, kernels_of, measured
-from .figures import Figure, FigureFile, Model, SaidFile, dump_figures, numbers
+from .constants import Figure, FigureFile, Model, SaidFile, dump_figures, numbers
 from .level import Level
 from .links import with_links
 from .measured import Curve, Measured

@@ -26,7 +26,7 @@ from ..cluster.measured import Curve, Line
 from ..cluster.model import Cluster, parse_span
 from ..cluster.protocols import KINDS
 from .backends import TABLE
-from .derived import measured_curve
+from .measured_curves import measured_curve
 from .spans import Way, parts_of, ways
 
 

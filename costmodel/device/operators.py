@@ -19,7 +19,7 @@ from autopar.sharding.communication import visited
 from autopar.sharding.notation import local_elements
 from autopar.sharding.rules import RULES, Call
 from autopar.sharding.rules.experts import EXPERTS
-from autopar.sharding.rules.saved import Keeps, keeps
+from autopar.sharding.rules.saved_for_backward import Keeps, keeps
 
 from ..cluster.model import Cluster
 from . import Device

@@ -16,7 +16,7 @@ from autopar.order.schedules import in_flight
 
 from ..cluster.level import ALONE
 from ..cluster.model import Cluster, bind_axes
-from ..cluster.pools import crossing
+from ..cluster.stage_messages import crossing
 from ..memory.occupancy import occupied
 from ..step.pipeline import pipeline_seconds
 from .configuration import Configuration

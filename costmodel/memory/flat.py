@@ -16,8 +16,8 @@ from autopar.order.scheduled import Scheduled
 from autopar.sharding.program import Redistribute
 from autopar.sharding.redistribution import changed_axis, local_bytes, transfers
 
-from .memories import BUFFER, Memories
-from .moves import actions
+from .live_bytes import BUFFER, LiveBytes
+from .redistribution_memory import actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ Carried = Generator[None, None, list[int]]
 """Gives whenever a collective is under way; at the end the memories of the tensors."""
 
 
-def carried(at: Memories, held: list[int], steps: Sequence[FlatStep], rooms: Sequence[int] = ()) -> Carried:
+def carried(at: LiveBytes, held: list[int], steps: Sequence[FlatStep], rooms: Sequence[int] = ()) -> Carried:
     """Take the memories of tensors along the steps; `rooms`: where they are to be at the end, if not in new memory."""
     for number, step in enumerate(steps):
         for memory in held:
@@ -114,7 +114,7 @@ def carried(at: Memories, held: list[int], steps: Sequence[FlatStep], rooms: Seq
     return list(rooms) or held
 
 
-def _sent(at: Memories, held: list[int], step: FlatStep, into: list[int]) -> Carried:
+def _sent(at: LiveBytes, held: list[int], step: FlatStep, into: list[int]) -> Carried:
     """One collective: its inputs are free once the message is made."""
     if step.kind == "all_reduce":
         sums = [at.new(size, BUFFER) for size in step.after]

@@ -16,9 +16,9 @@ from autopar.order.scheduled import scheduled
 from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.schedule import PLAIN, Types
 
-from .kept import Facts
-from .memories import BUFFER, GRADIENT, STORED, Live
-from .moves import Action
+from .live_bytes import BUFFER, GRADIENT, STORED, Live
+from .redistribution_memory import Action
+from .saved_values import Facts
 from .steps import Place, Steps
 
 

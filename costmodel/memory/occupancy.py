@@ -18,10 +18,10 @@ from autopar.sharding.analysis import Analysis
 from autopar.sharding.program import Program
 
 from ..device import Device
-from .kept import facts_of
+from .live_bytes import Live
 from .liveness import Recompute, live_bytes
-from .memories import Live
 from .peak import NO_RECOMPUTE, Memory, Precision, States, states_of
+from .saved_values import facts_of
 
 KEPT_SLACK, PASSING_SLACK = 0.05, 0.25
 """The caching allocator's overhead (blocks of other sizes, fragments), as shares of kept and of transient bytes.

@@ -18,14 +18,14 @@ from dataclasses import replace
 
 from autopar.ir import Role
 from autopar.order.actions import Action, Word
-from autopar.order.places import boundaries, makes, moves_value, only_casts
 from autopar.order.scheduled import Mode, Scheduled
 from autopar.order.units import Unit, reduce_collectives
+from autopar.order.value_flow import boundaries, makes, moves_value, only_casts
 from autopar.sharding.program import Redistribute
 
 from .flat import FlatStep, Going, Moving, carried, flat_steps
-from .kept import Facts
-from .memories import BUFFER, GATHERED, GRADIENT, STORED, Live
+from .live_bytes import BUFFER, GATHERED, GRADIENT, STORED, Live
+from .saved_values import Facts
 from .steps import Place, Steps
 
 PLAYED = 3

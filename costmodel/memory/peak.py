@@ -26,10 +26,10 @@ from autopar.sharding.time_split import micro_batch_options
 
 from ..step.host import streamed_bytes
 from ..step.pricing import optimizer_named
-from .kept import facts_of
+from .live_bytes import Live
 from .liveness import Recompute, live_bytes
-from .memories import Live
 from .order_liveness import step_bytes
+from .saved_values import facts_of
 
 NO_RECOMPUTE = Recompute()
 

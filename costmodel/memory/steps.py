@@ -12,17 +12,17 @@ from autopar.sharding.candidates import splits_plainly
 from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.redistribution import changed_axis
-from autopar.sharding.rules.saved import Made
+from autopar.sharding.rules.saved_for_backward import Made
 from autopar.sharding.schedule import Types
 
-from .kept import Facts
-from .memories import STORED, Memories
-from .moves import Action, actions
+from .live_bytes import STORED, LiveBytes
+from .redistribution_memory import Action, actions
+from .saved_values import Facts
 
 Place = tuple[str, Layout]
 
 
-class Steps(Memories):
+class Steps(LiveBytes):
     """The memories of a program's steps; the subclass that walks them decides what happens in between."""
 
     def __init__(self, program: Program, facts: Mapping[str, Facts], types: Types) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import Role, Tensor
-from autopar.order.places import moves_value
 from autopar.order.scheduled import Mode, Scheduled
+from autopar.order.value_flow import moves_value
 from autopar.sharding.layout import Layout
 from autopar.sharding.program import Redistribute
 from autopar.sharding.redistribution import local_bytes

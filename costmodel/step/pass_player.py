@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from autopar.ir import Graph
-from autopar.order.places import Place, makes, reads
 from autopar.order.scheduled import Scheduled, Segment
+from autopar.order.value_flow import PlacedValue, makes, reads
 from autopar.sharding.program import Collective, Compute, Redistribute, chain_collectives, departure, operator_collectives
 
 from .issuing import Issuer
@@ -61,7 +61,7 @@ class PassPlayer:
 
     def ahead(self, segment: Segment) -> None:
         """The forward pass of a segment."""
-        travelling: dict[Place, tuple[int, list[Sent]]] = {}
+        travelling: dict[PlacedValue, tuple[int, list[Sent]]] = {}
         for index in segment.steps:
             step = self.program.steps[index]
             for place in reads(step):
@@ -107,7 +107,7 @@ class PassPlayer:
     def _first_readers(self, segment: Segment) -> dict[int | None, list[int]]:
         """The redistributions of a segment by the step that first reads their result (None: none does)."""
         found: dict[int | None, list[int]] = {}
-        waiting: dict[Place, int] = {}
+        waiting: dict[PlacedValue, int] = {}
         for index in segment.steps:
             step = self.program.steps[index]
             for place in reads(step):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.order.places import moves_value
 from autopar.order.scheduled import Mode, Scheduled
 from autopar.order.units import Unit
+from autopar.order.value_flow import moves_value
 from autopar.sharding.program import Redistribute
 
 from ..device.elementwise import memory_seconds, with_launch

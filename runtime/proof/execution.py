@@ -23,10 +23,10 @@ from autopar.sharding.program import Compute, Decision, operator_collectives
 from autopar.sharding.rules import RULES, Call, rule_of
 
 from ..collective_log import Issued, unequal
+from ..current_action import at
 from ..functions import arguments_of, function_of
 from ..local_call import LocalCall, LocalOperator
 from ..localise import localise
-from ..present import at
 from .ranks import AxisLog, axis_groups, in_threads
 from .sample import CPU, Sample
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from ..checkpoint import in_pieces
 from ..compression import LowRank
 from ..module import ParallelModule
 from ..parameters import mesh_without_groups, placements_of
+from ..piece_tensors import in_pieces
 from ..stage import Stage
 from .manifest import COMPRESSION, Entry, Manifest
 from .storage import torch_dtype

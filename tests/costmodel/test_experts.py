@@ -29,7 +29,7 @@ from autopar.sharding.notation import local_elements
 from autopar.sharding.program import Decision
 from autopar.sharding.rules import Call
 from autopar.sharding.rules.experts import PRODUCTS, multiply_adds
-from autopar.sharding.rules.saved import keeps
+from autopar.sharding.rules.saved_for_backward import keeps
 from benchmarks.memory import planned
 
 PRODUCT = "transformers.grouped_mm_fallback.default"

@@ -19,10 +19,10 @@ from autopar.costmodel.known.configuration import Configuration
 from autopar.costmodel.known.graph_builder import Kernels
 from autopar.costmodel.known.parts import Parts, places_of
 from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.memory.kept import facts_of, kept_values
 from autopar.costmodel.memory.liveness import Recompute, live_bytes
 from autopar.costmodel.memory.occupancy import KEPT_SLACK, PASSING_SLACK, Load, loads, occupied, stage_memory
 from autopar.costmodel.memory.peak import PRECISIONS, Memory, Precision, autograd_memory, precision_named, predicted_memory, states_of
+from autopar.costmodel.memory.saved_values import facts_of, kept_values
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import UsageError
 from autopar.ir import DTYPE_BYTES, Graph
@@ -37,7 +37,7 @@ from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules.registry import Call
-from autopar.sharding.rules.saved import keeps
+from autopar.sharding.rules.saved_for_backward import keeps
 from autopar.sharding.schedule import Schedule
 from benchmarks.memory import Model, bert, gpt2, graph_of, llama, planned, resnet50, segments
 from tests.runtime.helpers import GraphBuilder

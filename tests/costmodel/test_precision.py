@@ -19,7 +19,7 @@ from autopar.costmodel.step.pricing import MeshPrices, storage_bytes, update_sec
 from autopar.ir import Role, Tensor
 from autopar.order.scheduled import scheduled
 from autopar.planning.candidates import name_axes
-from autopar.planning.found import Found
+from autopar.planning.priced_program import PricedProgram
 from autopar.planning.request import Request
 from autopar.schemes import AXIS_SCHEMES
 from autopar.sharding.analysis import analyse
@@ -34,7 +34,7 @@ NARROW = Types(master="float32")
 WEIGHT = Tensor(name="w", shape=(4096, 4096), dtype="bfloat16", role=Role.PARAMETER, trainable=True)
 
 
-def found_of(scheme: str, types: Types, zero: int = 1) -> Found:
+def found_of(scheme: str, types: Types, zero: int = 1) -> PricedProgram:
     """A scheme's program for a 16-bit transformer on two devices."""
     levels = bind_axes(CLUSTER, (2,))
     assert levels is not None
@@ -66,7 +66,7 @@ def test_an_update_moves_the_master() -> None:
     assert cast_seconds(WEIGHT, np.array([1]), CLUSTER, PLAIN.types)[0] == 0.0
 
 
-def _elements(found: Found, *, split: bool) -> float:
+def _elements(found: PricedProgram, *, split: bool) -> float:
     total = sum(t.size for t in found.program.graph.parameters if t.trainable)
     return total / 2 if split else total
 

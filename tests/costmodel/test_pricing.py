@@ -13,7 +13,6 @@ from torch import nn
 
 import autopar
 from autopar.api import plan_loaded
-from autopar.asked import choose_cluster
 from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.device.operators import operator_seconds
 from autopar.costmodel.device.prices import product_seconds
@@ -24,6 +23,7 @@ from autopar.errors import UsageError
 from autopar.frontends.load import LoadedModel, ModelOptions, load_model
 from autopar.ir import Role, Tensor
 from autopar.order.scheduled import scheduled
+from autopar.plan_options import choose_cluster
 from autopar.planning.candidates import name_axes
 from autopar.sharding.analysis import analyse
 from autopar.sharding.candidates import strategies_of

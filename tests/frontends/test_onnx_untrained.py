@@ -107,5 +107,5 @@ def test_a_plan_remembers_its_parameters(tmp_path: Path) -> None:
     onnx.save(model(ROTARY, {"table": TABLE, "freq": VECTOR}), path)
     plan = autopar.plan(path, devices=2, cluster="local-cpu", trained=["freq"])
     assert set(plan.parameters) == {"table", "freq"}
-    assert parameters(autopar.of_plan.model_of_plan(path, plan).graph) == {"table", "freq"}
+    assert parameters(autopar.plan_origin.model_of_plan(path, plan).graph) == {"table", "freq"}
     assert parameters(load_model(path, ModelOptions()).graph) == {"table"}

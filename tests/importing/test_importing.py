@@ -13,7 +13,7 @@ from autopar.cli import run
 from autopar.errors import UsageError
 from autopar.importing import FORMATS, Configuration, read_configuration
 from autopar.importing.configuration import left_out
-from autopar.importing.planned import scheme_text
+from autopar.importing.configuration_plan import scheme_text
 from autopar.report import options
 from autopar.schemes import scheme_named
 

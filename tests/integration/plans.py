@@ -16,8 +16,8 @@ from autopar.plan import Plan
 from autopar.plan_parts import SchedulePlan, StagePlan
 from autopar.planning.building import build_tables
 from autopar.planning.candidates import name_axes
-from autopar.planning.found import evaluate
 from autopar.planning.planner import search_plan
+from autopar.planning.priced_program import evaluate
 from autopar.planning.request import Request
 from autopar.planning.writing import as_plan
 from autopar.schemes import AXIS_SCHEMES

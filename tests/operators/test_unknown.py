@@ -73,7 +73,7 @@ def test_the_command_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_graph_carries_it() -> None:
-    from autopar.sharding.rules.found import replicate
+    from autopar.sharding.rules.discovered import replicate
 
     graph = replicate(load_model(MODEL, ModelOptions()).graph)
     assert graph.replicated == frozenset(KINDS)

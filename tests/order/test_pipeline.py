@@ -178,7 +178,7 @@ spec.loader.exec_module(module)
 from autopar.report.arguments import build_parser
 from autopar.plan_parts import SchedulePlan
 from autopar.planning.pipeline_parts import schedules_for, thrifty
-from autopar.planning.expected import Pipe
+from autopar.planning.pipeline_estimate import Pipe
 from autopar.planning.request import Request
 from autopar.costmodel import load_cluster
 from autopar.costmodel.step.pipeline import pipeline_seconds

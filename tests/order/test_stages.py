@@ -18,10 +18,10 @@ from autopar.errors import PlanError
 from autopar.ir import Graph, Role
 from autopar.order.actions import Word
 from autopar.order.execution import Chunk, Execution
-from autopar.order.places import makes, reads
 from autopar.order.playing import check_order
 from autopar.order.ranks import rank_order, tied_parameters
 from autopar.order.stages import Decided, Pipelined, staged_execution
+from autopar.order.value_flow import makes, reads
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, Layout, R, S, is_valid

@@ -8,11 +8,11 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.asked import choose_cluster
 from autopar.errors import UsageError
 from autopar.frontends.load import LoadedModel
 from autopar.order.scheduled import scheduled
 from autopar.plan import Plan
+from autopar.plan_options import choose_cluster
 from autopar.planning.pins import Pins, parse_pin
 from autopar.report.account import account_of
 from autopar.report.explain import operator_lines

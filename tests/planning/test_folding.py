@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autopar.asked import choose_cluster
 from autopar.costmodel import bind_axes
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer as known_transformer
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.ir import Graph, Role
+from autopar.plan_options import choose_cluster
 from autopar.planning.building import build_tables
 from autopar.planning.candidates import name_axes
 from autopar.planning.folding import find_runs, fold
+from autopar.planning.multiplicities import Multiplicities
 from autopar.planning.tables import Tables
-from autopar.planning.work import Work
 from autopar.search import solve
 from autopar.sharding.analysis import analyse
 
@@ -28,7 +28,7 @@ def graph_of(layers: int, **more: int) -> Graph:
     return known_transformer(Shape(layers=layers, **{**SMALL, **more}), batch=16).graph
 
 
-def tables_of(graph: Graph, sizes: tuple[int, ...], work: Work | None = None) -> Tables:
+def tables_of(graph: Graph, sizes: tuple[int, ...], work: Multiplicities | None = None) -> Tables:
     cluster = choose_cluster("dgx-h100", int(np.prod(sizes)))[0]
     mesh = name_axes(cluster, sizes, bind_axes(cluster, sizes) or ())
     return build_tables(analyse(graph, train=True), MeshPrices(cluster=cluster, mesh=mesh), optimizer="adamw", work=work)
@@ -88,7 +88,7 @@ def test_a_folded_graph_costs_what_the_whole_one_costs(sizes: tuple[int, ...], l
     graph = graph_of(layers)
     folding = fold(graph)
     whole = tables_of(graph, sizes)
-    short = tables_of(folding.graph, sizes, Work(counts=folding.counts))
+    short = tables_of(folding.graph, sizes, Multiplicities(counts=folding.counts))
     found = solve(short.graph)
     assert found.cost == pytest.approx(solve(whole.graph).cost, rel=1e-3)
     # The folded solution, spread over the whole graph, costs and fills what it says.

@@ -16,7 +16,7 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.host_share import hides, shared_seconds
 from autopar.errors import ClusterError
 from autopar.ir import Graph
-from autopar.planning.expected import Pipe
+from autopar.planning.pipeline_estimate import Pipe
 from autopar.planning.planner import search_plan
 from autopar.planning.request import Request
 from autopar.report.traces import stages_seconds

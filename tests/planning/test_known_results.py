@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 
-from autopar.asked import choose_cluster
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import NoPlanFits, UsageError
 from autopar.frontends.load import LoadedModel
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.order.units import gather_collectives
 from autopar.plan import Plan
+from autopar.plan_options import choose_cluster
 from autopar.sharding.layout import Kind, S, parse_layout
 from autopar.sharding.program import Compute, Program, Redistribute
 

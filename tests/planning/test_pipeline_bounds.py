@@ -15,18 +15,18 @@ from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.pipeline import pipeline_seconds
 from autopar.planning.candidates import Candidate
-from autopar.planning.expected import Pipe
-from autopar.planning.finishing import Finisher
-from autopar.planning.once import Once, once_seconds
-from autopar.planning.outer import Outer
+from autopar.planning.folded_model import FoldedModel
+from autopar.planning.parameter_traffic import Once, once_seconds
 from autopar.planning.passing import ALL, NOTHING, UPDATES, least_passes
 from autopar.planning.pipeline_bounds import Leaf, PipelineBounds
+from autopar.planning.pipeline_estimate import Pipe
+from autopar.planning.pipeline_search import _cutter, _part, unfolded
+from autopar.planning.program_search import ProgramSearch
 from autopar.planning.proof import Proof
 from autopar.planning.request import Request
-from autopar.planning.solved import Mode
+from autopar.planning.solved_candidate import Mode
 from autopar.planning.solving import solve_within
-from autopar.planning.staged import _cutter, _part, unfolded
-from autopar.planning.subject import Subject
+from autopar.planning.walk import Walk
 from autopar.search import Infeasible, NoAssignment
 
 Floats = NDArray[np.float64]
@@ -111,10 +111,10 @@ def shape(**more: int) -> Shape:
     return Shape(**{**sizes, **more}, dropout=False)
 
 
-def limited(outer: Outer, bounds: PipelineBounds, candidate: Candidate) -> Iterator[Leaf]:
+def limited(walk: Walk, bounds: PipelineBounds, candidate: Candidate) -> Iterator[Leaf]:
     """Every mode and schedule of a candidate, with all that can be proven of it."""
-    room = outer.trials.room(candidate)
-    waiting = list(bounds.leaves(candidate, outer.trials.modes(candidate.micro_batches)))
+    room = walk.solver.room(candidate)
+    waiting = list(bounds.leaves(candidate, walk.solver.modes(candidate.micro_batches)))
     while waiting:
         leaf = waiting.pop()
         if leaf.looks and not leaf.alone:
@@ -127,18 +127,18 @@ def limited(outer: Outer, bounds: PipelineBounds, candidate: Candidate) -> Itera
             waiting += closer
 
 
-def cuts(outer: Outer, candidate: Candidate, mode: Mode) -> dict[tuple[str, int], float]:
+def cuts(walk: Walk, candidate: Candidate, mode: Mode) -> dict[tuple[str, int], float]:
     """The least step that some solutions in a mode come to under every schedule."""
-    trials, found, finisher = outer.trials, dict[tuple[str, int], float](), Finisher(outer)
-    for hidden, share in itertools.product((trials.hides(candidate), 0.0), (math.inf, 1.5, 1.0, 0.7)):
+    solver, found, finisher = walk.solver, dict[tuple[str, int], float](), ProgramSearch(walk)
+    for hidden, share in itertools.product((solver.hides(candidate), 0.0), (math.inf, 1.5, 1.0, 0.7)):
         try:
             tables = finisher.tables(candidate, mode, hidden)
-            solution = solve_within(tables, "dynamic_programming", share * trials.room(candidate))
+            solution = solve_within(tables, "dynamic_programming", share * solver.room(candidate))
         except (Infeasible, NoAssignment):
             continue
-        schedule = trials.schedule(mode, candidate.micro_batches, [tables.prices], short=False)
-        part = _part(trials.group(candidate), tables, solution, schedule, unfolded)
-        cutter, pairs = _cutter([part], [trials.limit(candidate) - trials.always], schedule, trials.request)
+        schedule = solver.schedule(mode, candidate.micro_batches, [tables.prices], short=False)
+        part = _part(solver.group(candidate), tables, solution, schedule, unfolded)
+        cutter, pairs = _cutter([part], [solver.limit(candidate) - solver.always], schedule, solver.request)
         for pair in pairs:
             if (pipeline := cutter.cut(*pair)) is not None:
                 found[pair] = min(found.get(pair, math.inf), pipeline.step)
@@ -151,13 +151,13 @@ def cuts(outer: Outer, candidate: Candidate, mode: Mode) -> dict[tuple[str, int]
 )
 def test_no_cut_undercuts_what_is_proven(layers: int, devices: int, memory: float) -> None:
     request = Request(cluster=load_cluster("dgx-h100").sized(devices), memory=memory)
-    outer = Outer(Subject(transformer(shape(layers=layers), batch=16).graph, train=True), request)
-    bounds, compared = PipelineBounds(outer.trials.bounds), 0
-    groups = [few for few, _ in outer.places.groups(devices) if few and few[0].stages > 1]
+    walk = Walk(FoldedModel(transformer(shape(layers=layers), batch=16).graph, train=True), request)
+    bounds, compared = PipelineBounds(walk.solver.bounds), 0
+    groups = [few for few, _ in walk.places.groups(devices) if few and few[0].stages > 1]
     for candidate in [few[len(few) // 2] for few in groups][:: 3 if layers == 4 else 1]:
-        leaves = list(limited(outer, bounds, candidate))
+        leaves = list(limited(walk, bounds, candidate))
         for mode in {Mode(zero=leaf.zeros[0], recompute=leaf.recompute) for leaf in leaves}:
-            taken = cuts(outer, candidate, mode)
+            taken = cuts(walk, candidate, mode)
             for leaf in leaves:
                 if (leaf.zeros[0], leaf.recompute) == (mode.zero, mode.recompute) and leaf.schedules[0] in taken:
                     assert leaf.bound <= taken[leaf.schedules[0]] * (1 + 1e-9), (candidate, leaf)
@@ -169,13 +169,13 @@ def test_no_cut_undercuts_what_is_proven(layers: int, devices: int, memory: floa
 @pytest.mark.ci
 def test_what_is_proven_raises_the_bound_and_stays_below_the_best() -> None:
     request = Request(cluster=load_cluster("dgx-h100").sized(4), memory=5e7)
-    outer = Outer(Subject(transformer(shape(layers=2), batch=8).graph, train=True), request)
-    outer._bound_all(None)
-    before, best = dict(outer.standing.sure), outer.run().solved[0].seconds
+    walk = Walk(FoldedModel(transformer(shape(layers=2), batch=8).graph, train=True), request)
+    walk._bound_all(None)
+    before, best = dict(walk.standing.sure), walk.run().solved[0].seconds
     sure = dict(before)
-    Proof(sure, outer.trials.bounds, outer.trials.room, outer.trials.modes).raise_least(0.995 * best)
+    Proof(sure, walk.solver.bounds, walk.solver.room, walk.solver.modes).raise_least(0.995 * best)
     assert min(before.values()) < min(sure.values()) <= best
     assert all(sure[candidate] >= bound for candidate, bound in before.items())
-    for solved in outer.ranking.solved:
+    for solved in walk.ranking.solved:
         if solved.candidate.stages > 1 and solved.candidate in sure:
             assert sure[solved.candidate] <= solved.seconds * (1 + 1e-9)

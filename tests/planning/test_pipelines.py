@@ -11,29 +11,29 @@ import pytest
 
 from autopar.costmodel import load_cluster
 from autopar.order.schedules import in_flight
-from autopar.planning.figures import Figures
+from autopar.planning.operator_costs import OperatorCosts
 from autopar.planning.pipeline_parts import Place, schedules_for
 from autopar.planning.pipelines import Cutter, pieces_of
 
 MICRO_BATCHES = 8
 
 
-def figures(rng: np.random.Generator, count: int) -> Figures:
+def figures(rng: np.random.Generator, count: int) -> OperatorCosts:
     """Random figures of `count` operators, between any two of which the model may be cut."""
-    drawn = {f.name: rng.integers(1, 10, count).astype(float) for f in fields(Figures) if f.name != "handed"}
+    drawn = {f.name: rng.integers(1, 10, count).astype(float) for f in fields(OperatorCosts) if f.name != "handed"}
     drawn["weight"] = drawn["backward"] / 2
     # What is handed on falls and rises again, so that every second place is a cut.
     handed = np.where(np.arange(count + 1) % 2 == 1, 1.0, 2.0)
-    return Figures(**drawn, handed=handed)
+    return OperatorCosts(**drawn, handed=handed)
 
 
-def cutter(f: Figures, stages: int, limit: float) -> Cutter:
+def cutter(f: OperatorCosts, stages: int, limit: float) -> Cutter:
     cluster = load_cluster("dgx-h100").sized(stages)
     places = [Place(cluster=cluster, start=s, count=1) for s in range(stages)]
     return Cutter([f] * stages, places, [limit] * stages, MICRO_BATCHES, [math.inf] * stages)
 
 
-def slowest(f: Figures, cuts: tuple[int, ...], limit: float) -> float:
+def slowest(f: OperatorCosts, cuts: tuple[int, ...], limit: float) -> float:
     """Seconds of the slowest stage, infinite where one does not fit."""
     stages = len(cuts) - 1
     worst = 0.0
@@ -77,8 +77,8 @@ def test_a_model_is_cut_where_bytes_are_least_and_between_equal_ones_where_these
     handed: list[float], stages: int, cuts: list[int]
 ) -> None:
     count = len(handed) - 1
-    drawn = {f.name: np.ones(count) for f in fields(Figures) if f.name != "handed"}
-    assert pieces_of([Figures(**drawn, handed=np.array(handed, dtype=float))], stages).tolist() == [0, *cuts, count]
+    drawn = {f.name: np.ones(count) for f in fields(OperatorCosts) if f.name != "handed"}
+    assert pieces_of([OperatorCosts(**drawn, handed=np.array(handed, dtype=float))], stages).tolist() == [0, *cuts, count]
 
 
 @pytest.mark.parametrize(("pieces", "most"), [(4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (16, 4)])

@@ -17,8 +17,8 @@ from autopar.api import plan_loaded
 from autopar.cli import run as command
 from autopar.errors import NoPlanFits, PlanError, UsageError
 from autopar.frontends.load import ModelOptions, load_model
-from autopar.of_plan import model_of_plan
 from autopar.plan import Plan
+from autopar.plan_origin import model_of_plan
 from autopar.sharding.schedule import Types
 
 WIDTH, LAYERS = 256, 4

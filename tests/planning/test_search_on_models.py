@@ -8,12 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from autopar.asked import choose_cluster
 from autopar.costmodel import bind_axes
 from autopar.costmodel.step.estimate import estimate, timeline
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.frontends.load import LoadedModel
 from autopar.order.scheduled import scheduled
+from autopar.plan_options import choose_cluster
 from autopar.planning.building import build_tables
 from autopar.planning.candidates import name_axes
 from autopar.planning.decoding import decode

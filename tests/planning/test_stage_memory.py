@@ -8,14 +8,14 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from autopar.planning.figures import Figures
+from autopar.planning.operator_costs import OperatorCosts
 from autopar.planning.stage_memory import StageMemory
 from autopar.search.stages import interval_sums, least_worst, partition
 
 
-def figures_of(rng: np.random.Generator, operators: int) -> Figures:
-    drawn = {field.name: rng.integers(0, 9, operators).astype(np.float64) for field in fields(Figures) if field.name != "handed"}
-    return Figures(**drawn, handed=np.zeros(operators + 1))
+def figures_of(rng: np.random.Generator, operators: int) -> OperatorCosts:
+    drawn = {field.name: rng.integers(0, 9, operators).astype(np.float64) for field in fields(OperatorCosts) if field.name != "handed"}
+    return OperatorCosts(**drawn, handed=np.zeros(operators + 1))
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -12,15 +12,15 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
+from autopar.planning.candidate_solver import CandidateSolver
 from autopar.planning.candidates import Candidate, meshes
-from autopar.planning.found import Found, evaluate
-from autopar.planning.outer import Outer
+from autopar.planning.folded_model import FoldedModel
+from autopar.planning.multiplicities import Counts
+from autopar.planning.priced_program import PricedProgram, evaluate
 from autopar.planning.request import Request
-from autopar.planning.solved import Mode
-from autopar.planning.subject import Subject
+from autopar.planning.solved_candidate import Mode
 from autopar.planning.tables import Floats, Tables
-from autopar.planning.trials import Trials
-from autopar.planning.work import Counts
+from autopar.planning.walk import Walk
 from autopar.search import Infeasible, NoAssignment, solve
 
 SMALL: dict[str, Any] = {
@@ -49,36 +49,38 @@ def some(tables: Tables, seed: int) -> Iterator[tuple[int, ...]]:
                 continue
 
 
-def programs(trials: Trials, subject: Subject, candidate: Candidate, mode: Mode, seed: int) -> Iterator[tuple[Found, float]]:
+def programs(
+    solver: CandidateSolver, folded: FoldedModel, candidate: Candidate, mode: Mode, seed: int
+) -> Iterator[tuple[PricedProgram, float]]:
     """Programs of a candidate, each with the bytes that its own tables surely count."""
-    analysis = subject.analysis(short=False, micro_batches=candidate.micro_batches)
-    prices = subject.prices(candidate.cluster, candidate.mesh, 1)
-    tables = trials.request.tables(analysis, prices, trials.work(candidate, mode, Counts(), short=False), whole=False)
-    loosest = trials.loosest(candidate, mode).graph
-    schedule = trials.schedule(mode, candidate.micro_batches, [prices], short=False)
+    analysis = folded.analysis(short=False, micro_batches=candidate.micro_batches)
+    prices = folded.prices(candidate.cluster, candidate.mesh, 1)
+    tables = solver.request.tables(analysis, prices, solver.work(candidate, mode, Counts(), short=False), whole=False)
+    loosest = solver.loosest(candidate, mode).graph
+    schedule = solver.schedule(mode, candidate.micro_batches, [prices], short=False)
     for choices in dict.fromkeys(some(tables, seed)):
         found = evaluate(tables, replace(solve(tables.graph), choices=choices), schedule)
-        yield found, trials.always + loosest.memory_of(choices)
+        yield found, solver.always + loosest.memory_of(choices)
 
 
 @pytest.mark.parametrize("cluster", ["dgx-h100", "local-cpu"])
 @pytest.mark.parametrize(("shape", "count"), [((4,), 1), ((2, 2), 1), ((4,), 4), ((2, 2), 2)])
 def test_no_program_within_the_memory_undercuts_the_bound(cluster: str, shape: tuple[int, ...], count: int) -> None:
     devices = load_cluster(cluster).sized(4)
-    subject = Subject(transformer(Shape(**SMALL), batch=16).graph, train=True, folded=False)
+    folded = FoldedModel(transformer(Shape(**SMALL), batch=16).graph, train=True, folded=False)
     mesh = next(mesh for mesh in meshes(devices) if mesh.shape == shape)
     candidate = Candidate(cluster=devices, stages=1, mesh=mesh, micro_batches=count)
-    trials = Trials(subject, Request(cluster=devices))
+    solver = CandidateSolver(folded, Request(cluster=devices))
     made: list[tuple[float, float]] = []
-    for number, mode in enumerate(trials.modes(count)):
-        for found, counted in programs(trials, subject, candidate, mode, number):
+    for number, mode in enumerate(solver.modes(count)):
+        for found, counted in programs(solver, folded, candidate, mode, number):
             assert found.memory >= counted * (1 - 1e-9), (mode, found.memory, counted)
             made.append((found.memory, found.seconds))
     front = [(memory, seconds) for memory, seconds in made if seconds == min(s for m, s in made if m <= memory)]
     assert len(made) >= 6 and len(set(front)) >= 2
     ratios = []
     for memory, seconds in set(front):
-        bound = Trials(subject, Request(cluster=devices, memory=memory)).surely(candidate, 0.0)
+        bound = CandidateSolver(folded, Request(cluster=devices, memory=memory)).surely(candidate, 0.0)
         assert bound <= seconds * (1 + 1e-9), memory
         ratios.append(bound / seconds)
     assert max(ratios) > 0.7, "a bound of nothing would always hold"
@@ -86,9 +88,9 @@ def test_no_program_within_the_memory_undercuts_the_bound(cluster: str, shape: t
 
 def test_the_bound_within_the_memory_is_above_the_one_without() -> None:
     devices = load_cluster("dgx-h100").sized(4)
-    subject = Subject(transformer(Shape(**SMALL), batch=16).graph, train=True)
-    free = Outer(subject, Request(cluster=devices, stages=1, micro_batches=1)).run()
+    folded = FoldedModel(transformer(Shape(**SMALL), batch=16).graph, train=True)
+    free = Walk(folded, Request(cluster=devices, stages=1, micro_batches=1)).run()
     short = Request(cluster=devices, stages=1, micro_batches=1, memory=0.5 * free.solved[0].solution.memory, fewer=False)
-    trials = Trials(subject, short)
+    solver = CandidateSolver(folded, short)
     candidate = free.solved[0].candidate
-    assert trials.surely(candidate, 0.0) > 1.05 * trials.bounds.proven(candidate)
+    assert solver.surely(candidate, 0.0) > 1.05 * solver.bounds.proven(candidate)

@@ -8,7 +8,7 @@ import pytest
 from report_models import account, planned
 
 from autopar.costmodel.step.streams import COMPUTE, Event
-from autopar.of_plan import cluster_of_plan
+from autopar.plan_origin import cluster_of_plan
 from autopar.report.collectives import collectives_json, collectives_parts
 from autopar.report.hiding import Hidden, hidden_of
 from autopar.report.page.traffic import communication

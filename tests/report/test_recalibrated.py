@@ -19,8 +19,8 @@ from autopar.costmodel import Cluster, dump, load_cluster
 from autopar.costmodel.cluster.measured import Curve, Measured
 from autopar.errors import UsageError
 from autopar.ir import Graph
-from autopar.of_plan import cluster_of_plan, model_of_plan
 from autopar.plan import Plan
+from autopar.plan_origin import cluster_of_plan, model_of_plan
 from autopar.report.recalibrated import Recalibrated, _links, recalibrate
 from autopar.report.stepping import ARITHMETIC, STREAMS, Stepping, stepping_of
 from autopar.runtime.launch import run_ranks

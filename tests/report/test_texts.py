@@ -11,7 +11,7 @@ import pytest
 from report_models import MEGATRON, planned
 
 from autopar.report.explained import Explained
-from autopar.report.planned import planned_parts
+from autopar.report.plan_output import planned_parts
 from autopar.report.tables import Table, show
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -10,11 +10,11 @@ from report_models import MEGATRON, planned
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.errors import UsageError
 from autopar.planning.building import build_tables
-from autopar.planning.early import early_on
-from autopar.planning.once import hideable
+from autopar.planning.first_parameters import early_on
+from autopar.planning.multiplicities import Counts, Multiplicities
+from autopar.planning.parameter_traffic import hideable
 from autopar.planning.pins import Pins
 from autopar.planning.ranking import Progress
-from autopar.planning.work import Counts, Work
 from autopar.report import why
 from autopar.report.explained import Explained
 from autopar.report.outer_pins import outer_alternatives
@@ -35,7 +35,7 @@ def test_the_price_is_that_of_the_pinned_problem(mesh: tuple[int, ...]) -> None:
     told = asked.alternatives(UP)
     prices = MeshPrices(cluster=found.cluster, mesh=found.plan.mesh_, unit_bytes=found.plan.schedule.unit_bytes)
     early = early_on(found.plan.mesh_, analysis, found.cluster, Counts()).readers
-    work = Work(hidden=hideable(prices, sum(parameter.bytes for parameter in analysis.graph.parameters)), early=early)
+    work = Multiplicities(hidden=hideable(prices, sum(parameter.bytes for parameter in analysis.graph.parameters)), early=early)
     assert len(told) == len(asked.tables.strategies[UP].choices) > 4 ** len(mesh)
     for other in told:
         limits = Pins(operators={UP: other.strategy})(analysis, found.plan.mesh_)

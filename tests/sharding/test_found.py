@@ -9,7 +9,7 @@ import pytest
 
 from autopar.ir import Graph, Operator, Ref, Role, Tensor
 from autopar.sharding.rules import RULES, Call
-from autopar.sharding.rules.found import FoundRule, add_found, is_open, signature
+from autopar.sharding.rules.discovered import DiscoveredRule, add_found, is_open, signature
 
 KIND = "tests.found.default"
 
@@ -43,7 +43,7 @@ def test_rules_of_one_kind_claim_what_holds_for_all(saves: tuple[str, str], clai
     made = [call(4, 6), call(4)]
     texts = ["a b -> a b", "a -> a"]
     rules = [
-        FoundRule(kind=KIND, signature=signature(one), rule=text, linear=linear, products=("",), saves=kept)
+        DiscoveredRule(kind=KIND, signature=signature(one), rule=text, linear=linear, products=("",), saves=kept)
         for one, text, linear, kept in zip(made, texts, [((0,), (1,)), ((0,),)], saves, strict=True)
     ]
     add_found(rules)

@@ -12,9 +12,9 @@ from ...api import Planned
 from ...errors import UsageError
 from ...ir import Graph
 from ...model import LoadedModel
-from ...of_plan import cluster_of_plan, known_cluster, model_of_batch, model_of_plan
 from ...outputs import write_whole
 from ...plan import Plan
+from ...plan_origin import cluster_of_plan, known_cluster, model_of_batch, model_of_plan
 from ...planning.ranking import Progress
 from ...schemes import SCHEMES
 from ...sharding.analysis import analyse

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...ir import DTYPE_BYTES, Operator, Ref, Tensor, Value
 from .experts import BIAS, EXPERTS, Inner, Result, network_of
 from .registry import Call
-from .saved import OWN, Keeps, Made, Own, keeps, shares_memory
+from .saved_for_backward import OWN, Keeps, Made, Own, keeps, shares_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

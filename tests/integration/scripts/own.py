@@ -10,7 +10,7 @@ from autopar.api import plan_loaded
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.plan import Plan
 from autopar.sharding.rules import RULES
-from autopar.sharding.rules.found import FoundRule, add_found, signature
+from autopar.sharding.rules.discovered import DiscoveredRule, add_found, signature
 from autopar.sharding.rules.registry import Call
 
 from .models import BATCH, WIDTH
@@ -55,7 +55,7 @@ def plan_with_a_false_rule() -> Plan:
     """It splits the dim of the mean, which the rule in its file allows; the table of this process does not keep the rule."""
     model = load_model(module(), ModelOptions(train=True), inputs())
     (operator,) = (op for op in model.graph.operators if op.kind == KIND)
-    add_found([FoundRule(kind=KIND, signature=signature(Call.of(model.graph, operator)), rule="* h -> * h")])
+    add_found([DiscoveredRule(kind=KIND, signature=signature(Call.of(model.graph, operator)), rule="* h -> * h")])
     try:
         plan = plan_loaded(model, devices=2, cluster="local-cpu", pins=[f"{operator.name}=rank:h"]).plan
     finally:

@@ -10,24 +10,26 @@ from ..sharding.program import Compute, Program, Redistribute, Step
 from ..sharding.redistribution import changed_axis
 from ..sharding.schedule import Types
 
-Place = tuple[str, Layout]
+PlacedValue = tuple[str, Layout]
 
 
-def reads(step: Step) -> tuple[Place, ...]:
+def reads(step: Step) -> tuple[PlacedValue, ...]:
     """The places that a step reads."""
     if isinstance(step, Redistribute):
         return ((step.tensor, step.chain[0]),)
     return tuple(zip(step.operator.inputs, step.decision.inputs, strict=True))
 
 
-def makes(step: Step) -> tuple[Place, ...]:
+def makes(step: Step) -> tuple[PlacedValue, ...]:
     """The places that a step fills."""
     if isinstance(step, Redistribute):
         return ((step.tensor, step.chain[-1]),)
     return tuple(zip(step.operator.outputs, step.decision.outputs, strict=True))
 
 
-def boundaries(stretches: Sequence[Sequence[Step]], leaving: Iterable[Place]) -> tuple[list[list[Place]], list[list[Place]]]:
+def boundaries(
+    stretches: Sequence[Sequence[Step]], leaving: Iterable[PlacedValue]
+) -> tuple[list[list[PlacedValue]], list[list[PlacedValue]]]:
     """Values that enter each stretch of steps, and values that leave it (read elsewhere, or in `leaving`)."""
     made = [dict.fromkeys(place for step in steps for place in makes(step)) for steps in stretches]
     read = [dict.fromkeys(place for step in steps for place in reads(step)) for steps in stretches]
@@ -58,7 +60,7 @@ def with_casts(program: Program, types: Types) -> Program:
     left = {name: layout for name, layout in storage.items() if types.casts(tensors[name]) and name not in done}
     steps: list[Step] = []
 
-    def cast(places: tuple[Place, ...]) -> None:
+    def cast(places: tuple[PlacedValue, ...]) -> None:
         for name, layout in places:
             if left.get(name) == layout:
                 del left[name]

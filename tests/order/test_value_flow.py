@@ -7,9 +7,9 @@ import pytest
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.order.actions import Word
-from autopar.order.places import only_casts, with_casts
 from autopar.order.scheduled import scheduled
 from autopar.order.units import Mode, sources_of
+from autopar.order.value_flow import only_casts, with_casts
 from autopar.sharding.analysis import analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, S

@@ -21,8 +21,8 @@ from ..order.scheduled import scheduled
 from ..sharding.program import build_program
 from ..sharding.schedule import Schedule
 from .decoding import decode
+from .multiplicities import Counts
 from .tables import Tables, Variable
-from .work import Counts
 
 
 def bytes_beyond(tables: Tables, solution: Solution, schedule: Schedule, counts: Counts, room: float) -> float:

@@ -20,8 +20,8 @@ from autopar.costmodel.step.pricing import MeshPrices
 from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.search import Solution
 
+from .multiplicities import Multiplicities
 from .tables import Tables, Variable
-from .work import Work
 
 FORWARD = 1 / 3
 """The forward share of a pass."""
@@ -89,7 +89,7 @@ def most_hideable(prices: MeshPrices) -> float:
     return 1 - (1 - 1 / SLOWDOWN[prices.cluster.backend]) / max(axes, 1)
 
 
-def exposed_seconds(tables: Tables, solution: Solution, work: Work, hideable: float) -> float:
+def exposed_seconds(tables: Tables, solution: Solution, work: Multiplicities, hideable: float) -> float:
     """Exposed seconds of the parameters' collectives that a solution's tables leave out as hidden.
 
     Of the `hideable` share, half is gathers, which the forward pass hides, and half is reductions, which the backward
@@ -103,7 +103,7 @@ def exposed_seconds(tables: Tables, solution: Solution, work: Work, hideable: fl
     return (work.hidden - hideable) * sent + seen
 
 
-def sent_seconds(tables: Tables, solution: Solution, work: Work) -> float:
+def sent_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> float:
     """Seconds of a solution's collectives of parameters, including the share that its tables leave out."""
     choices, edges = solution.choices, tables.graph.edges
     told = (
@@ -114,7 +114,7 @@ def sent_seconds(tables: Tables, solution: Solution, work: Work) -> float:
     return math.fsum(told) / (1 - work.hidden)
 
 
-def _is_hidden(source: Variable, target: Variable, work: Work) -> bool:
+def _is_hidden(source: Variable, target: Variable, work: Multiplicities) -> bool:
     """Whether the tables leave out a share of the parameter's collectives on this edge."""
     return work.hidden_of(source.name, None if source.what == "parameter" else target.name) > 0
 

@@ -12,15 +12,15 @@ from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.ir import Graph
 from autopar.planning.building import build_tables
+from autopar.planning.candidate_solver import CandidateSolver
 from autopar.planning.candidates import Candidate, meshes
-from autopar.planning.expected import Pipe, _pass_seconds, _saved
-from autopar.planning.outer import Outer
+from autopar.planning.folded_model import FoldedModel
+from autopar.planning.pipeline_estimate import Pipe, _pass_seconds, _saved
+from autopar.planning.pipeline_search import _part
 from autopar.planning.planner import search_plan
 from autopar.planning.request import Request
-from autopar.planning.solved import Mode
-from autopar.planning.staged import _part
-from autopar.planning.subject import Subject
-from autopar.planning.trials import Trials
+from autopar.planning.solved_candidate import Mode
+from autopar.planning.walk import Walk
 
 CLUSTER = load_cluster("dgx-h100").sized(8)
 
@@ -41,12 +41,12 @@ def test_bubbles_are_those_of_the_papers() -> None:
 @pytest.mark.parametrize(("zero", "tolerance"), [(1, 1e-6), (3, 0.1)])
 def test_seconds_and_bytes_are_linear_in_passes_and_micro_batches_in_flight(zero: int, tolerance: float, recompute: str) -> None:
     """One more pass costs X, one more micro-batch in flight keeps as many bytes again; under ZeRO-3 the buckets are counted to X."""
-    trials = Trials(Subject(graph_of(), train=True), Request(cluster=CLUSTER))
+    solver = CandidateSolver(FoldedModel(graph_of(), train=True), Request(cluster=CLUSTER))
     mesh = meshes(CLUSTER, 2)[0]
     candidate, mode = Candidate(cluster=CLUSTER, stages=2, mesh=mesh, micro_batches=8), Mode(zero=zero, recompute=recompute)
-    solved = trials.solve(candidate, mode)
+    solved = solver.solve(candidate, mode)
     assert solved is not None
-    work = trials.work(candidate, mode, trials.subject.counts, short=True)
+    work = solver.work(candidate, mode, solver.folded.counts, short=True)
     solution, tables = solved.solution, solved.tables
     more = replace(work, passes=work.passes + 1, in_flight=work.in_flight + 1)
     other = build_tables(tables.analysis, tables.prices, optimizer="adamw", work=more).graph
@@ -57,14 +57,14 @@ def test_seconds_and_bytes_are_linear_in_passes_and_micro_batches_in_flight(zero
 @pytest.mark.parametrize("recompute", ["none", "selective"])
 def test_a_stage_keeps_what_its_tables_count(recompute: str) -> None:
     """What a product reads gathered is kept so, too: with fewer samples than devices, layers are split over the devices of a stage."""
-    trials = Trials(Subject(graph_of(batch=4), train=True), Request(cluster=CLUSTER))
+    solver = CandidateSolver(FoldedModel(graph_of(batch=4), train=True), Request(cluster=CLUSTER))
     candidate = Candidate(cluster=CLUSTER, stages=2, mesh=meshes(CLUSTER, 2)[0], micro_batches=4)
     mode = Mode(zero=1, recompute=recompute)
-    solved = trials.solve(candidate, mode)
+    solved = solver.solve(candidate, mode)
     assert solved is not None
-    subject, work = trials.subject, trials.work(candidate, mode, trials.subject.counts, short=True)
-    schedule = trials.schedule(mode, 4, [solved.tables.prices], short=True)
-    figures = _part(trials.group(candidate), solved.tables, solved.solution, schedule, subject.expand).figures
+    folded, work = solver.folded, solver.work(candidate, mode, solver.folded.counts, short=True)
+    schedule = solver.schedule(mode, 4, [solved.tables.prices], short=True)
+    figures = _part(solver.group(candidate), solved.tables, solved.solution, schedule, folded.expand).figures
     assert float(figures.saved.sum()) == pytest.approx(_saved(solved.tables, solved.solution, work), rel=0.08)
 
 
@@ -74,9 +74,9 @@ def test_a_stage_keeps_what_its_tables_count(recompute: str) -> None:
 def test_cuts_on_the_folded_graph_are_those_on_the_whole_one(pins: dict[str, Any]) -> None:
     """The step that a candidate is ranked by is the step of its plan."""
     graph, request = graph_of(layers=12), Request(cluster=CLUSTER, **pins)
-    outer = Outer(Subject(graph, train=True), request)
-    best = outer.run().solved[0]
-    assert len(outer.subject.folding.graph.operators) < len(graph.operators) / 3
+    walk = Walk(FoldedModel(graph, train=True), request)
+    best = walk.run().solved[0]
+    assert len(walk.folded.folding.graph.operators) < len(graph.operators) / 3
     plan = search_plan(graph, request)
     assert plan.predicted.step <= best.seconds * (1 + 1e-6)
     pinned = search_plan(graph, replace(request, mesh=best.candidate.mesh, micro_batches=best.candidate.micro_batches, zero=best.mode.zero))

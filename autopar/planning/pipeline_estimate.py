@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.device.operators import operator_parts
-from autopar.costmodel.memory.kept import kept_values
+from autopar.costmodel.memory.saved_values import kept_values
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.order.schedules import SCHEDULES, in_flight
 from autopar.search import Solution
@@ -25,15 +25,15 @@ from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from .building import build_tables
 from .choices import kept_bytes
+from .multiplicities import Counts, Multiplicities
 from .tables import Tables
-from .work import Counts, Work
 
 Schedules = Sequence[tuple[str, int]]
 """Pairs of a schedule and its chunks a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class PipelineEstimate:
     """Seconds of a step under the fastest schedule that fits; `short`: whether a faster one does not fit."""
 
     seconds: float
@@ -62,7 +62,7 @@ class Pipe:
         """The bubble of the schedule with the least one."""
         return min((self.bubble(*schedule) for schedule in schedules), default=self.stages - 1.0)
 
-    def expected(self, tables: Tables, solution: Solution, work: Work, schedules: Schedules, room: float) -> Expected:
+    def expected(self, tables: Tables, solution: Solution, work: Multiplicities, schedules: Schedules, room: float) -> PipelineEstimate:
         """The expected step of a solution; `room`: bytes of all stages together."""
         # The tables' sums, taken apart and put together again with each schedule's bubble and micro-batches.
         each = _pass_seconds(tables, solution, work)
@@ -75,10 +75,10 @@ class Pipe:
             seconds = (self.micro_batches + self.bubble(schedule, chunks)) * each + once
             found.append((seconds / self.stages, stored + flying * saved <= room))
         best = min((seconds for seconds, fits in found if fits), default=solution.cost / self.stages)
-        return Expected(seconds=best, short=min(seconds for seconds, _ in found) < best)
+        return PipelineEstimate(seconds=best, short=min(seconds for seconds, _ in found) < best)
 
 
-def _pass_seconds(tables: Tables, solution: Solution, work: Work) -> float:
+def _pass_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> float:
     """Seconds of a pass of one micro-batch, including the parameters' collectives that every pass has (ZeRO 3: all)."""
     choices, variables, tensors = solution.choices, tables.variables, tables.analysis.graph.tensors
     stored = [v.what == "parameter" or (v.what == "fan-out" and tensors[v.name].role is Role.PARAMETER) for v in variables]
@@ -92,7 +92,7 @@ def _pass_seconds(tables: Tables, solution: Solution, work: Work) -> float:
     return (math.fsum(own) + math.fsum(moved)) / work.passes + gradients
 
 
-def _saved(tables: Tables, solution: Solution, work: Work) -> float:
+def _saved(tables: Tables, solution: Solution, work: Multiplicities) -> float:
     """Bytes saved of a micro-batch from its forward to its backward pass."""
     kept, total = kept_values(tables.analysis, work.segments), []
     for variable, choice in zip(tables.variables, solution.choices, strict=True):
@@ -106,14 +106,14 @@ def _saved(tables: Tables, solution: Solution, work: Work) -> float:
     return math.fsum(total)
 
 
-def tables_alone(analysis: Analysis, cluster: Cluster, counts: Counts) -> tuple[Tables, Work]:
+def tables_alone(analysis: Analysis, cluster: Cluster, counts: Counts) -> tuple[Tables, Multiplicities]:
     """The tables of a step on one device without limits, and their multiplicities."""
-    work = Work(counts=counts)
+    work = Multiplicities(counts=counts)
     alone = MeshPrices(cluster=cluster.sized(1), mesh=Mesh(axes=()))
     return build_tables(analysis, alone, optimizer="none", work=work), work
 
 
-def weight_share(tables: Tables, work: Work) -> float:
+def weight_share(tables: Tables, work: Multiplicities) -> float:
     """The share of a pass that computes gradients of weights, on one device."""
     passed = weights = 0.0
     for op in tables.analysis.warm:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.memory.kept import facts_of
 from autopar.costmodel.memory.liveness import Recompute, live_bytes
+from autopar.costmodel.memory.saved_values import facts_of
 from autopar.costmodel.step.casts import cast_seconds
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.host import state_bytes, streamed_update
@@ -19,20 +19,20 @@ from autopar.costmodel.step.pass_player import Seconds
 from autopar.costmodel.step.pricing import MeshPrices, storage_bytes, update_seconds
 
 from ..ir import Role, Tensor
-from ..order.places import only_casts, with_casts
+from ..order.value_flow import only_casts, with_casts
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind, Layout
 from ..sharding.program import Compute, Program, Redistribute, chain_collectives, inputs_read, operator_collectives
 from ..sharding.redistribution import local_bytes
 from ..sharding.rules import without_parameters
 from ..sharding.schedule import Schedule
-from .handling import Handled, handling, home_seconds, way_of
+from .parameter_handling import Handled, handling, home_seconds, way_of
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class OperatorCosts:
     """Arrays [operators]. Seconds of a micro-batch: `forward`, `backward`, and of the latter `weight`. `once`: seconds of a step's
     reductions and gathers, these also in `gather`; `update`: of the optimizer, of which `streamed` for the way to host memory and back;
     `moved`: of collectives of a micro-batch, within forward and backward. `travel`: bytes of the parameters that are gathered or whose
@@ -61,19 +61,19 @@ class Figures:
     handed: Floats
 
 
-def figures_of(program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule) -> Figures:
+def operator_costs(program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule) -> OperatorCosts:
     """The figures of a program of one micro-batch under a schedule."""
-    return _Figures(program, analysis, prices, optimizer, schedule).run()
+    return _OperatorCosts(program, analysis, prices, optimizer, schedule).run()
 
 
-class _Figures:
+class _OperatorCosts:
     def __init__(self, program: Program, analysis: Analysis, prices: MeshPrices, optimizer: str, schedule: Schedule) -> None:
         self.program, self.analysis, self.prices = with_casts(program, schedule.types), analysis, prices
         self.optimizer, self.schedule, self.types = optimizer, schedule, schedule.types
         self.graph, self.mesh = program.graph, prices.mesh.shape
         self.places = {op.name: index for index, op in enumerate(self.graph.operators)}
         self.again = {name for segment in schedule.recompute for name in segment}
-        names = (one.name for one in fields(Figures) if one.name != "handed")
+        names = (one.name for one in fields(OperatorCosts) if one.name != "handed")
         self.of: dict[str, Floats] = {name: np.zeros(len(self.graph.operators)) for name in names}
         self.first = {name: readers[0][0] for name, readers in analysis.readers.items() if readers[0][0] >= 0}
         self.known: dict[object, Seconds] = {}
@@ -81,7 +81,7 @@ class _Figures:
         self.handled: dict[object, Handled] = {}
         self.brought: set[str] = set()
 
-    def run(self) -> Figures:
+    def run(self) -> OperatorCosts:
         waiting: list[Redistribute] = []
         for step in self.program.steps:
             if isinstance(step, Redistribute):
@@ -96,7 +96,7 @@ class _Figures:
             self._move(move, len(self.graph.operators) - 1)
         self._parameters()
         self._memory()
-        return Figures(**self.of, handed=self._handed())
+        return OperatorCosts(**self.of, handed=self._handed())
 
     def _collective(self, kind: str, axis: int, nbytes: int) -> float:
         key = (kind, axis, nbytes)

@@ -15,67 +15,67 @@ from ..errors import NoPlanFits, UsageError
 from ..sharding.schedule import Schedule
 from .alike import Alike
 from .candidates import Candidate
-from .found import Draft, Found, best_within, evaluate, smallest, thriftier
-from .outer import Outer
+from .multiplicities import Counts
+from .pipeline_search import StagedProgram, best_pipeline
+from .priced_program import DraftProgram, PricedProgram, best_within, evaluate, smallest, thriftier
 from .ranking import Progress, first_of
 from .request import HEADROOM
-from .solved import Mode, Solved
+from .solved_candidate import Mode, Solved
 from .solving import solve_within
-from .staged import Staged, staged
 from .tables import Known, Tables
 from .tuning import TUNING
 from .unfolding import unfold
-from .work import Counts
+from .walk import Walk
 
 
-def _nothing(outer: Outer) -> str:
+def _nothing(walk: Walk) -> str:
     """Why there is no candidate at all."""
-    request = outer.request
-    if outer.ranking.forbidden:
+    request = walk.request
+    if walk.ranking.forbidden:
         where = f"on the mesh {request.mesh}" if request.mesh is not None else "on any mesh of these devices"
         return f"the pins leave no strategy for some operator {where}"
     if request.micro_batches not in (None, 1):
-        reason = outer.subject.why_not(request.micro_batches) or "the stages, or their schedule, cannot run them"
+        reason = walk.folded.why_not(request.micro_batches) or "the stages, or their schedule, cannot run them"
         return f"{request.micro_batches} micro-batches: {reason}"
     if request.stages is not None:
         return f"{request.stages} stages do not divide {request.cluster.devices} devices, or are more than the layers of the model"
     return f"the mesh {request.mesh} does not have {request.cluster.devices} devices"
 
 
-class Finisher:
+class ProgramSearch:
     """Solves ranked candidates on the whole graph and prices their programs."""
 
-    def __init__(self, outer: Outer) -> None:
-        self.outer, self.trials, self.subject, self.request = outer, outer.trials, outer.subject, outer.request
+    def __init__(self, walk: Walk) -> None:
+        self.walk, self.solver, self.folded, self.request = walk, walk.solver, walk.folded, walk.request
         self.failures: list[Infeasible] = []
         self.done: set[tuple[Candidate, Mode]] = set()
         self.progress: Progress | None = None
         self.known: tuple[Candidate | None, Known] = None, Known()
-        self.alike = Alike(self.subject, self.request, self.trials.always)
+        self.alike = Alike(self.folded, self.request, self.solver.always)
 
     @property
     def is_small(self) -> bool:
         """Whether a program is made in a fraction of a second."""
-        return len(self.subject.graph.operators) <= TUNING.small_graph
+        return len(self.folded.graph.operators) <= TUNING.small_graph
 
-    def best(self, progress: Progress | None = None) -> Found | Staged:
+    def best(self, progress: Progress | None = None) -> PricedProgram | StagedProgram:
         """The best program among the solutions; where none fits the memory, the first of the thriftiest that does.
 
         Where programs fall short of what their solutions promised, what these had kept out is looked at. Raises `NoPlanFits`, and
         `UsageError` where there is no candidate at all.
         """
-        outer, self.progress = self.outer, progress
-        if not outer.ranking.solved and not outer.ranking.misfits:
-            raise UsageError(_nothing(outer))
-        found: list[Found | Staged] = []
+        walk, self.progress = self.walk, progress
+        if not walk.ranking.solved and not walk.ranking.misfits:
+            raise UsageError(_nothing(walk))
+        found: list[PricedProgram | StagedProgram] = []
         for _ in range(TUNING.rounds):
             evaluated = self._evaluate(found)
-            outer.settle(evaluated)
+            walk.settle(evaluated)
             kept = all(seconds <= TUNING.short * solved.seconds for solved, seconds in evaluated.items())
-            if kept or not outer.ranking.complete or not outer.run().complete:
+            if kept or not walk.ranking.complete or not walk.run().complete:
                 break
-        if not found and outer.ranking.complete:
-            outer.try_rest()
+        if not found and walk.ranking.complete:
+            walk.try_rest()
             self._evaluate(found)
         found += self._unlimited(found)
         found += self._stored_whole(found)
@@ -83,49 +83,49 @@ class Finisher:
             found = self._thriftiest()
         if not found:
             raise self._no_plan()
-        near = TUNING.mixed * first_of(found).seconds if outer.ranking.complete else 0.0
-        return first_of([self.alike.best(one, outer.ranking.solved)[0] if one.seconds <= near else one for one in found])
+        near = TUNING.mixed * first_of(found).seconds if walk.ranking.complete else 0.0
+        return first_of([self.alike.best(one, walk.ranking.solved)[0] if one.seconds <= near else one for one in found])
 
-    def _unlimited(self, found: list[Found | Staged]) -> Iterator[Found]:
+    def _unlimited(self, found: list[PricedProgram | StagedProgram]) -> Iterator[PricedProgram]:
         """Programs without stages that fit after all, of solutions for which the tables had no room."""
         best = min((f.seconds for f in found), default=math.inf)
-        trials = self.trials
-        free = {s.candidate for s in self.outer.ranking.solved if s.free and s.mode == next(trials.modes(s.candidate.micro_batches))}
-        near = {c for c, needed in trials.needed.items() if needed <= TUNING.hopeful * trials.room(c)}
-        left = [c for c, seconds in trials.bounds.free.items() if c.stages == 1 and seconds < best and c not in free and c in near]
-        for candidate in sorted(left, key=lambda c: trials.bounds.free[c])[: TUNING.evaluated if self.outer.ranking.complete else 0]:
-            first = next(trials.modes(candidate.micro_batches))
+        solver = self.solver
+        free = {s.candidate for s in self.walk.ranking.solved if s.free and s.mode == next(solver.modes(s.candidate.micro_batches))}
+        near = {c for c, needed in solver.needed.items() if needed <= TUNING.hopeful * solver.room(c)}
+        left = [c for c, seconds in solver.bounds.free.items() if c.stages == 1 and seconds < best and c not in free and c in near]
+        for candidate in sorted(left, key=lambda c: solver.bounds.free[c])[: TUNING.evaluated if self.walk.ranking.complete else 0]:
+            first = next(solver.modes(candidate.micro_batches))
             whole = replace(first, zero=0) if self.request.zero is None and self.request.train else first
-            for mode, hidden in dict.fromkeys((m, h) for m in (first, whole) for h in (trials.hides(candidate), 0.0)):
+            for mode, hidden in dict.fromkeys((m, h) for m in (first, whole) for h in (solver.hides(candidate), 0.0)):
                 tables = self.tables(candidate, mode, hidden)
                 try:
                     solution = solve_within(tables, self.request.method, math.inf)
                 except Infeasible:  # not within the hosts' memory
                     continue
-                if solution.memory <= TUNING.hopeful * trials.room(candidate):
-                    draft = Draft.of(tables, solution, self._schedule(candidate, mode))
-                    if draft.memory.total <= trials.limit(candidate):
+                if solution.memory <= TUNING.hopeful * solver.room(candidate):
+                    draft = DraftProgram.of(tables, solution, self._schedule(candidate, mode))
+                    if draft.memory.total <= solver.limit(candidate):
                         yield draft.priced()
 
-    def _stored_whole(self, found: list[Found | Staged]) -> list[Found | Staged]:
+    def _stored_whole(self, found: list[PricedProgram | StagedProgram]) -> list[PricedProgram | StagedProgram]:
         """The best program with all parameters stored whole, where that may be as fast: the copies of gathers are in no table."""
-        if not found or self.request.zero is not None or not self.request.train or not self.outer.ranking.complete:
+        if not found or self.request.zero is not None or not self.request.train or not self.walk.ranking.complete:
             return []
         best = first_of(found)
-        mesh, stages = (best.assignment.mesh, 1) if isinstance(best, Found) else (best.parts[0].group.mesh, best.stages)
+        mesh, stages = (best.assignment.mesh, 1) if isinstance(best, PricedProgram) else (best.parts[0].group.mesh, best.stages)
         place = mesh, stages, best.schedule.micro_batches
-        for solved in self.outer.ranking.solved:
+        for solved in self.walk.ranking.solved:
             candidate = solved.candidate
             if (candidate.mesh, candidate.stages, candidate.micro_batches) == place:
                 with contextlib.suppress(Infeasible, NoAssignment):
-                    whole = self.trials.solve(candidate, replace(solved.mode, zero=0))
-                    whole = self.trials.cut(whole) if whole is not None and stages > 1 else whole
+                    whole = self.solver.solve(candidate, replace(solved.mode, zero=0))
+                    whole = self.solver.cut(whole) if whole is not None and stages > 1 else whole
                     if whole is not None and whole.seconds < TUNING.whole * best.seconds:
                         return [self.finish(whole)]
                 break
         return []
 
-    def _evaluate(self, found: list[Found | Staged]) -> dict[Solved, float]:
+    def _evaluate(self, found: list[PricedProgram | StagedProgram]) -> dict[Solved, float]:
         """Add the programs of the most promising solutions, at least `evaluated` in all; the seconds of each (infinite: none fits)."""
         evaluated: dict[Solved, float] = {}
         most = TUNING.tried if self.is_small else TUNING.tried // 2
@@ -149,59 +149,59 @@ class Finisher:
                 evaluated[solved] = math.inf
                 self.failures += [error] if solved.candidate.stages == 1 else []
             except KeyboardInterrupt as interrupt:
-                self.outer.ranking.complete = False
+                self.walk.ranking.complete = False
                 found += self._interrupted(solved, interrupt)
                 if not found:
                     raise
                 break
         return evaluated
 
-    def _other_modes(self, solved: Solved, seconds: float) -> Iterator[Found | Staged]:
+    def _other_modes(self, solved: Solved, seconds: float) -> Iterator[PricedProgram | StagedProgram]:
         """The programs of a candidate in other modes, where these promise to be faster: memory was not as free as the tables had it."""
-        for mode in self.trials.modes(solved.candidate.micro_batches):
+        for mode in self.solver.modes(solved.candidate.micro_batches):
             if mode == solved.mode:
                 continue
             try:
-                other = self.trials.solve(solved.candidate, mode)
+                other = self.solver.solve(solved.candidate, mode)
                 if other is not None and other.seconds < seconds:
                     yield self.finish(other)
             except Infeasible:
                 continue
 
-    def _interrupted(self, solved: Solved, interrupt: KeyboardInterrupt) -> list[Found | Staged]:
+    def _interrupted(self, solved: Solved, interrupt: KeyboardInterrupt) -> list[PricedProgram | StagedProgram]:
         """What an interrupted search of the whole graph had found, if it fits the memory."""
         if not isinstance(interrupt, Interrupted) or interrupt.best is None or solved.candidate.stages > 1:
             return []
         schedule = self._schedule(solved.candidate, solved.mode)
         found = evaluate(self.tables(solved.candidate, solved.mode), interrupt.best, schedule)
-        return [found] if found.estimate.memory.total <= self.trials.limit(solved.candidate) else []
+        return [found] if found.estimate.memory.total <= self.solver.limit(solved.candidate) else []
 
     def _ranked(self) -> list[Solved]:
         """The solved candidates by what the tables say; first the cheapest mode of each of the `evaluated` best."""
-        solved = self.outer.ranking.solved
+        solved = self.walk.ranking.solved
         first = list({entry.candidate: entry for entry in reversed(solved)}.values())
         first = sorted(first, key=solved.index)[:TUNING.evaluated]
         return first + [entry for entry in solved if entry not in first]
 
-    def finish(self, solved: Solved) -> Found | Staged:
+    def finish(self, solved: Solved) -> PricedProgram | StagedProgram:
         """The exact program of a candidate, with host memory where it needs more than the tables added up to; raises `Infeasible`."""
         try:
             found = self._finish(solved)
         except Infeasible:
-            if not self.trials.binds(solved.candidate, solved.mode):
+            if not self.solver.binds(solved.candidate, solved.mode):
                 raise
             return self._finish(solved)
-        if found.tightened and self.trials.binds(solved.candidate, solved.mode):
+        if found.tightened and self.solver.binds(solved.candidate, solved.mode):
             return first_of([found, self._finish(solved)])
         return found
 
-    def _finish(self, solved: Solved) -> Found | Staged:
+    def _finish(self, solved: Solved) -> PricedProgram | StagedProgram:
         """The program that its tables give."""
-        candidate, request, trials = solved.candidate, self.request, self.trials
+        candidate, request, solver = solved.candidate, self.request, self.solver
         schedule = self._schedule(candidate, solved.mode)
         if candidate.stages > 1:
             tables = self.tables(candidate, solved.mode, solved.hidden)
-            return staged([trials.group(candidate)], lambda _: tables, schedule, request, always=trials.always)
+            return best_pipeline([solver.group(candidate)], lambda _: tables, schedule, request, always=solver.always)
         if not self.is_small and (unfolded := self._unfolded(solved, schedule)) is not None:
             return unfolded
         found = [self._in_one(solved, schedule, solved.hidden)]
@@ -211,7 +211,7 @@ class Finisher:
             found.append(self._in_one(solved, schedule, 0.0, waits=0.5 * self._prices(candidate).longest_unit))
         return first_of(found)
 
-    def _unfolded(self, solved: Solved, schedule: Schedule) -> Found | None:
+    def _unfolded(self, solved: Solved, schedule: Schedule) -> PricedProgram | None:
         """The program of a folded solution, written out for the whole graph; None where it does not fit or a better one may exist.
 
         Without a limit equal layers cost the same wherever they stand, so that the folded optimum is the whole graph's.
@@ -219,52 +219,52 @@ class Finisher:
         if solved.solution.gap > TUNING.unfolded:
             return None
         others = [solved]
-        if solved.hidden > 0.0 and self.trials.hides(solved.candidate):
+        if solved.hidden > 0.0 and self.solver.hides(solved.candidate):
             with contextlib.suppress(Infeasible, NoAssignment):
-                others += [other] if (other := self.trials.solve(solved.candidate, solved.mode, hidden=0.0)) is not None else []
+                others += [other] if (other := self.solver.solve(solved.candidate, solved.mode, hidden=0.0)) is not None else []
         found = [self._written_out(one, schedule) for one in others]
-        fitting = [one for one in found if one.memory <= self.trials.limit(solved.candidate)]
+        fitting = [one for one in found if one.memory <= self.solver.limit(solved.candidate)]
         return first_of(fitting) if fitting else None
 
-    def _written_out(self, solved: Solved, schedule: Schedule) -> Found:
+    def _written_out(self, solved: Solved, schedule: Schedule) -> PricedProgram:
         """The program of a folded solution on the whole graph, in units that fit the memory if any do."""
-        analysis = self.subject.analysis(short=False, micro_batches=solved.candidate.micro_batches)
-        tables, choices = unfold(solved.tables, solved.solution.choices, self.subject.folding, analysis)
-        draft = Draft.of(tables, replace(solved.solution, choices=choices), schedule)
-        return thriftier(draft, self.trials.limit(solved.candidate)).priced()
+        analysis = self.folded.analysis(short=False, micro_batches=solved.candidate.micro_batches)
+        tables, choices = unfold(solved.tables, solved.solution.choices, self.folded.folding, analysis)
+        draft = DraftProgram.of(tables, replace(solved.solution, choices=choices), schedule)
+        return thriftier(draft, self.solver.limit(solved.candidate)).priced()
 
-    def _in_one(self, solved: Solved, schedule: Schedule, hidden: float, waits: float = 0.0) -> Found:
+    def _in_one(self, solved: Solved, schedule: Schedule, hidden: float, waits: float = 0.0) -> PricedProgram:
         """The program without stages, if that share of the gradients' reduction ran under the backward pass.
 
         A step is X + max(0, G - B), G the reduction of gradients and B the compute that can hide it: the maximum over l in [0, 1] of
         X + l (G - B). The two ends of l are tried, the upper one with the slowdown of what is hidden. What computation waits for, such as
         the values that it reads, comes behind what was begun before it on the same axis: `waits`, on average half of a unit's reduction.
         """
-        tables, limit = self.tables(solved.candidate, solved.mode, hidden, waits), self.trials.limit(solved.candidate)
-        room = max(limit - self.trials.always - solved.beyond, 0.0)
+        tables, limit = self.tables(solved.candidate, solved.mode, hidden, waits), self.solver.limit(solved.candidate)
+        room = max(limit - self.solver.always - solved.beyond, 0.0)
         return best_within(tables, method=self.request.method, limit=limit, room=room, schedule=schedule)
 
     def _prices(self, candidate: Candidate) -> MeshPrices:
-        return self.subject.prices(candidate.cluster, candidate.mesh, candidate.stages)
+        return self.folded.prices(candidate.cluster, candidate.mesh, candidate.stages)
 
     def _schedule(self, candidate: Candidate, mode: Mode) -> Schedule:
-        return self.trials.schedule(mode, candidate.micro_batches, [self._prices(candidate)], short=False)
+        return self.solver.schedule(mode, candidate.micro_batches, [self._prices(candidate)], short=False)
 
     def tables(self, candidate: Candidate, mode: Mode, hidden: float = 0.0, waits: float = 0.0) -> Tables:
         """The tables of the whole graph; the last candidate's parts are kept for its other modes."""
         if self.progress:
-            self.progress(len(self.outer.groups), len(self.outer.groups), str(candidate))
+            self.progress(len(self.walk.groups), len(self.walk.groups), str(candidate))
         request = self.request
-        analysis = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
-        work = replace(self.trials.work(candidate, mode, Counts(), short=False), hidden=hidden, waits=waits)
+        analysis = self.folded.analysis(short=False, micro_batches=candidate.micro_batches)
+        work = replace(self.solver.work(candidate, mode, Counts(), short=False), hidden=hidden, waits=waits)
         if self.known[0] != candidate:
             self.known = candidate, Known()
         whole, known = candidate.micro_batches == 1, self.known[1]
-        return self.trials.offering(request.tables(analysis, self._prices(candidate), work, whole=whole, known=known), candidate, mode)
+        return self.solver.offering(request.tables(analysis, self._prices(candidate), work, whole=whole, known=known), candidate, mode)
 
-    def _thriftiest(self) -> list[Found | Staged]:
+    def _thriftiest(self) -> list[PricedProgram | StagedProgram]:
         """Of the candidates without stages that need least memory, the first whose program fits."""
-        ranking = self.outer.ranking
+        ranking = self.walk.ranking
         misfits = [(misfit.needed, misfit.candidate, misfit.mode) for misfit in ranking.misfits]
         solved = [(solved.solution.memory, solved.candidate, solved.mode) for solved in ranking.solved]
         alone = sorted((entry for entry in (*misfits, *solved) if entry[1].stages == 1), key=lambda entry: entry[0])
@@ -278,25 +278,25 @@ class Finisher:
         for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 2 * TUNING.tried if self.is_small else TUNING.tried]:
             # What cannot fit is looked at only for the size that would do, and that of the first ones is as good as any.
             sure = looked < TUNING.evaluated or self.is_small
-            if not sure and self.trials.least_needed(candidate, mode) > TUNING.likely * self.trials.limit(candidate):
+            if not sure and self.solver.least_needed(candidate, mode) > TUNING.likely * self.solver.limit(candidate):
                 continue
             looked += 1
             try:
                 schedule = self._schedule(candidate, mode)
                 tables = self.tables(candidate, mode)
-                return [smallest(tables, method=self.request.method, limit=self.trials.limit(candidate), schedule=schedule)]
+                return [smallest(tables, method=self.request.method, limit=self.solver.limit(candidate), schedule=schedule)]
             except Infeasible as error:
                 self.failures.append(error)
         return []
 
     def _no_plan(self) -> NoPlanFits:
         # What stages would need is estimated, not shown by a plan: it is named only where there is nothing else.
-        staged = [misfit.needed + self.trials.always for misfit in self.outer.ranking.misfits]
+        best_pipeline = [misfit.needed + self.solver.always for misfit in self.walk.ranking.misfits]
         request = self.request
         limit, held = request.limit, request.host_on(request.cluster)
-        needed = min((error.minimum_memory for error in self.failures), default=min(staged, default=limit))
+        needed = min((error.minimum_memory for error in self.failures), default=min(best_pipeline, default=limit))
         pinned = request.offload == "optimizer" and math.isfinite(held)
-        hosted = self.trials.least_hosted() if pinned else 0.0
+        hosted = self.solver.least_hosted() if pinned else 0.0
         where = f"on {request.cluster.devices} devices"
         if hosted > held or (pinned and math.isinf(needed)):
             said = (

@@ -15,10 +15,10 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from autopar.runtime.checkpoint import PieceTensor, Run, in_pieces, pieces_of, runs_of
 from autopar.runtime.collectives import DeviceGroups
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.parameters import Storage
+from autopar.runtime.piece_tensors import PieceTensor, Run, in_pieces, pieces_of, runs_of
 from autopar.sharding.layout import parse_layout
 
 from .helpers import mesh_of

@@ -30,7 +30,7 @@ THRIFTY = (1 + 1e-9, 1.1, 1.25, 1.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class PricedProgram:
     """The best program on one mesh, without pipeline stages.
 
     `tightened`: the program of the tables' first solution did not fit the memory.
@@ -77,7 +77,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class DraftProgram:
     """A solution's program with its memory, before its timeline is played."""
 
     tables: Tables
@@ -87,35 +87,35 @@ class Draft:
     memory: Memory
 
     @staticmethod
-    def of(tables: Tables, solution: Solution, schedule: Schedule) -> Draft:
+    def of(tables: Tables, solution: Solution, schedule: Schedule) -> DraftProgram:
         """Decode a solution, and predict the memory of its program."""
         return _drafted(tables, solution, build_program(tables.analysis.graph, decode(tables, solution.choices)), schedule)
 
-    def under(self, schedule: Schedule) -> Draft:
+    def under(self, schedule: Schedule) -> DraftProgram:
         """The same program under another schedule."""
         return _drafted(self.tables, self.solution, self.program, schedule)
 
-    def priced(self, *, tightened: bool = False) -> Found:
+    def priced(self, *, tightened: bool = False) -> PricedProgram:
         """The program with its price."""
         tables = self.tables
         figures = estimate(self.plan, tables.analysis, tables.prices, optimizer=tables.optimizer, memory=self.memory)
-        return Found(
+        return PricedProgram(
             tables=tables, solution=self.solution, assignment=self.program.assignment, plan=self.plan, estimate=figures, tightened=tightened
         )  # fmt: skip
 
 
-def _drafted(tables: Tables, solution: Solution, program: Program, schedule: Schedule) -> Draft:
+def _drafted(tables: Tables, solution: Solution, program: Program, schedule: Schedule) -> DraftProgram:
     plan = scheduled(program, schedule)
     memory = predicted_memory(plan, tables.analysis, optimizer=tables.optimizer, composite=tables.prices.cluster.backend == "gloo")
-    return Draft(tables=tables, solution=solution, program=program, plan=plan, memory=memory)
+    return DraftProgram(tables=tables, solution=solution, program=program, plan=plan, memory=memory)
 
 
-def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> Found:
+def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> PricedProgram:
     """Decode a solution and price its program."""
-    return Draft.of(tables, solution, schedule).priced()
+    return DraftProgram.of(tables, solution, schedule).priced()
 
 
-def thriftier(draft: Draft, limit: float) -> Draft:
+def thriftier(draft: DraftProgram, limit: float) -> DraftProgram:
     """The same solution with smaller units of parameters, until it fits or they save nothing.
 
     Smaller units keep fewer gathered bytes alive at once.
@@ -135,11 +135,11 @@ def thriftier(draft: Draft, limit: float) -> Draft:
     return draft
 
 
-def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedule: Schedule = PLAIN) -> Found:
+def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedule: Schedule = PLAIN) -> PricedProgram:
     """The program of a solution, or of one with less memory if that program exceeds `limit`."""
     allowed = limit
     for number in range(MEMORY_TRIES):
-        draft = thriftier(Draft.of(tables, solution, schedule), limit)
+        draft = thriftier(DraftProgram.of(tables, solution, schedule), limit)
         over = draft.memory.total - limit
         if over <= 0:
             return draft.priced(tightened=number > 0)
@@ -152,7 +152,7 @@ def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedu
     return smallest(tables, method=method, limit=limit, schedule=schedule)
 
 
-def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = PLAIN) -> Found:
+def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = PLAIN) -> PricedProgram:
     """The first program that fits, of several solutions of little memory; `Infeasible` if none does.
 
     The tables add memory up operator by operator, but the program has its peak at one moment, so the solution of least
@@ -166,20 +166,20 @@ def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = 
     except Infeasible as error:
         limits = tuple(error.minimum_memory * factor for factor in THRIFTY)
         solution = solve_within(tables, method, limits[0])
-    best, seen = thriftier(Draft.of(tables, solution, schedule), limit), {solution.choices}
+    best, seen = thriftier(DraftProgram.of(tables, solution, schedule), limit), {solution.choices}
     for tried in limits[1:] if tables.least_stored() <= limit else ():
         if best.memory.total <= limit:
             break
         solution = solve_within(tables, method, tried)
         if solution.choices not in seen:
             seen.add(solution.choices)
-            best = min(best, thriftier(Draft.of(tables, solution, schedule), limit), key=lambda draft: draft.memory.total)
+            best = min(best, thriftier(DraftProgram.of(tables, solution, schedule), limit), key=lambda draft: draft.memory.total)
     if best.memory.total <= limit:
         return best.priced(tightened=True)
     raise Infeasible(best.memory.total, limit)
 
 
-def best_within(tables: Tables, *, method: str, limit: float, room: float, schedule: Schedule = PLAIN) -> Found:
+def best_within(tables: Tables, *, method: str, limit: float, room: float, schedule: Schedule = PLAIN) -> PricedProgram:
     """The best program within `limit` bytes; `room`: the bytes of it that the tables may fill."""
     try:
         return fit(tables, solve_within(tables, method, room), method=method, limit=limit, schedule=schedule)

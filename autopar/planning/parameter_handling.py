@@ -26,7 +26,7 @@ from autopar.costmodel.step.pricing import MeshPrices
 from ..ir import Tensor
 from ..sharding.layout import Kind, Layout
 from ..sharding.schedule import Schedule, Types
-from .work import Work
+from .multiplicities import Multiplicities
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -80,7 +80,7 @@ class Handling:
     add_used: Floats
     add_stored: Floats
 
-    def seconds(self, work: Work) -> Floats:
+    def seconds(self, work: Multiplicities) -> Floats:
         """Seconds of a step."""
         ahead, back = work.gathers
         apart = self.apart if work.zero >= 2 else 0.0
@@ -88,7 +88,7 @@ class Handling:
         moved = ahead * self.gather + back * self.reduce + work.once * self.sum
         return moved + apart + work.passes * self.each(work) + first
 
-    def each(self, work: Work) -> Floats:
+    def each(self, work: Multiplicities) -> Floats:
         """Seconds of every further pass for casting and adding a gradient."""
         added = np.where(self.gather > 0, self.add_used, self.add_stored) if work.zero == 1 else self.add_stored
         return self.cast + added if work.accumulating else self.cast

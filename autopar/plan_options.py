@@ -25,7 +25,7 @@ from .sharding.schedule import PLAINLY, Reductions, Types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PlanOptions:
     """The arguments of `autopar.plan` except the model and `progress`.
 
     `pins` may be any restriction. `fewer`: whether devices may stay idle. `reductions`: how gradients are reduced.

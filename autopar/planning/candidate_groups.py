@@ -9,16 +9,16 @@ from dataclasses import replace
 from ..sharding.mesh import Mesh
 from .bounds import Bounds
 from .candidates import LARGE, Candidate, meshes, stage_counts
+from .folded_model import FoldedModel
 from .request import Request
-from .subject import Subject
 from .tuning import TUNING
 
 
-class Places:
+class CandidateGroups:
     """The candidates of a request, mesh by mesh."""
 
-    def __init__(self, subject: Subject, request: Request, bounds: Bounds) -> None:
-        self.subject, self.request, self.bounds = subject, request, bounds
+    def __init__(self, folded: FoldedModel, request: Request, bounds: Bounds) -> None:
+        self.folded, self.request, self.bounds = folded, request, bounds
 
     def groups(self, devices: int) -> Iterator[tuple[list[Candidate], list[Candidate]]]:
         """For every mesh of so many devices: the candidates to try, and all candidates, in case pins forbid those."""
@@ -39,14 +39,14 @@ class Places:
         """
         stages, mesh = group[0].stages, group[0].mesh
         filled = 1 if stages == 1 else TUNING.filled * stages
-        split = max(self.subject.batch // (mesh.shape[0] if mesh.shape else 1), 1)
+        split = max(self.folded.batch // (mesh.shape[0] if mesh.shape else 1), 1)
         counts = (filled, split) if split < filled / 2 and group[0].cluster.devices > LARGE else (filled,)
         return [sorted(group, key=lambda c: (abs(math.log(c.micro_batches / count)), c.micro_batches)) for count in counts]
 
     def _stage_counts(self, devices: int) -> Iterator[int]:
         """The numbers of stages to try on so many devices."""
-        request, cuts = self.request, len(self.subject.cuts) - 1
-        if not request.train or self.subject.batch == 1:
+        request, cuts = self.request, len(self.folded.cuts) - 1
+        if not request.train or self.folded.batch == 1:
             cuts = 0
         yield from (stages for stages in stage_counts(devices, cuts) if request.stages in (None, stages))
 
@@ -58,5 +58,5 @@ class Places:
 
     def _micro_batches(self, stages: int, *, every: bool) -> list[int]:
         """The numbers of micro-batches to try with so many stages, or `every` possible one."""
-        counts = self.subject.micro_batches(stages, self.request.micro_batches, every=every)
+        counts = self.folded.micro_batches(stages, self.request.micro_batches, every=every)
         return [count for count in counts if stages == 1 or self.bounds.schedules(stages, count)]

@@ -21,11 +21,11 @@ from autopar.errors import AutoparError, NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.order.schedules import in_flight
 from autopar.planning.candidates import device_counts, meshes, micro_batch_counts, stage_counts
-from autopar.planning.outer import Outer
+from autopar.planning.folded_model import FoldedModel
 from autopar.planning.planner import search_plan
 from autopar.planning.request import HEADROOM, Request
-from autopar.planning.solved import Mode
-from autopar.planning.subject import Subject
+from autopar.planning.solved_candidate import Mode
+from autopar.planning.walk import Walk
 from autopar.schemes.pinning import stage_mesh
 
 SMALL: dict[str, Any] = {"hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "vocab": 1024, "sequence": 256, "dropout": False}
@@ -197,34 +197,34 @@ def test_impossible_pins_say_why(pins: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize("memory", [None, pytest.param(60e6, marks=(pytest.mark.slow, pytest.mark.ci))])
 def test_the_bound_holds_for_every_candidate(memory: float | None) -> None:
     """No candidate that is solved costs less than the bound that put it in its place."""
-    outer = Outer(Subject(graph_of(), train=True), Request(cluster=cluster_of(8), memory=memory))
-    outer._bound_all(None)
-    bounds = dict(outer.standing.waiting)
-    ranking = outer.run()
+    walk = Walk(FoldedModel(graph_of(), train=True), Request(cluster=cluster_of(8), memory=memory))
+    walk._bound_all(None)
+    bounds = dict(walk.standing.waiting)
+    ranking = walk.run()
     assert len(bounds) > 20 and ranking.solved
     for solved in ranking.solved:
         if solved.candidate in bounds:
             assert bounds[solved.candidate] <= solved.seconds * (1 + 1e-9)
     assert ranking.bound <= ranking.solved[0].seconds
     # What was left is bounded by what was solved on the same mesh with fewer micro-batches.
-    assert any(bound > bounds[candidate] for candidate, bound in outer.standing.waiting.items())
-    free = Outer(outer.subject, Request(cluster=cluster_of(8)))
+    assert any(bound > bounds[candidate] for candidate, bound in walk.standing.waiting.items())
+    free = Walk(walk.folded, Request(cluster=cluster_of(8)))
     # Of what was tried, only the modes that were left out wait.
     tried = {entry.candidate for entry in (*ranking.solved, *ranking.misfits)}
-    for candidate, bound in outer.standing.waiting.items():
+    for candidate, bound in walk.standing.waiting.items():
         if candidate not in tried:
-            solved = free.trials.solve(candidate, next(free.trials.modes(candidate.micro_batches)))
+            solved = free.solver.solve(candidate, next(free.solver.modes(candidate.micro_batches)))
             assert solved is not None and bound <= solved.seconds * (1 + 1e-9), candidate
 
 
 def test_what_a_false_promise_kept_out_is_looked_at() -> None:
     """A solution that falls short makes room for candidates that it had pruned."""
-    outer = Outer(Subject(graph_of(), train=True), Request(cluster=cluster_of(8)))
-    first = outer.run().solved[0]
-    tried = {solved.candidate for solved in outer.ranking.solved}
-    outer.settle(dict.fromkeys(outer.ranking.solved, np.inf))
-    assert not outer.ranking.solved
-    again = outer.run()
+    walk = Walk(FoldedModel(graph_of(), train=True), Request(cluster=cluster_of(8)))
+    first = walk.run().solved[0]
+    tried = {solved.candidate for solved in walk.ranking.solved}
+    walk.settle(dict.fromkeys(walk.ranking.solved, np.inf))
+    assert not walk.ranking.solved
+    again = walk.run()
     assert again.solved and not {solved.candidate for solved in again.solved} & tried
     assert again.solved[0].seconds >= first.seconds * (1 - 5e-3)
 
@@ -253,14 +253,14 @@ def test_pins_that_no_pool_can_meet_alone_are_met_by_all_together() -> None:
 def test_an_interrupt_in_the_second_pool_leaves_the_plan_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     between = replace(load_cluster("dgx-h100").levels[-1], name="between")
     mixed = join("mixed", [cluster_of(2, "dgx-a100"), cluster_of(2)], between=between)
-    run = Outer.run
+    run = Walk.run
 
-    def interrupted(self: Outer, progress: Any = None) -> Any:
+    def interrupted(self: Walk, progress: Any = None) -> Any:
         if self.request.cluster.name == "dgx-h100":
             raise KeyboardInterrupt
         return run(self, progress)
 
-    monkeypatch.setattr(Outer, "run", interrupted)
+    monkeypatch.setattr(Walk, "run", interrupted)
     plan = search_plan(graph_of(), Request(cluster=mixed))
     assert not plan.provenance.complete and plan.provenance.lower_bound == 0.0 and plan.provenance.gap is None
 
@@ -275,16 +275,16 @@ def test_an_interrupt_leaves_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatc
     """The interrupt comes after a few candidates: the plan is valid, says that it is not complete, and its gap counts what was left."""
     graph, request = graph_of(), Request(cluster=cluster_of(8))
     complete = search_plan(graph, request)
-    tried = Outer._try
+    tried = Walk._try
     calls: list[object] = []
 
-    def interrupted(self: Outer, entry: Any) -> None:
+    def interrupted(self: Walk, entry: Any) -> None:
         calls.append(entry)
         if len(calls) == 3:
             raise KeyboardInterrupt
         tried(self, entry)
 
-    monkeypatch.setattr(Outer, "_try", interrupted)
+    monkeypatch.setattr(Walk, "_try", interrupted)
     plan = search_plan(graph, request)
     assert len(calls) == 3 and not plan.provenance.complete and complete.provenance.complete
     assert plan.predicted.step >= complete.predicted.step * (1 - 1e-9)

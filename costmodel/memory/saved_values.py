@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from autopar.ir import Graph, Operator, Role
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.rules import RULES, Call
-from autopar.sharding.rules.saved import Keeps, Made, backward_scratch, drops, keeps, passes_gradient, shares_memory
+from autopar.sharding.rules.saved_for_backward import Keeps, Made, backward_scratch, drops, keeps, passes_gradient, shares_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.planning.bounds import Bounds
-from autopar.planning.early import SHARE, Reading
-from autopar.planning.expected import tables_alone
-from autopar.planning.finishing import Finisher
-from autopar.planning.outer import Outer
+from autopar.planning.first_parameters import SHARE, Reading
+from autopar.planning.folded_model import FoldedModel
+from autopar.planning.pipeline_estimate import tables_alone
 from autopar.planning.planner import search_plan
+from autopar.planning.program_search import ProgramSearch
 from autopar.planning.request import Request
-from autopar.planning.subject import Subject
+from autopar.planning.walk import Walk
 from autopar.schemes.pinning import stage_mesh
 from autopar.search import solve
 
@@ -24,51 +24,51 @@ SHAPE = Shape(layers=2, hidden=256, heads=4, kv_heads=4, ffn=1024, vocab=32768, 
 CLUSTER = load_cluster("dgx-h100").sized(8)
 
 
-def _reading(subject: Subject) -> Reading:
-    tables, _ = tables_alone(subject.analysis(short=True), CLUSTER, subject.counts)
+def _reading(folded: FoldedModel) -> Reading:
+    tables, _ = tables_alone(folded.analysis(short=True), CLUSTER, folded.counts)
     return Reading(tables, solve(tables.graph))
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 4)])
 def test_the_embedding_is_read_first(sizes: tuple[int, ...]) -> None:
     """On one axis all that is read at the very beginning is early, on several the largest; nothing but rounding comes before it."""
-    subject = Subject(transformer(SHAPE, batch=8).graph, train=True)
-    reading = _reading(subject)
+    folded = FoldedModel(transformer(SHAPE, batch=8).graph, train=True)
+    reading = _reading(folded)
     found = reading.on(stage_mesh(CLUSTER, sizes))
     first = {name for name, (_, before) in reading.early.items() if before == 0.0}
-    assert "embed.weight" in found.readers and found.readers["embed.weight"] in {op.name for op in subject.graph.operators[:2]}
+    assert "embed.weight" in found.readers and found.readers["embed.weight"] in {op.name for op in folded.graph.operators[:2]}
     assert first >= {*found.readers} if len(sizes) > 1 else first <= {*found.readers}
     assert len(found.readers) == 1 or len(sizes) == 1
-    tables, _ = tables_alone(subject.analysis(short=True), CLUSTER, subject.counts)
+    tables, _ = tables_alone(folded.analysis(short=True), CLUSTER, folded.counts)
     assert found.before <= SHARE * solve(tables.graph).cost / 8
 
 
 def test_stages_have_none_and_neither_has_an_inference() -> None:
     mesh = stage_mesh(CLUSTER, (4,), 2)
     graph = transformer(SHAPE, batch=8).graph
-    assert not Bounds(Subject(graph, train=True), Request(cluster=CLUSTER)).early(2, mesh).readers
-    assert not Bounds(Subject(graph, train=False), Request(cluster=CLUSTER, train=False)).early(1, mesh).readers
+    assert not Bounds(FoldedModel(graph, train=True), Request(cluster=CLUSTER)).early(2, mesh).readers
+    assert not Bounds(FoldedModel(graph, train=False), Request(cluster=CLUSTER, train=False)).early(1, mesh).readers
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 4)])
 def test_a_large_embedding_is_priced_as_it_is_played(sizes: tuple[int, ...]) -> None:
     """The embedding is most of this model's bytes: were its way taken to be hidden, the tables would promise much less than the program."""
     request = Request(cluster=CLUSTER, fewer=False, stages=1, micro_batches=1, mesh=stage_mesh(CLUSTER, sizes))
-    outer = Outer(Subject(transformer(SHAPE, batch=8).graph, train=True), request)
-    solved = outer.run().solved[0]
-    program = Finisher(outer).finish(solved).seconds
-    assert outer.ranking.bound <= program <= 1.1 * solved.seconds
+    walk = Walk(FoldedModel(transformer(SHAPE, batch=8).graph, train=True), request)
+    solved = walk.run().solved[0]
+    program = ProgramSearch(walk).finish(solved).seconds
+    assert walk.ranking.bound <= program <= 1.1 * solved.seconds
 
 
 def test_fewer_ranks_of_one_host_have_its_memory() -> None:
     """One rank has all of a host's memory, of which eight have an eighth each: more ranks never make the plan slower."""
     local = load_cluster("local-cpu")
-    subject = Subject(transformer(SHAPE, batch=8).graph, train=True)
-    alone = search_plan(subject.graph, Request(cluster=local.sized(1)))
+    folded = FoldedModel(transformer(SHAPE, batch=8).graph, train=True)
+    alone = search_plan(folded.graph, Request(cluster=local.sized(1)))
     scale = 3 * alone.predicted.memory / local.sized(1).device.memory_capacity
     small = replace(local, device=replace(local.device, memory_capacity=scale * local.device.memory_capacity, reserved=0.0))
     assert small.sized(8).device.usable_memory < alone.predicted.memory < small.sized(1).device.usable_memory
-    steps = [search_plan(subject.graph, Request(cluster=small.sized(ranks))).predicted.step for ranks in (1, 8)]
+    steps = [search_plan(folded.graph, Request(cluster=small.sized(ranks))).predicted.step for ranks in (1, 8)]
     assert steps[1] <= steps[0] * (1 + 1e-9)
 
 

@@ -18,7 +18,7 @@ from ..sharding.mesh import Mesh
 from ..sharding.program import Assignment, Program, build_program
 from ..sharding.schedule import Schedule
 from .decoding import decode
-from .figures import Figures, figures_of
+from .operator_costs import OperatorCosts, operator_costs
 from .pipeline_parts import Pipeline, Place, schedules_for
 from .pipelines import Cutter
 from .request import Request
@@ -33,11 +33,11 @@ SURE, TIGHTEST = 1.1, 0.7
 AGAIN = 2
 """How often this is done for an interleaved schedule's sake."""
 
-Expand = Callable[[Figures], Figures]
+Expand = Callable[[OperatorCosts], OperatorCosts]
 """Figures of the model from those of the graph that was solved."""
 
 
-def unfolded(figures: Figures) -> Figures:
+def unfolded(figures: OperatorCosts) -> OperatorCosts:
     """The tables' graph is the model itself."""
     return figures
 
@@ -72,11 +72,11 @@ class Part:
     solution: Solution
     assignment: Assignment
     program: Program
-    figures: Figures
+    figures: OperatorCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
+class StagedProgram:
     """A pipeline: the parts in the order of their stages, and where the model is cut; `tightened` as of `Found`."""
 
     parts: tuple[Part, ...]
@@ -127,10 +127,10 @@ class Staged:
         return (self.seconds, self.stages, len(self.parts[0].assignment.mesh.axes) + 1)
 
 
-def staged(
+def best_pipeline(
     groups: Sequence[Group], tables: Callable[[Group], Tables], schedule: Schedule, request: Request, *, always: float,
     expand: Expand = unfolded, solved: Solution | None = None,
-) -> Staged:  # fmt: skip
+) -> StagedProgram:  # fmt: skip
     """The best pipeline on the groups, whose stages leave each device `always` bytes for inputs and constants; raises `Infeasible`.
 
     `expand`: makes the figures of the model from those of the tables' graph. `solved`: the solution of the one group within its memory,
@@ -140,7 +140,7 @@ def staged(
     rooms = _rooms(groups, request, always)
     allowed = [group.stages * room / group.share for group, room in zip(groups, rooms, strict=True)]
     above, below, least = allowed, None, math.inf  # limits on the tables whose solutions cannot, and can, be cut
-    best: Staged | None = None
+    best: StagedProgram | None = None
     for number in range(TRIES):
         try:
             known = (_part(groups[0], made[0], solved, schedule, expand),) if number == 0 and solved is not None else None
@@ -158,7 +158,7 @@ def staged(
             allowed = _between(above, below) if below else _tighter(groups, above, max(needed - min(rooms), 0.0))
             continue
         if best is None or pipeline.step < best.pipeline.step:
-            best = Staged(parts=parts, pipeline=pipeline, schedule=schedule, tightened=number > 0)
+            best = StagedProgram(parts=parts, pipeline=pipeline, schedule=schedule, tightened=number > 0)
         if number == 0 or below:
             break
         below, allowed = allowed, _between(above, allowed)
@@ -186,7 +186,7 @@ def _tighter(groups: Sequence[Group], used: Sequence[float], over: float) -> lis
     ]
 
 
-def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
+def interleaved(found: StagedProgram, request: Request, *, always: float) -> StagedProgram:
     """Retry with lower-memory strategies if these admit a faster interleaved schedule, which keeps more in flight."""
     best, parts = found, found.parts
     groups = [part.group for part in parts]
@@ -205,11 +205,11 @@ def interleaved(found: Staged, request: Request, *, always: float) -> Staged:
         cutter, pairs = _cutter(parts, rooms, found.schedule, request)
         pipeline = cutter.best(pairs)
         if pipeline is not None and pipeline.step < best.pipeline.step:
-            best = Staged(parts=parts, pipeline=pipeline, schedule=found.schedule, tightened=True)
+            best = StagedProgram(parts=parts, pipeline=pipeline, schedule=found.schedule, tightened=True)
     return best
 
 
-def recut(found: Staged, solutions: Sequence[Solution], request: Request, *, always: float) -> tuple[Staged | None, float]:
+def recut(found: StagedProgram, solutions: Sequence[Solution], request: Request, *, always: float) -> tuple[StagedProgram | None, float]:
     """The pipeline with other solutions of its parts (None: no cut fits), and bytes of the fullest device."""
     pairs = zip(found.parts, solutions, strict=True)
     parts = tuple(_part(part.group, part.tables, solution, found.schedule, unfolded) for part, solution in pairs)
@@ -234,7 +234,7 @@ def _parts(
 def _part(group: Group, tables: Tables, solution: Solution, schedule: Schedule, expand: Expand) -> Part:
     assignment = decode(tables, solution.choices)
     program = build_program(tables.analysis.graph, assignment)
-    figures = figures_of(program, tables.analysis, tables.prices, optimizer=tables.optimizer, schedule=schedule)
+    figures = operator_costs(program, tables.analysis, tables.prices, optimizer=tables.optimizer, schedule=schedule)
     return Part(group=group, tables=tables, solution=solution, assignment=assignment, program=program, figures=expand(figures))
 
 

@@ -10,12 +10,12 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.planning.finishing import Finisher
-from autopar.planning.found import evaluate
-from autopar.planning.once import exposed_seconds
-from autopar.planning.outer import Outer
+from autopar.planning.folded_model import FoldedModel
+from autopar.planning.parameter_traffic import exposed_seconds
+from autopar.planning.priced_program import evaluate
+from autopar.planning.program_search import ProgramSearch
 from autopar.planning.request import Request
-from autopar.planning.subject import Subject
+from autopar.planning.walk import Walk
 from autopar.schemes.pinning import stage_mesh
 from autopar.search import solve
 from autopar.sharding.schedule import Types
@@ -42,23 +42,23 @@ ROWS: list[tuple[Shape, tuple[int, ...], float, dict[str, Any]]] = [
 def test_the_tables_add_up_to_the_program(shape: Shape, sizes: tuple[int, ...], tolerance: float, fixed: dict[str, Any]) -> None:
     """What is left between the two, units of few parameters and what runs under what, is in no candidate's rank: it is played."""
     request = Request(cluster=CLUSTER, fewer=False, stages=1, mesh=stage_mesh(CLUSTER, sizes), **fixed)
-    outer = Outer(Subject(transformer(shape, batch=32).graph, train=True), request)
-    solved = outer.run().solved[0]
-    work = outer.trials.work(solved.candidate, solved.mode, outer.subject.counts, short=True)
+    walk = Walk(FoldedModel(transformer(shape, batch=32).graph, train=True), request)
+    solved = walk.run().solved[0]
+    work = walk.solver.work(solved.candidate, solved.mode, walk.folded.counts, short=True)
     summed = solved.solution.cost + exposed_seconds(solved.tables, solved.solution, replace(work, hidden=solved.hidden), work.hidden)
     assert summed == pytest.approx(solved.seconds, rel=tolerance)
-    program = Finisher(outer).finish(solved).seconds
+    program = ProgramSearch(walk).finish(solved).seconds
     assert 0.99 * solved.seconds <= program <= solved.seconds * (1 + 1e-9)
 
 
 def test_a_folded_solution_has_the_step_of_the_whole_graph() -> None:
     """Every operator and tensor takes what was chosen for the one that stands for it: against the whole graph's own solution."""
     request = Request(cluster=CLUSTER, fewer=False, stages=1, mesh=stage_mesh(CLUSTER, (2, 4)), zero=1, micro_batches=2)
-    outer = Outer(Subject(transformer(WIDE, batch=32).graph, train=True), request)
-    solved = outer.run().solved[0]
-    finisher, candidate = Finisher(outer), solved.candidate
+    walk = Walk(FoldedModel(transformer(WIDE, batch=32).graph, train=True), request)
+    solved = walk.run().solved[0]
+    finisher, candidate = ProgramSearch(walk), solved.candidate
     tables = finisher.tables(candidate, solved.mode, solved.hidden)
     assert len(tables.variables) > len(solved.tables.variables)
-    schedule = outer.trials.schedule(solved.mode, candidate.micro_batches, [tables.prices], short=False)
+    schedule = walk.solver.schedule(solved.mode, candidate.micro_batches, [tables.prices], short=False)
     found = evaluate(tables, solve(tables.graph), schedule)
     assert found.seconds == pytest.approx(solved.seconds, rel=1e-9)

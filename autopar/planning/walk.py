@@ -21,27 +21,27 @@ from dataclasses import replace
 
 from autopar.search import Infeasible, NoAssignment
 
+from .candidate_groups import CandidateGroups
+from .candidate_solver import CandidateSolver
 from .candidates import LARGE, Candidate, device_counts, halves, meshes, splits
-from .places import Places
+from .folded_model import FoldedModel
 from .ranking import Misfit, Progress, Ranking
 from .request import Request
-from .solved import Mode, Solved
+from .solved_candidate import Mode, Solved
 from .standing import Standing
-from .subject import Subject
-from .trials import Trials
 from .tuning import TUNING
 
 
-class Outer:
+class Walk:
     """The walk over the candidates of a request; `standing`: what is known of them before they are solved."""
 
-    def __init__(self, subject: Subject, request: Request) -> None:
-        self.subject, self.request = subject, request
-        self.trials = Trials(subject, request)
-        self.places = Places(subject, request, self.trials.bounds)
+    def __init__(self, folded: FoldedModel, request: Request) -> None:
+        self.folded, self.request = folded, request
+        self.solver = CandidateSolver(folded, request)
+        self.places = CandidateGroups(folded, request, self.solver.bounds)
         self.ranking = Ranking()
         self.groups: list[list[Candidate]] = []
-        self.standing = Standing(self.trials.bounds, self.ranking, self.trials.room, self.trials.modes)
+        self.standing = Standing(self.solver.bounds, self.ranking, self.solver.room, self.solver.modes)
         self.forbidden: set[Candidate] = set()
         self.fewest = False
 
@@ -54,8 +54,8 @@ class Outer:
         try:
             self._run(progress)
         except KeyboardInterrupt:
-            if self.trials.left is not None:
-                self._add(self.trials.left)
+            if self.solver.left is not None:
+                self._add(self.solver.left)
             if not found.solved:
                 raise
             found.complete = False
@@ -92,7 +92,7 @@ class Outer:
         self._use_fewer(progress)
         self._split_further()
         self._count_all()
-        self.standing.raise_least(self.trials.surely)
+        self.standing.raise_least(self.solver.surely)
         if progress:
             progress(len(self.groups), len(self.groups), "done")
 
@@ -126,7 +126,7 @@ class Outer:
             return  # what does not fit many devices does not fit fewer
         best, known = self.ranking.solved[0].seconds, len(self.groups)
         for devices in halves(request.cluster.devices):
-            if self.trials.bounds.least_seconds(devices) < (1 - TUNING.close) * best:
+            if self.solver.bounds.least_seconds(devices) < (1 - TUNING.close) * best:
                 self._bound_groups(self.places.groups(devices), progress)
         self.groups[known:] = sorted(self.groups[known:], key=self.standing.of_group)
         for group in self.groups[known:]:
@@ -169,7 +169,7 @@ class Outer:
         alone = [pair for pair in pairs if pair[0][0].stages == 1] if given <= LARGE else []
         staged = [pair for pair in pairs if pair not in alone]
         # By the arithmetic, should an interrupt come before they are bounded.
-        self.standing.ahead = min((self.trials.bounds.least_waiting(c) for few, _ in staged for c in few), default=math.inf)
+        self.standing.ahead = min((self.solver.bounds.least_waiting(c) for few, _ in staged for c in few), default=math.inf)
         self._bound_groups(alone, progress)
         self.groups.sort(key=self.standing.of_group)
         for group in self.groups if staged else ():
@@ -200,12 +200,12 @@ class Outer:
             return
         left: list[Mode] = []
         done: list[Mode] = []
-        for mode in self.trials.modes(candidate.micro_batches):
+        for mode in self.solver.modes(candidate.micro_batches):
             if any(mode.repeats(other) for other in (*left, *done)):
                 continue
             below = (1 + TUNING.close) * found.solved[0].seconds if found.solved and not all_modes else math.inf
             try:
-                solved = self.trials.solve(candidate, mode, below=below)
+                solved = self.solver.solve(candidate, mode, below=below)
                 cut = self._cut(solved) if solved is not None else None
             except Infeasible as error:
                 needed = error.minimum_memory / candidate.stages
@@ -229,7 +229,7 @@ class Outer:
         """What is expected to be near the best is ranked by its program, a pipeline by its cuts; raises `Infeasible` where none fits."""
         best = self.ranking.solved[:1]
         far = bool(best) and solved.seconds >= TUNING.cut * best[0].seconds
-        return solved if far else self.trials.cut(solved)
+        return solved if far else self.solver.cut(solved)
 
     def _add(self, solved: Solved) -> None:
         self.ranking.solved.append(solved)
@@ -240,7 +240,7 @@ class Outer:
         best = self.ranking.solved[0] if self.ranking.solved else None
         if best is not None and best.candidate.stages > 1 and best.hidden:
             with contextlib.suppress(Infeasible, NoAssignment):
-                other = self.trials.solve(best.candidate, best.mode, hidden=0.0)
+                other = self.solver.solve(best.candidate, best.mode, hidden=0.0)
                 if other is not None:
                     self._add(self._cut(other))
 
@@ -253,7 +253,7 @@ class Outer:
         every = meshes(best.candidate.cluster, best.candidate.stages)
         for mesh in [mesh for mesh in every if splits(best.candidate.mesh, mesh)][: TUNING.finer]:
             with contextlib.suppress(Infeasible, NoAssignment):
-                found.append(self.trials.solve(replace(best.candidate, mesh=mesh), best.mode, below=best.seconds))
+                found.append(self.solver.solve(replace(best.candidate, mesh=mesh), best.mode, below=best.seconds))
         fastest = min((solved for solved in found if solved is not None), key=lambda s: s.seconds, default=best)
         if fastest.seconds < (1 - TUNING.gain) * best.seconds:
             with contextlib.suppress(Infeasible):

@@ -21,9 +21,9 @@ from autopar.search import Solution, solve
 
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
-from .expected import tables_alone
+from .multiplicities import Counts
+from .pipeline_estimate import tables_alone
 from .tables import Tables
-from .work import Counts
 
 SHARE = 2e-3
 """The share of a step's computation that counts as nearly zero."""

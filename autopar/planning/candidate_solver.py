@@ -16,34 +16,34 @@ from autopar.order.schedules import in_flight
 from autopar.search import Infeasible, Interrupted, Solution, nearly
 
 from ..sharding.schedule import Schedule
-from .beyond import bytes_beyond
 from .bounds import Bounds
 from .candidates import Candidate
-from .early import NONE
-from .once import exposed_seconds, hideable, most_hideable
+from .first_parameters import NONE
+from .folded_model import FoldedModel
+from .memory_beyond_tables import bytes_beyond
+from .multiplicities import Counts, Multiplicities
+from .parameter_traffic import exposed_seconds, hideable, most_hideable
+from .pipeline_search import Group, StagedProgram, best_pipeline
 from .request import Request
-from .solved import Mode, Solved
+from .solved_candidate import Mode, Solved
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
-from .staged import Group, Staged, staged
-from .subject import Subject
 from .tables import Tables
 from .tuning import TUNING
 from .unfolding import whole_seconds
 from .within import least_within, without_gradients
-from .work import Counts, Work
 
 
-class Trials:
+class CandidateSolver:
     """The candidates of a request, each solved when it is asked for.
 
     `needed`: the bytes of the program whose solution's bound is in `bounds.free`. `left`: what an interrupted solution had found.
     """
 
-    def __init__(self, subject: Subject, request: Request) -> None:
-        self.subject, self.request = subject, request
-        self.always = certain_bytes(subject.analysis(short=False))
+    def __init__(self, folded: FoldedModel, request: Request) -> None:
+        self.folded, self.request = folded, request
+        self.always = certain_bytes(folded.analysis(short=False))
         self.left: Solved | None = None
-        self.bounds = Bounds(subject, request)
+        self.bounds = Bounds(folded, request)
         self.needed: dict[Candidate, float] = {}
         self.binding: set[tuple[Candidate, Mode]] = set()
 
@@ -53,20 +53,20 @@ class Trials:
         """Recompute and ZeRO, as far as they are not fixed; what costs least time first."""
         request = self.request
         zeros = [1, 2, 3] if micro_batches > 1 else [1, 3]
-        recomputes = ["none", "selective", "full"] if request.train and self.subject.runs else ["none"]
+        recomputes = ["none", "selective", "full"] if request.train and self.folded.runs else ["none"]
         for recompute in recomputes if request.recompute is None else [request.recompute]:
             for zero in (zeros if request.train else [1]) if request.zero is None else [request.zero]:
                 yield Mode(zero=zero, recompute=recompute)
 
-    def work(self, candidate: Candidate, mode: Mode, counts: Counts, *, short: bool) -> Work:
+    def work(self, candidate: Candidate, mode: Mode, counts: Counts, *, short: bool) -> Multiplicities:
         """The multiplicities of a candidate, under the schedule that keeps least in flight."""
         stages, count, schedule = candidate.stages, candidate.micro_batches, self.bounds.thrifty(candidate.stages, candidate.micro_batches)
         passes = count + self.bounds.pipe(stages, count).bubble(schedule)
         # What is sent for every micro-batch may run under the one before.
         early = self.bounds.early(stages, candidate.mesh) if count == 1 or mode.zero < 2 else NONE
-        return Work(
+        return Multiplicities(
             counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, hidden=self.hides(candidate), early=early.readers,
-            in_flight=in_flight(schedule, 0, stages, count), segments=self.subject.segments(mode.recompute, short=short),
+            in_flight=in_flight(schedule, 0, stages, count), segments=self.folded.segments(mode.recompute, short=short),
         )  # fmt: skip
 
     def group(self, candidate: Candidate) -> Group:
@@ -78,7 +78,7 @@ class Trials:
         """What the runtime is told; of the meshes of several groups the one with the largest units decides."""
         return Schedule(
             micro_batches=micro_batches,
-            recompute=self.subject.segments(mode.recompute, short=short),
+            recompute=self.folded.segments(mode.recompute, short=short),
             gathered="again" if mode.zero == 3 else "kept",
             accumulated="shards" if mode.zero == 2 else "whole",
             unit_bytes=max(one.unit_bytes for one in prices),
@@ -92,23 +92,23 @@ class Trials:
         schedule = self.schedule(solved.mode, candidate.micro_batches, [solved.tables.prices], short=candidate.stages > 1)
         tables, solution = solved.tables, solved.solution
         if candidate.stages == 1:
-            whole = self.subject.analysis(short=False, micro_batches=candidate.micro_batches)
-            return replace(solved, seconds=whole_seconds(tables, solution, self.subject.folding, whole, schedule))
+            whole = self.folded.analysis(short=False, micro_batches=candidate.micro_batches)
+            return replace(solved, seconds=whole_seconds(tables, solution, self.folded.folding, whole, schedule))
         found = self._cut(solved, tables, schedule, solution)
         # What fits all stages together may not fit each of them: host memory may help there, too.
         short = isinstance(found, Infeasible) or (found.tightened and found.seconds > TUNING.promised * solved.seconds)
         if short and self.binds(candidate, solved.mode):
             other = self._cut(solved, self.offering(tables, candidate, solved.mode), schedule)
-            found = min((one for one in (found, other) if isinstance(one, Staged)), key=lambda one: one.seconds, default=found)
+            found = min((one for one in (found, other) if isinstance(one, StagedProgram)), key=lambda one: one.seconds, default=found)
         if isinstance(found, Infeasible):
             raise found
         return replace(solved, seconds=found.pipeline.step)
 
-    def _cut(self, solved: Solved, tables: Tables, schedule: Schedule, solution: Solution | None = None) -> Staged | Infeasible:
+    def _cut(self, solved: Solved, tables: Tables, schedule: Schedule, solution: Solution | None = None) -> StagedProgram | Infeasible:
         """The best cuts of a candidate on its tables, of which the first solution may be known; or why there are none."""
-        groups, expand = [self.group(solved.candidate)], self.subject.expand
+        groups, expand = [self.group(solved.candidate)], self.folded.expand
         try:
-            return staged(groups, lambda _: tables, schedule, self.request, always=self.always, expand=expand, solved=solution)
+            return best_pipeline(groups, lambda _: tables, schedule, self.request, always=self.always, expand=expand, solved=solution)
         except Infeasible as error:
             return error
 
@@ -144,7 +144,7 @@ class Trials:
         if not self.request.train:
             return 0.0
         stages = candidate.stages
-        return hideable(self.subject.prices(candidate.cluster, candidate.mesh, stages), self.subject.parameters / stages)
+        return hideable(self.folded.prices(candidate.cluster, candidate.mesh, stages), self.folded.parameters / stages)
 
     def _overflows(self, solved: Solved) -> bool:
         """Whether there is more of the collectives of parameters than their share that is taken to be hidden."""
@@ -214,18 +214,18 @@ class Trials:
         if candidate.stages > 1 or solution.memory < TUNING.plenty * room:
             return 0.0
         schedule = self.schedule(mode, candidate.micro_batches, [tables.prices], short=True)
-        return bytes_beyond(tables, solution, schedule, self.subject.counts, room)
+        return bytes_beyond(tables, solution, schedule, self.folded.counts, room)
 
     def _folded(self, candidate: Candidate, mode: Mode, hidden: float) -> Tables:
         """The tables of a candidate, on the folded graph."""
-        analysis = self.subject.analysis(short=True, micro_batches=candidate.micro_batches)
-        work = replace(self.work(candidate, mode, self.subject.counts, short=True), hidden=hidden)
+        analysis = self.folded.analysis(short=True, micro_batches=candidate.micro_batches)
+        work = replace(self.work(candidate, mode, self.folded.counts, short=True), hidden=hidden)
         tables = self.bounds.tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work)
         return self.offering(tables, candidate, mode)
 
     def least_hosted(self) -> float:
         """Bytes of optimizer state that a host holds for each device at the least, where all of it is there: split over all devices."""
-        graph, optimizer, types = self.subject.graph, self.request.optimizer, self.request.types
+        graph, optimizer, types = self.folded.graph, self.request.optimizer, self.request.types
         devices = np.array([self.request.cluster.devices])
         return math.fsum(float(state_bytes(t, devices, optimizer, types)[0]) for t in graph.parameters if t.trainable)
 
@@ -244,7 +244,7 @@ class Trials:
         else:
             return self.always + allowed
         schedule = self.schedule(mode, candidate.micro_batches, [tables.prices], short=True)
-        return self.always + solution.memory + bytes_beyond(tables, solution, schedule, self.subject.counts, 0.0)
+        return self.always + solution.memory + bytes_beyond(tables, solution, schedule, self.folded.counts, 0.0)
 
     def offering(self, tables: Tables, candidate: Candidate, mode: Mode) -> Tables:
         """Tables of a candidate with the choices of host memory, if they are to have them."""
@@ -261,11 +261,11 @@ class Trials:
         hidden: float = 0.0,
     ) -> Solved:  # fmt: skip
         seconds, short, stages, count = solution.cost, False, candidate.stages, candidate.micro_batches
-        work = self.work(candidate, mode, self.subject.counts, short=True)
+        work = self.work(candidate, mode, self.folded.counts, short=True)
         if stages > 1:
             pipe, schedules = self.bounds.pipe(stages, count), self.bounds.schedules(stages, count)
             expected = pipe.expected(tables, solution, work, schedules, self.room(candidate))
-            seconds, short = expected.seconds * self.subject.imbalance(tables, solution, stages), expected.short
+            seconds, short = expected.seconds * self.folded.imbalance(tables, solution, stages), expected.short
         elif self.request.train:
             seconds += exposed_seconds(tables, solution, replace(work, hidden=hidden), work.hidden)
         return Solved(
@@ -281,7 +281,7 @@ class Trials:
 
     def loosest(self, candidate: Candidate, mode: Mode) -> Tables:
         """The tables of a candidate with all hidden, and no bytes counted, that may not be there at the fullest moment."""
-        prices = self.subject.prices(candidate.cluster, candidate.mesh, 1)
+        prices = self.folded.prices(candidate.cluster, candidate.mesh, 1)
         folded = self._folded(candidate, mode, most_hideable(prices) if self.request.train else 0.0)
         tables = self.request.offering(folded, candidate.stages)
         return without_gradients(tables) if self.request.train and candidate.micro_batches == 1 else tables

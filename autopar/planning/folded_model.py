@@ -23,10 +23,10 @@ from ..sharding.micro_batches import micro_batch_options, split_batch
 from ..sharding.rules import RULES, preamble
 from ..sharding.rules.experts import EXPERTS
 from .candidates import STRIDE, micro_batch_counts
-from .figures import Figures
 from .folding import Folding, Run, crossing_bytes, find_runs, fold
+from .multiplicities import Counts, Segments
+from .operator_costs import OperatorCosts
 from .tables import Tables
-from .work import Counts, Segments
 
 Ints = NDArray[np.int64]
 T = TypeVar("T")
@@ -34,7 +34,7 @@ RECOMPUTES = ("none", "selective", "full")
 """Nothing; all but products with a weight (so norms, activation functions, attention's core); whole layers."""
 
 
-class Subject:
+class FoldedModel:
     """A graph to plan, whole and with its equal layers folded (`short`); analyses are made at first use."""
 
     def __init__(self, graph: Graph, *, train: bool, folded: bool = True) -> None:
@@ -129,12 +129,12 @@ class Subject:
         pieces = np.add.reduceat(seconds, self.cuts)
         return max(least_bottleneck(pieces, stages) * stages / float(seconds.sum()), 1.0)
 
-    def expand(self, figures: Figures) -> Figures:
+    def expand(self, figures: OperatorCosts) -> OperatorCosts:
         """The figures of the whole model, from those of the folded one."""
         place = {op.name: number for number, op in enumerate(self.folding.graph.operators)}
         source = np.array([place[self.folding.operators[op.name]] for op in self.graph.operators])
         found = {f.name: getattr(figures, f.name)[source] for f in fields(figures) if f.name != "handed"}
-        return Figures(**found, handed=figures.handed[np.append(source, len(place))])
+        return OperatorCosts(**found, handed=figures.handed[np.append(source, len(place))])
 
     def segments(self, recompute: str, *, short: bool) -> Segments:
         """The groups of operators that a recompute mode repeats."""

@@ -13,7 +13,7 @@ from .selection import all_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundRule:
+class DiscoveredRule:
     """The rule of the calls with one `signature`, with the columns of the table as in `Entry`."""
 
     kind: str
@@ -53,7 +53,7 @@ class _Rules:
     Calls of other signatures get the whole rule, and are refused unless the user replicates the kind.
     """
 
-    rules: Mapping[str, FoundRule]
+    rules: Mapping[str, DiscoveredRule]
 
     def __call__(self, call: Call) -> str:
         found = self.rules.get(signature(call))
@@ -63,26 +63,26 @@ class _Rules:
         return signature(call) in self.rules
 
 
-def add_found(found: Iterable[FoundRule]) -> None:
+def add_found(found: Iterable[DiscoveredRule]) -> None:
     """Add proven rules to the rules found before; a kind with a rule of the table or of the user keeps it."""
     for rule in found:
         if is_open(rule):
             RULES[rule.kind] = _entry({**_found_before(rule.kind), rule.signature: rule})
 
 
-def is_open(rule: FoundRule) -> bool:
+def is_open(rule: DiscoveredRule) -> bool:
     """Whether the table would take this rule: its kind has no rule but found ones, and not this one yet."""
     entry = RULES.get(rule.kind)
     settled = entry is not None and not entry.stand_in and not isinstance(entry.rule, _Rules)
     return not settled and _found_before(rule.kind).get(rule.signature) != rule
 
 
-def _found_before(kind: str) -> Mapping[str, FoundRule]:
+def _found_before(kind: str) -> Mapping[str, DiscoveredRule]:
     entry = RULES.get(kind)
     return entry.rule.rules if entry is not None and isinstance(entry.rule, _Rules) else {}
 
 
-def _entry(rules: Mapping[str, FoundRule]) -> Entry:
+def _entry(rules: Mapping[str, DiscoveredRule]) -> Entry:
     """One row for several calls: it claims only properties that all of them have."""
     first, *others = rules.values()
     table = _Rules(rules)
@@ -96,7 +96,7 @@ def _entry(rules: Mapping[str, FoundRule]) -> Entry:
     )
 
 
-def found_in(graph: Graph) -> tuple[FoundRule, ...]:
+def found_in(graph: Graph) -> tuple[DiscoveredRule, ...]:
     """The found rules that a graph's operators use, by kind and signature."""
     cold = preamble(graph)
     used = {}

@@ -31,7 +31,7 @@ class Live:
     saved_of: Mapping[str, float]
 
 
-class Memories:
+class LiveBytes:
     """The growing list of memories: sizes, kinds, and the moments of their birth and last use."""
 
     def __init__(self) -> None:

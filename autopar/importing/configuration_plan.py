@@ -9,9 +9,9 @@ from typing import Any
 from autopar.costmodel import Cluster
 
 from ..api import Planned, plan_loaded
-from ..asked import choose_cluster
 from ..errors import NoPlanFits, UsageError
 from ..model import LoadedModel
+from ..plan_options import choose_cluster
 from ..planning.ranking import Progress
 from ..schemes import scheme_named
 from ..schemes.pinning import stage_mesh

@@ -11,13 +11,13 @@ from autopar.costmodel.step.distances import Distances, LayoutSpace
 
 from ..ir import Role, Tensor
 from ..sharding.layout import Kind
-from .handling import Handling, Way, handling
+from .parameter_handling import Handling, Way, handling
 from .tables import Basis, Floats, Ints, Known, Variable
 
 KINDS = (Kind.SPLIT, Kind.BROADCAST, Kind.REPLICATED)
 
 
-class Joining:
+class TableEdges:
     """Edges between `variables`, a list that still grows; equal tables are one array.
 
     `aside`, `each`: see `Tables`. `codes`: the layouts of a tensor by the choices of a variable. `made`: the maker of

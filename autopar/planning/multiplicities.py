@@ -27,7 +27,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Multiplicities:
     """The multiplicities of a step.
 
     `passes`: how often the time of a micro-batch counts (micro-batches plus bubble). `in_flight`: micro-batches
