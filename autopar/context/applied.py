@@ -104,12 +104,12 @@ def _data_parallel(context: Context, devices: int, batch: int) -> dict[str, Any]
     size = context.optimizer_weight_shard_size
     if not context.enable_parallel_optimizer:
         return {"scheme": "data", "mesh": (devices,), "zero": 0}
-    if size in (-1, devices):
-        return {"scheme": "zero1", "mesh": (devices,), "zero": 1}
-    if devices % size:
+    whole = size in (-1, devices)
+    if not whole and devices % size:
         raise UsageError(f"optimizer_weight_shard_size={size} does not divide the {devices} devices")
-    inside = CutOperators(cuts={}, devices=devices, batch=batch, rest="data", divided=True, parts=size)
-    return {"mesh": (devices // size, size), "zero": 1, "pins": inside, "fewer": False}
+    # The scheme zero1 would leave norms and biases stored as is best; here all parameters are in parts.
+    inside = CutOperators(cuts={}, devices=devices, batch=batch, rest="data", divided=True, parts=None if whole else size)
+    return {"mesh": (devices,) if whole else (devices // size, size), "zero": 1, "pins": inside, "fewer": False}
 
 
 def reductions_of(context: Context, model: LoadedModel) -> Reductions:
