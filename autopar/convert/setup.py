@@ -16,6 +16,7 @@ from ..printable import printable
 from ..sharding.layout import Kind, Layout, Placement, parse_layout
 from ..sharding.rules import RULES
 from ..sharding.rules.experts import EXPERTS
+from ..sharding.schedule import zero_stage
 
 Work = Literal["data", "tensor", "sequence", "expert", "idle"]
 EMBEDDINGS = ("aten.embedding.default", "onnx.Gather")
@@ -152,7 +153,7 @@ def setup_of(plan: Plan) -> Setup:
     axes = tuple(_axis(plan, index) for index in range(len(plan.mesh)))
     schedule = plan.schedule
     split = any(axis.stored_split for axis in axes if axis.work == "data")
-    zero = 0 if not split else 3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1
+    zero = zero_stage(schedule.gathered, schedule.accumulated) if split else 0
     recomputed = sum(map(len, schedule.recompute))
     shapes = [spec.shape for spec in plan.model.inputs.values() if spec.shape]
     return Setup(

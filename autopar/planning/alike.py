@@ -18,6 +18,7 @@ from autopar.search import NoAssignment, Solution, solve
 from autopar.search.conditioning import condition
 
 from ..ir import Graph, Role
+from ..sharding.schedule import zero_stage
 from .folded_model import FoldedModel
 from .folding import Run
 from .pipeline_search import Part, StagedProgram, recut
@@ -28,6 +29,7 @@ from .tables import Tables, Variable
 from .tuning import TUNING
 from .unfolding import unfold
 
+Planned = PricedProgram | StagedProgram
 Way = tuple[tuple[int, bool], ...]
 """Of the operators and parameters of a layer, in the order of the model: the row of each, and whether it leaves state on the host."""
 
@@ -52,9 +54,6 @@ class _Tried:
 
     plan: Planned | None
     needed: float
-
-
-Planned = PricedProgram | StagedProgram
 
 
 class Alike:
@@ -126,7 +125,7 @@ class Alike:
         place = (candidate.stages, candidate.cluster, candidate.mesh, candidate.micro_batches)
         if place != (1, prices.cluster, prices.mesh, schedule.micro_batches):
             return False
-        zero = 3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1
+        zero = zero_stage(schedule.gathered, schedule.accumulated)
         return max(mode.zero, 1) == zero and self.folded.segments(mode.recompute, short=False) == schedule.recompute
 
     def _own(self, best: Planned, part: PricedProgram | Part, run: Run) -> list[list[int]]:

@@ -33,7 +33,7 @@ class Multiplicities:
     `passes`: how often the time of a micro-batch counts (micro-batches plus bubble). `in_flight`: micro-batches
     between their forward and backward pass at once. `accumulating`: gradients of several micro-batches are added up.
     `hidden`: the share of the parameters' collectives that runs under computation. `early`: from parameters to their
-    first reader; nothing is hidden on that way (see `early.py`). `waits`: seconds that every collective of a value
+    first reader; nothing is hidden on that way (see `first_parameters.py`). `waits`: seconds that every collective of a value
     waits for earlier ones of parameters. `once`: the counted share of what is done once a step. `segments`: the
     recomputed operators. `zero`: parameters stored split and used gathered are gathered once a step, with gradients
     added up whole (1) or as shards after every micro-batch (2), or gathered for every pass (3); with 0 there are none.

@@ -25,9 +25,7 @@ from autopar.search.bounding import bound_within
 
 from .bounds import Bounds
 from .candidates import Candidate
-from .first_parameters import NONE
 from .multiplicities import Multiplicities
-from .parameter_traffic import most_hideable
 from .passing import ALL, NOTHING, UPDATES, Sight, least_passes
 from .pipelines import MAX_PIECES
 from .solved_candidate import Mode
@@ -35,13 +33,9 @@ from .tables import Floats, Tables
 
 UNDERCUT = 0.95
 """Share of the bytes that tables add up to that a program may keep. Optimizer state that may be in host memory is not counted at all."""
-COMING = 0.5
-"""The same of one micro-batch without stages, of which only the larger of activations and gradients counts at a time."""
 GROUPS = (1, 2, 4, 1 << 30)
 """Numbers of chunks at which groups of schedules begin that are looked at together first."""
 Schedule = tuple[str, int]
-UNSTAGED: Schedule = ("1f1b", 1)
-"""One stage runs one micro-batch after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +146,6 @@ class PipelineBounds:
 
     def _free(self, candidate: Candidate, schedules: Iterable[Schedule], recompute: str) -> float:
         """The bound of some schedules without a limit of memory."""
-        if candidate.stages == 1:
-            return self.bounds.proven(candidate)
         return min(self._under(self.proven(candidate, recompute), candidate, schedule) for schedule in schedules)
 
     def closer(self, candidate: Candidate, leaves: Sequence[Leaf], room: float, enough: float) -> list[Leaf] | None:
@@ -175,8 +167,6 @@ class PipelineBounds:
         try:
             if leaf.looks:
                 found = self._tilted(candidate, leaf, room)
-            elif candidate.stages == 1:
-                found = self._unstaged(candidate, leaf, room, enough)
             else:
                 sight = self._sight(candidate, leaf)
                 passes = max(min(self._passes(candidate, schedule, sight) for schedule in leaf.schedules), 0.0)
@@ -195,20 +185,6 @@ class PipelineBounds:
         near = bound_within(graph, limit, price=self.prices.get(candidate, 0.0), enough=enough * candidate.stages)
         self.prices[candidate] = near.price
         return near.bound
-
-    def _unstaged(self, candidate: Candidate, leaf: Leaf, room: float, enough: float) -> float:
-        """Seconds without stages, with what is sent once a step alone: programs may send units for less than tables have it.
-
-        Of one micro-batch, activations may go as gradients come.
-        """
-        count, prices = candidate.micro_batches, self.folded.prices(candidate.cluster, candidate.mesh, 1)
-        early = self.bounds.early(1, candidate.mesh) if count == 1 or max(leaf.zeros) < 2 else NONE
-        work = replace(
-            self._work(candidate, leaf.recompute, count, NOTHING), once=1.0, hidden=most_hideable(prices), early=early.readers,
-        )  # fmt: skip
-        share = UNDERCUT if count > 1 else COMING
-        zeros = (1, *leaf.zeros) if max(leaf.zeros) > 1 else leaf.zeros
-        return self._fastest(candidate, work, zeros, room / share, enough) - early.before
 
     def _sight(self, candidate: Candidate, leaf: Leaf) -> Sight:
         """What of all that is done once a step is best in sight."""
@@ -251,8 +227,6 @@ class PipelineBounds:
 
     def _schedules(self, candidate: Candidate) -> tuple[Schedule, ...]:
         """The schedules whose chunks are no more than the pieces into which a model is cut."""
-        if candidate.stages == 1:
-            return (UNSTAGED,)
         found = self.bounds.schedules(candidate.stages, candidate.micro_batches)
         return tuple((name, chunks) for name, chunks in found if candidate.stages * chunks <= MAX_PIECES or chunks == 1)
 
@@ -272,18 +246,7 @@ class PipelineBounds:
 
 def _on_device(tables: Tables) -> CostGraph:
     """The graph of tables with nothing of the optimizer's state on the device."""
-    graph, known, memory = tables.graph, dict[object, Floats](), []
-    for variable, kept in zip(tables.variables, graph.memory or (), strict=True):
-        tensor = tables.analysis.graph.tensors[variable.name] if variable.what == "parameter" else None
-        if tensor is None or not tensor.trainable:
-            memory.append(kept)
-            continue
-        count, shards = tables.counts.get(variable.name, 1), tables.spaces[variable.name].divisors()[variable.rows]
-        key = id(kept), id(variable.rows), tensor.shape, tensor.dtype, count
-        if key not in known:
-            known[key] = kept - count * state_bytes(tensor, shards, tables.optimizer, tables.types)
-        memory.append(known[key])
-    return replace(graph, memory=tuple(memory))
+    return tables.lighter(lambda tensor, shards: state_bytes(tensor, shards, tables.optimizer, tables.types)).graph
 
 
 def _priced(graph: CostGraph, price: float) -> CostGraph:

@@ -17,7 +17,7 @@ from .parameter_traffic import Once, units_of
 class Stage:
     """The operators `start` to `stop` - 1: seconds of a micro-batch and of a step, and the peak bytes of a device.
 
-    The fields are sums of those of `Figures`.
+    The fields are sums of those of `OperatorCosts`.
     """
 
     start: int

@@ -77,7 +77,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedProgram:
-    """A pipeline: the parts in the order of their stages, and where the model is cut; `tightened` as of `Found`."""
+    """A pipeline: the parts in the order of their stages, and where the model is cut; `tightened` as of `PricedProgram`."""
 
     parts: tuple[Part, ...]
     pipeline: Pipeline

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -140,6 +140,21 @@ class Tables:
     def _least(self, what: str) -> float:
         memory = zip(self.variables, self.graph.memory or (), strict=False)
         return math.fsum(float(taken.min()) for variable, taken in memory if variable.what == what)
+
+    def lighter(self, spared: Callable[[Tensor, Ints], Floats]) -> Tables:
+        """Tables in which trained parameters take so many bytes less than they do, by the tensor and the shards of its layouts."""
+        known, memory = dict[object, Floats](), []
+        for variable, kept in zip(self.variables, self.graph.memory or (), strict=True):
+            tensor = self.analysis.graph.tensors[variable.name] if variable.what == "parameter" else None
+            if tensor is not None and tensor.trainable:
+                count = self.counts.get(variable.name, 1)
+                key = (id(kept), id(variable.rows), tensor.shape, tensor.dtype, count)
+                if key not in known:
+                    shards = self.spaces[variable.name].divisors()[variable.rows]
+                    known[key] = np.maximum(kept - count * spared(tensor, shards), 0.0)
+                kept = known[key]
+            memory.append(kept)
+        return replace(self, graph=replace(self.graph, memory=tuple(memory)))
 
     def host_of(self, choices: Sequence[int]) -> float:
         """Bytes that an assignment leaves in host memory."""

@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
-
-import numpy as np
 
 from autopar.search import Infeasible, NoAssignment, nearly, solve
 
 from .solving import QUICK_METHOD
-from .tables import Floats, Tables, Variable
+from .tables import Tables
 from .tuning import TUNING
 
 
@@ -41,20 +38,6 @@ def least_within(every: Iterable[Tables], room: float, enough: float) -> float:
 
 def without_gradients(tables: Tables) -> Tables:
     """Tables whose parameters take no memory for gradients."""
-    graph, types, tensors = tables.graph, tables.types, tables.analysis.graph.tensors
-    known: dict[object, Floats] = {}
-
-    def bare(variable: Variable, taken: Floats) -> Floats:
-        tensor = tensors[variable.name]
-        count = tables.counts.get(variable.name, 1)
-        key = (id(taken), id(variable.rows), tensor.shape, tensor.dtype, count)
-        if key not in known:
-            size = count * max(types.stored_bytes(tensor), types.reduced_bytes(tensor))  # as of `storage_bytes`
-            known[key] = np.maximum(taken - size / tables.spaces[variable.name].divisors()[variable.rows], 0.0)
-        return known[key]
-
-    memory = tuple(
-        bare(variable, taken) if variable.what == "parameter" and tensors[variable.name].trainable else taken
-        for variable, taken in zip(tables.variables, graph.memory or (), strict=True)
-    )
-    return replace(tables, graph=replace(graph, memory=memory))
+    types = tables.types
+    # Of the bytes that `storage_bytes` has for a gradient, as it is stored or as it is reduced.
+    return tables.lighter(lambda tensor, shards: max(types.stored_bytes(tensor), types.reduced_bytes(tensor)) / shards)

@@ -36,6 +36,7 @@ from ..schemes.meanings import read_meanings
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Layout, format_layout
 from ..sharding.micro_batches import split_batch
+from ..sharding.schedule import zero_stage
 from .words import option_words
 
 ALL = 64
@@ -88,7 +89,7 @@ def work_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Multiplici
     schedule, stages = plan.schedule, stages_of(plan)
     count, row = schedule.micro_batches, SCHEDULES[schedule.pipeline]
     weight = weight_share(*tables_alone(analysis, cluster, Counts())) if row.splits else 0.0
-    zero = 3 if schedule.gathered == "again" else 2 if schedule.accumulated == "shards" else 1
+    zero = zero_stage(schedule.gathered, schedule.accumulated)
     alone = analysis.train and stages == 1 and (count == 1 or zero < 2)
     share = sum(p.bytes for p in analysis.graph.parameters) / stages
     pipe = Pipe(stages=stages, micro_batches=count, weight=weight, share=cluster.core_share)

@@ -23,6 +23,7 @@ from ..plan_parts import AxisSpec
 from ..sharding.analysis import Analysis
 from ..sharding.candidates import Option
 from ..sharding.layout import Kind, parse_layout
+from ..sharding.schedule import zero_stage
 from .axis import ENOUGH
 from .known import PRODUCT, scheme_named
 from .splits import Part, Profiles, Split, profiles_of
@@ -234,7 +235,7 @@ class _View:
 
 def zero_of(plan: Plan, *, train: bool) -> int:
     """The ZeRO stage that a plan's schedule gives to parameters stored split and used whole."""
-    return 3 if plan.schedule.gathered == "again" or not train else 2 if plan.schedule.accumulated == "shards" else 1
+    return zero_stage(plan.schedule.gathered, plan.schedule.accumulated) if train else 3
 
 
 def _name(factors: tuple[Factor, ...]) -> str:

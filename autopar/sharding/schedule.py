@@ -129,5 +129,10 @@ class Schedule:
         return type_of(self.reductions.format_of(tensor.name)) or self.types.reduced(tensor)
 
 
+def zero_stage(gathered: str, accumulated: str) -> int:
+    """The ZeRO stage (1, 2 or 3) of how parameters stored split are gathered and their gradients added up."""
+    return 3 if gathered == "again" else 2 if accumulated == "shards" else 1
+
+
 PLAIN = Schedule()
 """One micro-batch, nothing made or gathered again, one type."""
