@@ -39,10 +39,11 @@ from benchmarks.running.races import TIMEOUT, step_seconds
 from benchmarks.validating.scores import spearman
 
 SHAPES: Mapping[str, Shape] = {
-    "short": Shape(width=512, layers=8, batch=16, sequence=16, vocabulary=1024),
-    "wide": Shape(width=768, layers=8, batch=8, sequence=16, vocabulary=1024),
-    "long": Shape(width=512, layers=8, batch=8, sequence=128, vocabulary=1024),
+    "short": Shape(width=384, layers=8, batch=16, sequence=16, vocabulary=1024),
+    "wide": Shape(width=512, layers=8, batch=8, sequence=16, vocabulary=1024),
+    "long": Shape(width=384, layers=8, batch=8, sequence=128, vocabulary=1024),
 }
+"""Small enough that the five plans of a model are in eight ranks of one machine at once, their optimizer states too."""
 ASKED: Mapping[str, dict[str, Any]] = {
     "data": {"scheme": "data"},
     "zero3": {"scheme": "zero3"},
@@ -107,8 +108,9 @@ def rows(ranks: int, shapes: Mapping[str, Shape], cluster: Cluster, rounds: int)
         plans = plans_of(shape, ranks, cluster)
         found = run_ranks(_timed, ranks, shape, plans, rounds, timeout=TIMEOUT)[0]
         for plan, seconds in found.items():
-            predicted = plans[plan].predicted.step
-            yield Row(ranks=ranks, model=name, plan=plan, predicted_s=predicted, measured_s=statistics.median(seconds))
+            predicted, measured = plans[plan].predicted.step, statistics.median(seconds)
+            print(f"{ranks} ranks, {name}, {plan}: {predicted:.4f} s predicted, {measured:.4f} s measured", file=sys.stderr)
+            yield Row(ranks=ranks, model=name, plan=plan, predicted_s=predicted, measured_s=measured)
 
 
 def orders(found: list[Row]) -> Iterator[Order]:
@@ -149,7 +151,7 @@ def main() -> int:
     loads: dict[int, tuple[float, ...]] = {}
     for ranks in [4] if args.quick else args.ranks:
         before = os.getloadavg()[0]
-        cluster = calibrate(nproc=ranks, backend="gloo", name="here", quick=True, tolerance=args.tolerance, inside=None)
+        cluster = calibrate(nproc=ranks, backend="gloo", name="here", quick=args.quick, tolerance=args.tolerance, inside=None)
         assert cluster is not None, "this process speaks for its forked ranks"
         between = os.getloadavg()[0]
         found += rows(ranks, dict(list(SHAPES.items())[: 1 if args.quick else None]), cluster, args.rounds)

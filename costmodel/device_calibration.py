@@ -3,6 +3,7 @@
 products     constants of `device.products` by least squares on log(predicted / measured), neutral if undetermined
 attention    rates at which `device.attention` reproduces the seconds of one shape, forward and backward
 elementwise  the share of the memory's rate that a stream of the usual operators reaches
+update       the share that an optimizer's step reaches
 residuals    each shape priced by constants that were fitted to the others
 """
 
@@ -51,9 +52,9 @@ arithmetic, and a cache that never limits.
 class DeviceRepeats:
     """Repeated measurements on a device, in seconds.
 
-    `products`: by dtype, m, n, k. `copy`, `stream`: a copy, and the usual operators between products, which read and
-    write `copied` and `streamed` bytes. `attention`: causal, "forward", and "backward" including forward, of
-    `attention_shape` (batch, heads, sequence, width). Also a launch.
+    `products`: by dtype, m, n, k. `copy`, `stream`, `update`: a copy, the usual operators between products, and a step
+    of AdamW, which read and write `copied`, `streamed` and `updated` bytes. `attention`: causal, "forward", and
+    "backward" including forward, of `attention_shape` (batch, heads, sequence, width). Also a launch.
     """
 
     name: str
@@ -62,6 +63,8 @@ class DeviceRepeats:
     copied: float
     stream: Sequence[float]
     streamed: float
+    update: Sequence[float]
+    updated: float
     attention_shape: tuple[int, int, int, int]
     attention: Mapping[str, Sequence[float]]
     launch: Sequence[float]
@@ -73,7 +76,8 @@ class DeviceRepeats:
         """The repeats by a name for people."""
         products = {f"{dtype} product {m}x{n}x{k}": times for (dtype, m, n, k), times in self.products.items()}
         attention = {f"attention {direction}": times for direction, times in self.attention.items()}
-        return {**products, "memory copy": self.copy, "operators in a stream": self.stream, **attention, "launch": self.launch}
+        memory = {"memory copy": self.copy, "operators in a stream": self.stream, "step of AdamW": self.update}
+        return {**products, **memory, **attention, "launch": self.launch}
 
 
 def product_form(constants: Mapping[str, float], units: float) -> ProductForm:
@@ -185,12 +189,14 @@ def fit_device(found: DeviceRepeats) -> tuple[Device, dict[str, str]]:
     device = Device(
         name=found.name, peak=rates, memory_bandwidth=bandwidth, memory_fraction=reached, memory_capacity=found.capacity,
         launch=agreed(found.launch), reserved=found.reserved, units=found.units,
+        update_fraction=found.updated / agreed(found.update) / bandwidth,
     )  # fmt: skip
     device = replace(device, kernels=fit_kernels(found, device, "bfloat16" if found.units else "float32"))
     sources = {f"device.peak.{family}": "measured: its largest product" for family in rates}
     sources["device.peak.int"] = f"assumed: {CPU_INTEGERS:g} of float32"
     sources["device.memory_bandwidth"] = f"measured: a copy of {found.copied / 2 / 2**20:g} MiB, repeats within {spread(found.copy):.1%}"
     sources["device.memory_fraction"] = "measured: addition, GELU and normalisation, forward and backward"
+    sources["device.update_fraction"] = f"measured: a step of AdamW by default, repeats within {spread(found.update):.1%}"
     sources["device.memory_capacity"] = "read: memory of the device, or of the host divided by its ranks"
     sources["device.reserved"] = "read: bytes in use before any tensor was made"
     sources["device.launch"] = f"measured: one of a chain of small operators, repeats within {spread(found.launch):.1%}"

@@ -75,6 +75,7 @@ def _figures(device: Device) -> list[tuple[str, str]]:
         *((f"attention.{name}", f"{value:.0%} of the peak") for name, value in device.attention.items()),
         ("memory_bandwidth", rate_text(device.memory_bandwidth, "B/s")),
         ("memory_fraction", f"{device.memory_fraction:.0%} of it reached"),
+        *([("update_fraction", f"{device.update_fraction:.0%} of it in an optimizer's step")] if device.update_fraction else []),
         ("memory_capacity", bytes_text(device.memory_capacity)),
         ("reserved", bytes_text(device.reserved)),
         ("launch", f"{seconds_text(device.launch)} per operator"),

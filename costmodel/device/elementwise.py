@@ -2,7 +2,8 @@
 
     seconds = max(arithmetic, bytes / (memory_bandwidth memory_fraction)) + launch
 
-An operator without arithmetic and bytes (a view) launches nothing and takes no time.
+An optimizer's step reads the same few tensors again and again, so its share of the bandwidth is its own where it was
+measured. An operator without arithmetic and bytes (a view) launches nothing and takes no time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ Floats = NDArray[np.float64]
 def memory_seconds(nbytes: ArrayLike, device: Device) -> Floats:
     """Seconds of reading and writing `nbytes` in a stream."""
     return np.asarray(np.asarray(nbytes, dtype=np.float64) / (device.memory_bandwidth * device.memory_fraction))
+
+
+def update_traffic_seconds(nbytes: ArrayLike, device: Device) -> Floats:
+    """Seconds in which an optimizer's step reads and writes `nbytes`."""
+    fraction = device.memory_fraction if device.update_fraction is None else device.update_fraction
+    return np.asarray(np.asarray(nbytes, dtype=np.float64) / (device.memory_bandwidth * fraction))
 
 
 def with_launch(arithmetic: ArrayLike, traffic: ArrayLike, device: Device, *, launches: float = 1.0) -> Floats:

@@ -54,8 +54,9 @@ class Device:
     that of the measured one (it has another power limit). Without kernels: `matmul_fraction`: the share of the peak
     that large matrix products reach; `half_size`: the smallest dimension at which half of that remains; `attention`:
     the fraction of the peak that a kernel reaches, by "flash2.forward". `memory_fraction`: the share of
-    `memory_bandwidth` (B/s) that a streaming operator reaches. `launch`: seconds per operator. `reserved`: bytes of
-    `memory_capacity` that the framework and the communication library keep. `dispatch`: seconds of the host per
+    `memory_bandwidth` (B/s) that a streaming operator reaches. `update_fraction`: the share that an optimizer's step
+    reaches (above 1 where caches hold what it reads again; None: as `memory_fraction`). `launch`: seconds per operator.
+    `reserved`: bytes of `memory_capacity` that the framework and the communication library keep. `dispatch`: seconds of the host per
     operator (the host runs ahead of the device while kernels take longer). `units`: processors that compute the tiles
     of a matrix product (0: as `kernels` say, or not known). `ragged_fraction`: the remaining share of the rate for
     products whose rows are no multiple of 16 bytes. `host_bandwidth`: B/s one way between the device and its host.
@@ -76,6 +77,7 @@ class Device:
     dispatch: float = 0.0
     units: float = 0.0
     ragged_fraction: float = 1.0
+    update_fraction: float | None = None
     attention: Mapping[str, float] = field(default_factory=dict, hash=False)
     host_bandwidth: float | None = None
     host_memory: float | None = None
@@ -88,11 +90,11 @@ class Device:
             if family not in FAMILIES.values():
                 raise ClusterError(f"{where}: " + unknown("dtype family", family, sorted(set(FAMILIES.values()))))
         rates = {f"peak of {family}": value for family, value in self.peak.items()}
-        given = {"host_bandwidth": self.host_bandwidth, "host_memory": self.host_memory}
-        host = {name: value for name, value in given.items() if value is not None}
+        given = {"host_bandwidth": self.host_bandwidth, "host_memory": self.host_memory, "update_fraction": self.update_fraction}
+        optional = {name: value for name, value in given.items() if value is not None}
         check(
             where,
-            above={**rates, "memory_bandwidth": self.memory_bandwidth, "memory_capacity": self.memory_capacity, **host},
+            above={**rates, "memory_bandwidth": self.memory_bandwidth, "memory_capacity": self.memory_capacity, **optional},
             least={"half_size": self.half_size, "launch": self.launch, "dispatch": self.dispatch, "reserved": self.reserved},
         )
         check_fractions(

@@ -24,7 +24,7 @@ from autopar.sharding.schedule import PLAIN, UNIT_BYTES, Types
 from ..cluster.measured import Line
 from ..cluster.model import Cluster
 from ..collectives import collective_time, lines
-from ..device.elementwise import memory_seconds, with_launch
+from ..device.elementwise import update_traffic_seconds, with_launch
 
 Floats = NDArray[np.float64]
 
@@ -162,7 +162,7 @@ def update_seconds(
     """Seconds of the optimizer's step on a parameter stored in 1 of `shards` shards: array [layouts]."""
     traffic = optimizer_named(optimizer).traffic if tensor.trainable else 0
     nbytes = types.stored_bytes(tensor) * traffic / shards
-    return with_launch(0.0, memory_seconds(nbytes, cluster.device), cluster.device)
+    return with_launch(0.0, update_traffic_seconds(nbytes, cluster.device), cluster.device)
 
 
 def storage_bytes(

@@ -32,6 +32,10 @@ COLD, COLD_CUDA = 2**26, 2**30
 MOST_COPIES = 64
 STREAM, STREAM_CUDA = 2**20, 2**26
 """Bytes of a tensor between products."""
+PARAMETERS, PARAMETERS_CUDA = (2**18, 2**20) * 8, (2**24, 2**26)
+"""Elements of the parameters that a measured optimizer updates; together more than caches hold."""
+UPDATED_BYTES = 21 * 4
+"""Bytes that AdamW reads and writes for an element, operator by operator, in float32."""
 BATCH_SECONDS = 0.02
 """Seconds that a batch of calls takes at least."""
 
@@ -40,9 +44,9 @@ BATCH_SECONDS = 0.02
 class DeviceTimes:
     """Repeated measurements in seconds.
 
-    `products`: by dtype, m, n, k. `copy`, `stream`: a copy, and the usual operators between products, which read and
-    write `copied` and `streamed` bytes. `attention`: forward, and forward with backward, of `attention_shape`.
-    `launch`: of one operator.
+    `products`: by dtype, m, n, k. `copy`, `stream`, `update`: a copy, the usual operators between products, and a step
+    of AdamW, which read and write `copied`, `streamed` and `updated` bytes. `attention`: forward, and forward with
+    backward, of `attention_shape`. `launch`: of one operator.
     """
 
     name: str
@@ -51,6 +55,8 @@ class DeviceTimes:
     copied: int
     stream: tuple[float, ...]
     streamed: int
+    update: tuple[float, ...]
+    updated: int
     attention_shape: tuple[int, int, int, int]
     attention: dict[str, tuple[float, ...]]
     launch: tuple[float, ...]
@@ -79,6 +85,7 @@ def measure_device(
     target = torch.empty_like(source)
     calls["copy"] = lambda: target.copy_(source)
     streamed, calls["stream"] = _stream(crew.device, STREAM_CUDA if cuda else STREAM)
+    updated, calls["update"] = _update(crew.device, PARAMETERS_CUDA if cuda else PARAMETERS)
     calls["launch"] = _chain(crew.device)
     attention = ATTENTION_CUDA if cuda else ATTENTION
     for backward in (False, True):
@@ -96,6 +103,8 @@ def measure_device(
         copied=2 * room,
         stream=tuple(times["stream"]),
         streamed=streamed,
+        update=tuple(times["update"]),
+        updated=updated,
         attention_shape=attention,
         attention={direction: tuple(times[direction]) for direction in ("forward", "backward")},
         launch=tuple(seconds / CHAIN for seconds in times["launch"]),
@@ -137,6 +146,14 @@ def _stream(device: torch.device, nbytes: int) -> tuple[int, Callable[[], object
 
     forward, backward = 3 + 2 + 2, 3 + 3 + 3  # tensors that the addition, GELU and the normalisation read and write
     return (forward + backward) * nbytes, run
+
+
+def _update(device: torch.device, sizes: Sequence[int]) -> tuple[int, Callable[[], object]]:
+    """A step of AdamW, as torch takes it by default on this device; the bytes moved."""
+    parameters = [torch.nn.Parameter(torch.ones(size, device=device)) for size in sizes]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    return UPDATED_BYTES * sum(sizes), torch.optim.AdamW(parameters).step
 
 
 def _attention(device: torch.device, shape: tuple[int, int, int, int], *, backward: bool) -> Callable[[], object]:

@@ -44,7 +44,7 @@ def measured(units: int = 0, noise: float = 0.0) -> DeviceRepeats:
     other = "float32" if units else "bfloat16"
     return DeviceRepeats(
         name="rank", products={**products, (other, 512, 512, 512): repeats(2 * 512**3 / 80e9)}, copy=repeats(0.01), copied=1e8,
-        stream=repeats(0.02), streamed=1e8, attention_shape=(4, 4, 256, 64),
+        stream=repeats(0.02), streamed=1e8, update=repeats(0.005), updated=1e8, attention_shape=(4, 4, 256, 64),
         attention={"forward": repeats(5e-3), "backward": repeats(1.6e-2)}, launch=repeats(3e-6), capacity=1e10, reserved=1e8, units=units,
     )  # fmt: skip
 
@@ -70,6 +70,7 @@ def test_a_device_prices_the_products_that_it_was_fitted_to(units: int, dtype: s
 def test_the_other_figures_are_what_was_measured() -> None:
     device, sources = fitted()
     assert (device.memory_bandwidth, device.memory_fraction, device.launch) == pytest.approx((1e10, 0.5, 3e-6))
+    assert device.update_fraction == pytest.approx(2.0), "a step of the optimizer finds in caches what a copy does not"
     assert device.flops("bfloat16") == pytest.approx(80e9) and device.flops("int32") == pytest.approx(0.2 * device.flops("float32"))
     assert all(f"device.{name}" in sources for name in ("peak.float32", "memory_bandwidth", "launch"))
     assert float(seconds_of(device, "bfloat16", 4)[5]) < 0.7 * float(seconds_of(device, "float32", 4)[5]), "at its own peak"

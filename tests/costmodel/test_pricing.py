@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -94,6 +95,9 @@ def test_storage_and_update_of_a_parameter(optimizer: str, copies: int, traffic:
     wanted = [traffic * tensor.bytes / s / rate + cluster.device.launch if traffic else 0.0 for s in (1, 4)]
     assert update_seconds(tensor, shards, optimizer, cluster).tolist() == pytest.approx(wanted, rel=1e-12)
     assert update_seconds(weight(8, trainable=False), shards, optimizer, cluster).tolist() == [0, 0]
+    cached = replace(cluster, device=replace(cluster.device, update_fraction=2 * cluster.device.memory_fraction))
+    halved = [seconds / 2 + cluster.device.launch / 2 if traffic else 0.0 for seconds in wanted]
+    assert update_seconds(tensor, shards, optimizer, cached).tolist() == pytest.approx(halved, rel=1e-12)
 
 
 def test_an_unknown_optimizer_is_an_error_that_lists_the_valid_ones() -> None:

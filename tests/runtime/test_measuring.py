@@ -38,6 +38,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_device, "COLD", 2**20)
     monkeypatch.setattr(measured_device, "SHAPES", ((32, 32, 32), (64, 64, 64), (512, 512, 512)))
     monkeypatch.setattr(measured_device, "QUICK", 3)
+    monkeypatch.setattr(measured_device, "PARAMETERS", (2**10, 2**12))
     monkeypatch.setattr(calibrated, "QUICK_SIZES", (2**10, 2**18))
 
 
@@ -126,7 +127,7 @@ def test_everything_is_measured_on_two_ranks(short: None) -> None:
     assert all(len(repeats) == 3 and min(repeats) > 0 for repeats in found[0].collectives.values())
     device = found[0].device
     assert {key[0] for key in device.products} == set(measured_device.DTYPES)
-    assert all(min(times) > 0 for times in (*device.products.values(), device.copy, device.stream, device.launch))
+    assert all(min(times) > 0 for times in (*device.products.values(), device.copy, device.stream, device.update, device.launch))
     assert device.capacity > device.reserved > 0 and found[0].port is None
 
 
