@@ -17,7 +17,7 @@ from .tables import Table
 from .units import bytes_text, rate_text, seconds_text
 
 SIZES = (2**10, 2**26)
-QUICK_SIZES = (2**10, 2**22)
+QUICK_SIZES = (2**10, 2**24)
 
 
 def calibrate(
