@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 
-from autopar.search import Infeasible, NoAssignment, exhaustive, lagrangian
+from autopar.search import Infeasible, NoAssignment, bounding, exhaustive, lagrangian
 from autopar.search.bounding import bound_within
+from autopar.search.conditioning import Minimiser, prepare
+from autopar.search.costgraph import memory_tables
+from autopar.search.halving import _children, _Node
 
 from .search_graphs import random_graph
 
@@ -42,3 +47,39 @@ def test_a_bound_is_nearly_that_of_the_best_price(seed: int) -> None:
     spread = known.cost - exhaustive(graph).cost
     assert bound_within(graph, limit).bound >= known.lower_bound - 0.1 * max(spread, 1e-9) - 1e-9 * abs(known.cost)
     assert bound_within(graph, limit, enough=-math.inf).price == 0.0
+
+
+def test_prices_end_where_the_lines_of_both_sides_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[float] = []
+    minimise = Minimiser.minimise
+
+    def counted(solver: Minimiser, price: float, *args: Any, **options: Any) -> Any:
+        tried.append(price)
+        return minimise(solver, price, *args, **options)
+
+    monkeypatch.setattr(Minimiser, "minimise", counted)
+    counts = []
+    for seed in range(20):
+        graph = random_graph(seed)
+        tried.clear()
+        bound_within(graph, 0.8 * exhaustive(graph).memory)
+        counts.append(len(tried))
+    assert min(counts) == 1, "no second price where the whole graph fits"
+    several = [count for count in counts if count > 1]
+    assert sum(several) < 0.9 * bounding.PRICES * len(several), "most searches end before the prices run out"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_halves_of_a_node_divide_its_choices(seed: int) -> None:
+    _, solver = prepare(random_graph(seed))
+    graph = solver.graph
+    memory = memory_tables(graph)
+    over, within = [int(table.argmax()) for table in memory], [int(table.argmin()) for table in memory]
+    halves = _children(solver, _Node(kept=[np.arange(size) for size in graph.sizes], over=over, within=within))
+    if all(table.max() == table.min() for table in memory):
+        assert halves == []
+        return
+    sizes = [[len(kept) for kept in half] for half in halves]
+    (halved,) = (v for v, (first, second) in enumerate(zip(*sizes, strict=True)) if first != graph.sizes[v] or second != graph.sizes[v])
+    assert sizes[0][halved] + sizes[1][halved] == graph.sizes[halved]
+    assert memory[halved][halves[0][halved]].max() < memory[halved][halves[1][halved]].min()

@@ -19,7 +19,6 @@ from autopar.runtime.collective_log import CollectiveLog
 from autopar.runtime.compression import LowRank
 from autopar.runtime.compression.low_rank import finished
 from autopar.runtime.launch import run_ranks
-from autopar.sharding.gradient_formats import check_format, rank_of
 
 RANKS = 2
 X = torch.randn(8, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -107,13 +106,6 @@ def test_what_travels_is_priced_by_its_bytes(compress: Mapping[str, str] | None,
     priced = sorted(c.nbytes for c in plan.collectives if c.kind == "all_reduce" and c.nbytes > 8)
     assert priced == sorted(sizes)
 
-
-def test_ranks_are_those_of_each_matrix() -> None:
-    assert rank_of("powersgd-8", (4, 100)) == 4 and rank_of("powersgd/4", (64, 64)) == 8 and rank_of("bfloat16", (8, 8)) == 0
-    assert rank_of("powersgd/64", (8, 8)) == 0 and rank_of("powersgd-2", (8, 3, 3)) == 2
-    for wrong in ("powersgd", "powersgd-0", "int8", "powersgd-x"):
-        with pytest.raises(UsageError, match="unknown gradient format"):
-            check_format(wrong)
 
 
 @pytest.mark.parametrize(
