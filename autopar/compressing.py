@@ -18,6 +18,7 @@ from .plan import Plan
 from .sharding.analysis import analyse
 from .sharding.gradient_formats import check_format
 from .sharding.layout import local_shape
+from .sharding.mesh import Axes
 from .sharding.schedule import PLAINLY, Reductions
 
 
@@ -58,9 +59,9 @@ def _chosen(plan: Plan, model: LoadedModel, cluster: Cluster, budget: float) -> 
             for name in bucket.parameters:
                 shape = local_shape(program.assignment.storage[name], program.graph.tensors[name].shape, chunk.mesh.shape)
 
-                def rate(nbytes: float, axes: tuple[int, ...] = bucket.axes, at: MeshPrices = prices) -> float:
+                def rate(nbytes: float, sums: tuple[Axes, ...] = bucket.sums, at: MeshPrices = prices) -> float:
                     return math.fsum(
-                        float(at.seconds("all_reduce", axis, round(nbytes)) - at.seconds("all_reduce", axis, 0)) for axis in axes
+                        float(at.seconds("all_reduce", axes, round(nbytes)) - at.seconds("all_reduce", axes, 0)) for axes in sums
                     )
 
                 gradients[name] = Gradient(shape=shape, dtype=chunk.whole.schedule.reduced(program.graph.tensors[name]), seconds=rate)

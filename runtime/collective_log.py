@@ -17,6 +17,7 @@ from autopar.order.execution import Chunk, Execution
 from autopar.order.messages import issued_by
 from autopar.order.ranks import rank_order
 from autopar.order.scheduled import Scheduled, scheduled
+from autopar.sharding.mesh import degree_of
 from autopar.sharding.program import Program
 
 from .current_action import PRESENT
@@ -149,10 +150,10 @@ def _on_rank(execution: Execution, rank: int, action: Action) -> Iterator[Issued
     stage = action.chunk % execution.stages
     mesh, first = execution.chunks[action.chunk].mesh, sum(chunk.mesh.devices for chunk in execution.chunks[:stage])
     for c in issued_by(execution, action, rank - first):
-        if c.axis is None:
+        if c.axes is None:
             yield Issued(kind=c.kind, ranks=c.ranks, nbytes=c.nbytes)
-        elif mesh.shape[c.axis] > 1:
-            own = next(g for g in mesh.groups(c.axis) if rank - first in g)
+        elif degree_of(c.axes, mesh.shape) > 1:
+            own = next(g for g in mesh.groups(c.axes) if rank - first in g)
             yield Issued(kind=c.kind, ranks=tuple(first + r for r in own), nbytes=c.nbytes)
 
 

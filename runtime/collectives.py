@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from autopar.errors import PlanError
 from autopar.sharding.layout import Kind, Layout, Placement, R, local_parts
-from autopar.sharding.mesh import Mesh
+from autopar.sharding.mesh import Axes, Mesh
+from autopar.sharding.redistribution import axis_sets
 
 from .current_action import exchanging
 from .groups import group_of
@@ -24,7 +25,7 @@ MOVABLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16
 
 
 class AxisGroup(NamedTuple):
-    """This rank's process group on one mesh axis, in plain values so that a compiled graph can hold it."""
+    """This rank's process group over one mesh axis or several, in plain values so that a compiled graph can hold it."""
 
     name: str
     size: int
@@ -42,7 +43,10 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroups:
-    """A mesh with this rank's place and the process group of every axis; its devices are the ranks from `first` on."""
+    """A mesh with this rank's place and the process groups of its axes; its devices are the ranks from `first` on.
+
+    `joint`: the groups over several axes; a rank's coordinate there is its place in row-major order.
+    """
 
     mesh: Mesh
     rank: int
@@ -50,6 +54,11 @@ class DeviceGroups:
     axes: tuple[AxisGroup, ...]
     process_groups: tuple[dist.ProcessGroup | None, ...]
     first: int = 0
+    joint: Mapping[Axes, AxisGroup] = field(default_factory=dict)
+
+    def over(self, axes: Axes) -> AxisGroup:
+        """The group over one axis or several."""
+        return self.axes[axes[0]] if len(axes) == 1 else self.joint[axes]
 
     @classmethod
     def create(cls, mesh: Mesh) -> DeviceGroups:
@@ -63,14 +72,18 @@ class DeviceGroups:
     def of_ranks(cls, mesh: Mesh, first: int) -> DeviceGroups:
         """The mesh of the ranks from `first` on, including this one; each of them must call this at the same point."""
         rank = dist.get_rank() if dist.is_initialized() else 0
-        coordinate = mesh.coordinate(rank - first)
-        axes: list[AxisGroup] = []
-        groups: list[dist.ProcessGroup | None] = []
-        for axis, (size, position) in enumerate(zip(mesh.shape, coordinate, strict=True)):
-            own = group_of([first + r for r in next(g for g in mesh.groups(axis) if rank - first in g)]) if size > 1 else None
-            groups.append(own)
-            axes.append(AxisGroup(str(own.group_name) if own is not None else "", size, position))
-        return cls(mesh=mesh, rank=rank, coordinate=coordinate, axes=tuple(axes), process_groups=tuple(groups), first=first)
+        groups: dict[Axes, dist.ProcessGroup | None] = {}
+        found: dict[Axes, AxisGroup] = {}
+        for axes in axis_sets(mesh.shape):
+            members = next(g for g in mesh.groups(axes) if rank - first in g)
+            own = groups[axes] = group_of([first + r for r in members]) if len(members) > 1 else None
+            found[axes] = AxisGroup(str(own.group_name) if own is not None else "", len(members), members.index(rank - first))
+        alone = [axes for axes in found if len(axes) == 1]
+        return cls(
+            mesh=mesh, rank=rank, coordinate=mesh.coordinate(rank - first), axes=tuple(found[axes] for axes in alone),
+            process_groups=tuple(groups[axes] for axes in alone), first=first,
+            joint={axes: group for axes, group in found.items() if len(axes) > 1},
+        )  # fmt: skip
 
     @classmethod
     def single(cls) -> DeviceGroups:

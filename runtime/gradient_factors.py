@@ -7,7 +7,7 @@ import math
 
 from autopar.order.scheduled import Scheduled
 from autopar.sharding.program import Redistribute
-from autopar.sharding.redistribution import changed_axis, transfers
+from autopar.sharding.redistribution import change
 
 
 def gradient_factors(plan: Scheduled) -> dict[str, float]:
@@ -17,9 +17,9 @@ def gradient_factors(plan: Scheduled) -> dict[str, float]:
     for step in plan.program.steps:
         if isinstance(step, Redistribute) and step.gradient and step.tensor in axes and step.tensor not in reductions.local:
             for before, after in itertools.pairwise(step.chain):
-                axis = changed_axis(before, after)
-                back = transfers(before[axis], after[axis], mesh[axis])[1]
+                moved = change(before, after, mesh)
+                back = moved.transfers[1]
                 if back is not None and back.collective in ("all_reduce", "reduce_scatter"):
-                    axes[step.tensor].add(axis)
+                    axes[step.tensor].update(moved.axes)
     shares = {name: math.prod(mesh[axis] for axis in found) if reductions.mean else 1 for name, found in axes.items()}
     return {name: reductions.weight / count for name, count in shares.items()}

@@ -1,4 +1,4 @@
-"""Redistribution on real ranks: every single-axis step as an autograd function.
+"""Redistribution on real ranks: every step, over one axis or over several, as an autograd function.
 
 A step between two kinds is a pair of actions, one on the value and one on the gradient:
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from autopar.errors import PlanError
 from autopar.sharding.layout import Kind, Layout, R, local_parts
-from autopar.sharding.redistribution import changed_axis
+from autopar.sharding.redistribution import changed_axes
 
 from .collectives import (
     AxisGroup,
@@ -54,7 +54,7 @@ class Move(NamedTuple):
 
 
 Chain = tuple[tuple[Move, Move, AxisGroup], ...]
-"""Single-axis steps: the action on the value, the action on its gradient, and the group."""
+"""Steps: the action on the value, the action on its gradient, and the group."""
 
 
 ON_ONE_DEVICE = frozenset(("nothing", "take", "pad", "keep"))
@@ -182,7 +182,7 @@ def _shape_after(shape: Sequence[int], action: Move, size: int) -> list[int]:
 
 
 def depart(value: Tensor, ahead: Move, back: Move | None, group: AxisGroup) -> tuple[Tensor, Tensor]:
-    """Begin a single-axis step, which `arrive` ends; computation goes on in between. `back`: None if no gradient flows.
+    """Begin a step, which `arrive` ends; computation goes on in between. `back`: None if no gradient flows.
 
     Backward, the gradient's collective begins where the value arrived and is waited for where it departed.
     """
@@ -206,7 +206,7 @@ def arrive(sent: tuple[Tensor, Tensor], ahead: Move, back: Move | None, group: A
 
 
 def step(value: Tensor, ahead: Move, back: Move | None, group: AxisGroup) -> Tensor:
-    """One single-axis step of a redistribution, waited for at once; `back` is None where no gradient flows."""
+    """One step of a redistribution, waited for at once; `back` is None where no gradient flows."""
     if back is None or not value.requires_grad:
         return act(value.detach(), ahead, group)
     _check_sum(ahead)
@@ -219,8 +219,9 @@ def _check_sum(ahead: Move) -> None:
         raise PlanError(f"a partial {ahead.reduction} has no gradient")
 
 
-def step_actions(before: Layout, after: Layout, axis: int, mesh: Sequence[int]) -> tuple[Move, Move]:
-    """The actions of a single-axis step on the value and on the gradient."""
+def step_actions(before: Layout, after: Layout, mesh: Sequence[int]) -> tuple[Move, Move]:
+    """The actions of a step on the value and on the gradient."""
+    axis = changed_axes(before, after)[0]  # the layouts are the same on all axes of the step
     split, whole, share, partial = Kind.SPLIT, Kind.REPLICATED, Kind.BROADCAST, Kind.PARTIAL
     kinds = before[axis].kind, after[axis].kind
     if (before[axis].reduction, after[axis].reduction) != ("sum", "sum") and after[axis].kind is not whole:
@@ -256,9 +257,8 @@ def _dim(layout: Layout, axis: int, mesh: Sequence[int]) -> tuple[int, int]:
 def apply_chain(value: Tensor, chain: Sequence[Layout], groups: DeviceGroups, *, gradient: bool) -> Tensor:
     """Bring a local value along a chain of layouts."""
     for before, after in itertools.pairwise(chain):
-        axis = changed_axis(before, after)
-        ahead, back = step_actions(before, after, axis, groups.mesh.shape)
-        value = step(value, ahead, back if gradient else None, groups.axes[axis])
+        ahead, back = step_actions(before, after, groups.mesh.shape)
+        value = step(value, ahead, back if gradient else None, groups.over(changed_axes(before, after)))
     return value
 
 

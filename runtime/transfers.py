@@ -18,7 +18,7 @@ from torch import Tensor
 
 from autopar.order.execution import Chunk, Execution, Handed
 from autopar.sharding.layout import Kind, Layout, R, local_shape
-from autopar.sharding.redistribution import changed_axis
+from autopar.sharding.redistribution import changed_axes
 
 from .lowering.frame import Frame
 from .lowering.program import Place, Time
@@ -156,9 +156,8 @@ class Edge:
 
     def _steps(self, chain: Sequence[Layout]) -> Chain:
         assert self.groups is not None
-        mesh, axes = self.groups.mesh.shape, self.groups.axes
-        pairs = ((before, after, changed_axis(before, after)) for before, after in itertools.pairwise(chain))
-        return tuple((*step_actions(before, after, axis, mesh), axes[axis]) for before, after, axis in pairs)
+        mesh, over = self.groups.mesh.shape, self.groups.over
+        return tuple((*step_actions(before, after, mesh), over(changed_axes(before, after))) for before, after in itertools.pairwise(chain))
 
 
 def edges_of(execution: Execution, world: World, device: torch.device) -> dict[tuple[int, int], Edge]:

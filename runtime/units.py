@@ -20,8 +20,9 @@ from autopar.order.scheduled import Scheduled
 from autopar.order.units import Mode, Unit, gather_collectives, reduce_collectives
 from autopar.order.value_flow import PlacedValue, moves_value, only_casts
 from autopar.sharding.layout import local_shape
+from autopar.sharding.mesh import Axes
 from autopar.sharding.program import Bucket, Redistribute
-from autopar.sharding.redistribution import changed_axis
+from autopar.sharding.redistribution import changed_axes
 
 from .collectives import AxisGroup, DeviceGroups
 from .compression.low_rank import LowRank, finished
@@ -105,10 +106,10 @@ class _Group:
         self.ahead: list[tuple[list[Move], AxisGroup]] = []
         self.back: list[tuple[list[Move], AxisGroup]] = []
         for pairs in zip(*(list(itertools.pairwise(step.chain[step.bucketed :])) for step in steps), strict=True):
-            axis = changed_axis(*pairs[0])
-            both = [step_actions(before, after, axis, groups.mesh.shape) for before, after in pairs]
-            self.ahead.append(([ahead for ahead, _ in both], groups.axes[axis]))
-            self.back.insert(0, ([back for _, back in both], groups.axes[axis]))
+            over = groups.over(changed_axes(*pairs[0]))
+            both = [step_actions(before, after, groups.mesh.shape) for before, after in pairs]
+            self.ahead.append(([ahead for ahead, _ in both], over))
+            self.back.insert(0, ([back for _, back in both], over))
 
 
 class ParameterUnits:
@@ -155,7 +156,7 @@ class ParameterUnits:
         self.wait([number])
         self.held.add(number)
         unit = self.units[number]
-        count = sum(1 for c in gather_collectives(self.plan.program, unit) if self._talks(c.axis))
+        count = sum(1 for c in gather_collectives(self.plan.program, unit) if self._talks(c.axes))
         self.coming[number] = Moving(self._gathering(number), count)
 
     def wait(self, numbers: Iterable[int]) -> None:
@@ -227,7 +228,7 @@ class ParameterUnits:
             elif moving.left or not rests:
                 moving.go_on()
         unit = self.units[number]
-        count = sum(1 for c in reduce_collectives(self.plan.program, unit, self.plan.schedule.types, last=last) if self._talks(c.axis))
+        count = sum(1 for c in reduce_collectives(self.plan.program, unit, self.plan.schedule.types, last=last) if self._talks(c.axes))
         moving = Moving(self._reducing(number, gradients, last=last, all_groups=not only_present), count)
         self.going.append((number, last and bool(unit.buckets), moving))
 
@@ -250,7 +251,7 @@ class ParameterUnits:
         """Sum the gradients of a bucket, or their low-rank factors."""
         places = [(name, self.plan.program.assignment.storage[name]) for name in bucket.parameters]
         shapes = [tuple(self.stored(name).shape) for name in bucket.parameters]
-        steps = [([Move("all_reduce")] * len(places), self.groups.axes[axis]) for axis in bucket.axes]
+        steps = [([Move("all_reduce")] * len(places), self.groups.over(axes)) for axes in bucket.sums]
         pairs = zip(places, shapes, strict=True)
         if not bucket.factor:  # only the chain holds the shares, so they are freed once their message has been made
             sums = yield from carry([self._taken(gradients, *pair) for pair in pairs], steps)
@@ -265,8 +266,8 @@ class ParameterUnits:
         found = gradients.take(place)
         return torch.zeros(shape, dtype=self.reduced[place[0]], device=self.device) if found is None else found
 
-    def _talks(self, axis: int) -> bool:
-        return self.groups.mesh.shape[axis] > 1
+    def _talks(self, axes: Axes) -> bool:
+        return self.groups.over(axes).size > 1
 
     def settle(self) -> None:
         """Wait for all gradients under way, in the order in which they were begun."""

@@ -25,7 +25,7 @@ def with_parts_gathered(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
         mesh, before = execution.chunks[stage].mesh, len(found)
         prices = MeshPrices(cluster=cluster, mesh=mesh)
         for gather in part_gathers(execution, stage):
-            seconds = prices.seconds("all_gather", gather.axis, gather.nbytes)
+            seconds = prices.seconds("all_gather", (gather.axis,), gather.nbytes)
             axis = mesh.axes[gather.axis].name
             found.append(
                 CollectivePlan(phase="forward", kind="all_gather", axis=axis, nbytes=gather.nbytes, seconds=seconds, tensor=gather.name)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from ..ir import DTYPE_BYTES
 from ..sharding.layout import Kind, Layout, Placement, R, local_shape
-from ..sharding.redistribution import changed_axis, local_bytes, transfers
+from ..sharding.mesh import Axes
+from ..sharding.redistribution import change, local_bytes
 from .actions import Action, Word
 from .execution import Execution, Handed
 from .ranks import tied_parameters
@@ -21,10 +22,10 @@ from .ranks import tied_parameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One collective on a mesh axis, or among `ranks` where `axis` is None; of a send these are sender and receiver."""
+    """One collective over mesh axes, or among `ranks` where `axes` is None; of a send these are sender and receiver."""
 
     kind: str
-    axis: int | None
+    axes: Axes | None
     nbytes: int
     ranks: tuple[int, ...] = ()
 
@@ -41,7 +42,7 @@ def issued_by(execution: Execution, action: Action, device: int) -> Iterator[Mes
             yield from _tied(execution, action.chunk, device)
         case _:  # a whole gradient is brought to the layout of its value without a collective
             for c in chunk.micro.issued(action):
-                yield Message(kind=c.kind, axis=c.axis, nbytes=c.nbytes)
+                yield Message(kind=c.kind, axes=c.axes, nbytes=c.nbytes)
 
 
 def _peer(action: Action) -> int:
@@ -87,7 +88,7 @@ def _sent(execution: Execution, edge: tuple[int, int], device: int, *, forward: 
     to = [device] if direct else [number for number in range(counts[1]) if number % counts[0] == device]
     for nbytes in sizes.values():
         for number in to:
-            yield Message(kind="send", axis=None, nbytes=nbytes, ranks=(own + device, other + number))
+            yield Message(kind="send", axes=None, nbytes=nbytes, ranks=(own + device, other + number))
 
 
 def _gathered(execution: Execution, value: Handed, nbytes: int) -> Iterator[Message]:
@@ -95,10 +96,10 @@ def _gathered(execution: Execution, value: Handed, nbytes: int) -> Iterator[Mess
     mesh = _mesh_of(execution, value.made)
     share = execution.schedule.micro_batches if _is_cut(execution, value) else 1
     for before, after in itertools.pairwise(_home(value.made)):
-        axis = changed_axis(before, after)
-        ahead, _ = transfers(before[axis], after[axis], mesh[axis])
+        moved = change(before, after, mesh)
+        ahead, _ = moved.transfers
         if ahead is not None:
-            yield Message(kind=ahead.collective, axis=axis, nbytes=ahead.scale * local_bytes(before, nbytes // share, mesh))
+            yield Message(kind=ahead.collective, axes=moved.axes, nbytes=ahead.scale * local_bytes(before, nbytes // share, mesh))
 
 
 def _is_cut(execution: Execution, value: Handed) -> bool:
@@ -126,14 +127,14 @@ def _tied(execution: Execution, stage: int, device: int) -> Iterator[Message]:
         size = execution.schedule.types.reduced_bytes(tensor)
         if len(set(layouts)) == 1 and len({chunk.mesh.shape for chunk in chunks}) == 1:
             nbytes = local_bytes(layouts[0], size, own.mesh.shape)
-            yield Message(kind="all_reduce", axis=None, nbytes=nbytes, ranks=tuple(first + device for first in firsts))
+            yield Message(kind="all_reduce", axes=None, nbytes=nbytes, ranks=tuple(first + device for first in firsts))
             continue
         layout = layouts[stages.index(stage)]
         for before, after in itertools.pairwise(_home(layout)):
-            axis = changed_axis(before, after)
-            ahead, _ = transfers(before[axis], after[axis], own.mesh.shape[axis])
+            moved = change(before, after, own.mesh.shape)
+            ahead, _ = moved.transfers
             if ahead is not None:
                 nbytes = ahead.scale * local_bytes(before, size, own.mesh.shape)
-                yield Message(kind=ahead.collective, axis=axis, nbytes=nbytes)
+                yield Message(kind=ahead.collective, axes=moved.axes, nbytes=nbytes)
         members = sorted(first + i for first, chunk in zip(firsts, chunks, strict=True) for i in range(chunk.mesh.devices))
-        yield Message(kind="all_reduce", axis=None, nbytes=size, ranks=tuple(members))
+        yield Message(kind="all_reduce", axes=None, nbytes=size, ranks=tuple(members))

@@ -150,7 +150,7 @@ def scheduled(program: Program, schedule: Schedule = PLAIN) -> Scheduled:
 
 
 def _back(c: Collective) -> Collective:
-    return Collective(phase="backward", kind=c.kind, axis=c.axis, nbytes=c.nbytes, tensor=c.tensor)
+    return Collective(phase="backward", kind=c.kind, axes=c.axes, nbytes=c.nbytes, tensor=c.tensor)
 
 
 def _collectives(program: Program, step: Step, mesh: tuple[int, ...]) -> tuple[list[Collective], list[Collective]]:

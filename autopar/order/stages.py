@@ -245,4 +245,4 @@ class _Cutting:
         gradient = name in self.analysis.gradients
         itemsize = tensor.bytes // max(tensor.size, 1)
         end = target if gradient else without_gradient(target)
-        return cheapest_chain(source, end, tensor.shape, itemsize, mesh.shape, lambda kind, axis, nbytes: 1.0 + nbytes, gradient=gradient)
+        return cheapest_chain(source, end, tensor.shape, itemsize, mesh.shape, lambda kind, axes, nbytes: 1.0 + nbytes, gradient=gradient)

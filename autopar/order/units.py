@@ -26,8 +26,9 @@ from enum import StrEnum
 from ..ir import DTYPE_BYTES, Role, Tensor
 from ..sharding.gradient_formats import rank_of
 from ..sharding.layout import local_shape
+from ..sharding.mesh import Axes
 from ..sharding.program import Bucket, Collective, Program, Redistribute, chain_collectives
-from ..sharding.redistribution import changed_axis, local_bytes, transfers
+from ..sharding.redistribution import change, changed_axes, local_bytes
 from ..sharding.schedule import PLAIN, Reductions, Schedule, Types
 from .value_flow import PlacedValue, only_casts
 
@@ -76,8 +77,7 @@ def modes_of(program: Program, schedule: Schedule) -> dict[int, Mode]:
 
 def gathers(step: Redistribute, mesh: tuple[int, ...]) -> bool:
     """Whether a redistribution communicates on the way to its value."""
-    pairs = ((before, after, changed_axis(before, after)) for before, after in itertools.pairwise(step.chain))
-    return any(transfers(before[axis], after[axis], mesh[axis])[0] is not None for before, after, axis in pairs)
+    return any(change(before, after, mesh).transfers[0] is not None for before, after in itertools.pairwise(step.chain))
 
 
 def sources_of(program: Program, modes: Mapping[int, Mode]) -> dict[int, int]:
@@ -155,6 +155,7 @@ def _casts(program: Program, index: int) -> bool:
 
 def _groups(program: Program, members: Sequence[int], sources: Mapping[int, int], types: Types) -> tuple[tuple[int, ...], ...]:
     """Groups of members of equal depth, types and steps; a member that starts from another's result comes behind it."""
+    mesh = program.assignment.mesh.shape
     found: dict[tuple[int, object], list[int]] = {}
     depth: dict[int, int] = {}
     for index in members:
@@ -163,8 +164,8 @@ def _groups(program: Program, members: Sequence[int], sources: Mapping[int, int]
         depth[index] = depth.get(sources.get(index, -1), -1) + 1
         steps = []
         for before, after in itertools.pairwise(step.chain[step.bucketed :]):
-            axis = changed_axis(before, after)
-            steps.append((axis, before[axis].kind, after[axis].kind, before[axis].reduction))
+            moved = change(before, after, mesh)
+            steps.append((moved.axes, moved.before.kind, moved.after.kind, moved.before.reduction))
         tensor = program.graph.tensors[step.tensor]
         key = (tensor.dtype, types.reduced(tensor), tuple(steps), step.gradient, step.differentiable)
         found.setdefault((depth[index], key), []).append(index)
@@ -177,33 +178,33 @@ def _buckets(program: Program, members: Sequence[int], summed: set[str], schedul
     Within a bucket, parameters that were read last come first.
     """
     mesh, local = program.assignment.mesh.shape, schedule.reductions.local
-    found: dict[tuple[tuple[int, ...], str, bool], list[tuple[Tensor, int]]] = {}
+    found: dict[tuple[tuple[Axes, ...], str, bool], list[tuple[Tensor, int]]] = {}
     for index in reversed(members):
         step = program.steps[index]
         assert isinstance(step, Redistribute)
         if step.bucketed and step.tensor not in summed and step.tensor not in local:
             summed.add(step.tensor)
             tensor = program.graph.tensors[step.tensor]
-            axes = tuple(changed_axis(before, after) for before, after in itertools.pairwise(step.chain[: step.bucketed + 1]))
+            sums = tuple(changed_axes(before, after) for before, after in itertools.pairwise(step.chain[: step.bucketed + 1]))
             shape = local_shape(program.assignment.storage[step.tensor], tensor.shape, mesh)
-            several = math.prod(mesh[axis] for axis in axes) > 1
+            several = math.prod(mesh[axis] for axes in sums for axis in axes) > 1
             rank = rank_of(schedule.reductions.format_of(step.tensor), shape) if several else 0
-            found.setdefault((axes, schedule.reduced(tensor), rank > 0), []).append((replace(tensor, shape=shape), rank))
-    made = (_of_group(group, axes, DTYPE_BYTES[dtype], factored) for (axes, dtype, factored), group in found.items())
+            found.setdefault((sums, schedule.reduced(tensor), rank > 0), []).append((replace(tensor, shape=shape), rank))
+    made = (_of_group(group, sums, DTYPE_BYTES[dtype], factored) for (sums, dtype, factored), group in found.items())
     return tuple(itertools.chain.from_iterable(made))
 
 
-def _of_group(group: Sequence[tuple[Tensor, int]], axes: tuple[int, ...], itemsize: int, factored: bool) -> tuple[Bucket, ...]:
+def _of_group(group: Sequence[tuple[Tensor, int]], sums: tuple[Axes, ...], itemsize: int, factored: bool) -> tuple[Bucket, ...]:
     """The bucket of these shards, or two buckets of their low-rank factors.
 
     The left factors have a matrix's rows, the right ones its columns.
     """
     names, ranks = tuple(shard.name for shard, _ in group), tuple(rank for _, rank in group)
     if not factored:
-        return (Bucket(parameters=names, axes=axes, nbytes=itemsize * sum(shard.size for shard, _ in group)),)
+        return (Bucket(parameters=names, sums=sums, nbytes=itemsize * sum(shard.size for shard, _ in group)),)
     left = itemsize * sum(shard.shape[0] * rank for shard, rank in group)
     right = itemsize * sum(math.prod(shard.shape[1:]) * rank for shard, rank in group)
-    return tuple(Bucket(parameters=names, axes=axes, nbytes=n, factor=f, ranks=ranks) for f, n in ((1, left), (2, right)))
+    return tuple(Bucket(parameters=names, sums=sums, nbytes=n, factor=f, ranks=ranks) for f, n in ((1, left), (2, right)))
 
 
 def gather_collectives(program: Program, unit: Unit, phase: str = "forward") -> Iterator[Collective]:
@@ -219,8 +220,8 @@ def reduce_collectives(program: Program, unit: Unit, types: Types, *, last: bool
             yield from _flat([back[::-1] for _, back in _chains(program, group, types)], "backward")
     if last:
         for bucket in unit.buckets:
-            for axis in bucket.axes:
-                yield Collective(phase="backward", kind="all_reduce", axis=axis, nbytes=bucket.nbytes, tensor=bucket.parameters[0])
+            for axes in bucket.sums:
+                yield Collective(phase="backward", kind="all_reduce", axes=axes, nbytes=bucket.nbytes, tensor=bucket.parameters[0])
 
 
 def _chains(program: Program, group: Sequence[int], types: Types) -> Iterator[tuple[list[Collective], list[Collective]]]:
@@ -234,4 +235,4 @@ def _flat(each: Sequence[Sequence[Collective]], phase: str) -> Iterator[Collecti
     """The collectives of the members joined, one for each step that has any."""
     for joined in zip(*each, strict=True):
         first = joined[0]
-        yield Collective(phase=phase, kind=first.kind, axis=first.axis, nbytes=sum(c.nbytes for c in joined), tensor=first.tensor)
+        yield Collective(phase=phase, kind=first.kind, axes=first.axes, nbytes=sum(c.nbytes for c in joined), tensor=first.tensor)

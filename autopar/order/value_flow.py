@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ..sharding.layout import Kind, Layout
 from ..sharding.program import Compute, Program, Redistribute, Step
-from ..sharding.redistribution import changed_axis
+from ..sharding.redistribution import changed_axes
 from ..sharding.schedule import Types
 
 PlacedValue = tuple[str, Layout]
@@ -46,7 +46,7 @@ def only_casts(step: Redistribute) -> bool:
 def moves_value(step: Redistribute) -> bool:
     """Whether a redistribution changes the value: it casts, or a step of its chain is neither R to B nor B to R."""
     pairs = itertools.pairwise(step.chain[step.bucketed :])
-    moved = ((before[axis], after[axis]) for before, after in pairs for axis in (changed_axis(before, after),))
+    moved = ((before[axis], after[axis]) for before, after in pairs for axis in changed_axes(before, after)[:1])
     return only_casts(step) or any(Kind.SPLIT in (before.kind, after.kind) or after.kind is Kind.PARTIAL for before, after in moved)
 
 

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping
 
 from ..sharding.program import Compute, Program, Redistribute, Step
-from ..sharding.redistribution import changed_axis, transfers
+from ..sharding.redistribution import change
 from ..sharding.rules import RULES, Call
 from ..sharding.rules.saved_for_backward import keeps, shares_memory
 from .units import Mode
@@ -65,8 +65,7 @@ class Reads:
     def _stays(self, step: Redistribute) -> bool:
         """Whether a redistribution may share its source's memory, since it communicates nothing."""
         for before, after in itertools.pairwise(step.chain):
-            axis = changed_axis(before, after)
-            degree = self._mesh[axis]
-            if degree > 1 and transfers(before[axis], after[axis], degree)[0] is not None:
+            moved = change(before, after, self._mesh)
+            if moved.degree > 1 and moved.transfers[0] is not None:
                 return False
         return True

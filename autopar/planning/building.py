@@ -5,7 +5,7 @@ Tables are built once for each distinct signature and shared, so that the search
 
 from __future__ import annotations
 
-from autopar.costmodel.step.distances import layout_space
+from autopar.costmodel.step.layout_space import layout_space
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.search import CostGraph
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from autopar.costmodel.device.operators import operator_seconds
 from autopar.costmodel.memory.saved_values import Kept, Share, kept_values
 from autopar.costmodel.step.casts import cast_seconds
-from autopar.costmodel.step.distances import LayoutSpace
+from autopar.costmodel.step.layout_space import LayoutSpace
 from autopar.costmodel.step.pricing import communication_seconds, storage_bytes, update_seconds
 
 from ..ir import Operator, Tensor

@@ -5,6 +5,7 @@ A redistribution counts to the operator behind it, a parameter to the first oper
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -22,8 +23,9 @@ from ..ir import Role, Tensor
 from ..order.value_flow import only_casts, with_casts
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind, Layout
+from ..sharding.mesh import Axes
 from ..sharding.program import Compute, Program, Redistribute, chain_collectives, inputs_read, operator_collectives
-from ..sharding.redistribution import local_bytes
+from ..sharding.redistribution import changed_axes, local_bytes
 from ..sharding.rules import without_parameters
 from ..sharding.schedule import Schedule
 from .parameter_handling import Handled, handling, home_seconds, way_of
@@ -77,7 +79,7 @@ class _OperatorCosts:
         self.of: dict[str, Floats] = {name: np.zeros(len(self.graph.operators)) for name in names}
         self.first = {name: readers[0][0] for name, readers in analysis.readers.items() if readers[0][0] >= 0}
         self.known: dict[object, Seconds] = {}
-        self.seconds: dict[tuple[str, int, int], float] = {}
+        self.seconds: dict[tuple[str, Axes, int], float] = {}
         self.handled: dict[object, Handled] = {}
         self.brought: set[str] = set()
 
@@ -98,8 +100,8 @@ class _OperatorCosts:
         self._memory()
         return OperatorCosts(**self.of, handed=self._handed())
 
-    def _collective(self, kind: str, axis: int, nbytes: int) -> float:
-        key = (kind, axis, nbytes)
+    def _collective(self, kind: str, axes: Axes, nbytes: int) -> float:
+        key = (kind, axes, nbytes)
         if key not in self.seconds:
             self.seconds[key] = self.prices.seconds(*key)
         return self.seconds[key]
@@ -109,14 +111,14 @@ class _OperatorCosts:
         forward, backward = chain_collectives(self.graph, step, self.mesh, self.types)
         stored = self.graph.tensors[step.tensor].role is Role.PARAMETER
         seconds = self.prices.unit_seconds if stored else self._collective
-        ahead, back = (sum(seconds(c.kind, c.axis, c.nbytes) for c in found) for found in (forward, backward))
+        ahead, back = (sum(seconds(c.kind, c.axes, c.nbytes) for c in found) for found in (forward, backward))
         if stored:
             self.of["travel"][index] += local_bytes(step.chain[-1], self.graph.tensors[step.tensor].bytes, self.mesh)
             size = local_bytes(step.chain[0], self.types.reduced_bytes(self.graph.tensors[step.tensor]), self.mesh)
             summed = self._summed(step)
             self.of["flat"][index] += size if summed else 0.0
-            for axis in summed:
-                self.of["once"][index] += self.prices.unit_seconds("all_reduce", axis, size)
+            for axes in summed:
+                self.of["once"][index] += self.prices.unit_seconds("all_reduce", axes, size)
             self._handle(step.tensor, step.chain[0], step.chain[-1], index)
             if self.schedule.gathered == "kept":
                 self.of["once"][index] += ahead
@@ -144,10 +146,9 @@ class _OperatorCosts:
         self.of["forward"][index] += handled.forward
         self.of["backward"][index] += handled.backward
 
-    def _summed(self, step: Redistribute) -> list[int]:
-        """The axes over which the gradient of a parameter is summed as it is stored."""
-        pairs = list(zip(step.chain, step.chain[1:], strict=False))[: step.bucketed]
-        return [next(a for a, (b, c) in enumerate(zip(before, after, strict=True)) if b != c) for before, after in pairs]
+    def _summed(self, step: Redistribute) -> list[Axes]:
+        """The axes of every sum of a parameter's gradient as it is stored."""
+        return [changed_axes(before, after) for before, after in itertools.pairwise(step.chain[: step.bucketed + 1])]
 
     def _compute(self, step: Compute, index: int) -> None:
         name = step.operator.name
@@ -160,7 +161,7 @@ class _OperatorCosts:
         inside = [0.0, 0.0]
         if any(option.communication is not None for option in step.decision.options):
             for c in operator_collectives(self.graph, step, self.mesh, self.program.assignment.gradients):
-                inside[c.phase == "backward"] += self._collective(c.kind, c.axis, c.nbytes)
+                inside[c.phase == "backward"] += self._collective(c.kind, c.axes, c.nbytes)
         repeated = found.forward + inside[0] if name in self.again else 0.0
         self.of["forward"][index] += found.forward + inside[0]
         self.of["backward"][index] += found.backward + inside[1] + repeated

@@ -6,8 +6,8 @@
     cast          of a micro-batch's gradient to the type in which it travels, and of the sum to the stored type
     addition      three passes over the gradient, for every micro-batch except the first
 
-A gather over several axes takes one axis after the other, the innermost first. The timeline plays the same
-(`costmodel/step/unit_player.py`).
+A gather takes one group of axes after the other, the innermost first: axes on which the parameter is stored alike, and
+used alike, are one group. The timeline plays the same (`costmodel/step/unit_player.py`).
 """
 
 from __future__ import annotations
@@ -25,22 +25,26 @@ from autopar.costmodel.step.pricing import MeshPrices
 
 from ..ir import Tensor
 from ..sharding.layout import Kind, Layout
+from ..sharding.mesh import degree_of
+from ..sharding.redistribution import axis_sets
 from ..sharding.schedule import Schedule, Types
 from .multiplicities import Multiplicities
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
     """A parameter's way from its storage to its use, for every mesh axis (the last axis of the arrays).
 
-    `gathered`: the parameter is gathered over the mesh axis; `first`: it is split along its first dim. `reduced`: its
-    gradient is reduced where the parameter was gathered; `summed`: where the parameter is stored whole. `shards`: the
-    number of shards in storage.
+    `group`: axes with equal numbers are one group. `gathered`: the parameter is gathered over the mesh axis; `first`: it is
+    split along its first dim. `reduced`: its gradient is reduced where the parameter was gathered; `summed`: where the
+    parameter is stored whole. `shards`: the number of shards in storage.
     """
 
+    group: Ints
     gathered: Bools
     first: Bools
     reduced: Bools
@@ -56,9 +60,10 @@ def way_of(stored: Layout, used: Layout, mesh: Sequence[int]) -> Way:
     first = [before.kind is Kind.SPLIT and before.dim == 0 and before.parts == 1 for before in stored]
     whole = [before.kind is Kind.REPLICATED and share for before, share in zip(stored, shares, strict=True)]
     count = math.prod(size for size, is_split in zip(mesh, split, strict=True) if is_split)
+    pairs = list(zip(stored, used, strict=True))
     return Way(
-        gathered=np.array(gathered), first=np.array(first), reduced=np.array(gathered) & np.array(shares), summed=np.array(whole),
-        shards=np.array(float(count)),
+        group=np.array([pairs.index(pair) for pair in pairs], dtype=np.int64), gathered=np.array(gathered), first=np.array(first),
+        reduced=np.array(gathered) & np.array(shares), summed=np.array(whole), shards=np.array(float(count)),
     )  # fmt: skip
 
 
@@ -127,16 +132,17 @@ def handling(tensor: Tensor, way: Way, prices: MeshPrices, types: Types, *, trai
     grown = np.ones(np.broadcast_shapes(way.shards.shape, way.gathered.shape[:-1]))
     # A parameter of more than half a unit is likely to be a unit of its own.
     alone = 2 * value * np.where(way.gathered, np.array(mesh, dtype=np.float64), 1.0).prod(axis=-1) > prices.unit_bytes
-    gather, reduce, total, apart = (np.zeros(grown.shape) for _ in range(4))
+    gather, reduce, total = (np.zeros(grown.shape) for _ in range(3))
     for axis in reversed(range(len(mesh))):
-        over, first, size = way.gathered[..., axis], way.first[..., axis], mesh[axis]
+        innermost, size = _group_of(way.group, axis, mesh)
+        over, first = way.gathered[..., axis] & innermost, way.first[..., axis]
         gather += np.where(over, memory_seconds(2 * value * grown, device), 0.0)
         gather += np.where(over & ~(alone & first), memory_seconds(2 * value * grown * size, device) + device.launch, 0.0)
         dealt = np.where(first, 2.0, 4.0) * gradient * grown * size
         reduce += np.where(over & way.reduced[..., axis], memory_seconds(dealt, device), 0.0)
-        total += np.where(way.summed[..., axis], memory_seconds(2 * gradient, device), 0.0)
-        apart += np.where(way.summed[..., axis], prices.lines("all_reduce", axis)[0][0] + device.launch if size > 1 else 0.0, 0.0)
+        total += np.where(way.summed[..., axis] & innermost, memory_seconds(2 * gradient, device), 0.0)
         grown = np.where(over, grown * size, grown)
+    apart = _apart(way, prices)
     # `grown` is now the factor by which the gathers over all axes enlarge the shard.
     none = np.zeros(grown.shape)
     if not trained:
@@ -147,6 +153,29 @@ def handling(tensor: Tensor, way: Way, prices: MeshPrices, types: Types, *, trai
         gather=gather, reduce=reduce, sum=total, apart=apart, cast=_streamed(both, device) if casts else none,
         add_used=_streamed(3 * gradient * grown, device), add_stored=_streamed(3 * gradient * np.ones(grown.shape), device),
     )  # fmt: skip
+
+
+def _group_of(group: Ints, axis: int, mesh: Sequence[int]) -> tuple[Bools, Floats]:
+    """Whether an axis is the innermost of its group, and the number of devices in the group."""
+    alike = [group[..., other] == group[..., axis] for other in range(len(mesh))]
+    inner = np.zeros(group.shape[:-1], dtype=bool)
+    for same in alike[axis + 1 :]:
+        inner |= same
+    size = np.ones(group.shape[:-1])
+    for same, count in zip(alike, mesh, strict=True):
+        size = np.where(same, size * count, size)
+    return ~inner, size
+
+
+def _apart(way: Way, prices: MeshPrices) -> Floats:
+    """Seconds of a message of its own, for the group over which a gradient is summed as it is stored."""
+    mesh, found = prices.mesh.shape, np.zeros(way.summed.shape[:-1])
+    for axes in axis_sets(mesh):
+        summed = [way.summed[..., axis] == (axis in axes) for axis, size in enumerate(mesh) if size > 1]
+        if degree_of(axes, mesh) > 1:
+            seconds = prices.lines("all_reduce", axes)[0][0] + prices.cluster.device.launch
+            found = np.where(np.logical_and.reduce(summed), seconds, found)
+    return found
 
 
 def home_seconds(tensor: Tensor, shards: Floats | NDArray[np.int64], types: Types, device: Device) -> Floats:

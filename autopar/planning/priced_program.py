@@ -57,7 +57,7 @@ class PricedProgram:
     def hides_reductions(self) -> bool:
         """Whether most of the all-reduces of gradients run under the backward pass, or there are none."""
         prices = self.tables.prices
-        total = sum(prices.seconds("all_reduce", axis, bucket.nbytes) for bucket in self.plan.buckets for axis in bucket.axes)
+        total = sum(prices.seconds("all_reduce", axes, bucket.nbytes) for bucket in self.plan.buckets for axes in bucket.sums)
         return self.estimate.overlapped >= MOSTLY * total
 
     @property

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from autopar.costmodel.cluster.measured import Line
-from autopar.costmodel.step.distances import Distances, LayoutSpace
+from autopar.costmodel.step.distances import Distances
+from autopar.costmodel.step.layout_space import LayoutSpace
 
 from ..ir import Role, Tensor
 from ..sharding.layout import Kind
+from ..sharding.mesh import Axes
 from .parameter_handling import Handling, Way, handling
 from .tables import Basis, Floats, Ints, Known, Variable
 
@@ -133,8 +135,8 @@ class TableEdges:
             stored, used = space.digits()[source_codes][:, None, :], space.digits()[target_codes][None, :, :]
             gathered = split[stored] & ~split[used]
             way = Way(
-                gathered=gathered, first=first[stored], reduced=gathered & broadcast[used], summed=whole[stored] & broadcast[used],
-                shards=space.divisors()[source_codes][:, None].astype(np.float64),
+                group=stored * len(space.kinds) + used, gathered=gathered, first=first[stored], reduced=gathered & broadcast[used],
+                summed=whole[stored] & broadcast[used], shards=space.divisors()[source_codes][:, None].astype(np.float64),
             )  # fmt: skip
             return handling(tensor, way, basis.prices, basis.types, trained=trained)
 
@@ -151,8 +153,8 @@ class TableEdges:
         gradient, wider, stored = tensor.name in basis.analysis.gradients, basis.wider(tensor), tensor.role is Role.PARAMETER
         waits = 0.0 if stored else basis.work.waits
 
-        def lines(kind: str, axis: int) -> tuple[Line, ...]:
-            found = basis.prices.unit_lines(kind, axis) if stored else basis.prices.lines(kind, axis)
+        def lines(kind: str, axes: Axes) -> tuple[Line, ...]:
+            found = basis.prices.unit_lines(kind, axes) if stored else basis.prices.lines(kind, axes)
             return tuple((alpha + waits, beta) for alpha, beta in found) if waits else found
 
         def make() -> Distances:

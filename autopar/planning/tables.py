@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.step.distances import LayoutSpace
+from autopar.costmodel.step.layout_space import LayoutSpace
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.search import CostGraph
 

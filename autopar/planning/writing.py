@@ -28,7 +28,7 @@ from ..plan_parts import (
 )
 from ..sharding.analysis import Analysis
 from ..sharding.layout import format_layout
-from ..sharding.mesh import Mesh
+from ..sharding.mesh import Axes, Mesh
 from ..sharding.micro_batches import of_whole_batch
 from ..sharding.program import Assignment, Program
 from ..sharding.rules.discovered import found_in
@@ -155,10 +155,10 @@ def _holders(found: StagedProgram) -> Iterator[tuple[str, Part]]:
 
 
 def _priced(program: Program, schedule: Schedule, prices: MeshPrices) -> Iterator[CollectivePlan]:
-    known: dict[tuple[str, int, int], float] = {}
+    known: dict[tuple[str, Axes, int], float] = {}
     for c in scheduled(program, schedule).collectives():
-        axis = prices.mesh.axes[c.axis].name
-        key = (c.kind, c.axis, c.nbytes)
+        axis = prices.mesh.name(c.axes)
+        key = (c.kind, c.axes, c.nbytes)
         if key not in known:
             known[key] = collective_seconds(c, prices)
         yield CollectivePlan(phase=c.phase, kind=c.kind, axis=axis, nbytes=c.nbytes, seconds=known[key], tensor=c.tensor)

@@ -23,8 +23,9 @@ from ..plan import Plan
 from ..schemes.meanings import Meanings, read_meanings
 from ..sharding.analysis import Analysis
 from ..sharding.layout import Kind, Layout
+from ..sharding.mesh import Axes
 from ..sharding.program import Collective, Compute, Decision, Redistribute, chain_collectives, operator_collectives
-from ..sharding.redistribution import changed_axis
+from ..sharding.redistribution import changed_axes
 
 Seconds = Callable[[Collective], float]
 
@@ -33,13 +34,13 @@ Seconds = Callable[[Collective], float]
 class Move:
     """A redistribution that the program executes, with its priced collectives (a parameter's are those of its `unit`).
 
-    `reduced_later`: the axes on which the gradient is summed in its stored layout.
+    `reduced_later`: the axes of each sum of the gradient in its stored layout.
     """
 
     tensor: str
     chain: tuple[Layout, ...]
     collectives: tuple[tuple[Collective, float], ...]
-    reduced_later: tuple[int, ...]
+    reduced_later: tuple[Axes, ...]
     unit: int | None = None
 
 
@@ -88,6 +89,10 @@ class Account:
         """Names of the mesh axes."""
         return tuple(axis.name for axis in self.plan.mesh)
 
+    def over(self, axes: Axes) -> str:
+        """The names of the axes of a group."""
+        return self.plan.mesh_.name(axes)
+
 
 def has_account(plan: Plan) -> bool:
     """Whether the plan is one program: stages on different meshes are several."""
@@ -106,7 +111,7 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
 
     def seconds(collective: Collective) -> float:
         if collective not in known:
-            known[collective] = prices.seconds(collective.kind, collective.axis, collective.nbytes)
+            known[collective] = prices.seconds(collective.kind, collective.axes, collective.nbytes)
         return known[collective]
 
     accounts: dict[str, OperatorAccount] = {}
@@ -198,5 +203,5 @@ def _move(
     forward, backward = chain_collectives(micro.program.graph, step, mesh, micro.schedule.types)
     priced = tuple((collective, seconds(collective)) for collective in times.of((*forward, *backward)))
     bucketed = zip(step.chain[: step.bucketed], step.chain[1:], strict=False)
-    later = tuple(changed_axis(before, after) for before, after in bucketed)
+    later = tuple(changed_axes(before, after) for before, after in bucketed)
     return Move(tensor=step.tensor, chain=step.chain, collectives=priced, reduced_later=later, unit=unit)

@@ -42,7 +42,7 @@ def issuers(account: Account, hidden: Hidden | None) -> Iterator[Issuer]:
     pairs = [[pair for name in names for pair in accounts[name].collectives] for _, names in groups]
     units = [pair for unit in account.units for pair in unit.collectives]
     for (name, names), issued in zip([*groups, (PARAMETERS, ())], [*pairs, units], strict=True):
-        found = tuple(totals((account.axes[c.axis], c.phase, c.kind, c.nbytes, seconds) for c, seconds in issued))
+        found = tuple(totals((account.over(c.axes), c.phase, c.kind, c.nbytes, seconds) for c, seconds in issued))
         if found:
             shares = tuple(_share(hidden, one, account, issued) for one in found)
             yield Issuer(name=name, operators=names, totals=found, hidden=shares)
@@ -53,7 +53,7 @@ def _share(hidden: Hidden | None, total: Total, account: Account, issued: Sequen
     if hidden is None:
         return None
     own = (total.axis, total.phase, total.kind)
-    return hidden.share((c for c, _ in issued if (account.axes[c.axis], c.phase, c.kind) == own), account.axes)
+    return hidden.share((c for c, _ in issued if (account.over(c.axes), c.phase, c.kind) == own), account.over)
 
 
 def collectives_parts(plan: Plan, account: Account | None, hidden: Hidden | None = None) -> list[str | Table]:
@@ -90,7 +90,8 @@ def _operators(account: Account, hidden: Hidden | None) -> Table:
 
 def collectives_json(plan: Plan, account: Account | None, hidden: Hidden | None = None) -> dict[str, Any]:
     """The collectives as one object: seconds and bytes. Its key `of`: which collectives are counted."""
-    levels, summed, p = levels_of(plan), totals_of(issued_by(plan, account)), plan.predicted
+    summed, p = totals_of(issued_by(plan, account)), plan.predicted
+    levels = levels_of(plan, summed)
     found: dict[str, Any] = {
         "of": "step" if is_whole(plan, account) else "micro-batch",
         "communication": p.communication,

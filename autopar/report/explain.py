@@ -110,11 +110,11 @@ def _collectives_of(move: Move, whole: Account) -> tuple[tuple[Collective, float
 
 def _collective_lines(collectives: Iterable[tuple[Collective, float]], whole: Account) -> list[str]:
     """The collectives in lines, equal ones in one line."""
-    counts = Counter((c.phase, c.kind, c.axis, c.nbytes, seconds) for c, seconds in collectives)
+    counts = Counter((c.phase, c.kind, c.axes, c.nbytes, seconds) for c, seconds in collectives)
     lines = []
-    for (phase, kind, axis, nbytes, seconds), count in counts.items():
+    for (phase, kind, axes, nbytes, seconds), count in counts.items():
         times = f"{count} x " if count > 1 else ""
-        lines.append(f"      {phase} {times}{COLLECTIVES[kind]} over {whole.axes[axis]}: {bytes_text(nbytes)}, {seconds_text(seconds)}")
+        lines.append(f"      {phase} {times}{COLLECTIVES[kind]} over {whole.over(axes)}: {bytes_text(nbytes)}, {seconds_text(seconds)}")
     return lines
 
 
@@ -143,7 +143,7 @@ def operator_json(account: OperatorAccount, whole: Account) -> dict[str, Any]:
 
 def _collectives_json(collectives: Iterable[tuple[Collective, float]], whole: Account) -> list[dict[str, Any]]:
     return [
-        {"phase": c.phase, "kind": c.kind, "axis": whole.axes[c.axis], "bytes": c.nbytes, "seconds": seconds} for c, seconds in collectives
+        {"phase": c.phase, "kind": c.kind, "axis": whole.over(c.axes), "bytes": c.nbytes, "seconds": seconds} for c, seconds in collectives
     ]
 
 
@@ -153,7 +153,7 @@ def _move_json(move: Move, whole: Account) -> dict[str, Any]:
         "chain": [format_layout(layout) for layout in move.chain],
         "unit": move.unit,
         "collectives": _collectives_json(_collectives_of(move, whole), whole),
-        "reduced_as_stored": [whole.axes[axis] for axis in move.reduced_later],
+        "reduced_as_stored": [whole.over(axes) for axes in move.reduced_later],
     }
 
 

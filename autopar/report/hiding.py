@@ -8,13 +8,14 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.step.streams import COMPUTE, Event
 
 from ..plan import Plan
 from ..sharding.analysis import Analysis
+from ..sharding.mesh import Axes
 from ..sharding.program import Collective
 from .traces import timeline_of_rank
 
@@ -41,9 +42,9 @@ class Hidden:
         place = bisect.bisect_right(self.starts, until)
         return self.before[place] - max(self.ends[place - 1] - until, 0.0) if place else 0.0
 
-    def share(self, collectives: Iterable[Collective], axes: Sequence[str]) -> float | None:
+    def share(self, collectives: Iterable[Collective], over: Callable[[Axes], str]) -> float | None:
         """The hidden share of several collectives together; None if the timeline has none of them."""
-        keys = dict.fromkeys((c.tensor, c.kind, axes[c.axis], c.phase) for c in collectives)
+        keys = dict.fromkeys((c.tensor, c.kind, over(c.axes), c.phase) for c in collectives)
         return _shared([self.sent[key] for key in keys if key in self.sent])
 
     def of(self, axis: str, phase: str, kind: str) -> float | None:

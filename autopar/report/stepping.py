@@ -91,7 +91,7 @@ class Stepping:
         """Seconds of a step's collectives by kind and level."""
         prices, found = self.prices(cluster), Counter[tuple[str, str]]()
         for one in self.micro.collectives():
-            found[one.kind, prices.mesh.axes[one.axis].level] += prices.seconds(one.kind, one.axis, one.nbytes)  # type: ignore[assignment]
+            found[one.kind, prices.place(one.axes)[1]] += prices.seconds(one.kind, one.axes, one.nbytes)  # type: ignore[assignment]
         return found
 
 

@@ -122,8 +122,8 @@ def _units_text(whole: Account) -> str:
     said = []
     units = [unit for unit in whole.units if unit.collectives]
     for words, gathers in (("gathered", True), ("gradients summed", False)):
-        found = [(u, c.axis) for u in units for c, _ in u.collectives if (c.kind == "all_gather") is gathers]
-        axes = [whole.axes[axis] for axis in sorted({axis for _, axis in found})]
+        found = [(u, c.axes) for u in units for c, _ in u.collectives if (c.kind == "all_gather") is gathers]
+        axes = [whole.over(axes) for axes in sorted({axes for _, axes in found})]
         said += [f"{words} over {', '.join(axes)}"] if found else []
     names = len({name for unit in units for name in unit.parameters})
     several = "s" if len(units) > 1 else ""

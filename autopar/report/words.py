@@ -74,7 +74,7 @@ def phrase(account: OperatorAccount, whole: Account, followers: Sequence[Operato
 
 def _part(word: str, axes: list[int], members: Sequence[OperatorAccount], whole: Account) -> str:
     moves = [move for account in members for move in account.after]
-    kinds = {c.kind for move in moves for c, _ in move.collectives if c.phase == "forward" and c.axis in axes}
+    kinds = {c.kind for move in moves for c, _ in move.collectives if c.phase == "forward" and set(c.axes) <= set(axes)}
     tail = f" ({', '.join(COLLECTIVES[kind] for kind in sorted(kinds))})" if kinds else ""
     return f"{word} over {', '.join(whole.axes[axis] for axis in axes)}{tail}"
 

@@ -17,7 +17,7 @@ from .candidates import Option
 from .layout import B, Kind, Layout, Placement, R, S, is_valid
 from .mesh import Mesh
 from .program import Assignment, Decision
-from .redistribution import cheapest_chain, is_step
+from .redistribution import changed_axes, cheapest_chain, is_step
 
 Pin = Placement | tuple[Placement, Placement]
 """The placement of an operator's outputs (of its first input if the output is scalar), or that and its last input's."""
@@ -129,10 +129,9 @@ def _connected(analysis: Analysis, mesh: Mesh, decisions: Mapping[str, Decision]
 
 @functools.lru_cache(maxsize=1 << 14)
 def _chain(source: Layout, target: Layout, shape: tuple[int, ...], mesh: tuple[int, ...], gradient: bool) -> tuple[Layout, ...]:
-    """The chain of least traffic: every byte costs the same, and a collective as much as 1 MB."""
+    """The chain of least traffic, axis by axis: every byte costs the same, and a collective as much as 1 MB."""
     if not gradient:
         source, target = (tuple(R if p == B else p for p in layout) for layout in (source, target))
-    differing = [axis for axis, (before, after) in enumerate(zip(source, target, strict=True)) if before != after]
-    if len(differing) == 1 and is_step(source, target, differing[0]):
+    if len(changed_axes(source, target)) == 1 and is_step(source, target):
         return (source, target)
-    return cheapest_chain(source, target, shape, 1, mesh, lambda kind, axis, nbytes: 1e6 + nbytes, gradient=gradient)
+    return cheapest_chain(source, target, shape, 1, mesh, lambda kind, axes, nbytes: 1e6 + nbytes, gradient=gradient, apart=True)

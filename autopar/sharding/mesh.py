@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
+
+Axes = tuple[int, ...]
+"""Positions of the mesh axes that a group of devices spans, in the order of the mesh."""
+JOINED = " x "
+"""Stands between the names of several axes that are one group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +33,8 @@ class Mesh:
     """Axes from the outermost (slowest link) to the innermost; ranks are numbered in row-major order.
 
     >>> mesh = Mesh.of(node=2, gpu=4)
-    >>> mesh.devices, mesh.groups(0)[:2], mesh.groups(1)
-    (8, ((0, 4), (1, 5)), ((0, 1, 2, 3), (4, 5, 6, 7)))
+    >>> mesh.devices, mesh.groups((0,))[:2], mesh.groups((1,)), mesh.groups((0, 1))
+    (8, ((0, 4), (1, 5)), ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 1, 2, 3, 4, 5, 6, 7),))
     """
 
     axes: tuple[Axis, ...]
@@ -69,15 +74,29 @@ class Mesh:
             out.append(digit)
         return tuple(reversed(out))
 
-    def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
-        """Groups of ranks that differ in coordinate `axis` only, each in the order of that coordinate."""
-        stride = math.prod(self.shape[axis + 1 :])
-        size = self.shape[axis]
-        starts = [rank for rank in range(self.devices) if (rank // stride) % size == 0]
-        return tuple(tuple(start + i * stride for i in range(size)) for start in starts)
+    def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
+        """Groups of ranks that differ in the coordinates `axes` only, each in row-major order of these."""
+        strides = [math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
+        inside = [range(0, self.shape[axis] * strides[axis], strides[axis]) for axis in axes]
+        outside = [range(0, n * s, s) for axis, (n, s) in enumerate(zip(self.shape, strides, strict=True)) if axis not in axes]
+        steps = [sum(place) for place in itertools.product(*inside)]
+        return tuple(tuple(sum(start) + step for step in steps) for start in itertools.product(*outside))
+
+    def name(self, axes: Axes) -> str:
+        """The names of these axes."""
+        return JOINED.join(self.axes[axis].name for axis in axes)
 
     def __str__(self) -> str:
         return " x ".join(f"{axis.name}={axis.size}" for axis in self.axes) or "one device"
+
+
+def degree_of(axes: Axes, mesh: Sequence[int]) -> int:
+    """The number of devices in a group over `axes` of a mesh of these sizes.
+
+    >>> degree_of((0, 2), (2, 3, 4))
+    8
+    """
+    return math.prod(mesh[axis] for axis in axes)
 
 
 def factorisations(devices: int, max_axes: int = 3) -> Iterator[tuple[int, ...]]:

@@ -18,20 +18,23 @@ from ..ir import Graph, Operator, Role
 from .candidates import Option, Strategies
 from .communication import operator_traffic
 from .layout import Kind, Layout, format_layout, is_valid, replicated
-from .mesh import Mesh
+from .mesh import Axes, Mesh
 from .notation import Rule
-from .redistribution import changed_axis, is_step, local_bytes, transfers
+from .redistribution import change, changed_axes, is_step, local_bytes
 from .rules import Call
 from .schedule import PLAIN, Types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One collective of a step: `phase` is forward, backward or update; `nbytes` by the collective's convention."""
+    """One collective of a step over a group of mesh axes.
+
+    `phase` is forward, backward or update; `nbytes` by the collective's convention.
+    """
 
     phase: str
     kind: str
-    axis: int
+    axes: Axes
     nbytes: int
     tensor: str
 
@@ -75,14 +78,14 @@ Step = Redistribute | Compute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Gradients of `parameters` that are summed together over `axes` after their backward, with one all-reduce an axis.
+    """Gradients of `parameters` that are summed together after their backward, by one all-reduce for each of `sums`.
 
     Low-rank gradients have two buckets, one after the other: `factor` is 1 and 2, and `ranks` holds the columns of the
     factors. Plain gradients have `factor` 0.
     """
 
     parameters: tuple[str, ...]
-    axes: tuple[int, ...]
+    sums: tuple[Axes, ...]
     nbytes: int
     factor: int = 0
     ranks: tuple[int, ...] = ()
@@ -131,7 +134,7 @@ def operator_collectives(graph: Graph, step: Compute, mesh: Sequence[int], gradi
     ordered = [(axis, move) for _, axis, moves in traffic for move in moves if move.phase == "forward"]
     ordered += [(axis, move) for _, axis, moves in reversed(traffic) for move in moves if move.phase == "backward"]
     return [
-        Collective(phase=move.phase, kind=move.kind, axis=axis, nbytes=round(float(move.nbytes[0])), tensor=operator.outputs[0])
+        Collective(phase=move.phase, kind=move.kind, axes=(axis,), nbytes=round(float(move.nbytes[0])), tensor=operator.outputs[0])
         for axis, move in ordered
     ]
 
@@ -144,14 +147,14 @@ def chain_collectives(
     forward: list[Collective] = []
     backward: list[Collective] = []
     for index, (before, after) in enumerate(itertools.pairwise(step.chain)):
-        axis = changed_axis(before, after)
-        ahead, back = transfers(before[axis], after[axis], mesh[axis])
+        moved = change(before, after, mesh)
+        ahead, back = moved.transfers
         if ahead:
             size = ahead.scale * local_bytes(before, tensor.bytes, mesh)
-            forward.append(Collective(phase="forward", kind=ahead.collective, axis=axis, nbytes=size, tensor=step.tensor))
+            forward.append(Collective(phase="forward", kind=ahead.collective, axes=moved.axes, nbytes=size, tensor=step.tensor))
         if back and step.gradient and index >= step.bucketed:
             size = back.scale * local_bytes(before, types.reduced_bytes(tensor), mesh)
-            backward.append(Collective(phase="backward", kind=back.collective, axis=axis, nbytes=size, tensor=step.tensor))
+            backward.append(Collective(phase="backward", kind=back.collective, axes=moved.axes, nbytes=size, tensor=step.tensor))
     return forward, backward
 
 
@@ -161,9 +164,9 @@ def departure(step: Redistribute, mesh: Sequence[int]) -> int | None:
     From there to the first reader the chain runs alongside computation.
     """
     for number, (before, after) in enumerate(itertools.pairwise(step.chain)):
-        axis = changed_axis(before, after)
-        ahead, back = transfers(before[axis], after[axis], mesh[axis])
-        if mesh[axis] > 1 and (ahead or (back and step.differentiable)):
+        moved = change(before, after, mesh)
+        ahead, back = moved.transfers
+        if moved.degree > 1 and (ahead or (back and step.differentiable)):
             return number
     return None
 
@@ -225,7 +228,7 @@ class _Builder:
         self.bring(name, chain[0])
         shape, mesh = self.graph.tensors[name].shape, self.assignment.mesh.shape
         for before, after in itertools.pairwise(chain):
-            if not is_valid(after, shape, mesh) or before == after or not is_step(before, after, changed_axis(before, after)):
+            if not is_valid(after, shape, mesh) or not is_step(before, after):
                 raise PlanError(
                     f"the plan moves {name!r} from [{format_layout(before)}] to [{format_layout(after)}], which is no single step"
                 )
@@ -252,20 +255,20 @@ def _mark_gradients(assignment: Assignment, steps: Sequence[Step], needed: set[t
     return marked[::-1]
 
 
-def _leading(chain: tuple[Layout, ...]) -> tuple[int, ...]:
-    """Axes of the leading R → B steps of a chain."""
-    axes = []
+def _leading(chain: tuple[Layout, ...]) -> tuple[Axes, ...]:
+    """The axes of the leading R → B steps of a chain."""
+    found = []
     for before, after in itertools.pairwise(chain):
-        axis = changed_axis(before, after)
-        if (before[axis].kind, after[axis].kind) != (Kind.REPLICATED, Kind.BROADCAST):
+        axes = changed_axes(before, after)
+        if (before[axes[0]].kind, after[axes[0]].kind) != (Kind.REPLICATED, Kind.BROADCAST):
             break
-        axes.append(axis)
-    return tuple(axes)
+        found.append(axes)
+    return tuple(found)
 
 
 def _mark_bucketed(graph: Graph, assignment: Assignment, steps: Sequence[Step]) -> tuple[Step, ...]:
     """Mark the leading R → B steps that all uses of a parameter share: their gradients are reduced in buckets."""
-    leading: dict[str, tuple[int, ...]] = {}
+    leading: dict[str, tuple[Axes, ...]] = {}
     for step in steps:
         if isinstance(step, Redistribute) and step.gradient and graph.tensors[step.tensor].role is Role.PARAMETER:
             if step.chain[0] == assignment.storage[step.tensor]:

@@ -1,6 +1,7 @@
-"""Redistribution between two layouts as the cheapest chain of single-axis steps, with its gradient.
+"""Redistribution between two layouts as the cheapest chain of steps, with its gradient.
 
-On one axis the step from one kind to another costs these collectives (n: local bytes before, p: degree):
+A step over a mesh axis, or over several at once as one group, from one kind to another, costs these collectives (n:
+local bytes before, p: devices of the group):
 
     R → B   backward all-reduce n            S → R   forward all-gather n p
     R → S   slice, backward all-gather n     S → B   forward all-gather n p, backward reduce-scatter n p
@@ -8,8 +9,9 @@ On one axis the step from one kind to another costs these collectives (n: local 
     P → R   forward all-reduce n             P → S   forward reduce-scatter n, backward all-gather n
     P → B   forward and backward all-reduce n        R, B, S → P   -
 
-With several axes the order matters (slice first, gather last), so a chain is a shortest path over layouts (Dijkstra).
-On one dim, splits with equal parts nest in axis order: only the innermost can be undone or added.
+The order of steps matters (slice first, gather last), so a chain is a shortest path over layouts (Dijkstra).
+On one dim, splits with equal parts nest in axis order: only the innermost can be undone or added. A step over several
+axes has one kind before and one behind on all of them, so its group, in row-major order, has the parts in their order.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from .layout import B, Kind, Layout, P, Placement, R, S, is_valid
+from .mesh import Axes, degree_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,35 +67,84 @@ def transfers(before: Placement, after: Placement, degree: int) -> tuple[Transfe
     return table[kinds]
 
 
-def is_step(before: Layout, after: Layout, axis: int) -> bool:
-    """Whether the layouts differ on `axis` only, in a way that one collective (or none) can do."""
-    if any(b != a for i, (b, a) in enumerate(zip(before, after, strict=True)) if i != axis) or before[axis] == after[axis]:
+class Change(NamedTuple):
+    """A step of a chain: the axes that it is over, the placement on them before and after it, and their devices."""
+
+    axes: Axes
+    before: Placement
+    after: Placement
+    degree: int
+
+    @property
+    def transfers(self) -> tuple[Transfer | None, Transfer | None]:
+        """The forward and backward collectives."""
+        return transfers(self.before, self.after, self.degree)
+
+
+def changed_axes(before: Layout, after: Layout) -> Axes:
+    """The axes on which two neighbours in a chain differ."""
+    return tuple(axis for axis, (b, a) in enumerate(zip(before, after, strict=True)) if b != a)
+
+
+def change(before: Layout, after: Layout, mesh: Sequence[int]) -> Change:
+    """The step between two neighbours in a chain."""
+    axes = changed_axes(before, after)
+    return Change(axes, before[axes[0]], after[axes[0]], degree_of(axes, mesh))
+
+
+def is_step(before: Layout, after: Layout) -> bool:
+    """Whether the layouts differ on one axis, or alike on several, in a way that one collective (or none) can do."""
+    axes = changed_axes(before, after)
+    if not axes or len({(before[axis], after[axis]) for axis in axes}) > 1:
         return False
-    source, target = before[axis], after[axis]
+    source, target = before[axes[0]], after[axes[0]]
     if source.kind is Kind.SPLIT and target.kind is Kind.SPLIT and source.dim == target.dim:
         return False
     if target.kind is Kind.PARTIAL and target.reduction != "sum":
         return False
-    return all(inner != end for end in (source, target) if end.kind is Kind.SPLIT for inner in before[axis + 1 :])
+    ends = [end for end in (source, target) if end.kind is Kind.SPLIT]
+    return not any(before[axis] in ends for axis in range(axes[0] + 1, len(before)) if axis not in axes)
 
 
-def steps_from(layout: Layout, kinds: Sequence[Placement], shape: Sequence[int], mesh: Sequence[int]) -> tuple[tuple[int, Layout], ...]:
-    """Every layout one step away, with the axis of the step."""
+def steps_from(layout: Layout, kinds: Sequence[Placement], shape: Sequence[int], mesh: Sequence[int]) -> tuple[tuple[Axes, Layout], ...]:
+    """Every layout one step away, with the axes of the step."""
     return _steps_from(layout, tuple(kinds), tuple(shape), tuple(mesh))
 
 
 @lru_cache(maxsize=1 << 15)
 def _steps_from(
     layout: Layout, kinds: tuple[Placement, ...], shape: tuple[int, ...], mesh: tuple[int, ...]
-) -> tuple[tuple[int, Layout], ...]:
+) -> tuple[tuple[Axes, Layout], ...]:
     """Searches of chains come by the same layouts again and again."""
-    changed = ((axis, (*layout[:axis], kind, *layout[axis + 1 :])) for axis in range(len(layout)) for kind in kinds)
-    return tuple((axis, after) for axis, after in changed if is_step(layout, after, axis) and is_valid(after, shape, mesh))
+    changed = ((axes, _with(layout, axes, kind)) for axes in _alike(layout, mesh) for kind in kinds)
+    return tuple((axes, after) for axes, after in changed if is_step(layout, after) and is_valid(after, shape, mesh))
+
+
+def _alike(layout: Layout, mesh: Sequence[int]) -> Iterator[Axes]:
+    """Every axis, and every set of axes on which the layout is the same."""
+    for axes in axis_sets(mesh):
+        if all(layout[axis] == layout[axes[0]] for axis in axes):
+            yield axes
+
+
+def axis_sets(mesh: Sequence[int]) -> tuple[Axes, ...]:
+    """Every axis, then every set of two and more axes of several devices: what a step may be over.
+
+    >>> axis_sets((2, 1, 4))
+    ((0,), (1,), (2,), (0, 2))
+    """
+    several = [axis for axis, size in enumerate(mesh) if size > 1]
+    sets = (itertools.combinations(several, count) for count in range(2, len(several) + 1))
+    return (*((axis,) for axis in range(len(mesh))), *itertools.chain.from_iterable(sets))
+
+
+def _with(layout: Layout, axes: Axes, kind: Placement) -> Layout:
+    return tuple(kind if axis in axes else placement for axis, placement in enumerate(layout))
 
 
 ChainFinder = Callable[[Layout, Layout], tuple[tuple[Layout, ...], float]]
-StepPrice = Callable[[str, int, int], float]
-"""Seconds of a collective, given its name, its mesh axis and its bytes."""
+StepPrice = Callable[[str, Axes, int], float]
+"""Seconds of a collective, given its name, its mesh axes and its bytes."""
 
 
 def local_bytes(layout: Layout, nbytes: int, mesh: Sequence[int]) -> int:
@@ -99,13 +152,13 @@ def local_bytes(layout: Layout, nbytes: int, mesh: Sequence[int]) -> int:
     return nbytes // math.prod(mesh[a] for a, p in enumerate(layout) if p.kind is Kind.SPLIT)
 
 
-def step_price(before: Layout, after: Layout, axis: int, nbytes: int, mesh: Sequence[int], price: StepPrice, gradient: bool) -> float:
+def step_price(before: Layout, after: Layout, nbytes: int, mesh: Sequence[int], price: StepPrice, gradient: bool) -> float:
     """Seconds of one step, forward and (with a gradient) backward."""
-    size = local_bytes(before, nbytes, mesh)
-    forward, backward = transfers(before[axis], after[axis], mesh[axis])
-    total = price(forward.collective, axis, forward.scale * size) if forward else 0.0
+    size, step = local_bytes(before, nbytes, mesh), change(before, after, mesh)
+    forward, backward = step.transfers
+    total = price(forward.collective, step.axes, forward.scale * size) if forward else 0.0
     if backward and gradient:
-        total += price(backward.collective, axis, backward.scale * size)
+        total += price(backward.collective, step.axes, backward.scale * size)
     return total
 
 
@@ -123,16 +176,18 @@ def cheapest_chain(
     *,
     gradient: bool,
     kinds: Sequence[Placement] = (),
+    apart: bool = False,
 ) -> tuple[Layout, ...]:
     """Layouts from `source` to `target` (both included), each one step from the last, at the least price.
 
     The layouts in between take their placements from both ends and from `kinds` (default: splits of any dim, R, B, P).
+    `apart`: no step is over several axes.
 
     >>> from .layout import format_layout, parse_layout
     >>> flat = lambda kind, axis, nbytes: 1e-6 + nbytes * 1e-9
     >>> chain = cheapest_chain(parse_layout("S0 S0"), parse_layout("R S0"), (8, 8), 4, (2, 2), flat, gradient=False)
     >>> [format_layout(layout) for layout in chain]
-    ['S0 S0', 'S0 R', 'R R', 'R S0']
+    ['S0 S0', 'R R', 'R S0']
     """
     if not gradient:
         source, target = without_gradient(source), without_gradient(target)
@@ -149,11 +204,13 @@ def cheapest_chain(
             break
         if cost > best[layout]:
             continue
-        for axis, after in steps_from(layout, kinds, shape, mesh):
+        for axes, after in steps_from(layout, kinds, shape, mesh):
             # No chain makes a whole value partial only to sum it again.
-            if layout[axis].kind is Kind.PARTIAL and source[axis].kind is not Kind.PARTIAL:
+            if layout[axes[0]].kind is Kind.PARTIAL and any(source[axis].kind is not Kind.PARTIAL for axis in axes):
                 continue
-            fresh = cost + step_price(layout, after, axis, nbytes, mesh, price, gradient) + STEP_PENALTY
+            if apart and len(axes) > 1:
+                continue
+            fresh = cost + step_price(layout, after, nbytes, mesh, price, gradient) + STEP_PENALTY
             if fresh < best.get(after, math.inf):
                 best[after] = fresh
                 came[after] = layout
@@ -167,8 +224,7 @@ def cheapest_chain(
 
 def chain_price(chain: Sequence[Layout], nbytes: int, mesh: Sequence[int], price: StepPrice, *, gradient: bool) -> float:
     """Seconds of all steps of a chain, with their penalties."""
-    pairs = [(before, after, changed_axis(before, after)) for before, after in itertools.pairwise(chain)]
-    return sum(step_price(b, a, axis, nbytes, mesh, price, gradient) + STEP_PENALTY for b, a, axis in pairs)
+    return sum(step_price(b, a, nbytes, mesh, price, gradient) + STEP_PENALTY for b, a in itertools.pairwise(chain))
 
 
 def parameter_chain(
@@ -176,33 +232,24 @@ def parameter_chain(
 ) -> tuple[Layout, ...]:
     """The cheapest chain from a parameter's storage to `target`.
 
-    Leading R → B steps cost only `share`, the price as part of a gradient bucket. `chain` finds the cheapest ordinary
+    A leading R → B step costs only `share`, the price as part of a gradient bucket. `chain` finds the cheapest ordinary
     chain between two layouts, and its price.
     """
-    best: tuple[float, tuple[Layout, ...]] = (math.inf, ())
-    for lead in leading_shares(source):
-        at, price, steps = source, 0.0, [source]
-        for axis in lead:
-            price += share("all_reduce", axis, local_bytes(source, nbytes, mesh)) + STEP_PENALTY
-            at = (*at[:axis], B, *at[axis + 1 :])
-            steps.append(at)
-        rest, cost = chain(at, target)
+    rest, cost = chain(source, target)
+    best = cost, rest
+    for lead in leading_shares(source, mesh):
+        price = share("all_reduce", lead, local_bytes(source, nbytes, mesh)) + STEP_PENALTY
+        rest, cost = chain(_with(source, lead, B), target)
         if price + cost < best[0]:
-            best = (price + cost, (*steps, *rest[1:]))
+            best = price + cost, (source, *rest)
     return best[1]
 
 
-def leading_shares(source: Layout) -> list[tuple[int, ...]]:
-    """Every set of axes on which a stored parameter is replicated, so that it may turn to B there at once."""
-    whole = [axis for axis, placement in enumerate(source) if placement.kind is Kind.REPLICATED]
-    return [lead for count in range(len(whole) + 1) for lead in itertools.combinations(whole, count)]
+def leading_shares(source: Layout, mesh: Sequence[int]) -> list[Axes]:
+    """Every set of axes on which a stored parameter is replicated, so that it may turn to B there in one step."""
+    return [lead for lead in axis_sets(mesh) if all(source[axis].kind is Kind.REPLICATED for axis in lead)]
 
 
 def without_gradient(layout: Layout) -> Layout:
     """The layout of a tensor that carries no gradient: R and B are one."""
     return tuple(R if placement.kind is Kind.BROADCAST else placement for placement in layout)
-
-
-def changed_axis(before: Layout, after: Layout) -> int:
-    """The axis on which two neighbours in a chain differ."""
-    return next(axis for axis, (b, a) in enumerate(zip(before, after, strict=True)) if b != a)

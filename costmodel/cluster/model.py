@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.errors import ClusterError, unknown
@@ -229,8 +229,13 @@ def _bind(units: tuple[int, ...], names: tuple[str, ...], stride: int, size: int
     if not even:
         return names[outer]
     branches = [after // before for before, after in itertools.pairwise([1, *inside, size])]
-    spanned = [(name, count) for name, count in zip(names, branches, strict=False) if count > 1]
-    return spanned[0][0] if len(spanned) == 1 else "+".join(f"{name}:{count}" for name, count in spanned)
+    return _span_text(zip(names, branches, strict=False))
+
+
+def _span_text(branches: Iterable[tuple[str, int]]) -> str:
+    """Text of levels with their branches, inside out."""
+    spanned = [(name, count) for name, count in branches if count > 1]
+    return spanned[0][0] if len(spanned) == 1 else "+".join(f"{name}:{count}" for name, count in spanned) or ALONE
 
 
 def bind_axes(cluster: Cluster, sizes: tuple[int, ...]) -> tuple[str, ...] | None:
@@ -265,3 +270,21 @@ def parse_span(cluster: Cluster, text: str, group: int) -> tuple[tuple[Level, in
     if math.prod(count for _, count in parts) != group or min(count for _, count in parts) < 2:
         raise ClusterError(f"{text!r} does not describe a group of {group} devices")
     return tuple((cluster.level(name), count) for name, count in parts)
+
+
+@functools.lru_cache(maxsize=4096)
+def joint_span(cluster: Cluster, spans: tuple[tuple[str, int], ...]) -> str:
+    """Text of the levels that several axes span as one group: on each level their branches multiply.
+
+    `spans`: each axis by its text of `bind_axes` and its size.
+
+    >>> from autopar.costmodel import load_cluster
+    >>> cluster = load_cluster("dgx-h100").sized(64)
+    >>> joint_span(cluster, (("nic", 8), ("nvlink", 8))), joint_span(cluster, (("nvlink", 2), ("nvlink", 4)))
+    ('nvlink:8+nic:8', 'nvlink')
+    """
+    branches = dict.fromkeys((level.name for level in cluster.levels), 1)
+    for text, size in spans:
+        for level, count in parse_span(cluster, text, size):
+            branches[level.name] *= count
+    return _span_text(branches.items())

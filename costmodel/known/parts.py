@@ -200,7 +200,7 @@ class Parts:
             return
         moved = {"forward": 0.0, "backward": 0.0}
         for collective in operator_collectives(self.model.graph, step, self.mesh.shape, self.analysis.gradients):
-            moved[collective.phase] += self.prices.seconds(collective.kind, collective.axis, collective.nbytes)
+            moved[collective.phase] += self.prices.seconds(collective.kind, collective.axes, collective.nbytes)
         if self.c.habits.overlap_context and name.endswith(".core"):
             moved = {"forward": exposed(moved["forward"], seconds.forward), "backward": exposed(moved["backward"], seconds.backward)}
         if self.c.habits.sent_once and step.operator.kind == EXPERTS:
@@ -225,8 +225,8 @@ class Parts:
         if graph.tensors[step.tensor].role is Role.PARAMETER:
             part.gathered += sum(c.nbytes for c in forward)
             return
-        ahead = sum(self.prices.seconds(c.kind, c.axis, c.nbytes) for c in forward)
-        back = sum(self.prices.seconds(c.kind, c.axis, c.nbytes) for c in backward)
+        ahead = sum(self.prices.seconds(c.kind, c.axes, c.nbytes) for c in forward)
+        back = sum(self.prices.seconds(c.kind, c.axes, c.nbytes) for c in backward)
         place = (step.tensor, step.chain[-1])
         part.issued_forward += len(forward)
         part.issued_backward += len(backward)

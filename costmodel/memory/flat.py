@@ -13,8 +13,9 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.order.scheduled import Scheduled
+from autopar.sharding.mesh import Axes
 from autopar.sharding.program import Redistribute
-from autopar.sharding.redistribution import changed_axis, local_bytes, transfers
+from autopar.sharding.redistribution import change, local_bytes
 
 from .live_bytes import BUFFER, LiveBytes
 from .redistribution_memory import actions
@@ -22,14 +23,14 @@ from .redistribution_memory import actions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatStep:
-    """One step of the tensors' chain: `kind` and bytes of its collective ("" if nothing is sent), and the mesh axis.
+    """One step of the tensors' chain: `kind` and bytes of its collective ("" if nothing is sent), and the mesh axes.
 
     For each tensor: bytes `before` and `after`; `made`: whether the result is in new memory; `dealt`: whether its parts
     are not contiguous, so that they are copied apart or together.
     """
 
     kind: str
-    axis: int
+    axes: Axes
     nbytes: int
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -57,20 +58,20 @@ def flat_steps(plan: Scheduled, members: Sequence[int], *, back: bool) -> list[F
     chains = list(zip(*(itertools.pairwise(move.chain[move.bucketed :]) for move in moves), strict=True))
     found = []
     for pairs in reversed(chains) if back else chains:
-        axis = changed_axis(*pairs[0])
-        degree, each = mesh[axis], []
+        over, each = change(pairs[0][0], pairs[0][1], mesh), []
         for move, (first, second) in zip(moves, pairs, strict=True):
             tensor = tensors[move.tensor]
             nbytes = types.reduced_bytes(tensor) if back else tensor.bytes
             sizes = tuple(local_bytes(layout, nbytes, mesh) for layout in (first, second))
-            act = actions(first[axis], second[axis], sizes[0], degree)[back]
-            sent = transfers(first[axis], second[axis], degree)[back]
+            own = change(first, second, mesh)
+            act = actions(own.before, own.after, sizes[0], own.degree)[back]
+            sent = own.transfers[back]
             each.append((sizes[back], sizes[not back], act, 0 if sent is None else sent.scale * sizes[0]))
         before, after, acts, moved = zip(*each, strict=True)
         found.append(
             FlatStep(
-                kind=sent.collective if sent is not None and degree > 1 else "", axis=axis, nbytes=sum(moved), before=before, after=after,
-                made=tuple(act.made for act in acts), dealt=tuple(act.scratch > 0 for act in acts),
+                kind=sent.collective if sent is not None and over.degree > 1 else "", axes=over.axes, nbytes=sum(moved),
+                before=before, after=after, made=tuple(act.made for act in acts), dealt=tuple(act.scratch > 0 for act in acts),
             )
         )  # fmt: skip
     return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from autopar.ir import Role
 from autopar.order.scheduled import scheduled
+from autopar.sharding.mesh import degree_of
 from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.schedule import PLAIN, Types
 
@@ -167,7 +168,7 @@ class _Walk(Steps):
             moment = max([moment, *(self.ready.get(name, 0) for name in bucket.parameters)])
             flat = self.new(float(bucket.nbytes), BUFFER)
             self.birth[flat] = moment
-            if any(self.mesh[axis] > 1 for axis in bucket.axes):
+            if any(degree_of(axes, self.mesh) > 1 for axes in bucket.sums):
                 self.scratch.append((moment, float(bucket.nbytes)))
         for (name, layout), gradient in self.gradients.items():
             if (name, layout) in self.stored and self.tensors[name].role is Role.PARAMETER:

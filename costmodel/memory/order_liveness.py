@@ -21,6 +21,7 @@ from autopar.order.actions import Action, Word
 from autopar.order.scheduled import Mode, Scheduled
 from autopar.order.units import Unit, reduce_collectives
 from autopar.order.value_flow import boundaries, makes, moves_value, only_casts
+from autopar.sharding.mesh import degree_of
 from autopar.sharding.program import Redistribute
 
 from .flat import FlatStep, Going, Moving, carried, flat_steps
@@ -228,7 +229,7 @@ class _Played(Steps):
             elif going.left or not going.rests:
                 self._go_on(going)
         self.tick(self._name(unit))
-        issued = sum(1 for c in reduce_collectives(self.program, unit, self.types, last=last) if self.mesh[c.axis] > 1)
+        issued = sum(1 for c in reduce_collectives(self.program, unit, self.types, last=last) if degree_of(c.axes, self.mesh) > 1)
         self.going.append(Going(unit.number, self._reducing(unit, last=last), issued, last and bool(unit.buckets)))
         self._go_on(self.going[-1])
 
@@ -250,8 +251,8 @@ class _Played(Steps):
         for bucket in unit.buckets if last else ():
             places = [(name, self.program.assignment.storage[name]) for name in bucket.parameters]
             sums = [self._taken(place) for place in places]
-            for axis in bucket.axes:
-                if self.mesh[axis] > 1:
+            for axes in bucket.sums:
+                if degree_of(axes, self.mesh) > 1:
                     for memory in sums:
                         self.read(memory)
                     sums = [self.new(self.size[memory], BUFFER) for memory in sums]

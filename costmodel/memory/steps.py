@@ -11,7 +11,7 @@ from autopar.ir import Role
 from autopar.sharding.candidates import splits_plainly
 from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.program import Compute, Program, Redistribute
-from autopar.sharding.redistribution import changed_axis
+from autopar.sharding.redistribution import change
 from autopar.sharding.rules.saved_for_backward import Made
 from autopar.sharding.schedule import Types
 
@@ -108,8 +108,8 @@ class Steps(LiveBytes):
         """Called where `memory` of a tensor has been brought to `made`."""
 
     def actions(self, name: str, before: Layout, after: Layout) -> tuple[Action, Action]:
-        axis = changed_axis(before, after)
-        return actions(before[axis], after[axis], self.bytes_of(name, before), self.mesh[axis])
+        step = change(before, after, self.mesh)
+        return actions(step.before, step.after, self.bytes_of(name, before), step.degree)
 
     # --- backward ---
 

@@ -50,7 +50,7 @@ class Estimate:
 
 def collective_seconds(collective: Collective, prices: MeshPrices) -> float:
     """Seconds of one collective of a program."""
-    return prices.seconds(collective.kind, collective.axis, collective.nbytes)
+    return prices.seconds(collective.kind, collective.axes, collective.nbytes)
 
 
 def estimate(

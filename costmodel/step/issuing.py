@@ -1,9 +1,10 @@
-"""`Issuer`: the collectives of a step on the streams of its axes, each behind the computation issued so far."""
+"""`Issuer`: the collectives of a step on the streams of their groups, each behind the computation issued so far."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autopar.sharding.mesh import Axes
 from autopar.sharding.program import Collective
 
 from .pricing import MeshPrices
@@ -12,23 +13,22 @@ from .streams import Clock
 
 
 class Issuer:
-    """Issues collectives at their prices on `clock`; each mesh axis is a process group with a stream of its own."""
+    """Issues collectives at their prices on `clock`; the process group of a mesh axis, or of several, has a stream of its own."""
 
     def __init__(self, prices: MeshPrices, clock: Clock) -> None:
         self.prices, self.clock = prices, clock
-        self.streams = tuple(axis.name for axis in prices.mesh.axes)
-        self.known: dict[tuple[str, int, int], float] = {}
+        self.known: dict[tuple[str, Axes, int], float] = {}
 
-    def issue(self, kind: str, axis: int, nbytes: int, name: str) -> Sent:
+    def issue(self, kind: str, axes: Axes, nbytes: int, name: str) -> Sent:
         """Start a collective behind the computation so far."""
-        key = (kind, axis, nbytes)
+        key = (kind, axes, nbytes)
         if key not in self.known:
             self.known[key] = self.prices.seconds(*key)
-        return self.clock.send(name, kind, self.streams[axis], self.known[key], self.clock.now)
+        return self.clock.send(name, kind, self.prices.mesh.name(axes), self.known[key], self.clock.now)
 
     def started(self, collective: Collective) -> Sent:
         """Start a program's collective behind the computation so far."""
-        return self.issue(collective.kind, collective.axis, collective.nbytes, collective.tensor)
+        return self.issue(collective.kind, collective.axes, collective.nbytes, collective.tensor)
 
     def blocking(self, collectives: Sequence[Collective]) -> None:
         """Start collectives one after the other; computation waits for each."""

@@ -1,6 +1,6 @@
 """Plays the actions of a step's order on streams, as the runtime issues them.
 
-The computation is one stream, the collectives of each mesh axis another (a process group has a stream). A task starts
+The computation is one stream, the collectives of each mesh axis, or of several, another (a process group has a stream). A task starts
 when its stream is free and the tasks that it waits for have ended; `pass_player.py` has operators and redistributions,
 `unit_player.py` units of parameters. Gradients are added to those of earlier micro-batches in three passes over them.
 """

@@ -1,7 +1,7 @@
 """Prices of parameter storage and of the collectives of a mesh, as arrays over layouts and strategies.
 
 parameter  the optimizer's traffic over the stored shard
-collective the line of its algorithm, on the level of its mesh axis
+collective the line of its algorithm, on the levels that its mesh axes span together
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from autopar.errors import UsageError, unknown
 from autopar.ir import Tensor
 from autopar.sharding.candidates import Strategies
 from autopar.sharding.communication import operator_traffic
-from autopar.sharding.mesh import Mesh
+from autopar.sharding.mesh import Axes, Mesh, degree_of
 from autopar.sharding.rules import Call
 from autopar.sharding.schedule import PLAIN, UNIT_BYTES, Types
 
 from ..cluster.measured import Line
-from ..cluster.model import Cluster
+from ..cluster.model import Cluster, joint_span
 from ..collectives import collective_time, lines
 from ..device.elementwise import update_traffic_seconds, with_launch
 
@@ -62,12 +62,15 @@ def optimizer_named(name: str) -> Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPrices:
-    """Prices of collectives on the axes of a mesh on a cluster; parameters travel in units of about `unit_bytes`."""
+    """Prices of collectives over axes of a mesh on a cluster; parameters travel in units of about `unit_bytes`.
+
+    A group over several axes is priced as one axis of as many devices in the same places.
+    """
 
     cluster: Cluster
     mesh: Mesh
     unit_bytes: int = UNIT_BYTES
-    known: dict[tuple[str, int, bool], tuple[Line, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    known: dict[tuple[str, Axes, bool], tuple[Line, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, cluster: Cluster, mesh: Mesh, parameters: float) -> MeshPrices:
@@ -75,43 +78,50 @@ class MeshPrices:
         alone = cls(cluster=cluster, mesh=mesh)
         return replace(alone, unit_bytes=unit_bytes(alone, parameters))
 
-    def lines(self, kind: str, axis: int) -> tuple[Line, ...]:
-        """The (seconds, seconds per byte) lines of a collective on `axis`."""
-        key = (kind, axis, False)
+    def place(self, axes: Axes) -> tuple[int, str]:
+        """The size of a group over `axes`, and the levels that it spans."""
+        spanned = [self.mesh.axes[axis] for axis in axes]
+        if len(spanned) == 1:
+            return spanned[0].size, spanned[0].level
+        return degree_of(axes, self.mesh.shape), joint_span(self.cluster, tuple((axis.level, axis.size) for axis in spanned))
+
+    def lines(self, kind: str, axes: Axes) -> tuple[Line, ...]:
+        """The (seconds, seconds per byte) lines of a collective over `axes`."""
+        key = (kind, axes, False)
         if key not in self.known:
-            place = self.mesh.axes[axis]
-            self.known[key] = lines(kind, place.size, level=place.level, cluster=self.cluster)
+            size, level = self.place(axes)
+            self.known[key] = lines(kind, size, level=level, cluster=self.cluster)
         return self.known[key]
 
-    def unit_lines(self, kind: str, axis: int) -> tuple[Line, ...]:
+    def unit_lines(self, kind: str, axes: Axes) -> tuple[Line, ...]:
         """The line of a parameter's part of a unit's message, with its share of latency by bytes and by `SHARERS`."""
-        key = (kind, axis, True)
+        key = (kind, axes, True)
         if key not in self.known:
             nbytes = max(self.unit_bytes, UNIT_BYTES)
-            alpha, beta = min(self.lines(kind, axis), key=lambda line: line[0] + line[1] * nbytes)
+            alpha, beta = min(self.lines(kind, axes), key=lambda line: line[0] + line[1] * nbytes)
             self.known[key] = ((alpha / SHARERS, beta + alpha / nbytes),)
         return self.known[key]
 
-    def unit_seconds(self, kind: str, axis: int, nbytes: int) -> float:
+    def unit_seconds(self, kind: str, axes: Axes, nbytes: int) -> float:
         """Seconds of a parameter's part of a unit's message."""
-        ((alpha, beta),) = self.unit_lines(kind, axis)
+        ((alpha, beta),) = self.unit_lines(kind, axes)
         return alpha + beta * nbytes
 
-    def unit_share(self, kind: str, axis: int, nbytes: int) -> float:
+    def unit_share(self, kind: str, axes: Axes, nbytes: int) -> float:
         """Seconds by the bytes alone, so that parameters of all sizes compare collectives in the same way."""
-        ((_, beta),) = self.unit_lines(kind, axis)
+        ((_, beta),) = self.unit_lines(kind, axes)
         return beta * nbytes
 
     @property
     def longest_unit(self) -> float:
         """Seconds of reducing a full unit on the axis where that takes longest."""
-        axes = [axis for axis, one in enumerate(self.mesh.axes) if one.size > 1]
+        axes = [(axis,) for axis, one in enumerate(self.mesh.axes) if one.size > 1]
         return max((self.unit_share("reduce_scatter", axis, self.unit_bytes) for axis in axes), default=0.0)
 
-    def seconds(self, kind: str, axis: int, nbytes: int) -> float:
-        """Seconds of one collective of `nbytes` on `axis`."""
-        place = self.mesh.axes[axis]
-        return float(collective_time(kind, nbytes, place.size, level=place.level, cluster=self.cluster))
+    def seconds(self, kind: str, axes: Axes, nbytes: int) -> float:
+        """Seconds of one collective of `nbytes` over `axes`."""
+        size, level = self.place(axes)
+        return float(collective_time(kind, nbytes, size, level=level, cluster=self.cluster))
 
 
 LATENCY = 1 / 8
@@ -129,7 +139,7 @@ def unit_bytes(prices: MeshPrices, parameters: float) -> int:
     Latency is then an eighth of the transfer, and the last unit, which nothing hides, takes no longer than the latency
     of all.
     """
-    wanted = [_unit(prices.lines("all_gather", number), parameters) for number, axis in enumerate(prices.mesh.axes) if axis.size > 1]
+    wanted = [_unit(prices.lines("all_gather", (number,)), parameters) for number, axis in enumerate(prices.mesh.axes) if axis.size > 1]
     if not any(wanted):
         return UNIT_BYTES
     return int(2 ** round(math.log2(min(max(*wanted, LEAST_UNIT), LARGEST_UNIT))))

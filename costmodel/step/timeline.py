@@ -8,12 +8,15 @@ them, and played for each; those between the third and the last take the same ti
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autopar.order.scheduled import Scheduled
-from autopar.sharding.program import Compute
+from autopar.sharding.mesh import Axes
+from autopar.sharding.program import Compute, Redistribute
+from autopar.sharding.redistribution import changed_axes
 
 from .casts import gradient_seconds
 from .pass_player import Seconds
@@ -71,8 +74,8 @@ def step_timeline(
     """
     schedule, habits = plan.schedule, overlap or Overlap()
     played = replace(schedule, micro_batches=min(schedule.micro_batches, PLAYED), prefetch=schedule.prefetch if habits.prefetch else 0)
-    # An axis over several levels is bound by the outermost: the others are hardly busy.
-    links = {axis.name: axis.level.rpartition("+")[2].partition(":")[0] for axis in prices.mesh.axes if axis.size > 1}
+    # A group over several levels is bound by the outermost: the others are hardly busy.
+    links = {prices.mesh.name(axes): prices.place(axes)[1].rpartition("+")[2].partition(":")[0] for axes in _groups(plan, prices)}
     clock = Clock(habits.slowdown, links)
     Player(replace(plan, schedule=played), prices, seconds, clock, hides=habits.gradients).play(schedule.micro_batches)
     clock.phase = "update"
@@ -83,3 +86,11 @@ def step_timeline(
         forward=spent["forward"], backward=spent["backward"], update=spent["update"], communication=math.fsum(clock.sent),
         step=max([clock.now, *clock.free.values()]), events=tuple(clock.events),
     )  # fmt: skip
+
+
+def _groups(plan: Scheduled, prices: MeshPrices) -> tuple[Axes, ...]:
+    """The groups of ranks that may communicate: every axis of several devices, and all sets of axes of one step."""
+    alone = ((number,) for number, axis in enumerate(prices.mesh.axes) if axis.size > 1)
+    chains = (step.chain for step in plan.program.steps if isinstance(step, Redistribute))
+    steps = (changed_axes(before, after) for chain in chains for before, after in itertools.pairwise(chain))
+    return tuple(dict.fromkeys((*alone, *sorted({axes for axes in steps if len(axes) > 1}))))

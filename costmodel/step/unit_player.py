@@ -16,6 +16,7 @@ import numpy as np
 from autopar.order.scheduled import Mode, Scheduled
 from autopar.order.units import Unit
 from autopar.order.value_flow import moves_value
+from autopar.sharding.mesh import Axes, degree_of
 from autopar.sharding.program import Redistribute
 
 from ..device.elementwise import memory_seconds, with_launch
@@ -46,7 +47,7 @@ class UnitPlayer:
 
     def __init__(self, plan: Scheduled, issuer: Issuer, *, hides: bool) -> None:
         self.plan, self.issuer, self.hides = plan, issuer, hides
-        self.clock, self.cluster, self.mesh = issuer.clock, issuer.prices.cluster, issuer.prices.mesh.shape
+        self.clock, self.cluster = issuer.clock, issuer.prices.cluster
         self.program = plan.program
         self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
         self.casts = unit_seconds(plan, self.cluster)
@@ -76,7 +77,7 @@ class UnitPlayer:
             elif moving.left > 0 or not moving.rests:
                 self._go_on(moving)
         steps = [s for g in unit.groups for s in self._flat(g, back=True) if s.kind] if last or unit.mode is not Mode.ONCE else []
-        left = len(steps) + sum(self.mesh[axis] > 1 for bucket in unit.buckets for axis in bucket.axes if last)
+        left = len(steps) + sum(self._talks(axes) for bucket in unit.buckets for axes in bucket.sums if last)
         self.going.append(self._begun(unit.number, self._reducing(unit, last=last), left, rests=last and bool(unit.buckets)))
         if not self.hides:
             self._finish(self.going[-1])
@@ -97,17 +98,20 @@ class UnitPlayer:
             for step in self._flat(group, back=True) if first.gradient else ():
                 yield from self._sent(step, first.tensor)
         for bucket in unit.buckets if last else ():
-            for axis in bucket.axes:
-                if self.mesh[axis] > 1:
+            for axes in bucket.sums:
+                if self._talks(axes):
                     self.clock.compute(bucket.parameters[0], "flatten", self._traffic([2.0 * bucket.nbytes]))
-                    yield self.issuer.issue("all_reduce", axis, bucket.nbytes, bucket.parameters[0])
+                    yield self.issuer.issue("all_reduce", axes, bucket.nbytes, bucket.parameters[0])
 
     def _sent(self, step: FlatStep, name: str) -> Iterator[Sent]:
         """One step of a flat chain, with the copies into the message and out of it."""
         if step.kind:
             self.clock.compute(name, "flatten", self._traffic([step.traffic]))
-            yield self.issuer.issue(step.kind, step.axis, step.nbytes, name)
+            yield self.issuer.issue(step.kind, step.axes, step.nbytes, name)
             self.clock.compute(name, "unflatten", self._traffic([2.0 * size for size in step.copied]))
+
+    def _talks(self, axes: Axes) -> bool:
+        return degree_of(axes, self.issuer.prices.mesh.shape) > 1
 
     def _flat(self, group: tuple[int, ...], *, back: bool) -> list[FlatStep]:
         if (group, back) not in self.flat:

@@ -19,6 +19,7 @@ from autopar.errors import UsageError
 from autopar.ir import Graph, Operator
 from autopar.sharding.candidates import Option, Strategies, options_of, strategies_of
 from autopar.sharding.layout import B, Kind, Layout, P, R
+from autopar.sharding.mesh import degree_of
 from autopar.sharding.program import Decision
 from autopar.sharding.redistribution import StepPrice, chain_price, cheapest_chain, without_gradient
 from autopar.sharding.rules import Call, rule_of
@@ -33,15 +34,15 @@ MOST = 4096
 @functools.cache
 def _price(mesh: tuple[int, ...]) -> StepPrice:
     """The price of a collective on an axis of the mesh."""
-    return lambda kind, axis, nbytes: START + PER_BYTE * nbytes if mesh[axis] > 1 else 0.0
+    return lambda kind, axes, nbytes: START + PER_BYTE * nbytes if degree_of(axes, mesh) > 1 else 0.0
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def chain(
     source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: tuple[int, ...], gradient: bool
 ) -> tuple[Layout, ...]:
-    """The cheapest chain between two layouts."""
-    return cheapest_chain(source, target, shape, itemsize, mesh, _price(mesh), gradient=gradient, kinds=(R, B, P))
+    """The cheapest chain between two layouts, axis by axis, as ranks ascend along each axis alone."""
+    return cheapest_chain(source, target, shape, itemsize, mesh, _price(mesh), gradient=gradient, kinds=(R, B, P), apart=True)
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -50,7 +50,7 @@ class TensorPlacement:
 
     def lines(self, axis: int) -> Iterator[tuple[int, ...]]:
         """The ranks along an axis, line by line."""
-        return (tuple(self.numbers[place] for place in line) for line in self.mesh.groups(axis))
+        return (tuple(self.numbers[place] for place in line) for line in self.mesh.groups((axis,)))
 
     def __repr__(self) -> str:
         return f'autopar.placement(type="{self.type}", ranks={self.ranks})'

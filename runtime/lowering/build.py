@@ -14,7 +14,7 @@ from autopar.ir import Operator, Role, Tensor
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.layout import Layout, R, format_layout, replicated
 from autopar.sharding.program import Compute, Program, Redistribute, departure
-from autopar.sharding.redistribution import changed_axis
+from autopar.sharding.redistribution import changed_axes
 
 from ..collectives import DeviceGroups
 from ..functions import arguments_of, is_onnx, named, on_device, only, returns_sequence
@@ -221,9 +221,7 @@ class _Builder:
         """The actions of a redistribution."""
         frame, found = self.frame, []
         for before, after in itertools.pairwise(chain):
-            axis = changed_axis(before, after)
-            ahead, back = step_actions(before, after, axis, frame.mesh)
-            found.append((ahead, back, frame.groups[axis]))
+            found.append((*step_actions(before, after, frame.mesh), frame.over(changed_axes(before, after))))
         return tuple(found)
 
     def _redistribute(self, item: Redistribute) -> None:
@@ -255,10 +253,10 @@ class _Builder:
         """A node for one step of a chain."""
         frame, item = self.frame, coming.item
         ahead, back, group = coming.chain[number]
-        axis = frame.axes[frame.groups.index(group) - (frame.time is not None)].name
+        axes = "_".join(frame.axes[axis].name for axis in changed_axes(*item.chain[number : number + 2]))
         what = "leaves" if function is depart else "share" if ahead.name == "nothing" else ahead.name
         arguments = (coming.node, ahead, back if item.differentiable else None, group)
-        node = self.draft.graph.create_node("call_function", function, arguments, name=f"{identifier(item.tensor)}_{what}_{axis}")
+        node = self.draft.graph.create_node("call_function", function, arguments, name=f"{identifier(item.tensor)}_{what}_{axes}")
         if function is not depart:
             node.meta["tensor"] = _describe(self.model.tensors[item.tensor], item.chain[number + 1])
         return node

@@ -11,6 +11,7 @@ from autopar.ir import Ref, Role
 from autopar.order.scheduled import Scheduled
 from autopar.sharding.candidates import Option
 from autopar.sharding.layout import B, Kind, Layout, Placement, R, S
+from autopar.sharding.mesh import Axes
 from autopar.sharding.program import Compute, Decision
 from autopar.sharding.rules import RULES, Call, rule_of
 
@@ -28,12 +29,17 @@ class Frame:
         if groups.mesh.shape != program.assignment.mesh.shape:
             raise PlanError(f"the plan is for the mesh {program.assignment.mesh}, the ranks form {groups.mesh}")
         self.program, self.model, self.time = program, program.graph, time
-        self.axes = groups.mesh.axes
+        self.axes, self.ranks = groups.mesh.axes, groups
         self.mesh, self.coordinate, self.groups = groups.mesh.shape, groups.coordinate, groups.axes
         if time is not None:
             self.mesh = (time.count, *self.mesh)
             self.coordinate = (time.index, *self.coordinate)
             self.groups = (AxisGroup("", time.count, time.index), *self.groups)
+
+    def over(self, axes: Axes) -> AxisGroup:
+        """The group over axes as this mesh counts them; that of time is never one of them."""
+        before = self.time is not None
+        return self.ranks.over(tuple(axis - before for axis in axes))
 
     def joined(self, name: str, layout: Layout) -> Layout:
         """An output's layout when all micro-batches are joined: their samples are split within each micro-batch."""

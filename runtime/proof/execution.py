@@ -240,7 +240,7 @@ class Execution:
         step = Compute(operator=self.case.operator, decision=decision)
         priced = operator_collectives(self.case.graph, step, mesh, self.gradients) if decision.rule is not None else []
         of_phase = {"forward": _FORWARD, "backward": _BACKWARD}
-        wanted = [(of_phase[c.phase], Issued(kind=c.kind, ranks=(c.axis,), nbytes=c.nbytes)) for c in priced]
+        wanted = [(of_phase[c.phase], Issued(kind=c.kind, ranks=c.axes, nbytes=c.nbytes)) for c in priced]
         wrong = unequal(wanted, log.issued)
         assert not wrong, wrong
         issued, order = ([(action, c.kind, c.ranks) for action, c in found] for found in (log.issued, wanted))

@@ -8,6 +8,7 @@ in a first step.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def _factored(module: nn.Module) -> Iterator[_Factored]:
         for bucket in (bucket for unit in stage.units.units for bucket in unit.buckets if bucket.factor == 1):
             for name, rank in zip(bucket.parameters, bucket.ranks, strict=True):
                 assert isinstance(module, ParallelModule)
-                yield _Factored(name=name, module=module, stage=stage, axes=bucket.axes, rank=rank)
+                yield _Factored(name=name, module=module, stage=stage, axes=tuple(itertools.chain.from_iterable(bucket.sums)), rank=rank)
 
 
 def leftover_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -10,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.costmodel.step.distances import Distances, LayoutSpace, LinePrices, distances
+from autopar.costmodel.step.distances import Distances, distances
+from autopar.costmodel.step.layout_space import LayoutSpace
+from autopar.costmodel.step.transfer_prices import LinePrices
 from autopar.sharding.layout import B, Kind, Layout, P, Placement, R, S, is_valid
-from autopar.sharding.redistribution import STEP_PENALTY, chain_price, cheapest_chain, parameter_chain
+from autopar.sharding.mesh import Axes
+from autopar.sharding.redistribution import STEP_PENALTY, axis_sets, chain_price, cheapest_chain, parameter_chain
 
 SHAPE = (24, 12)
 ITEM = 4
@@ -25,14 +27,14 @@ MAX_KINDS = {1: 7, 2: 6, 3: 4}
 
 @st.composite
 def line_prices(draw: st.DrawFn) -> LinePrices:
-    """One or two lines (the cheaper counts) for every collective and axis."""
+    """One or two lines (the cheaper counts) for every collective and set of axes."""
     line = st.tuples(st.integers(0, 9).map(lambda v: v * 1e-6), st.integers(1, 9).map(lambda v: v * 1e-9))
-    table = {(n, a): tuple(draw(st.lists(line, min_size=1, max_size=2))) for n in NAMES for a in range(3)}
-    return lambda name, axis: table[name, axis]
+    table = {(n, a): tuple(draw(st.lists(line, min_size=1, max_size=2))) for n in NAMES for a in axis_sets((2, 2, 2))}
+    return lambda name, axes: table[name, axes]
 
 
-def scalar(lines: LinePrices, kind: str, axis: int, nbytes: int) -> float:
-    return min(alpha + beta * nbytes for alpha, beta in lines(kind, axis))
+def scalar(lines: LinePrices, kind: str, axes: Axes, nbytes: int) -> float:
+    return min(alpha + beta * nbytes for alpha, beta in lines(kind, axes))
 
 
 @st.composite
@@ -52,8 +54,8 @@ def test_distances_are_the_prices_of_the_cheapest_chains(data: st.DataObject, gr
     found = distances(space, SHAPE, BYTES, lines, gradient=gradient, sources=sources)
     assert found.shape == (len(sources), space.size)
 
-    def price(kind: str, axis: int, nbytes: int) -> float:
-        return scalar(lines, kind, axis, nbytes)
+    def price(kind: str, axes: Axes, nbytes: int) -> float:
+        return scalar(lines, kind, axes, nbytes)
 
     for row, source in enumerate(sources):
         for target in data.draw(st.lists(st.sampled_from(valid.tolist()), min_size=1, max_size=8)):
@@ -72,10 +74,10 @@ def test_distances_from_storage_are_those_of_the_parameters_chains(data: st.Data
     valid = np.nonzero(space.valid(SHAPE))[0].tolist()
     sources = np.array(data.draw(st.lists(st.sampled_from(stored), min_size=1, max_size=3)))
 
-    def price(kind: str, axis: int, nbytes: int) -> float:
-        return scalar(lines, kind, axis, nbytes)
+    def price(kind: str, axes: Axes, nbytes: int) -> float:
+        return scalar(lines, kind, axes, nbytes)
 
-    def share(kind: str, axis: int, nbytes: int) -> float:
+    def share(kind: str, axes: Axes, nbytes: int) -> float:
         return rate * 1e-9 * nbytes
 
     def find(start: Layout, end: Layout) -> tuple[tuple[Layout, ...], float]:
@@ -83,25 +85,25 @@ def test_distances_from_storage_are_those_of_the_parameters_chains(data: st.Data
         return chain, chain_price(chain, BYTES, space.mesh, price, gradient=True)
 
     table = Distances(space, SHAPE, BYTES, lines, gradient=True)
-    found = table.rows_from_storage(sources, lambda kind, axis: ((0.0, rate * 1e-9),), BYTES)
+    found = table.rows_from_storage(sources, lambda kind, axes: ((0.0, rate * 1e-9),), BYTES)
     for row, source in enumerate(sources.tolist()):
         for target in data.draw(st.lists(st.sampled_from(valid), min_size=1, max_size=6)):
             chain = parameter_chain(space.layout(source), space.layout(target), find, share, BYTES, space.mesh)
             shard = BYTES // int(space.divisors()[source])
-            leads = [n for n in range(len(chain)) if all(_is_share(b, a) for b, a in itertools.pairwise(chain[: n + 1]))]
-            paid = [n * (share("all_reduce", 0, shard) + STEP_PENALTY) for n in leads]
+            leads = [n for n in (0, 1) if n == 0 or (len(chain) > 1 and _is_share(chain[0], chain[1]))]
+            paid = [n * (share("all_reduce", (0,), shard) + STEP_PENALTY) for n in leads]
             rest = [chain_price(chain[n:], BYTES, space.mesh, price, gradient=True) for n in leads]
             candidates = [a + b for a, b in zip(paid, rest, strict=True)]
             assert found[row, target] == pytest.approx(min(candidates), rel=1e-9, abs=1e-15)
 
 
 def _is_share(before: Layout, after: Layout) -> bool:
-    return [(b, a) for b, a in zip(before, after, strict=True) if b != a] == [(R, B)]
+    return {(b, a) for b, a in zip(before, after, strict=True) if b != a} == {(R, B)}
 
 
 def test_rows_that_were_asked_for_before_stay_the_same() -> None:
     space = LayoutSpace(kinds=(R, B, P, S(0), S(1)), mesh=(2, 2))
-    table = Distances(space, SHAPE, BYTES, lambda kind, axis: ((1e-6, 1e-9 * (axis + 1)),), gradient=True)
+    table = Distances(space, SHAPE, BYTES, lambda kind, axes: ((1e-6, 1e-9 * sum(axis + 1 for axis in axes)),), gradient=True)
     first = table.rows(np.array([0, 6])).copy()
     everything = table.rows(np.arange(space.size))
     assert np.array_equal(everything[[0, 6]], first) and np.array_equal(table.rows(np.array([6, 0])), first[::-1])

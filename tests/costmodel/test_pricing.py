@@ -114,7 +114,7 @@ def test_a_step_is_the_sum_of_its_parts(train: bool) -> None:
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_)
     program = plan.program(analysis)
     found = estimate(program, analysis, prices, optimizer=plan.model.optimizer)
-    issued = [prices.seconds(c.kind, c.axis, c.nbytes) for c in scheduled(program).collectives()]
+    issued = [prices.seconds(c.kind, c.axes, c.nbytes) for c in scheduled(program).collectives()]
     assert found.communication == math.fsum(issued) == plan.predicted.communication
     assert found.step == found.forward + found.backward + found.update + found.communication - found.overlapped == plan.predicted.step
     assert (found.backward > 0, found.update > 0, found.memory.optimizer > 0) == (train,) * 3
@@ -156,7 +156,7 @@ def test_the_latency_of_a_unit_is_an_eighth_of_its_transfer(preset: str, sizes: 
     prices = _prices(preset, sizes, 1e13)
     shares = []
     for axis in range(len(sizes)):
-        alpha, beta = min(prices.lines("all_gather", axis), key=lambda line: line[0] + line[1] * prices.unit_bytes)
+        alpha, beta = min(prices.lines("all_gather", (axis,)), key=lambda line: line[0] + line[1] * prices.unit_bytes)
         shares.append(alpha / (beta * prices.unit_bytes))
     assert 1 / 8 / 2**0.5 <= max(shares) <= 2**0.5 / 8
 
@@ -165,12 +165,12 @@ def test_parts_of_a_message_add_up_to_it() -> None:
     """As many parameters as share a unit, of equal size: its latency once by their bytes, and once more as shares of what is tiny."""
     prices = _prices("dgx-h100", (8,), 1.6e10)
     for kind in ("all_gather", "reduce_scatter", "all_reduce"):
-        whole = prices.seconds(kind, 0, prices.unit_bytes)
-        parts = SHARERS * prices.unit_seconds(kind, 0, prices.unit_bytes // SHARERS)
-        alpha = min(prices.lines(kind, 0), key=lambda line: line[0] + line[1] * prices.unit_bytes)[0]
+        whole = prices.seconds(kind, (0,), prices.unit_bytes)
+        parts = SHARERS * prices.unit_seconds(kind, (0,), prices.unit_bytes // SHARERS)
+        alpha = min(prices.lines(kind, (0,)), key=lambda line: line[0] + line[1] * prices.unit_bytes)[0]
         assert parts == pytest.approx(whole + alpha, rel=1e-6)
-        assert SHARERS * prices.unit_share(kind, 0, prices.unit_bytes // SHARERS) == pytest.approx(whole, rel=1e-6)
-        assert prices.unit_seconds(kind, 0, 4096) < 0.05 * prices.seconds(kind, 0, 4096), "not a latency for each parameter"
+        assert SHARERS * prices.unit_share(kind, (0,), prices.unit_bytes // SHARERS) == pytest.approx(whole, rel=1e-6)
+        assert prices.unit_seconds(kind, (0,), 4096) < 0.05 * prices.seconds(kind, (0,), 4096), "not a latency for each parameter"
 
 
 def masked_attention(mask: tuple[int, ...] | None) -> onnx.ModelProto:

@@ -132,7 +132,7 @@ def test_time_is_the_sum_of_what_runs(
         seen = timeline(found.micro, micro, prices, optimizer="adamw", overlap=still)
         alone = timeline(found.micro.program, micro, prices, optimizer="adamw", schedule=one, overlap=still)
         count, forward = schedule.micro_batches, _computed(alone, "forward")
-        assert seen.communication == pytest.approx(math.fsum(prices.seconds(c.kind, c.axis, c.nbytes) for c in found.micro.collectives()))
+        assert seen.communication == pytest.approx(math.fsum(prices.seconds(c.kind, c.axes, c.nbytes) for c in found.micro.collectives()))
         assert _computed(seen, "forward") == pytest.approx(count * forward)
         repeated = _computed(seen, "backward") - count * _computed(alone, "backward")
         assert 0.5 * count * forward < repeated < count * forward if schedule.recompute else repeated == pytest.approx(0.0, abs=1e-9)

@@ -77,7 +77,7 @@ def _of_parameters(plan: Scheduled) -> list[Collective]:
 def _bytes(plan: Scheduled) -> Counter[tuple[str, str, int]]:
     found: Counter[tuple[str, str, int]] = Counter()
     for c in plan.collectives():
-        found[c.phase, c.kind, c.axis] += c.nbytes
+        found[c.phase, c.kind, c.axes] += c.nbytes
     return found
 
 
@@ -139,12 +139,12 @@ def test_buckets_hold_every_gradient_that_is_partial_where_it_is_stored() -> Non
         names = [name for bucket in plan.buckets for name in bucket.parameters]
         trained = [t.name for t in plan.program.graph.parameters]
         assert sorted(names) == sorted(trained)
-        assert all(len(unit.buckets) == 1 and unit.buckets[0].axes == (0,) for unit in plan.units)
+        assert all(len(unit.buckets) == 1 and unit.buckets[0].sums == ((0,),) for unit in plan.units)
         assert sum(bucket.nbytes for bucket in plan.buckets) == sum(t.bytes for t in plan.program.graph.parameters)
         assert all(unit.buckets[0].parameters == tuple(m.tensor for m in reversed(_steps(plan, unit.members))) for unit in plan.units)
     two = _of("both", Schedule())
-    assert {bucket.axes for unit in two.units for bucket in unit.buckets} <= {(0,), (0, 1)}
-    assert not _of("zero", Schedule(unit_bytes=LARGE)).buckets or all(b.axes == (0,) for b in _of("zero", Schedule()).buckets)
+    assert {bucket.sums for unit in two.units for bucket in unit.buckets} <= {((0,),), ((0, 1),)}
+    assert not _of("zero", Schedule(unit_bytes=LARGE)).buckets or all(b.sums == ((0,),) for b in _of("zero", Schedule()).buckets)
 
 
 # --- how often ---
@@ -307,7 +307,7 @@ def test_every_gradient_is_reduced_when_it_is_complete(name: str, schedule: Sche
             behind = {a.segment for a in found[:n] if a.word is Word.BACKWARD and a.micro_batch == action.micro_batch}
             assert readers <= behind and found[n - 1].word in (Word.REDUCE, Word.RELEASE, Word.BACKWARD)
     messages = [c for _, action in reduced for c in plan.issued(action)]
-    assert sum(c.kind == "all_reduce" for c in messages) == sum(len(bucket.axes) for bucket in plan.buckets)
+    assert sum(c.kind == "all_reduce" for c in messages) == sum(len(bucket.sums) for bucket in plan.buckets)
 
 
 @settings(max_examples=60, deadline=None)
@@ -362,8 +362,8 @@ def test_inference_gathers_each_unit_once_and_reduces_nothing() -> None:
 def test_the_collectives_are_those_of_the_actions() -> None:
     for name in MESHES:
         plan = _of(name, Schedule(unit_bytes=SMALL, gathered="again", micro_batches=2))
-        issued = Counter((c.kind, c.axis, c.nbytes, c.tensor) for action in plan.actions() for c in plan.issued(action))
-        assert Counter((c.kind, c.axis, c.nbytes, c.tensor) for c in plan.collectives()) == issued
+        issued = Counter((c.kind, c.axes, c.nbytes, c.tensor) for action in plan.actions() for c in plan.issued(action))
+        assert Counter((c.kind, c.axes, c.nbytes, c.tensor) for c in plan.collectives()) == issued
         assert not plan.issued(Action(word=Word.RELEASE, unit=0))
 
 

@@ -19,7 +19,7 @@ from autopar.order.scheduled import scheduled
 from autopar.sharding.analysis import Offer, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import P, Placement, R, S
-from autopar.sharding.mesh import Mesh
+from autopar.sharding.mesh import Mesh, degree_of
 from autopar.sharding.program import Program, build_program
 from autopar.sharding.schedule import PLAIN, Schedule
 
@@ -198,14 +198,14 @@ ONE_BY_ONE = Schedule(unit_bytes=1)
 
 def priced(found: Program, schedule: Schedule = PLAIN) -> list[Moved]:
     """The list of a program under a schedule."""
-    axes, tensors = found.assignment.mesh.axes, found.graph.tensors
+    mesh, tensors = found.assignment.mesh, found.graph.tensors
     return [
         Moved(
-            phase=c.phase, kind=c.kind, group=axes[c.axis].size, nbytes=c.nbytes, axis=axes[c.axis].name,
+            phase=c.phase, kind=c.kind, group=degree_of(c.axes, mesh.shape), nbytes=c.nbytes, axis=mesh.name(c.axes),
             parameter=tensors[c.tensor].role is Role.PARAMETER,
         )
         for c in scheduled(found, schedule).collectives()
-        if axes[c.axis].size > 1 and tensors[c.tensor].shape
+        if degree_of(c.axes, mesh.shape) > 1 and tensors[c.tensor].shape
     ]  # fmt: skip
 
 

@@ -127,9 +127,9 @@ def test_rows_into_columns_is_one_gather() -> None:
     pins = ["0/linear=gpu:d0", "1/relu=gpu:d0", "2/linear=gpu:n"]
     found = plan_of(model, devices=4, mesh=(4,), mode="infer", pins=pins)
     (only,) = scheduled(program_of(found, model)).collectives()
-    assert (only.phase, only.kind, only.axis, only.tensor, only.nbytes) == ("forward", "all_gather", 0, "1/relu:0", 4096 * 2048 * 4)
+    assert (only.phase, only.kind, only.axes, only.tensor, only.nbytes) == ("forward", "all_gather", (0,), "1/relu:0", 4096 * 2048 * 4)
     prices = MeshPrices(cluster=choose_cluster("dgx-h100", 4)[0], mesh=found.mesh_)
-    assert found.predicted.communication == pytest.approx(prices.seconds("all_gather", 0, 4096 * 2048 * 4), rel=1e-12)
+    assert found.predicted.communication == pytest.approx(prices.seconds("all_gather", (0,), 4096 * 2048 * 4), rel=1e-12)
     assert found.outputs == {"2/linear:0": "S1"}
 
 

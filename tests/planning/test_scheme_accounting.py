@@ -19,7 +19,7 @@ from autopar.runtime.module import ParallelModule
 from autopar.runtime.parallelize import model_values
 from autopar.sharding.analysis import analyse
 from autopar.sharding.layout import P, Placement, S
-from autopar.sharding.mesh import Mesh
+from autopar.sharding.mesh import Mesh, degree_of
 from autopar.sharding.program import Program
 from autopar.sharding.schedule import PLAIN, Schedule
 
@@ -271,9 +271,10 @@ def _on_rank(model: LoadedModel, run: Execution) -> tuple[str, list[Moved]]:
         assert module.loss_index is not None
         outputs[module.loss_index].backward()
     sizes = groups.mesh.shape
-    priced = [c for c in run.micro.collectives() if sizes[c.axis] > 1]
+    priced = [c for c in run.micro.collectives() if degree_of(c.axes, sizes) > 1]
     assert len(priced) == len(log.issued)
-    return log.mismatch(run, groups.rank), [Moved(phase=c.phase, kind=c.kind, group=sizes[c.axis], nbytes=c.nbytes) for c in priced]
+    moved = [Moved(phase=c.phase, kind=c.kind, group=degree_of(c.axes, sizes), nbytes=c.nbytes) for c in priced]
+    return log.mismatch(run, groups.rank), moved
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_what_is_executed_costs_no_more_than_the_tables_say(sizes: tuple[int, ..
         assert seconds == pytest.approx(figures.step, rel=1e-12)
         parameters, prices = {t.name for t in program.graph.parameters}, tables.prices
         moved = [c for c in scheduled(program).collectives() if c.tensor in parameters]
-        paid = [(prices.seconds(c.kind, c.axis, c.nbytes), prices.unit_seconds(c.kind, c.axis, c.nbytes)) for c in moved]
+        paid = [(prices.seconds(c.kind, c.axes, c.nbytes), prices.unit_seconds(c.kind, c.axes, c.nbytes)) for c in moved]
         copies = sum(e.end - e.start for e in found.events if e.kind in ("flatten", "unflatten"))
         slack = sum(max(0.0, alone - share) for alone, share in paid)
         # A parameter's chain is that of fewest seconds by its bytes, a trifle more than the tables' for what is tiny.

@@ -35,7 +35,7 @@ def test_no_collective_of_a_schedule_is_lost(zero: int, recompute: str) -> None:
 
 def _check(found: Planned) -> None:
     whole = account(found)
-    issued = Counter((c.phase, c.kind, c.axis, c.nbytes, c.tensor) for c in found.plan.execution(whole.analysis).micro.collectives())
+    issued = Counter((c.phase, c.kind, c.axes, c.nbytes, c.tensor) for c in found.plan.execution(whole.analysis).micro.collectives())
     told: Counter[tuple[str, str, int, int, str]] = Counter()
     for operator in whole.operators:
         told.update(_key(collective) for collective, _ in operator.collectives)
@@ -49,7 +49,7 @@ def _check(found: Planned) -> None:
 
 
 def _key(collective: Collective) -> tuple[str, str, int, int, str]:
-    return collective.phase, collective.kind, collective.axis, collective.nbytes, collective.tensor
+    return collective.phase, collective.kind, collective.axes, collective.nbytes, collective.tensor
 
 
 def test_megatron_is_named() -> None:

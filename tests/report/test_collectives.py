@@ -42,7 +42,7 @@ def test_levels_are_those_of_the_axes() -> None:
     plan = planned(**PLANS["two axes"]).plan
     levels = {axis.name: axis.level for axis in plan.mesh}
     rows = collectives_json(plan, None)["totals"]
-    assert rows and all(row["level"] == levels[row["axis"]] for row in rows)
+    assert rows and all(row["level"] == " x ".join(dict.fromkeys(levels[name] for name in row["axis"].split(" x "))) for row in rows)
 
 
 def test_parameters_stand_last_and_layers_are_folded() -> None:

@@ -13,8 +13,10 @@ from autopar.report.collectives import collectives_json, collectives_parts
 from autopar.report.hiding import Hidden, hidden_of
 from autopar.report.page.traffic import communication
 from autopar.report.tables import Table
+from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Collective
 
+ONE = Mesh.of(gpu=2)
 EVENTS = [
     Event("a", "matmul", COMPUTE, "forward", 0.0, 2.0), Event("b", "matmul", COMPUTE, "forward", 3.0, 5.0),
     Event("x", "all_reduce", "gpu", "forward", 1.0, 4.0), Event("y", "all_reduce", "gpu", "forward", 5.0, 6.0),
@@ -24,18 +26,18 @@ ROWS = [(("x",), "all_reduce", 2 / 3), (("y",), "all_reduce", 0.0), (("x", "y"),
 
 
 def _collective(tensor: str, kind: str, phase: Any = "forward") -> Collective:
-    return Collective(kind=kind, axis=0, nbytes=4, phase=phase, tensor=tensor)
+    return Collective(kind=kind, axes=(0,), nbytes=4, phase=phase, tensor=tensor)
 
 
 @pytest.mark.parametrize(("tensors", "kind", "share"), ROWS)
 def test_shares_by_hand(tensors: tuple[str, ...], kind: str, share: float | None) -> None:
-    found = Hidden(EVENTS).share([_collective(tensor, kind) for tensor in tensors], ["gpu"])
+    found = Hidden(EVENTS).share([_collective(tensor, kind) for tensor in tensors], ONE.name)
     assert found == (share if share is None else pytest.approx(share))
 
 
 def test_phases_are_told_apart() -> None:
-    assert Hidden(EVENTS).share([_collective("z", "all_gather", "backward")], ["gpu"]) == 1.0
-    assert Hidden(EVENTS).share([_collective("z", "all_gather")], ["gpu"]) is None
+    assert Hidden(EVENTS).share([_collective("z", "all_gather", "backward")], ONE.name) == 1.0
+    assert Hidden(EVENTS).share([_collective("z", "all_gather")], ONE.name) is None
 
 
 @pytest.mark.parametrize("asked", [{"scheme": "zero3"}, {"scheme": "data"}, {"scheme": "megatron", "zero": 0}])

@@ -11,20 +11,22 @@ from autopar.sharding.layout import Kind, Layout, Placement
 
 
 def pieces(whole: Tensor, layout: Layout, mesh: tuple[int, ...], *, gradient: bool, seed: int) -> list[Tensor]:
-    """What each rank holds of `whole`; partial kinds are random addends. Splits nest by parts, then by axis."""
+    """What each rank holds of `whole`; partial kinds are random addends, equal on replicas. Splits nest by parts, then by axis."""
     generator = torch.Generator().manual_seed(seed)
     held: dict[tuple[int, ...], Tensor] = {(): whole}
     coordinates = list(itertools.product(*map(range, mesh)))
     out = dict.fromkeys(coordinates, whole)
-    for axes in _addend_axes(layout, gradient):
+    addends = _addend_axes(layout, gradient)
+    for axes in addends:
+        others = [axis for axis in addends if axis != axes]
         held = {}
         for coordinate in coordinates:
-            rest = tuple(c for i, c in enumerate(coordinate) if i != axes)
+            rest = tuple(coordinate[axis] for axis in others)
             if rest not in held:
                 value = out[coordinate]
                 parts = [torch.rand(value.shape, dtype=value.dtype, generator=generator) for _ in range(mesh[axes] - 1)]
                 held[rest] = torch.stack([*parts, value - sum(parts)])
-        out = {coordinate: held[tuple(c for i, c in enumerate(coordinate) if i != axes)][coordinate[axes]] for coordinate in coordinates}
+        out = {coordinate: held[tuple(coordinate[axis] for axis in others)][coordinate[axes]] for coordinate in coordinates}
     return [_slice(out[coordinate], layout, mesh, coordinate) for coordinate in coordinates]
 
 

@@ -15,7 +15,7 @@ from autopar.runtime.flat import Moving, _rows, carry
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.redistribution import Move, act, step_actions
 from autopar.sharding.layout import local_shape, parse_layout
-from autopar.sharding.redistribution import changed_axis
+from autopar.sharding.redistribution import changed_axes
 
 from .helpers import mesh_of
 
@@ -48,8 +48,7 @@ def _steps(texts: Sequence[str], groups: DeviceGroups, *, back: bool) -> Steps:
     """The steps of a chain of layouts for every tensor, or those of its gradient."""
     found: Steps = []
     for before, after in itertools.pairwise([parse_layout(text) for text in texts]):
-        axis = changed_axis(before, after)
-        found.append(([step_actions(before, after, axis, MESH)[back]] * len(SHAPES), groups.axes[axis]))
+        found.append(([step_actions(before, after, MESH)[back]] * len(SHAPES), groups.over(changed_axes(before, after))))
     return found[::-1] if back else found
 
 
@@ -134,7 +133,7 @@ def test_one_tensor_is_sent_from_where_it_lies() -> None:
 
 def test_on_one_device_nothing_is_sent() -> None:
     alone = AxisGroup("", 1, 0)
-    (action, _) = step_actions(parse_layout("S0"), parse_layout("S1"), 0, (1,))
+    (action, _) = step_actions(parse_layout("S0"), parse_layout("S1"), (1,))
     value = torch.arange(6.0).view(2, 3)
     into = [torch.empty(2, 3)]
     assert _ended(carry([value], [([action], alone)], into))[0] is into[0]

@@ -114,7 +114,7 @@ def test_gradients_are_brought_home_once() -> None:
     program = next(p for p in (random_program(graph, mesh, seed) for seed in range(200)) if scheduled(p).buckets)
     units = scheduled(program).units
     extra = sum(1 for unit in units for _ in reduce_collectives(program, unit, Types(), last=True))
-    assert extra >= sum(len(bucket.axes) for bucket in scheduled(program).buckets) > 0
+    assert extra >= sum(len(bucket.sums) for bucket in scheduled(program).buckets) > 0
     for quiet, loud in run_ranks(_no_sync_is_silent, 2, program, random_values(graph), random_inputs(graph)):
         assert loud - quiet == extra
 

@@ -1,4 +1,4 @@
-"""Every single-axis step and random chains on real ranks, against the definition of the kinds."""
+"""Every step over one axis or several, and random chains, on real ranks, against the definition of the kinds."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from autopar.runtime.launch import run_ranks
 from autopar.runtime.redistribution import apply_chain, arrive, depart, gather_full, step_actions
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
-from autopar.sharding.layout import Layout, R, S, format_layout, is_valid, parse_layout
+from autopar.sharding.layout import B, Layout, Placement, R, S, format_layout, is_valid, parse_layout
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Redistribute
-from autopar.sharding.redistribution import changed_axis, is_step, steps_from
+from autopar.sharding.redistribution import changed_axes, is_step, steps_from
 from autopar.sharding.schedule import PLAIN
 
 from .helpers import mesh_of
@@ -37,7 +37,7 @@ from .nets import on_this_rank, whole_gradients
 pytestmark = pytest.mark.usefixtures("strict_collectives")
 
 Case = tuple[tuple[int, ...], tuple[Layout, ...]]
-SHAPE = (8, 12, 16)
+SHAPE, LARGE = (8, 12, 16), (8, 24, 32)
 
 
 def run_cases(mesh: tuple[int, ...], cases: list[Case]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -65,9 +65,9 @@ def run_cases(mesh: tuple[int, ...], cases: list[Case]) -> list[tuple[torch.Tens
 def departing(value: torch.Tensor, chain: Sequence[Layout], groups: DeviceGroups) -> torch.Tensor:
     """The same as `apply_chain`, each step in two."""
     for before, after in itertools.pairwise(chain):
-        axis = changed_axis(before, after)
-        ahead, back = step_actions(before, after, axis, groups.mesh.shape)
-        value = arrive(depart(value, ahead, back, groups.axes[axis]), ahead, back, groups.axes[axis])
+        group = groups.over(changed_axes(before, after))
+        ahead, back = step_actions(before, after, groups.mesh.shape)
+        value = arrive(depart(value, ahead, back, group), ahead, back, group)
     return value
 
 
@@ -94,9 +94,23 @@ def check(mesh: tuple[int, ...], cases: list[Case]) -> None:
 def test_single_axis_steps(degree: int) -> None:
     """All pairs of kinds, with splits of the first, a middle and the last dim, whole and within parts."""
     kinds = all_kinds({0: (1,), 1: (1, 3), 2: (1, 2)})
-    pairs = [((b,), (a,)) for b, a in itertools.product(kinds, kinds) if is_step((b,), (a,), 0)]
+    pairs = [((b,), (a,)) for b, a in itertools.product(kinds, kinds) if is_step((b,), (a,))]
     assert len(pairs) > 40
     check((degree,), [(SHAPE, pair) for pair in pairs])
+
+
+@pytest.mark.parametrize(("mesh", "axes"), [((2, 4), (0, 1)), ((2, 2, 2), (0, 2))])
+def test_steps_over_several_axes(mesh: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """All pairs of kinds, alike on the axes; whatever lies on an axis between or beside them stays."""
+    kinds = all_kinds({0: (1,), 1: (1, 3)})
+    beside: list[Placement] = [R] if len(axes) == len(mesh) else [B, S(0), S(2, 8)]
+    cases: list[Case] = []
+    for other, before, after in itertools.product(beside, kinds, kinds):
+        pair = tuple(tuple(kind if axis in axes else other for axis in range(len(mesh))) for kind in (before, after))
+        if is_step(*pair) and all(is_valid(layout, LARGE, mesh) for layout in pair):
+            cases.append((LARGE, pair))
+    assert len(cases) > 20
+    check(mesh, cases)
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 2, 2)])
@@ -231,7 +245,7 @@ def test_what_runs_beside_products_is_priced_so() -> None:
     plan = _exchanged(analysis)
     mesh = Mesh(axes=(Axis(name="x", size=2, level="loopback"),))
     prices = MeshPrices(cluster=load_cluster("local-cpu").sized(2), mesh=mesh)
-    exchange = prices.seconds("all_to_all", 0, 4 * 8 * 8 // 2)
+    exchange = prices.seconds("all_to_all", (0,), 4 * 8 * 8 // 2)
     times = Seconds(forward=exchange, backward=exchange)
     timed = step_timeline(plan.whole, prices, lambda step: times if "linear" in step.operator.kind else Seconds(0.0, 0.0))
     assert timed.hidden == pytest.approx(2 * exchange, rel=1e-6)

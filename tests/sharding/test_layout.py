@@ -93,7 +93,7 @@ def test_meshes() -> None:
     assert (mesh.devices, str(mesh), mesh.index("gpu")) == (6, "node=2 x gpu=3", 1)
     assert [mesh.coordinate(rank) for rank in range(6)] == list(itertools.product(range(2), range(3)))
     for axis in range(2):
-        groups = mesh.groups(axis)
+        groups = mesh.groups((axis,))
         assert sorted(itertools.chain(*groups)) == list(range(6))
         for group in groups:
             assert [mesh.coordinate(rank)[axis] for rank in group] == list(range(mesh.shape[axis]))

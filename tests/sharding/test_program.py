@@ -105,7 +105,7 @@ def test_gradients_of_data_parallel_weights_share_buckets_in_the_order_of_the_ba
     chosen = {op.name: "d0" for op in graph.operators}
     found = program(graph, GPUS, chosen)
     (bucket,) = scheduled(found).buckets
-    assert bucket.parameters == ("2.weight", "1.weight", "0.weight") and bucket.axes == (0,) and bucket.nbytes == 3 * 8 * 8 * 4
+    assert bucket.parameters == ("2.weight", "1.weight", "0.weight") and bucket.sums == ((0,),) and bucket.nbytes == 3 * 8 * 8 * 4
     assert issued(found)["backward", "all_reduce", "2.weight"] == 1
     assert all(step.bucketed == 1 for step in found.steps if isinstance(step, Redistribute) and step.tensor.endswith(".weight"))
 
@@ -136,7 +136,7 @@ def test_axes_that_differ_are_reduced_apart() -> None:
     graph = graph_of(mlp(8, 8, 8), 8, 8)
     chosen = {"0/linear": "d0 d0", "1/linear": "d0 n", "loss/mean_square.0": "d0 d1"}
     found = program(graph, mesh, chosen, storage={"1.weight": "R S0"})
-    assert {bucket.parameters: bucket.axes for bucket in scheduled(found).buckets} == {("1.weight",): (0,), ("0.weight",): (0, 1)}
+    assert {bucket.parameters: bucket.sums for bucket in scheduled(found).buckets} == {("1.weight",): ((0,),), ("0.weight",): ((0, 1),)}
     assert {bucket.parameters: bucket.nbytes for bucket in scheduled(found).buckets} == {("1.weight",): 128, ("0.weight",): 256}
 
 

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from autopar.sharding import B, Kind, Layout, P, Placement, R, S
 from autopar.sharding.layout import format_layout, is_valid, parse_layout
+from autopar.sharding.mesh import Axes
 from autopar.sharding.redistribution import (
     STEP_PENALTY,
     StepPrice,
+    axis_sets,
     chain_price,
-    changed_axis,
+    change,
     cheapest_chain,
     leading_shares,
     parameter_chain,
@@ -49,25 +51,24 @@ def local(layout: Layout, mesh: Sequence[int]) -> int:
     return BYTES // math.prod(m for m, p in zip(mesh, layout, strict=True) if p.kind is Kind.SPLIT)
 
 
-def legal(before: Layout, after: Layout) -> int | None:
-    """The axis of a step that one collective (or none) can do, or None where it is no step."""
-    changed = [axis for axis, (b, a) in enumerate(zip(before, after, strict=True)) if b != a]
-    if len(changed) != 1:
-        return None
-    axis = changed[0]
-    source, target = before[axis], after[axis]
+def legal(before: Layout, after: Layout) -> tuple[int, ...]:
+    """The axes of a step that one collective (or none) can do, or none where it is no step."""
+    changed = tuple(axis for axis, (b, a) in enumerate(zip(before, after, strict=True)) if b != a)
+    if len({(before[axis], after[axis]) for axis in changed}) != 1:
+        return ()
+    source, target = before[changed[0]], after[changed[0]]
     if source.kind is target.kind is Kind.SPLIT and source.dim == target.dim:
-        return None
-    nested = [p for p in before[axis + 1 :] if p.kind is Kind.SPLIT]
-    return None if source in nested or target in nested else axis
+        return ()
+    nested = [p for axis, p in enumerate(before) if axis > changed[0] and axis not in changed and p.kind is Kind.SPLIT]
+    return () if source in nested or target in nested else changed
 
 
-def priced(before: Layout, after: Layout, axis: int, mesh: Sequence[int], price: StepPrice, gradient: bool) -> float:
-    total = STEP_PENALTY
-    for index, transfer in enumerate(EDGES[before[axis].kind.value, after[axis].kind.value]):
+def priced(before: Layout, after: Layout, axes: tuple[int, ...], mesh: Sequence[int], price: StepPrice, gradient: bool) -> float:
+    total, degree = STEP_PENALTY, math.prod(mesh[axis] for axis in axes)
+    for index, transfer in enumerate(EDGES[before[axes[0]].kind.value, after[axes[0]].kind.value]):
         if transfer is not None and (index == 0 or gradient):
             name, scale = transfer
-            total += price(name, axis, (scale or mesh[axis]) * local(before, mesh))
+            total += price(name, axes, (scale or degree) * local(before, mesh))
     return total
 
 
@@ -76,9 +77,9 @@ def shortest(source: Layout, target: Layout, kinds: Sequence[Placement], mesh: S
     layouts = [x for x in itertools.product(kinds, repeat=len(mesh)) if is_valid(x, SHAPE, mesh)]
     steps = []
     for before, after in itertools.permutations(layouts, 2):
-        axis = legal(before, after)
-        if axis is not None and not (before[axis] == P != source[axis]):
-            steps.append((before, after, priced(before, after, axis, mesh, price, gradient)))
+        axes = legal(before, after)
+        if axes and not any(before[axis] == P != source[axis] for axis in axes):
+            steps.append((before, after, priced(before, after, axes, mesh, price, gradient)))
     best = dict.fromkeys(layouts, math.inf)
     best[source] = 0.0
     changed = True
@@ -92,10 +93,10 @@ def shortest(source: Layout, target: Layout, kinds: Sequence[Placement], mesh: S
 
 @st.composite
 def prices(draw: st.DrawFn) -> StepPrice:
-    """A latency and a rate for every collective and axis."""
+    """A latency and a rate for every collective and set of axes."""
     names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-    table = {(n, a): (draw(st.integers(0, 9)), draw(st.integers(1, 9))) for n in names for a in range(3)}
-    return lambda name, axis, nbytes: table[name, axis][0] * 1e-6 + table[name, axis][1] * 1e-10 * nbytes
+    table = {(n, a): (draw(st.integers(0, 9)), draw(st.integers(1, 9))) for n in names for a in axis_sets((2, 2, 2))}
+    return lambda name, axes, nbytes: table[name, axes][0] * 1e-6 + table[name, axes][1] * 1e-10 * nbytes
 
 
 KINDS: tuple[Placement, ...] = (R, B, P, S(0), S(1), S(0, 3))
@@ -111,9 +112,9 @@ def test_the_cheapest_chain_is_the_shortest_path(data: st.DataObject, mesh: tupl
     assert chain[0] == source and chain[-1] == target and len(set(chain)) == len(chain)
     total = 0.0
     for before, after in itertools.pairwise(chain):
-        axis = legal(before, after)
-        assert axis is not None and is_valid(after, SHAPE, mesh), f"{format_layout(before)} to {format_layout(after)}"
-        total += priced(before, after, axis, mesh, price, gradient)
+        axes = legal(before, after)
+        assert axes and is_valid(after, SHAPE, mesh), f"{format_layout(before)} to {format_layout(after)}"
+        total += priced(before, after, axes, mesh, price, gradient)
     assert total == pytest.approx(chain_price(chain, BYTES, mesh, price, gradient=gradient), rel=1e-12, abs=0)
     assert total == pytest.approx(shortest(source, target, kinds, mesh, price, gradient), rel=1e-12, abs=0)
 
@@ -129,7 +130,7 @@ def test_transfers_are_the_table(before: Placement, after: Placement) -> None:
     assert found == tuple((name, scale or 4) if entry else None for entry in wanted for name, scale in [entry or ("", 0)])
 
 
-def flat(name: str, axis: int, nbytes: int) -> float:
+def flat(name: str, axes: Axes, nbytes: int) -> float:
     """A latency and a rate, the same for all."""
     return 1e-6 + nbytes * 1e-9
 
@@ -153,14 +154,14 @@ def test_no_slice_follows_a_gather_of_another_dim(data: st.DataObject, mesh: tup
     source = tuple(S(0) if side else R for side in sides)
     target = tuple(R if side else S(1) for side in sides)
     chain = cheapest_chain(source, target, SHAPE, ITEM, mesh, flat, gradient=False)
-    kinds = [after[changed_axis(before, after)].kind for before, after in itertools.pairwise(chain)]
+    kinds = [change(before, after, mesh).after.kind for before, after in itertools.pairwise(chain)]
     assert kinds == sorted(kinds, key=lambda kind: kind is Kind.REPLICATED)
 
 
 def test_nested_splits_are_undone_from_the_inside() -> None:
-    assert texts("S0 S0", "R S0", (2, 2), kinds=(R, S(0))) == ["S0 S0", "S0 R", "R R", "R S0"]
-    assert texts("S0 S0", "R S0", (2, 2)) == ["S0 S0", "S0 S1", "R S1", "R S0"]
-    assert texts("R R", "S0 S0", (2, 2)) == ["R R", "S0 R", "S0 S0"]
+    assert texts("S0 S0", "R S0", (2, 2), kinds=(R, S(0))) == ["S0 S0", "R R", "R S0"]
+    assert texts("S0 S0", "R S0", (2, 2)) == ["S0 S0", "R R", "R S0"]
+    assert texts("R R", "S0 S0", (2, 2)) == ["R R", "S0 S0"]
 
 
 def test_without_a_gradient_shares_are_replicas() -> None:
@@ -172,7 +173,7 @@ def test_without_a_gradient_shares_are_replicas() -> None:
 def test_a_whole_value_is_never_made_partial_only_to_be_summed() -> None:
     """Even where an all-reduce were free, R → S stays a slice with its all-gather."""
 
-    def gathers_are_dear(name: str, axis: int, nbytes: int) -> float:
+    def gathers_are_dear(name: str, axes: Axes, nbytes: int) -> float:
         return 1.0 if name == "all_gather" else 0.0
 
     found = cheapest_chain((R,), (S(0),), SHAPE, ITEM, (2,), gathers_are_dear, gradient=True)
@@ -186,10 +187,10 @@ def test_a_parameters_leading_shares_cost_their_part_of_a_bucket() -> None:
         chain = cheapest_chain(start, end, SHAPE, ITEM, mesh, flat, gradient=True)
         return chain, chain_price(chain, BYTES, mesh, flat, gradient=True)
 
-    assert leading_shares((R, S(0), R)) == [(), (0,), (2,), (0, 2)]
+    assert leading_shares((R, S(0), R), (2, 2, 2)) == [(0,), (2,), (0, 2)]
     # Free shares: both axes turn to B first, and the slice out of B needs no gather of the gradient.
-    free = parameter_chain(source, target, find, lambda name, axis, nbytes: 0.0, BYTES, mesh)
-    assert [format_layout(x) for x in free] == ["R R", "B R", "B B", "B S0"]
+    free = parameter_chain(source, target, find, lambda name, axes, nbytes: 0.0, BYTES, mesh)
+    assert [format_layout(x) for x in free] == ["R R", "B B", "B S0"]
     # Dear shares: the slice comes first, so that less is reduced.
-    dear = parameter_chain(source, target, find, lambda name, axis, nbytes: 1.0, BYTES, mesh)
+    dear = parameter_chain(source, target, find, lambda name, axes, nbytes: 1.0, BYTES, mesh)
     assert dear[0] == source and dear[-1] == target and dear[1] != parse_layout("B R")

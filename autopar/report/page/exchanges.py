@@ -9,6 +9,7 @@ the next one. Backends may choose trees and switches; then sums by device are th
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from autopar.costmodel import Cluster
 from ...plan import Plan
 from ...plan_parts import StagePlan
 from ...schemes import stages_of
+from ...sharding.mesh import JOINED, Axes, degree_of
 from ..account import Account
 
 MOST_BLOCKS = 48
@@ -28,11 +30,12 @@ MOST_BLOCKS = 48
 BETWEEN_STAGES = "between stages"
 Matrix = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Group = tuple[int, tuple[int, ...], Axes, str, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """A collective of a step: its axis (by name), stage, bytes and seconds."""
+    """A collective of a step: its axis or axes (by name), stage, bytes and seconds."""
 
     stage: int
     axis: str
@@ -79,7 +82,7 @@ def issued_by(plan: Plan, account: Account | None) -> list[Issued]:
     pairs = [(stage.operators.get(a.operator.name, 0), pair) for a in account.operators for pair in a.collectives]
     pairs += [(stage.of(u.parameters[0]) if u.parameters else 0, pair) for u in account.units for pair in u.collectives]
     return [
-        Issued(stage=at, axis=account.axes[c.axis], phase=c.phase, kind=c.kind, nbytes=c.nbytes, seconds=seconds)
+        Issued(stage=at, axis=account.over(c.axes), phase=c.phase, kind=c.kind, nbytes=c.nbytes, seconds=seconds)
         for at, (c, seconds) in pairs
     ]  # fmt: skip
 
@@ -100,9 +103,12 @@ def totals(issued: Iterable[tuple[str, str, str, int, float]]) -> list[Total]:
     ]
 
 
-def levels_of(plan: Plan) -> dict[str, str]:
-    """The cluster's level of each mesh axis, over all stages."""
-    return {axis.name: axis.level for mesh in (plan.mesh, *(stage.mesh for stage in plan.stages)) for axis in mesh}
+def levels_of(plan: Plan, summed: Iterable[Total] = ()) -> dict[str, str]:
+    """The cluster's level of each mesh axis, over all stages, and the levels of each group of several axes in the sums."""
+    found = {axis.name: axis.level for mesh in (plan.mesh, *(stage.mesh for stage in plan.stages)) for axis in mesh}
+    for name in dict.fromkeys(one.axis for one in summed if JOINED in one.axis):
+        found[name] = JOINED.join(dict.fromkeys(found.get(axis, "") for axis in name.split(JOINED)))
+    return found
 
 
 class _Stages:
@@ -131,9 +137,10 @@ def exchanges(plan: Plan, issued: Sequence[Issued], cluster: Cluster | None) -> 
     blocks = -(-plan.devices // size)
     matrix, levels = np.zeros((blocks, blocks)), defaultdict[str, float](float)
     names = [level.name for level in cluster.levels] if cluster is not None else []
-    for (start, sizes, axis, level, ring), sent in _sums(plan, issued).items():
-        # A group of an axis: the devices with equal coordinates on all other axes.
-        groups = start + np.moveaxis(np.arange(int(np.prod(sizes))).reshape(sizes), axis, -1).reshape(-1, sizes[axis])
+    for (start, sizes, axes, level, ring), sent in _sums(plan, issued).items():
+        # A group over axes: the devices with equal coordinates on all other axes.
+        numbers, last = np.arange(math.prod(sizes)).reshape(sizes), range(-len(axes), 0)
+        groups = start + np.moveaxis(numbers, axes, last).reshape(-1, degree_of(axes, sizes))
         _carry(groups, sent, ring, matrix, size)
         shares = _by_level(groups, ring, units) if units else [1.0]
         for name, part in zip(names if units else [level], shares, strict=True):
@@ -153,20 +160,21 @@ def _block_size(devices: int, units: Sequence[int]) -> int:
     return -(-least // whole) * whole
 
 
-def _sums(plan: Plan, issued: Sequence[Issued]) -> dict[tuple[int, tuple[int, ...], int, str, bool], float]:
-    """The bytes that a device sends, by (first device, mesh, axis, its level, whether in rings)."""
+def _sums(plan: Plan, issued: Sequence[Issued]) -> dict[Group, float]:
+    """The bytes that a device sends, by (first device, mesh, axes, their levels, whether in rings)."""
     stages: Sequence[StagePlan | None] = plan.stages[: stages_of(plan)] or (None,)
     meshes = [stage.mesh if stage is not None else plan.mesh for stage in stages]
     starts = np.cumsum([0, *(int(np.prod([axis.size for axis in mesh])) for mesh in meshes)])
-    found: dict[tuple[int, tuple[int, ...], int, str, bool], float] = defaultdict(float)
+    found: dict[Group, float] = defaultdict(float)
     for one in issued:
         mesh = meshes[one.stage]
-        index = next((i for i, axis in enumerate(mesh) if axis.name == one.axis), None)
-        if index is None or mesh[index].size == 1:
+        names, sizes = one.axis.split(JOINED), tuple(axis.size for axis in mesh)
+        axes = tuple(i for i, axis in enumerate(mesh) if axis.name in names and axis.size > 1)
+        if not axes:
             continue
-        n = mesh[index].size
+        n, level = degree_of(axes, sizes), JOINED.join(dict.fromkeys(mesh[i].level for i in axes))
         share = 1.0 if one.kind == "send" else (2 if one.kind == "all_reduce" else 1) * (n - 1) / n
-        key = (int(starts[one.stage]), tuple(axis.size for axis in mesh), index, mesh[index].level, one.kind != "all_to_all")
+        key = (int(starts[one.stage]), sizes, axes, level, one.kind != "all_to_all")
         found[key] += share * one.nbytes
     return found
 

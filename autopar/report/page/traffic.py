@@ -29,7 +29,7 @@ def communication(plan: Plan, account: Account | None, cluster: Cluster | None) 
     issued = issued_by(plan, account)
     summed = totals_of(issued)
     drawn = []
-    for axis, level in levels_of(plan).items():
+    for axis, level in levels_of(plan, summed).items():
         held = [one for one in summed if one.axis == axis]
         parts = tuple((f"{COLLECTIVES.get(s.kind, s.kind)}, {s.phase}", s.seconds, seconds_text(s.seconds)) for s in held)
         drawn.append(Bar(name=f"{axis} ({level})", parts=parts, text=seconds_text(sum(value for _, value, _ in parts))))
@@ -60,7 +60,7 @@ def counted(plan: Plan, account: Account | None) -> str:
 
 def axes_table(plan: Plan, summed: Sequence[Total], hidden: Hidden | None = None) -> Table:
     """The sums as rows, each with its hidden share if known."""
-    levels = levels_of(plan)
+    levels = levels_of(plan, summed)
     rows: tuple[tuple[str, ...], ...] = tuple(
         (s.axis, levels.get(s.axis, ""), s.phase, COLLECTIVES.get(s.kind, s.kind), str(s.times), *_amounts(s)) for s in summed
     )  # fmt: skip
