@@ -1,11 +1,13 @@
 """Plans drawn by chance, each beside one that ought not to be faster: less memory, fewer devices, a pin more, a scheme, another method.
 
-    benchmarks/truths.py [--first SEED] [--count N] [--kind monotone|tries]
+    benchmarks/truths.py [--first SEED] [--count N] [--kind monotone|tries|chains]
 
 monotone    a plan, and one with less memory, fewer devices or one pin more: it is not faster by more than what a search leaves (0.5 %),
             limits are kept, gaps are there and not below 0
 tries       a plan, and one that is asked for in other words: operators pinned by chance, a known scheme, another method of search, other
             outer choices; none is below the plan's bound, and so none beats the plan by more than its gap
+chains      models from a step that only launches take to one of seconds, on devices of any kind, and up to three restrictions,
+            one after the other (memory, devices, outer choices, operators, schemes): no plan is faster than one of fewer of them
 
 A line for each case that is wrong, or whose second plan is a little faster, and how many were looked at (up to Ctrl-C, too); the exit code
 says whether all held.
@@ -30,7 +32,7 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.errors import NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
-from autopar.planning.pins import Pins
+from autopar.planning.pins import Pins, together
 from autopar.planning.planner import search_plan
 from autopar.planning.request import Request
 from autopar.schemes import SCHEMES, scheme_named, stages_of
@@ -42,11 +44,14 @@ SLOWER = 1.005
 """By how much a plan may be slower that ought not to be: what a search leaves as not worth its time."""
 PINS: tuple[dict[str, Any], ...] = ({"stages": 1}, {"stages": 2}, {"micro_batches": 1}, {"micro_batches": 2}, {"zero": 0}, {"zero": 3})
 SHARES = (1.1, 0.9, 0.7, 0.5)
+LESS = (1.02, 0.95, 0.9, 0.8, 0.75, 0.7, 0.6, 0.5)
 METHODS = ("lagrangian", "recursive_programming")
+LINKS = 3
+"""Restrictions of a chain."""
 MOST_PINNED = 3
 """Operators that are pinned at once, at most."""
-TOLD = 1 - 1e-4
-"""A second plan that is faster by more than this is told of, though nothing is wrong about it."""
+TOLD, TOLD_OF = 1 - 1e-4, 200
+"""A second plan that is faster by more than this is told of, though nothing is wrong about it; and so many letters of a mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,19 @@ def drawn(seed: int) -> tuple[Graph, Request]:
     )  # fmt: skip
     cluster = load_cluster(rng.choice(["dgx-h100", "local-cpu"])).sized(rng.choice([2, 4]))
     return transformer(shape, batch=rng.choice([4, 8, 16])).graph, Request(cluster=cluster, memory=1e15)
+
+
+def drawn_widely(seed: int) -> tuple[Graph, Request]:
+    """A model of any width on devices of any kind, and the request for it without a limit that binds."""
+    rng = random.Random(3000 + seed)
+    heads, width = rng.choice([4, 8]), rng.choice([128, 256, 512, 1024, 2048])
+    shape = Shape(
+        layers=rng.choice([1, 2, 3, 4, 6, 8]), hidden=width, heads=heads, kv_heads=rng.choice([heads, 4]), ffn=4 * width,
+        vocab=rng.choice([1024, 8192, 32768]), sequence=rng.choice([64, 128, 256, 1024]), dropout=False, gated=rng.random() < 0.3,
+        tied=rng.random() < 0.7,
+    )  # fmt: skip
+    cluster = load_cluster(rng.choice(["dgx-h100", "rtx4090", "local-cpu", "l40s"])).sized(rng.choice([2, 3, 4, 6, 8]))
+    return transformer(shape, batch=rng.choice([4, 8, 12, 16, 32])).graph, Request(cluster=cluster, memory=1e15)
 
 
 def monotone(seed: int) -> Outcome:
@@ -113,6 +131,28 @@ def tried(seed: int) -> Outcome:
     return Outcome(asked=asked, wrong="; ".join(found), share=plan.predicted.step / best.predicted.step)
 
 
+def chained(seed: int) -> Outcome:
+    """Plans of one model, each with a restriction more than the one before."""
+    rng = random.Random(4000 + seed)
+    graph, request = drawn_widely(seed)
+    analysis = analyse(graph, train=True)
+    plans, asked, wrong, share = [search_plan(graph, request)], list[str](), list[str](), 0.0
+    for restricting in rng.sample((_less_memory, _fewer_devices, _outer, _pins, _scheme), LINKS):
+        said, other = restricting(rng, plans[-1], analysis, request)
+        if other is None:
+            continue
+        try:
+            less = other()
+            plan = search_plan(graph, less)
+        except (NoPlanFits, UsageError):
+            continue
+        request, least = less, min(plan.predicted.step / before.predicted.step for before in plans)
+        asked.append(said)
+        wrong += [*untrue(plan, request), *([f"{1 / least - 1:.2%} slower than with the last of these"] if least < 1 / SLOWER else [])]
+        plans, share = [*plans, plan], min(share or least, least)
+    return Outcome(asked="; ".join(asked), wrong="; ".join(wrong), share=share)
+
+
 def untrue(plan: Plan, request: Request) -> list[str]:
     """What a plan says of itself that is not so."""
     found, bound = [], plan.provenance.lower_bound
@@ -137,7 +177,8 @@ def _pins(rng: random.Random, plan: Plan, analysis: Analysis, request: Request) 
         names = [option.name for option in analysis.offers[op.name].options]
         wanted[op.name] = {axis.name: rng.choice(names) for axis in plan.mesh}
     cluster = request.cluster.sized(plan.devices)
-    held = replace(request, cluster=cluster, mesh=plan.mesh_, stages=stages_of(plan), limits=Pins(operators=wanted), fewer=False)
+    limits = together(request.limits, Pins(operators=wanted)) if request.limits else Pins(operators=wanted)
+    held = replace(request, cluster=cluster, mesh=plan.mesh_, stages=stages_of(plan), limits=limits, fewer=False)
     return f"pins {wanted}", lambda: held
 
 
@@ -154,12 +195,33 @@ def _method(rng: random.Random, plan: Plan, analysis: Analysis, request: Request
 
 
 def _outer(rng: random.Random, plan: Plan, analysis: Analysis, request: Request) -> Asking:
-    """Two outer choices at once."""
+    """Two outer choices at once, of those that are open."""
     pins = rng.choice(PINS) | rng.choice(PINS) | {"recompute": rng.choice(["none", "selective", "full"])}
-    return f"outer {pins}", lambda: replace(request, **pins)
+    open_ = {name: value for name, value in pins.items() if getattr(request, name) is None}
+    return f"outer {open_}", lambda: replace(request, **open_)
 
 
-KINDS: Mapping[str, Callable[[int], Outcome]] = {"monotone": monotone, "tries": tried}
+def _less_memory(rng: random.Random, plan: Plan, analysis: Analysis, request: Request) -> Asking:
+    """Less than the plan needs."""
+    share = rng.choice(LESS)
+    return f"memory {share}", lambda: replace(request, memory=share * plan.predicted.memory)
+
+
+def _fewer_devices(rng: random.Random, plan: Plan, analysis: Analysis, request: Request) -> Asking:
+    """Fewer than there are, where the mesh is open."""
+    devices = rng.randint(1, request.cluster.devices)
+    return f"devices {devices}", None if request.mesh is not None else lambda: replace(request, cluster=request.cluster.sized(devices))
+
+
+KINDS: Mapping[str, Callable[[int], Outcome]] = {"monotone": monotone, "tries": tried, "chains": chained}
+
+
+def looked_at(kind: str, seed: int) -> Outcome:
+    """A case; where planning fails by a mistake of its own, that is what is wrong."""
+    try:
+        return KINDS[kind](seed)
+    except Exception as error:  # any at all is to be told
+        return Outcome(asked="?", wrong=f"{type(error).__name__}: {error}"[:TOLD_OF])
 
 
 def main() -> int:
@@ -172,7 +234,7 @@ def main() -> int:
     outcomes: list[Outcome] = []
     with contextlib.suppress(KeyboardInterrupt):
         for seed in range(args.first, args.first + args.count):
-            outcomes.append(KINDS[args.kind](seed))
+            outcomes.append(looked_at(args.kind, seed))
             if outcomes[-1].wrong or 0 < outcomes[-1].share < TOLD:
                 print(f"{seed} {outcomes[-1].asked}: {outcomes[-1].share - 1:+.3%} {outcomes[-1].wrong}", flush=True)
     compared, wrong = sum(one.share > 0 for one in outcomes), sum(bool(one.wrong) for one in outcomes)

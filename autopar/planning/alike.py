@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from autopar.search import NoAssignment, Solution, solve
-from autopar.search.conditioning import condition
+from autopar.search import Solution
 
 from ..ir import Graph, Role
 from ..sharding.schedule import zero_stage
@@ -25,12 +24,12 @@ from .pipeline_search import Part, StagedProgram, recut
 from .priced_program import DraftProgram, PricedProgram
 from .request import Request
 from .solved_candidate import Solved
-from .tables import Tables, Variable
+from .tables import Tables
 from .tuning import TUNING
-from .unfolding import unfold
+from .unfolding import Row, on_whole, row_of, settled
 
 Planned = PricedProgram | StagedProgram
-Way = tuple[tuple[int, bool], ...]
+Way = tuple[Row, ...]
 """Of the operators and parameters of a layer, in the order of the model: the row of each, and whether it leaves state on the host."""
 
 
@@ -113,11 +112,9 @@ class Alike:
         tables = best.tables
         shorter = len(self.folded.folding.graph.operators) < len(self.folded.graph.operators)
         for one in solved if shorter else ():
-            if self._is_of(best, one):
-                whole, choices = unfold(one.tables, one.solution.choices, self.folded.folding, tables.analysis)
-                wanted = {(v.what, v.name): _row(v, choice) for v, choice in zip(whole.variables, choices, strict=True)}
-                if (solution := _solution(tables, best.solution, wanted)) is not None:
-                    yield self._made(best, [solution])
+            solution = on_whole(one.tables, one.solution, self.folded.folding, tables) if self._is_of(best, one) else None
+            if solution is not None:
+                yield self._made(best, [solution])
 
     def _is_of(self, best: PricedProgram, solved: Solved) -> bool:
         """Whether a solution is of the plan's candidate, in its mode."""
@@ -180,28 +177,10 @@ def _names(graph: Graph, layer: range) -> Iterator[tuple[str, str]]:
 
 def _way_of(tables: Tables, numbers: Sequence[int], choices: Sequence[int]) -> Way:
     """What is chosen of these variables."""
-    return tuple(_row(tables.variables[number], choices[number]) for number in numbers)
+    return tuple(row_of(tables.variables[number], choices[number]) for number in numbers)
 
 
-def _row(variable: Variable, choice: int) -> tuple[int, bool]:
-    """The row of a choice, and whether it leaves state on the host."""
-    return int(variable.rows[choice]), variable.host is not None and bool(variable.host[choice] > 0)
-
-
-def _solution(tables: Tables, known: Solution, wanted: Mapping[tuple[str, str], tuple[int, bool]]) -> Solution | None:
+def _solution(tables: Tables, known: Solution, wanted: Mapping[tuple[str, str], Row]) -> Solution | None:
     """A known solution with other operators and parameters, its fan-outs and outputs chosen anew; None where tables do not offer it."""
-    settled: dict[int, int] = {}
-    for number, (variable, choice) in enumerate(zip(tables.variables, known.choices, strict=True)):
-        if variable.what in ("operator", "parameter"):
-            row = wanted.get((variable.what, variable.name))
-            same = (other for other in range(len(variable.rows)) if _row(variable, other) == row)
-            if (taken := choice if row is None else next(same, None)) is None:
-                return None
-            settled[number] = taken
-    try:
-        rest = solve(condition(tables.graph, settled)).choices
-    except NoAssignment:
-        return None
-    choices = tuple(settled.get(number, choice) for number, choice in enumerate(rest))
-    cost = tables.graph.cost(choices)
-    return replace(known, choices=choices, cost=cost, lower_bound=min(known.lower_bound, cost), memory=tables.graph.memory_of(choices))
+    own = {(v.what, v.name): row_of(v, choice) for v, choice in zip(tables.variables, known.choices, strict=True)}
+    return settled(tables, {**own, **wanted}, known.lower_bound)

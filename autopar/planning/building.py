@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from autopar.costmodel.step.layout_space import layout_space
 from autopar.costmodel.step.pricing import MeshPrices
-from autopar.search import CostGraph
+from autopar.search import CostGraph, NoAssignment
 
 from ..ir import Operator
 from ..sharding.analysis import Analysis
@@ -79,6 +79,8 @@ class _Builder:
         )  # fmt: skip
 
     def _add(self, what: str, name: str, found: Choices) -> int:
+        if not len(found.rows):
+            raise NoAssignment  # each of several limits leaves some, and all together none
         self.variables.append(Variable(what=what, name=name, rows=found.rows))
         self.chosen.append(found)
         return len(self.variables) - 1

@@ -93,7 +93,7 @@ class CandidateSolver:
         tables, solution = solved.tables, solved.solution
         if candidate.stages == 1:
             whole = self.folded.analysis(short=False, micro_batches=candidate.micro_batches)
-            return replace(solved, seconds=whole_seconds(tables, solution, self.folded.folding, whole, schedule))
+            return replace(solved, seconds=whole_seconds(tables, solution, self.folded.folding, whole, schedule), exact=True)
         found = self._cut(solved, tables, schedule, solution)
         # What fits all stages together may not fit each of them: host memory may help there, too.
         short = isinstance(found, Infeasible) or (found.tightened and found.seconds > TUNING.promised * solved.seconds)
@@ -102,7 +102,10 @@ class CandidateSolver:
             found = min((one for one in (found, other) if isinstance(one, StagedProgram)), key=lambda one: one.seconds, default=found)
         if isinstance(found, Infeasible):
             raise found
-        return replace(solved, seconds=found.pipeline.step)
+        (part,), full = found.parts, found.memory > TUNING.plenty * self.limit(candidate)
+        # All stages together may have room where one of them has not: other modes may be faster then.
+        free = solved.free and not (full and (found.tightened or found.seconds > TUNING.short * solved.seconds))
+        return replace(solved, seconds=found.pipeline.step, tables=part.tables, solution=part.solution, free=free, exact=True)
 
     def _cut(self, solved: Solved, tables: Tables, schedule: Schedule, solution: Solution | None = None) -> StagedProgram | Infeasible:
         """The best cuts of a candidate on its tables, of which the first solution may be known; or why there are none."""
@@ -155,19 +158,19 @@ class CandidateSolver:
 
         Raises `Infeasible`, with no more than a bound of the memory that would do where others are known, and `NoAssignment`.
         """
-        tables, room, exact = self._folded(candidate, mode, hidden), self.room(candidate), self.request.method == EXACT_METHOD
+        tables, room, exact = self.folded_tables(candidate, mode, hidden), self.room(candidate), self.request.method == EXACT_METHOD
         beyond = 0.0
         if below < math.inf and (least := tables.least_kept()) > room:
             raise Infeasible(least, room)
         try:
             if exact or self.request.may_offload:
                 free = nearly(tables.graph, close=TUNING.ranked if candidate.stages == 1 else TUNING.bounded)
-                beyond = self._beyond(candidate, mode, tables, free)
+                beyond = self.beyond(candidate, mode, tables, free)
                 if mode == next(self.modes(candidate.micro_batches)):
                     self.bounds.free[candidate], self.needed[candidate] = free.lower_bound, free.memory + beyond
                 fits = free.memory + beyond <= room and tables.host_of(free.choices) <= tables.host_room
                 if fits and exact:
-                    return self._solved(candidate, mode, tables, free, free=True, beyond=beyond, hidden=hidden)
+                    return self.as_solved(candidate, mode, tables, free, free=True, beyond=beyond, hidden=hidden)
                 if exact and self._least(candidate, free.lower_bound) >= below:
                     return None
                 if not fits and self.binds(candidate, mode):
@@ -175,7 +178,7 @@ class CandidateSolver:
             return self._within(candidate, mode, tables, room, hidden, beyond=beyond)
         except Interrupted as interrupt:
             if interrupt.best is not None:
-                self.left = self._solved(candidate, mode, tables, interrupt.best, hidden=hidden)
+                self.left = self.as_solved(candidate, mode, tables, interrupt.best, hidden=hidden)
             raise
 
     def _within(self, candidate: Candidate, mode: Mode, tables: Tables, room: float, hidden: float, beyond: float) -> Solved:
@@ -190,10 +193,10 @@ class CandidateSolver:
                 if best is None:
                     least = min(least, room - allowed + error.minimum_memory)
                 break
-            beyond = self._beyond(candidate, mode, tables, solution)
+            beyond = self.beyond(candidate, mode, tables, solution)
             fits, least = solution.memory + beyond <= room, min(least, solution.memory + beyond)
             if fits and (best is None or solution.cost < best.solution.cost):
-                best = self._solved(candidate, mode, tables, solution, beyond=beyond, hidden=hidden)
+                best = self.as_solved(candidate, mode, tables, solution, beyond=beyond, hidden=hidden)
             if fits and solution.memory + beyond >= TUNING.full * room:
                 break
             # What is beyond differs from solution to solution: the next one has the room that this one's leaves.
@@ -208,7 +211,7 @@ class CandidateSolver:
             raise Infeasible(max(least, math.nextafter(room, math.inf)), room)
         return best
 
-    def _beyond(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution) -> float:
+    def beyond(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution) -> float:
         """What a program without stages needs beyond its tables; 0 where memory is no question, and of stages, which are cut by it."""
         room = self.room(candidate)
         if candidate.stages > 1 or solution.memory < TUNING.plenty * room:
@@ -216,7 +219,7 @@ class CandidateSolver:
         schedule = self.schedule(mode, candidate.micro_batches, [tables.prices], short=True)
         return bytes_beyond(tables, solution, schedule, self.folded.counts, room)
 
-    def _folded(self, candidate: Candidate, mode: Mode, hidden: float) -> Tables:
+    def folded_tables(self, candidate: Candidate, mode: Mode, hidden: float) -> Tables:
         """The tables of a candidate, on the folded graph."""
         analysis = self.folded.analysis(short=True, micro_batches=candidate.micro_batches)
         work = replace(self.work(candidate, mode, self.folded.counts, short=True), hidden=hidden)
@@ -231,7 +234,7 @@ class CandidateSolver:
 
     def least_needed(self, candidate: Candidate, mode: Mode) -> float:
         """Bytes of a device under the thriftiest solution of a candidate without stages, as the folded graph's program has it."""
-        tables = self._folded(candidate, mode, 0.0)
+        tables = self.folded_tables(candidate, mode, 0.0)
         if (stored := tables.least_stored()) > self.limit(candidate):
             return stored
         allowed = 0.0
@@ -256,10 +259,11 @@ class CandidateSolver:
         self.binding.add((candidate, mode))
         return new and self.request.may_offload
 
-    def _solved(
+    def as_solved(
         self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution, *, free: bool = False, beyond: float = 0.0,
         hidden: float = 0.0,
     ) -> Solved:  # fmt: skip
+        """A solution of tables on the folded graph as a solved candidate, with the step that it promises."""
         seconds, short, stages, count = solution.cost, False, candidate.stages, candidate.micro_batches
         work = self.work(candidate, mode, self.folded.counts, short=True)
         if stages > 1:
@@ -282,7 +286,7 @@ class CandidateSolver:
     def loosest(self, candidate: Candidate, mode: Mode) -> Tables:
         """The tables of a candidate with all hidden, and no bytes counted, that may not be there at the fullest moment."""
         prices = self.folded.prices(candidate.cluster, candidate.mesh, 1)
-        folded = self._folded(candidate, mode, most_hideable(prices) if self.request.train else 0.0)
+        folded = self.folded_tables(candidate, mode, most_hideable(prices) if self.request.train else 0.0)
         tables = self.request.offering(folded, candidate.stages)
         return without_gradients(tables) if self.request.train and candidate.micro_batches == 1 else tables
 

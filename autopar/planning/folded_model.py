@@ -27,6 +27,7 @@ from .folding import Folding, Run, crossing_bytes, find_runs, fold
 from .multiplicities import Counts, Segments
 from .operator_costs import OperatorCosts
 from .tables import Tables
+from .tuning import TUNING
 
 Ints = NDArray[np.int64]
 T = TypeVar("T")
@@ -52,6 +53,11 @@ class FoldedModel:
     def parameters(self) -> float:
         """Bytes of all parameters."""
         return sum(tensor.bytes for tensor in self.graph.parameters)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a program of the whole model is made in a fraction of a second."""
+        return len(self.graph.operators) <= TUNING.small_graph
 
     def kept(self, key: object, make: Callable[[], T]) -> T:
         """The value of `make`, kept for the last key only: successive searches often differ in memory alone."""

@@ -209,6 +209,16 @@ def interleaved(found: StagedProgram, request: Request, *, always: float) -> Sta
     return best
 
 
+def pipeline_of(
+    group: Group, tables: Tables, solution: Solution, schedule: Schedule, request: Request, *, always: float
+) -> StagedProgram | None:
+    """The pipeline of a known solution on one group (None: no cut fits)."""
+    parts = (_part(group, tables, solution, schedule, unfolded),)
+    cutter, schedules = _cutter(parts, _rooms([group], request, always), schedule, request)
+    pipeline = cutter.best(schedules)
+    return None if pipeline is None else StagedProgram(parts=parts, pipeline=pipeline, schedule=schedule)
+
+
 def recut(found: StagedProgram, solutions: Sequence[Solution], request: Request, *, always: float) -> tuple[StagedProgram | None, float]:
     """The pipeline with other solutions of its parts (None: no cut fits), and bytes of the fullest device."""
     pairs = zip(found.parts, solutions, strict=True)

@@ -8,25 +8,21 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autopar.costmodel.step.pricing import MeshPrices
 from autopar.search import Infeasible, Interrupted, NoAssignment
 
 from ..errors import NoPlanFits, UsageError
-from ..sharding.schedule import Schedule
 from .alike import Alike
 from .candidates import Candidate
 from .joined_axes import joined_mesh, place_of
-from .multiplicities import Counts
-from .pipeline_search import StagedProgram, best_pipeline
-from .priced_program import DraftProgram, PricedProgram, best_within, evaluate, smallest, thriftier
+from .pipeline_search import StagedProgram
+from .priced_program import DraftProgram, PricedProgram, evaluate, smallest
 from .ranking import Progress, first_of
 from .request import HEADROOM
 from .solved_candidate import Mode, Solved
 from .solving import solve_within
-from .tables import Known, Tables
 from .tuning import TUNING
-from .unfolding import unfold
 from .walk import Walk
+from .whole_programs import WholePrograms
 
 
 def _nothing(walk: Walk) -> str:
@@ -51,13 +47,12 @@ class ProgramSearch:
         self.failures: list[Infeasible] = []
         self.done: set[tuple[Candidate, Mode]] = set()
         self.progress: Progress | None = None
-        self.known: tuple[Candidate | None, Known] = None, Known()
+        self.programs = WholePrograms(self.solver, self._note)
         self.alike = Alike(self.folded, self.request, self.solver.always)
 
-    @property
-    def is_small(self) -> bool:
-        """Whether a program is made in a fraction of a second."""
-        return len(self.folded.graph.operators) <= TUNING.small_graph
+    def _note(self, candidate: Candidate) -> None:
+        if self.progress:
+            self.progress(len(self.walk.groups), len(self.walk.groups), str(candidate))
 
     def best(self, progress: Progress | None = None) -> PricedProgram | StagedProgram:
         """The best program among the solutions; where none fits the memory, the first of the thriftiest that does.
@@ -99,13 +94,13 @@ class ProgramSearch:
             first = next(solver.modes(candidate.micro_batches))
             whole = replace(first, zero=0) if self.request.zero is None and self.request.train else first
             for mode, hidden in dict.fromkeys((m, h) for m in (first, whole) for h in (solver.hides(candidate), 0.0)):
-                tables = self.tables(candidate, mode, hidden)
+                tables = self.programs.tables(candidate, mode, hidden)
                 try:
                     solution = solve_within(tables, self.request.method, math.inf)
                 except Infeasible:  # not within the hosts' memory
                     continue
                 if solution.memory <= TUNING.hopeful * solver.room(candidate):
-                    draft = DraftProgram.of(tables, solution, self._schedule(candidate, mode))
+                    draft = DraftProgram.of(tables, solution, self.programs.schedule(candidate, mode))
                     if draft.memory.total <= solver.limit(candidate):
                         yield draft.priced()
 
@@ -122,7 +117,7 @@ class ProgramSearch:
                     whole = self.solver.solve(candidate, replace(solved.mode, zero=0))
                     whole = self.solver.cut(whole) if whole is not None and stages > 1 else whole
                     if whole is not None and whole.seconds < TUNING.whole * best.seconds:
-                        return [self.finish(whole)]
+                        return [self.programs.best(whole)]
                 break
         return []
 
@@ -142,22 +137,22 @@ class ProgramSearch:
     def _evaluate(self, found: list[PricedProgram | StagedProgram]) -> dict[Solved, float]:
         """Add the programs of the most promising solutions, at least `evaluated` in all; the seconds of each (infinite: none fits)."""
         evaluated: dict[Solved, float] = {}
-        most = TUNING.tried if self.is_small else TUNING.tried // 2
+        most = TUNING.tried if self.folded.is_small else TUNING.tried // 2
         ranked = [s for s in self._ranked() if (s.candidate, s.mode) not in self.done][:most]
         for solved in ranked:
-            near = solved.seconds < TUNING.near * ranked[0].seconds and len(found) < TUNING.close_calls and self.is_small
+            near = solved.seconds < TUNING.near * ranked[0].seconds and len(found) < TUNING.close_calls and self.folded.is_small
             best = min((f.seconds for f in found), default=math.inf)
             # What is near the best of a large graph was ranked by its program.
-            several = len(found) >= (TUNING.evaluated if self.is_small else 1)
+            several = len(found) >= (TUNING.evaluated if self.folded.is_small else 1)
             enough = solved.seconds >= best and (several or solved.seconds >= TUNING.far * best)
-            if not near and (enough or (len(found) > TUNING.evaluated and not self.is_small and solved.seconds >= best)):
+            if not near and (enough or (len(found) > TUNING.evaluated and not self.folded.is_small and solved.seconds >= best)):
                 break
             self.done.add((solved.candidate, solved.mode))
             try:
-                made = self.finish(solved)
+                made = self.programs.best(solved)
                 found.append(made)
                 evaluated[solved] = made.seconds
-                if solved.free and made.tightened and (self.is_small or solved.candidate.stages == 1):
+                if solved.free and made.tightened and (self.folded.is_small or solved.candidate.stages == 1):
                     found += self._other_modes(solved, made.seconds)
             except Infeasible as error:
                 evaluated[solved] = math.inf
@@ -178,7 +173,7 @@ class ProgramSearch:
             try:
                 other = self.solver.solve(solved.candidate, mode)
                 if other is not None and other.seconds < seconds:
-                    yield self.finish(other)
+                    yield self.programs.best(other)
             except Infeasible:
                 continue
 
@@ -186,8 +181,8 @@ class ProgramSearch:
         """What an interrupted search of the whole graph had found, if it fits the memory."""
         if not isinstance(interrupt, Interrupted) or interrupt.best is None or solved.candidate.stages > 1:
             return []
-        schedule = self._schedule(solved.candidate, solved.mode)
-        found = evaluate(self.tables(solved.candidate, solved.mode), interrupt.best, schedule)
+        schedule = self.programs.schedule(solved.candidate, solved.mode)
+        found = evaluate(self.programs.tables(solved.candidate, solved.mode), interrupt.best, schedule)
         return [found] if found.estimate.memory.total <= self.solver.limit(solved.candidate) else []
 
     def _ranked(self) -> list[Solved]:
@@ -196,85 +191,6 @@ class ProgramSearch:
         first = list({entry.candidate: entry for entry in reversed(solved)}.values())
         first = sorted(first, key=solved.index)[:TUNING.evaluated]
         return first + [entry for entry in solved if entry not in first]
-
-    def finish(self, solved: Solved) -> PricedProgram | StagedProgram:
-        """The exact program of a candidate, with host memory where it needs more than the tables added up to; raises `Infeasible`."""
-        try:
-            found = self._finish(solved)
-        except Infeasible:
-            if not self.solver.binds(solved.candidate, solved.mode):
-                raise
-            return self._finish(solved)
-        if found.tightened and self.solver.binds(solved.candidate, solved.mode):
-            return first_of([found, self._finish(solved)])
-        return found
-
-    def _finish(self, solved: Solved) -> PricedProgram | StagedProgram:
-        """The program that its tables give."""
-        candidate, request, solver = solved.candidate, self.request, self.solver
-        schedule = self._schedule(candidate, solved.mode)
-        if candidate.stages > 1:
-            tables = self.tables(candidate, solved.mode, solved.hidden)
-            return best_pipeline([solver.group(candidate)], lambda _: tables, schedule, request, always=solver.always)
-        if not self.is_small and (unfolded := self._unfolded(solved, schedule)) is not None:
-            return unfolded
-        found = [self._in_one(solved, schedule, solved.hidden)]
-        if solved.hidden > 0.0 and (self.is_small or not found[0].hides_reductions):
-            found.append(self._in_one(solved, schedule, 0.0))
-        if solved.hidden > 0.0 and self.is_small and first_of(found).seconds > TUNING.promised * solved.seconds:
-            found.append(self._in_one(solved, schedule, 0.0, waits=0.5 * self._prices(candidate).longest_unit))
-        return first_of(found)
-
-    def _unfolded(self, solved: Solved, schedule: Schedule) -> PricedProgram | None:
-        """The program of a folded solution, written out for the whole graph; None where it does not fit or a better one may exist.
-
-        Without a limit equal layers cost the same wherever they stand, so that the folded optimum is the whole graph's.
-        """
-        if solved.solution.gap > TUNING.unfolded:
-            return None
-        others = [solved]
-        if solved.hidden > 0.0 and self.solver.hides(solved.candidate):
-            with contextlib.suppress(Infeasible, NoAssignment):
-                others += [other] if (other := self.solver.solve(solved.candidate, solved.mode, hidden=0.0)) is not None else []
-        found = [self._written_out(one, schedule) for one in others]
-        fitting = [one for one in found if one.memory <= self.solver.limit(solved.candidate)]
-        return first_of(fitting) if fitting else None
-
-    def _written_out(self, solved: Solved, schedule: Schedule) -> PricedProgram:
-        """The program of a folded solution on the whole graph, in units that fit the memory if any do."""
-        analysis = self.folded.analysis(short=False, micro_batches=solved.candidate.micro_batches)
-        tables, choices = unfold(solved.tables, solved.solution.choices, self.folded.folding, analysis)
-        draft = DraftProgram.of(tables, replace(solved.solution, choices=choices), schedule)
-        return thriftier(draft, self.solver.limit(solved.candidate)).priced()
-
-    def _in_one(self, solved: Solved, schedule: Schedule, hidden: float, waits: float = 0.0) -> PricedProgram:
-        """The program without stages, if that share of the gradients' reduction ran under the backward pass.
-
-        A step is X + max(0, G - B), G the reduction of gradients and B the compute that can hide it: the maximum over l in [0, 1] of
-        X + l (G - B). The two ends of l are tried, the upper one with the slowdown of what is hidden. What computation waits for, such as
-        the values that it reads, comes behind what was begun before it on the same axis: `waits`, on average half of a unit's reduction.
-        """
-        tables, limit = self.tables(solved.candidate, solved.mode, hidden, waits), self.solver.limit(solved.candidate)
-        room = max(limit - self.solver.always - solved.beyond, 0.0)
-        return best_within(tables, method=self.request.method, limit=limit, room=room, schedule=schedule)
-
-    def _prices(self, candidate: Candidate) -> MeshPrices:
-        return self.folded.prices(candidate.cluster, candidate.mesh, candidate.stages)
-
-    def _schedule(self, candidate: Candidate, mode: Mode) -> Schedule:
-        return self.solver.schedule(mode, candidate.micro_batches, [self._prices(candidate)], short=False)
-
-    def tables(self, candidate: Candidate, mode: Mode, hidden: float = 0.0, waits: float = 0.0) -> Tables:
-        """The tables of the whole graph; the last candidate's parts are kept for its other modes."""
-        if self.progress:
-            self.progress(len(self.walk.groups), len(self.walk.groups), str(candidate))
-        request = self.request
-        analysis = self.folded.analysis(short=False, micro_batches=candidate.micro_batches)
-        work = replace(self.solver.work(candidate, mode, Counts(), short=False), hidden=hidden, waits=waits)
-        if self.known[0] != candidate:
-            self.known = candidate, Known()
-        whole, known = candidate.micro_batches == 1, self.known[1]
-        return self.solver.offering(request.tables(analysis, self._prices(candidate), work, whole=whole, known=known), candidate, mode)
 
     def _thriftiest(self) -> list[PricedProgram | StagedProgram]:
         """Of the candidates without stages that need least memory, the first whose program fits."""
@@ -289,15 +205,16 @@ class ProgramSearch:
             turns.append((place[entry[1].micro_batches], len(turns), entry))
             place[entry[1].micro_batches] += 1
         looked = 0
-        for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[: 2 * TUNING.tried if self.is_small else TUNING.tried]:
+        most = 2 * TUNING.tried if self.folded.is_small else TUNING.tried
+        for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[:most]:
             # What cannot fit is looked at only for the size that would do, and that of the first ones is as good as any.
-            sure = looked < TUNING.evaluated or self.is_small
+            sure = looked < TUNING.evaluated or self.folded.is_small
             if not sure and self.solver.least_needed(candidate, mode) > TUNING.likely * self.solver.limit(candidate):
                 continue
             looked += 1
             try:
-                schedule = self._schedule(candidate, mode)
-                tables = self.tables(candidate, mode)
+                schedule = self.programs.schedule(candidate, mode)
+                tables = self.programs.tables(candidate, mode)
                 return [smallest(tables, method=self.request.method, limit=self.solver.limit(candidate), schedule=schedule)]
             except Infeasible as error:
                 self.failures.append(error)

@@ -28,7 +28,7 @@ class Solved:
     """The priced tables of a candidate and their solution; `seconds`: the step by its tables, `bound`: its lower bound.
 
     `free`: the unconstrained optimum fits, so no other mode is faster. `beyond`: the program's bytes beyond the sum of
-    its tables, if memory is short. `hidden`: that of the tables' `Multiplicities`.
+    its tables, if memory is short. `hidden`: that of the tables' `Multiplicities`. `exact`: the seconds are those of its program.
     """
 
     candidate: Candidate
@@ -40,3 +40,4 @@ class Solved:
     free: bool = False
     beyond: float = 0.0
     hidden: float = 0.0
+    exact: bool = False

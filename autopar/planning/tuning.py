@@ -34,6 +34,14 @@ class Tuning:
     """Micro-batches for each stage with which a mesh is tried first."""
     finer: int = 3
     """In how many ways an axis of the best candidate's mesh is split in two."""
+    open: float = 1.03
+    """By how much the best of a small model is above the bound until the programs of more candidates are looked at."""
+    closer: float = 1.3
+    varied: int = 5
+    """How far these are behind the best at most, and of how many of them all other solutions are looked at."""
+    varied_hidden: tuple[float, ...] = (0.5, 0.0, 1.0)
+    varied_memory: tuple[float, ...] = (0.95, 0.8)
+    """The shares that these have hidden of what can be, and that they may fill of the bytes of the one that is known."""
     gain: float = 1e-3
     """Share of a step by which a finer mesh has to be faster."""
     close: float = 5e-3

@@ -9,11 +9,12 @@ run under which computation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from autopar.costmodel.step.estimate import timeline
-from autopar.search import Solution
+from autopar.search import NoAssignment, Solution, solve
+from autopar.search.conditioning import condition
 
 from ..order.scheduled import scheduled
 from ..sharding.analysis import Analysis
@@ -21,7 +22,10 @@ from ..sharding.program import build_program
 from ..sharding.schedule import Schedule
 from .decoding import decode
 from .folding import Folding
-from .tables import Tables
+from .tables import Tables, Variable
+
+Row = tuple[int, bool]
+"""Of an operator or parameter: its row, and whether it leaves state on the host."""
 
 
 def whole_seconds(tables: Tables, solution: Solution, folding: Folding, analysis: Analysis, schedule: Schedule) -> float:
@@ -50,6 +54,39 @@ def unfold(tables: Tables, choices: Iterable[int], folding: Folding, analysis: A
     )  # fmt: skip
     return whole, tuple(choice for _, choice in pairs)
 
+
+def on_whole(folded: Tables, solution: Solution, folding: Folding, tables: Tables) -> Solution | None:
+    """A folded solution as one of the whole graph's own tables; None where these do not offer it."""
+    unfolded, choices = unfold(folded, solution.choices, folding, tables.analysis)
+    wanted = {(v.what, v.name): row_of(v, choice) for v, choice in zip(unfolded.variables, choices, strict=True)}
+    return settled(tables, wanted, solution.lower_bound)
+
+
+def row_of(variable: Variable, choice: int) -> Row:
+    """The row of a choice, and whether it leaves state on the host."""
+    return int(variable.rows[choice]), variable.host is not None and bool(variable.host[choice] > 0)
+
+
+def settled(tables: Tables, wanted: Mapping[tuple[str, str], Row], bound: float) -> Solution | None:
+    """The best solution with all operators and parameters as `wanted`, by kind and name; None where tables do not offer it.
+
+    `bound`: of all solutions.
+    """
+    found: dict[int, int] = {}
+    for number, variable in enumerate(tables.variables):
+        if variable.what in ("operator", "parameter"):
+            row = wanted[variable.what, variable.name]
+            same = (choice for choice in range(len(variable.rows)) if row_of(variable, choice) == row)
+            if (taken := next(same, None)) is None:
+                return None
+            found[number] = taken
+    try:
+        rest = solve(condition(tables.graph, found))
+    except NoAssignment:
+        return None
+    choices = tuple(found.get(number, choice) for number, choice in enumerate(rest.choices))
+    cost = tables.graph.cost(choices)
+    return replace(rest, choices=choices, cost=cost, lower_bound=min(bound, cost), memory=tables.graph.memory_of(choices))
 
 def _names(folding: Folding, chosen: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
     """For every variable of the whole graph: its kind, its name, and its representative's name."""

@@ -30,6 +30,7 @@ from .request import Request
 from .solved_candidate import Mode, Solved
 from .standing import Standing
 from .tuning import TUNING
+from .variations import variations
 
 
 class Walk:
@@ -44,6 +45,7 @@ class Walk:
         self.standing = Standing(self.solver.bounds, self.ranking, self.solver.room, self.solver.modes)
         self.forbidden: set[Candidate] = set()
         self.fewest = False
+        self.varied: set[tuple[Candidate, Mode]] = set()
 
     def run(self, progress: Progress | None = None) -> Ranking:
         """Solve every mesh for one number of micro-batches, the best for others, and the best of all on finer meshes.
@@ -93,6 +95,7 @@ class Walk:
         self._split_further()
         self._count_all()
         self.standing.raise_least(self.solver.surely)
+        self._look_closer()
         if progress:
             progress(len(self.groups), len(self.groups), "done")
 
@@ -200,9 +203,13 @@ class Walk:
             return
         left: list[Mode] = []
         done: list[Mode] = []
+        tried: list[Mode] = []
         for mode in self.solver.modes(candidate.micro_batches):
-            if any(mode.repeats(other) for other in (*left, *done)):
+            # On a mesh of one device nothing is gathered.
+            same = candidate.mesh.devices == 1 and any(other.recompute == mode.recompute for other in tried)
+            if same or any(mode.repeats(other) for other in (*left, *done)):
                 continue
+            tried.append(mode)
             below = (1 + TUNING.close) * found.solved[0].seconds if found.solved and not all_modes else math.inf
             try:
                 solved = self.solver.solve(candidate, mode, below=below)
@@ -243,6 +250,30 @@ class Walk:
                 other = self.solver.solve(best.candidate, best.mode, hidden=0.0)
                 if other is not None:
                     self._add(self._cut(other))
+
+    def _look_closer(self) -> None:
+        """Where the bound leaves room for better programs: price those of what is somewhat behind the best, and vary the best of all."""
+        if not self.folded.is_small or not self._is_open:
+            return
+        for solved in [s for s in self.ranking.solved if not s.exact and s.seconds < TUNING.closer * self.standing.best]:
+            self.ranking.solved.remove(solved)
+            with contextlib.suppress(Infeasible):
+                self._add(self.solver.cut(solved))
+        first: dict[Candidate, Solved] = {}
+        for solved in self.ranking.solved:
+            first.setdefault(solved.candidate, solved)
+        for solved in list(first.values())[: TUNING.varied]:
+            key = solved.candidate, solved.mode
+            if key not in self.varied and self._is_open:
+                self.varied.add(key)
+                better = min(variations(self.solver, solved), key=lambda other: other.seconds, default=solved)
+                if better.seconds < solved.seconds:
+                    self._add(better)
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the best that is known is so far above the bound that a better program may be found."""
+        return self.standing.best > TUNING.open * self.standing.least
 
     def _split_further(self) -> None:
         """Split one axis of the best candidate's mesh in two; of the finer meshes the fastest counts, where it is faster than this one."""

@@ -47,7 +47,7 @@ def test_the_tables_add_up_to_the_program(shape: Shape, sizes: tuple[int, ...], 
     work = walk.solver.work(solved.candidate, solved.mode, walk.folded.counts, short=True)
     summed = solved.solution.cost + exposed_seconds(solved.tables, solved.solution, replace(work, hidden=solved.hidden), work.hidden)
     assert summed == pytest.approx(solved.seconds, rel=tolerance)
-    program = ProgramSearch(walk).finish(solved).seconds
+    program = ProgramSearch(walk).programs.best(solved).seconds
     assert 0.99 * solved.seconds <= program <= solved.seconds * (1 + 1e-9)
 
 
@@ -57,7 +57,7 @@ def test_a_folded_solution_has_the_step_of_the_whole_graph() -> None:
     walk = Walk(FoldedModel(transformer(WIDE, batch=32).graph, train=True), request)
     solved = walk.run().solved[0]
     finisher, candidate = ProgramSearch(walk), solved.candidate
-    tables = finisher.tables(candidate, solved.mode, solved.hidden)
+    tables = finisher.programs.tables(candidate, solved.mode, solved.hidden)
     assert len(tables.variables) > len(solved.tables.variables)
     schedule = walk.solver.schedule(solved.mode, candidate.micro_batches, [tables.prices], short=False)
     found = evaluate(tables, solve(tables.graph), schedule)

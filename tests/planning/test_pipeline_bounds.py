@@ -132,7 +132,7 @@ def cuts(walk: Walk, candidate: Candidate, mode: Mode) -> dict[tuple[str, int], 
     solver, found, finisher = walk.solver, dict[tuple[str, int], float](), ProgramSearch(walk)
     for hidden, share in itertools.product((solver.hides(candidate), 0.0), (math.inf, 1.5, 1.0, 0.7)):
         try:
-            tables = finisher.tables(candidate, mode, hidden)
+            tables = finisher.programs.tables(candidate, mode, hidden)
             solution = solve_within(tables, "dynamic_programming", share * solver.room(candidate))
         except (Infeasible, NoAssignment):
             continue
