@@ -75,7 +75,7 @@ class Minimiser:
         if self.exact:
             return Minimum(choices=choices, bound=bound, tables=tables)
         bound -= 1e-12 * abs(bound)  # a margin for the rounding of the shared unary tables
-        return Minimum(choices=self._improve(choices, price) if improve else choices, bound=bound, tables=tables)
+        return Minimum(choices=self.improve(choices, price) if improve else choices, bound=bound, tables=tables)
 
     def without(self, kept: Sequence[Indices]) -> "Minimiser":
         """The solver of the graph with only the kept choices, with the same variables split."""
@@ -128,7 +128,8 @@ class Minimiser:
         self.relaxed = replace(self.relaxed, unary=tuple(unary))
         self.plan = schedule(self.relaxed, max_entries=self.max_entries)
 
-    def _improve(self, choices: list[int], price: float) -> list[int]:
+    def improve(self, choices: list[int], price: float = 0.0) -> list[int]:
+        """A better assignment than that of a relaxation."""
         # The copies of a split variable may disagree, so the start may meet a forbidden entry: descend on soft tables.
         soft = soften(self.graph)
 

@@ -9,7 +9,8 @@ they mostly find the same assignment in a hundredth of the time, and the gap of 
 are worth their work.
 """
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 from .conditioning import Minimiser, Minimum, shrink, soften
 from .costgraph import CostGraph, Infeasible, NoAssignment, Proof, Solution
@@ -26,6 +27,8 @@ NARROW = (1 << 16, 1 << 18, 1 << 21)
 """The largest entries of a table that are tried, in this order, if exact tables are too wide or take too long."""
 EXACT_WORK = 2e9
 """Additions (a few seconds) above which narrower tables come first, and wider ones only while nothing is found."""
+NEARLY_WORK = 2e8
+"""The same of each pass, above which a gap of `HOPEFUL` is good enough where none of rounding is asked for."""
 HOPEFUL = 1e-2
 """The largest gap of the first assignment at which its cost rules out choices before a better one is searched."""
 ROUNDING = 1e-9
@@ -40,16 +43,31 @@ def dynamic_programming(graph: CostGraph, *, memory_limit: float | None = None) 
     return eliminate_variables(graph, memory_limit=memory_limit, max_entries=MAX_ENTRIES)
 
 
-def nearly(graph: CostGraph, *, close: float) -> Solution:
-    """A solution without a memory limit whose gap is at most `close`: the optimum where that takes no longer."""
-    return eliminate_variables(graph, memory_limit=None, max_entries=MAX_ENTRIES, close=close)
+def nearly(graph: CostGraph, *, close: float, enough: float = math.inf) -> Solution:
+    """A solution without a memory limit whose gap is at most `close`, or whose bound is `enough`: the optimum where that takes no longer.
+
+    On graphs that are too wide and too large for that, the first solution whose gap is `HOPEFUL`.
+    """
+    return eliminate_variables(graph, memory_limit=None, max_entries=MAX_ENTRIES, aim=Aim(close=close, enough=enough))
 
 
-def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_entries: int, close: float = ROUNDING) -> Solution:
-    """`dynamic_programming` with tables of at most `max_entries` entries, until the gap is `close`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """The gap, or the bound, at which a search ends."""
+
+    close: float = ROUNDING
+    enough: float = math.inf
+
+    def reached(self, known: Incumbent) -> bool:
+        """Whether that is what is known."""
+        return known.gap <= self.close or (known.choices is not None and known.bound >= self.enough)
+
+
+def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_entries: int, aim: Aim | None = None) -> Solution:
+    """`dynamic_programming` with tables of at most `max_entries` entries, until the `aim` is reached."""
     known = Incumbent(graph, memory_limit, METHOD)
     try:
-        _search(known, max_entries, close)
+        _search(known, max_entries, aim or Aim())
         if known.choices is None:
             raise ValueError("the graph is too wide to eliminate exactly, and no assignment of finite cost was found; forbid less")
         return known.solution()
@@ -57,10 +75,10 @@ def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_ent
         raise Interrupted(known.salvage()) from interrupt
 
 
-def _search(known: Incumbent, max_entries: int, close: float) -> None:
+def _search(known: Incumbent, max_entries: int, aim: Aim) -> None:
     small, plan = shrink(known.graph, max_entries=max_entries, memory=known.limit is not None)
     if plan is None and known.limit is None:
-        left = _narrowed(known, small, min(NARROW[0], max_entries), close)
+        left = _narrowed(known, small, min(NARROW[0], max_entries), aim)
         if left is None:
             return
         small = left
@@ -80,7 +98,7 @@ def _search(known: Incumbent, max_entries: int, close: float) -> None:
         last = width == max_entries
         solver = Minimiser(small.graph, max_entries=width)
         # A wider limit is skipped if it changes no table, takes too long, or has no gap to close.
-        if proven and (solver.plan.work == work or solver.plan.work > EXACT_WORK or known.gap <= close):
+        if proven and (solver.plan.work == work or solver.plan.work > EXACT_WORK or aim.reached(known)):
             continue
         work = solver.plan.work
         try:
@@ -91,15 +109,15 @@ def _search(known: Incumbent, max_entries: int, close: float) -> None:
                 raise
             continue
         proven = known.choices is not None
-        if minimum is None or known.gap <= close:
+        if minimum is None or aim.reached(known):
             continue
-        left = narrow(known, small, solver, minimum)
+        left = narrow(known, small, solver, minimum, close=aim.close)
         if left is None:
             return
         small = left
 
 
-def _narrowed(known: Incumbent, small: Reduction, width: int, close: float) -> Reduction | None:
+def _narrowed(known: Incumbent, small: Reduction, width: int, aim: Aim) -> Reduction | None:
     """The graph without the choices that its relaxation rules out, if it is too wide for exact tables; None if solved.
 
     Mostly a few variables are split, such as a value that all layers of a decoder read, and what their copies want is so near the optimum
@@ -112,9 +130,14 @@ def _narrowed(known: Incumbent, small: Reduction, width: int, close: float) -> R
     known.offer(small.restore(descend(soften(small.graph), minimum.choices)))
     pruned = any(substitutes is not None for substitutes in small.substitutes)
     known.prove(minimum.bound, Proof(kind="messages", limit=None, price=0.0, max_entries=solver.max_entries, pruned=pruned))
-    if known.gap <= close:
+    if aim.reached(known):
         return None
-    return narrow(known, small, solver, minimum) if known.gap <= HOPEFUL else small
+    if known.gap > HOPEFUL:
+        return small
+    if aim.close > ROUNDING and solver.plan.work > NEARLY_WORK:
+        known.offer(small.restore(solver.improve(minimum.choices)))
+        return None
+    return narrow(known, small, solver, minimum, close=aim.close)
 
 
 def _offer_fast(known: Incumbent) -> None:

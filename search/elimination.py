@@ -7,8 +7,10 @@ reverse order each variable then takes its best choice given its neighbours. Sou
 Nonserial Dynamic Programming, 1972.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -25,6 +27,7 @@ SECOND_ORDER_WORK = 1e8
 
 The sizes are rounded up to powers of two, so that meshes share the order.
 """
+_SHARED: ContextVar[dict[object, Order] | None] = ContextVar("orders that the graphs of a search share", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,28 +127,46 @@ def conditional(join: Join, tables: Sequence[Table], chosen: Sequence[int]) -> T
 def schedule(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> Schedule:
     """A schedule with little work; `too_wide`: variables to fix first, so that no table exceeds `max_entries`."""
     leaves = _Leaves(graph)
-    plan = leaves.follow(order(leaves.structure()))
+    plan = leaves.follow(leaves.typical())
     fits = plan.widest <= max_entries
     if fits and plan.work < SECOND_ORDER_WORK:
         return plan
     if fits:
         rounded = tuple(1 << (size - 1).bit_length() for size in graph.sizes)
-        second = leaves.follow(order(leaves.structure(rounded)))
+        second = leaves.follow(leaves.shared("rounded", lambda: order(leaves.structure(rounded))))
         return min((plan, second), key=lambda p: (p.widest > max_entries, p.work))
-    sized = leaves.structure(graph.sizes)
-    orders = (order(sized, max_entries=max_entries, by_fill=by_fill) for by_fill in (False, True))
-    return leaves.follow(min(orders, key=lambda o: (len(o.too_wide), o.work)))
+
+    def sized() -> Order:
+        structure = leaves.structure(graph.sizes)
+        orders = (order(structure, max_entries=max_entries, by_fill=by_fill) for by_fill in (False, True))
+        return min(orders, key=lambda o: (len(o.too_wide), o.work))
+
+    plan = leaves.follow(leaves.shared(("sized", max_entries, round(math.log2(sum(graph.sizes)))), sized))
+    return plan if plan.too_wide or plan.widest <= max_entries else leaves.follow(sized())
 
 
 def typical_schedule(graph: CostGraph) -> Schedule:
     """The schedule in the order that ignores sizes."""
     leaves = _Leaves(graph)
-    return leaves.follow(order(leaves.structure()))
+    return leaves.follow(leaves.typical())
 
 
 def typical_order(graph: CostGraph) -> Order:
     """The order that ignores sizes; it fits every graph with the same variables and edges."""
-    return order(_Leaves(graph).structure())
+    return _Leaves(graph).typical()
+
+
+@contextlib.contextmanager
+def sharing_orders() -> Iterator[None]:
+    """Within, graphs with the same variables and edges share the order of the first of them, whichever of their tables are equal.
+
+    To find an order mostly takes longer than to follow it.
+    """
+    token = _SHARED.set({})
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
 
 
 def follow(graph: CostGraph, plan: Order) -> Schedule:
@@ -170,6 +191,20 @@ class _Leaves:
                 self.costs.append(cost)
                 self.memories.append(memory)
             self.table.append(leaf)
+
+    def typical(self) -> Order:
+        """The order that ignores sizes."""
+        return self.shared("typical", lambda: order(self.structure()))
+
+    def shared(self, kind: object, make: Callable[[], Order]) -> Order:
+        """An order of this kind for these variables and edges: `make`, or what it was for others, where orders are shared."""
+        known = _SHARED.get()
+        if known is None:
+            return make()
+        key = kind, len(self.graph.sizes), np.array(self.edges, dtype=np.int64).tobytes()
+        if key not in known:
+            known[key] = make()
+        return known[key]
 
     def structure(self, sizes: tuple[int, ...] = ()) -> Structure:
         """The graph without its costs; it ignores memory, so that one order serves with and without a limit."""

@@ -34,8 +34,8 @@ CLOSED = 1e-9
 """A relative gap of rounding alone."""
 
 
-def narrow(known: Incumbent, small: Reduction, solver: Minimiser, minimum: Minimum) -> Reduction | None:
-    """The graph without the choices ruled out, or None if the optimum was found.
+def narrow(known: Incumbent, small: Reduction, solver: Minimiser, minimum: Minimum, *, close: float = CLOSED) -> Reduction | None:
+    """The graph without the choices ruled out, or None if the optimum, or a gap of `close`, was found.
 
     `known` gets better assignments and bounds. `solver`, `minimum`: the relaxation of `small`, and its minimum.
     """
@@ -66,7 +66,7 @@ def narrow(known: Incumbent, small: Reduction, solver: Minimiser, minimum: Minim
             return None
         known.offer(small.restore(minimum.choices))
         known.prove(min(known.cost, minimum.bound), proof)
-        if solver.exact or known.gap <= CLOSED:
+        if solver.exact or known.gap <= close:
             return None
         step = step * GROWTH if minimum.bound >= bounds[-1] else step / 2
         bounds.append(minimum.bound)

@@ -164,7 +164,8 @@ class CandidateSolver:
             raise Infeasible(least, room)
         try:
             if exact or self.request.may_offload:
-                free = nearly(tables.graph, close=TUNING.ranked if candidate.stages == 1 else TUNING.bounded)
+                close = TUNING.ranked if candidate.stages == 1 else TUNING.bounded
+                free = nearly(tables.graph, close=close, enough=below / self._least(candidate, 1.0))
                 beyond = self.beyond(candidate, mode, tables, free)
                 if mode == next(self.modes(candidate.micro_batches)):
                     self.bounds.free[candidate], self.needed[candidate] = free.lower_bound, free.memory + beyond

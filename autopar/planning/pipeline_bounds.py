@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from autopar.costmodel.step.host import state_bytes
 from autopar.order.schedules import in_flight
-from autopar.search import CostGraph, NoAssignment, solve
+from autopar.search import CostGraph, NoAssignment, nearly
 from autopar.search.bounding import bound_within
 
 from .bounds import Bounds
@@ -30,6 +30,7 @@ from .passing import ALL, NOTHING, UPDATES, Sight, least_passes
 from .pipelines import MAX_PIECES
 from .solved_candidate import Mode
 from .tables import Floats, Tables
+from .tuning import TUNING
 
 UNDERCUT = 0.95
 """Share of the bytes that tables add up to that a program may keep. Optimizer state that may be in host memory is not counted at all."""
@@ -86,27 +87,40 @@ class PipelineBounds:
         self.bounds, self.folded, self.request = bounds, bounds.folded, bounds.request
         self.backend = self.request.cluster.backend
         self.known: dict[tuple[Candidate, str], Proven] = {}
+        self.alone: dict[tuple[Candidate, str], Proven] = {}
         self.prices: dict[Candidate, float] = {}
 
-    def proven(self, candidate: Candidate, recompute: str = "none") -> Proven:
-        """What holds within any memory, too."""
-        if (candidate, recompute) not in self.known:
-            self.known[candidate, recompute] = self._proven(candidate, recompute)
-        return self.known[candidate, recompute]
+    def proven(self, candidate: Candidate, recompute: str = "none", enough: float = math.inf) -> Proven:
+        """What holds within any memory, too; what proves `enough` need not be the most."""
+        key = candidate, recompute
+        if key not in self.known:
+            self.known[key] = self._beside(candidate, recompute, self.passed(candidate, recompute, enough), enough)
+        return self.known[key]
 
-    def _proven(self, candidate: Candidate, recompute: str) -> Proven:
-        count = candidate.micro_batches
+    def passed(self, candidate: Candidate, recompute: str = "none", enough: float = math.inf) -> Proven:
+        """What the passes alone prove, in half the time."""
+        key = candidate, recompute
+        if key not in self.alone:
+            count, alone = candidate.micro_batches, self._fewest(candidate)[1]
+            seconds = self._least(candidate, self._tables(candidate, self._work(candidate, recompute, alone, NOTHING)), enough)
+            self.alone[key] = Proven(micro_batches=count, passes=count / alone * seconds, seen=())
+        return self.alone[key]
+
+    def _fewest(self, candidate: Candidate) -> tuple[Schedule, float]:
+        """The schedule of fewest passes, and these."""
         least = min(self._schedules(candidate), key=lambda schedule: self._passes(candidate, schedule, NOTHING))
-        alone = self._passes(candidate, least, NOTHING)
-        passes = count / alone * self._least(self._tables(candidate, self._work(candidate, recompute, alone, NOTHING)))
-        seen = []
+        return least, self._passes(candidate, least, NOTHING)
+
+    def _beside(self, candidate: Candidate, recompute: str, passed: Proven, enough: float) -> Proven:
+        """What is proven by the passes, and by what is done once a step beside them."""
+        count, passes, (least, alone), seen = candidate.micro_batches, passed.passes, self._fewest(candidate), []
         for sight in (ALL, UPDATES):
             beside = self._passes(candidate, least, sight)
             tables = self._tables(candidate, self._work(candidate, recompute, beside, sight)) if beside > 0 else None
             # Updates are mostly less than the passes that they cost.
             if tables is not None and (sight is ALL or tables.least_updates() > (alone - beside) / count * passes):
-                seen.append(Seen(sight=sight, passes=beside, seconds=self._least(tables)))
-        return Proven(micro_batches=count, passes=passes, seen=tuple(seen))
+                seen.append(Seen(sight=sight, passes=beside, seconds=self._least(candidate, tables, enough)))
+        return replace(passed, seen=tuple(seen))
 
     def carried(self, proven: Proven, candidate: Candidate) -> float:
         """Seconds that no step of a candidate undercuts, by what is proven of the same mesh with as many micro-batches or fewer."""
@@ -127,8 +141,9 @@ class PipelineBounds:
             found[seen.sight] = seen.seconds + more * proven.passes if more >= 0 else seen.seconds * max(share, 0.0)
         return found
 
-    def _least(self, tables: Tables) -> float:
-        return solve(tables.graph).lower_bound
+    def _least(self, candidate: Candidate, tables: Tables, enough: float) -> float:
+        """The least that tables add up to; where `enough` seconds of a step are less, these."""
+        return nearly(tables.graph, close=TUNING.bounded, enough=enough * candidate.stages).lower_bound
 
     # --- within the memory ---
 
@@ -210,7 +225,7 @@ class PipelineBounds:
         found = math.inf
         for side, keeps in ((-0.5, first), (0.5, last)):
             graph = self._graph(candidate, replace(work, passes=max(passes + side * tilt, 0.0), in_flight=keeps))
-            found = min(found, solve(_priced(graph, price)).lower_bound - price * room / UNDERCUT)
+            found = min(found, nearly(_priced(graph, price), close=TUNING.bounded).lower_bound - price * room / UNDERCUT)
         return found
 
     def _ends(self, candidate: Candidate, schedule: Schedule) -> tuple[float, float]:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from autopar.search.elimination import sharing_orders
+
 from ..errors import NoPlanFits, UsageError
 from ..ir import Graph
 from ..plan import Plan
@@ -31,7 +33,7 @@ def search_plan(graph: Graph, request: Request, *, progress: Progress | None = N
     The outer search ranks the candidates by their tables; the programs of the cheapest are priced to the last collective.
     A cluster of several kinds of devices is searched pool by pool, and as a pipeline over all of them.
     """
-    with _no_collections():
+    with _no_collections(), sharing_orders():
         return _search_plan(folded or folded_of(graph, request), request, progress)
 
 

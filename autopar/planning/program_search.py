@@ -131,7 +131,7 @@ class ProgramSearch:
             if (candidate.mesh, candidate.stages, candidate.micro_batches) == place_of(best):
                 with contextlib.suppress(Infeasible, NoAssignment):
                     other = self.solver.solve(replace(candidate, mesh=coarser), solved.mode)
-                    return [self.finish(other)] if other is not None else []
+                    return [self.programs.best(other)] if other is not None else []
         return []
 
     def _evaluate(self, found: list[PricedProgram | StagedProgram]) -> dict[Solved, float]:

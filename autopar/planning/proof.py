@@ -13,7 +13,7 @@ from autopar.search import NoAssignment
 
 from .bounds import Bounds
 from .candidates import Candidate
-from .pipeline_bounds import Leaf, PipelineBounds
+from .pipeline_bounds import Leaf, PipelineBounds, Proven
 from .solved_candidate import Mode
 from .tuning import TUNING
 
@@ -40,29 +40,37 @@ class Proof:
             if least is None or self.sure[least] >= enough:
                 break
             if least not in self.proven:
-                self.raise_by(self._middle(least, enough))
+                self.raise_by(self._next(least, enough), enough)
             elif least.stages == 1 or not self._within(least, enough):
                 break
 
-    def raise_by(self, candidate: Candidate) -> None:
+    def raise_by(self, candidate: Candidate, enough: float = math.inf) -> None:
         """Raise the bounds of a candidate, and of more micro-batches on its mesh, by its solution without a limit of memory."""
-        self.proven.add(candidate)
         others = [c for c in self.sure if c.place == candidate.place and c.micro_batches >= candidate.micro_batches]
         try:
             if candidate.stages == 1:
                 found = self.bounds.proven(candidate)
                 self.sure.update((other, max(self.sure[other], found)) for other in others)
             else:
-                proven = self.pipelines.proven(candidate)
-                self.sure.update((other, max(self.sure[other], self.pipelines.carried(proven, other))) for other in others)
+                self._carry(self.pipelines.passed(candidate, enough=enough), others)
+                if any(self.sure[other] < enough for other in others):
+                    self._carry(self.pipelines.proven(candidate, enough=enough), others)
         except NoAssignment:
             self.sure[candidate] = math.inf
+        if candidate.stages == 1 or self.sure[candidate] < enough:
+            self.proven.add(candidate)
 
-    def _middle(self, least: Candidate, enough: float) -> Candidate:
-        """Of the candidates with bounds near the least on its mesh, the one with the middle number of micro-batches."""
-        most = min((1 + TUNING.alike) * self.sure[least], enough)
-        near = [c for c in self.sure if c.place == least.place and self.sure[c] <= most and c not in self.proven]
-        return sorted(near, key=lambda c: c.micro_batches)[len(near) // 2]
+    def _carry(self, proven: Proven, others: Iterable[Candidate]) -> None:
+        self.sure.update((other, max(self.sure[other], self.pipelines.carried(proven, other))) for other in others)
+
+    def _next(self, least: Candidate, enough: float) -> Candidate:
+        """Of the candidates with bounds near the least on its mesh the one with the middle number of micro-batches; first, as it mostly
+        rules out all with more, the one with the fewest that the mesh's first axis cannot split."""
+        mine = sorted((c for c in self.sure if c.place == least.place), key=lambda c: c.micro_batches)
+        split = self.bounds.folded.batch // least.mesh.shape[0] if least.mesh.shape else self.bounds.folded.batch
+        beyond = next((c for c in mine if c.micro_batches > split), None)
+        near = [c for c in mine if self.sure[c] <= (1 + TUNING.alike) * self.sure[least] and self.sure[c] < enough and c not in self.proven]
+        return beyond if beyond in near else near[len(near) // 2]
 
     def _within(self, candidate: Candidate, enough: float) -> bool:
         """Raise the bound of a candidate with stages within the memory; whether there was anything left to look at."""

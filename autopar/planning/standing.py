@@ -99,7 +99,7 @@ class Standing:
 
     def _prove(self, candidate: Candidate) -> None:
         """Raise what is sure of a candidate, and of more micro-batches on its mesh, by a solution of its own."""
-        self.proof.raise_by(candidate)
+        self.proof.raise_by(candidate, (1 - TUNING.close) * self.best)
         for other in self.waiting:
             if other.place == candidate.place:
                 self.waiting[other] = max(self.waiting[other], self.sure[other])

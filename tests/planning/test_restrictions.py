@@ -59,7 +59,8 @@ def test_no_pin_is_faster(seed: int, pins: dict[str, Any]) -> None:
 
 
 def test_less_memory_is_not_faster() -> None:
-    graph, request = transformer(TINY, batch=16).graph, Request(cluster=load_cluster("rtx4090").sized(8), memory=1e15, stages=2, micro_batches=1)
+    graph = transformer(TINY, batch=16).graph
+    request = Request(cluster=load_cluster("rtx4090").sized(8), memory=1e15, stages=2, micro_batches=1)
     free = search_plan(graph, request).predicted
     assert free.step <= SLOWER * search_plan(graph, replace(request, memory=0.6 * free.memory)).predicted.step
 

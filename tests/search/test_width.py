@@ -4,7 +4,7 @@ import pytest
 from search_graphs import clique, random_graph
 
 from autopar.search import Infeasible, NoAssignment, nearly, solve
-from autopar.search.dynamic_programming import eliminate_variables
+from autopar.search.dynamic_programming import Aim, eliminate_variables
 from autopar.search.elimination import schedule
 
 
@@ -49,7 +49,7 @@ def test_a_gap_that_is_close_enough_is_left() -> None:
     for seed in range(12):
         graph = clique(count=8, size=3, seed=seed)
         exact = solve(graph, method="exhaustive").cost
-        whole, near = (eliminate_variables(graph, memory_limit=None, max_entries=27, close=close) for close in (1e-9, 0.4))
+        whole, near = (eliminate_variables(graph, memory_limit=None, max_entries=27, aim=Aim(close=close)) for close in (1e-9, 0.4))
         assert near.lower_bound <= exact * (1 + 1e-9) and exact <= near.cost * (1 + 1e-9)
         assert near.gap <= max(0.4, whole.gap + 1e-9)
         sooner += near.gap > whole.gap + 1e-6
