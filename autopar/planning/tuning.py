@@ -34,7 +34,7 @@ class Tuning:
     """Micro-batches for each stage with which a mesh is tried first."""
     finer: int = 3
     """In how many ways an axis of the best candidate's mesh is split in two."""
-    gain: float = 1e-3
+    gain: float = 5e-3
     """Share of a step by which a finer mesh has to be faster."""
     close: float = 5e-3
     """Candidates whose bound is not better by this share are left; the bound that is reported counts them."""
