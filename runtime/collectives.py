@@ -12,8 +12,7 @@ from torch import Tensor
 
 from autopar.errors import PlanError
 from autopar.sharding.layout import Kind, Layout, Placement, R, local_parts
-from autopar.sharding.mesh import Axes, Mesh
-from autopar.sharding.redistribution import axis_sets
+from autopar.sharding.mesh import Axes, Mesh, axis_sets
 
 from .current_action import exchanging
 from .groups import group_of

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autopar.ir import Operator, Tensor, Value
 from autopar.sharding.layout import Layout, local_shape
+from autopar.sharding.mesh import Axes
 from autopar.sharding.program import Decision
 
 from .collectives import AxisGroup, Cut, cuts_of
@@ -29,6 +30,11 @@ class LocalCall:
     mesh: tuple[int, ...]
     coordinate: tuple[int, ...]
     groups: tuple[AxisGroup, ...] = ()
+    joint: Mapping[Axes, AxisGroup] = field(default_factory=dict)
+
+    def over(self, axes: Axes) -> AxisGroup:
+        """The group over one axis or several."""
+        return self.groups[axes[0]] if len(axes) == 1 else self.joint[axes]
 
     def local_input(self, index: int) -> tuple[int, ...]:
         """Local shape of an input."""

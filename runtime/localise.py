@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from autopar.sharding.communication import COMMUNICATIONS
+from autopar.sharding.program import talking
+
 from .functions import function_of
 from .local_call import LocalCall, LocalOperator
 from .local_forms.registry import form_of
@@ -15,13 +18,15 @@ def localise(call: LocalCall) -> LocalOperator:
     if form.sizes is not None:
         attributes.update(form.sizes(call))
     function = function_of(kind)
-    talking = [(axis, o.communication) for axis, o in enumerate(call.decision.options) if o.communication and call.mesh[axis] > 1]
-    for axis, word in talking:
+    found = [tuple(axis for axis in axes if call.mesh[axis] > 1) for axes in talking(call.decision)]
+    for axes in filter(None, found):
+        word = call.decision.options[axes[0]].communication
+        assert word is not None
         talks = form_of(word).talks
         assert talks is not None, word
-        function, changes = talks(call, call.groups[axis])
+        function, changes = talks(call, call.over(axes if COMMUNICATIONS[word].joins and not COMMUNICATIONS[word].stacks else axes[:1]))
         attributes.update(changes)
-    if not talking and form.knows is not None and form.local is not None and (told := form.knows(call)) is not None:
+    if not any(found) and form.knows is not None and form.local is not None and (told := form.knows(call)) is not None:
         function = form.local
         attributes.update(told)
     alone = attributes.pop("cross_batch", False)  # a mean of this rank's part is that part's own

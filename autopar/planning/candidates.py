@@ -100,6 +100,19 @@ def splits(mesh: Mesh, finer: Mesh) -> bool:
     return len(sizes) == 3 and mesh.shape in ((sizes[0] * sizes[1], sizes[2]), (sizes[0], sizes[1] * sizes[2]))
 
 
+def refines(finer: Mesh, mesh: Mesh) -> bool:
+    """Whether `finer` is `mesh` with some of its axes split in several."""
+    left = list(finer.shape)
+    if len(left) <= len(mesh.shape):
+        return False
+    for size in mesh.shape:
+        while left and size > 1 and size % left[0] == 0:
+            size //= left.pop(0)
+        if size > 1:
+            return False
+    return not left
+
+
 def device_counts(given: int) -> tuple[int, ...]:
     """The given number, the largest power of two in it, and a few smooth smaller ones if it has large prime factors.
 

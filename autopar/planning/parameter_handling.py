@@ -25,8 +25,7 @@ from autopar.costmodel.step.pricing import MeshPrices
 
 from ..ir import Tensor
 from ..sharding.layout import Kind, Layout
-from ..sharding.mesh import degree_of
-from ..sharding.redistribution import axis_sets
+from ..sharding.mesh import axis_sets, degree_of
 from ..sharding.schedule import Schedule, Types
 from .multiplicities import Multiplicities
 

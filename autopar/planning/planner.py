@@ -15,6 +15,7 @@ from ..ir import Graph
 from ..plan import Plan
 from .alike import Mixture
 from .folded_model import FoldedModel
+from .joined_axes import joined_mesh
 from .mixed import Mixed
 from .pipeline_search import StagedProgram, interleaved
 from .priced_program import PricedProgram
@@ -115,4 +116,16 @@ class _Search:
         best = first_of(self.found) if self.found else None
         if isinstance(best, StagedProgram):
             self.found.append(interleaved(best, self.request, always=first.solver.always))
+        elif best is not None and self.request.mesh is None:
+            self._join_axes(best)
         self.complete = True
+
+    def _join_axes(self, best: PricedProgram) -> None:
+        """Plan for the mesh of fewer axes on which the best program lies, if there is one: of equal plans it is the simpler."""
+        if (mesh := joined_mesh(best)) is not None:
+            count, cluster = best.schedule.micro_batches, best.tables.prices.cluster
+            pinned = replace(self.request, cluster=cluster, mesh=mesh, stages=1, micro_batches=count)
+            search = ProgramSearch(Walk(self.folded, pinned))
+            search.walk.run()
+            with contextlib.suppress(NoPlanFits, UsageError):
+                self.found.append(search.best())

@@ -13,7 +13,6 @@ from autopar.search import Infeasible, Interrupted, NoAssignment
 from ..errors import NoPlanFits, UsageError
 from .alike import Alike
 from .candidates import Candidate
-from .joined_axes import joined_mesh, place_of
 from .pipeline_search import StagedProgram
 from .priced_program import DraftProgram, PricedProgram, evaluate, smallest
 from .ranking import Progress, first_of
@@ -75,7 +74,6 @@ class ProgramSearch:
             self._evaluate(found)
         found += self._unlimited(found)
         found += self._stored_whole(found)
-        found += self._joined(found)
         if not found:
             found = self._thriftiest()
         if not found:
@@ -109,7 +107,8 @@ class ProgramSearch:
         if not found or self.request.zero is not None or not self.request.train or not self.walk.ranking.complete:
             return []
         best = first_of(found)
-        stages, place = place_of(best)[1], place_of(best)
+        mesh, stages = (best.assignment.mesh, 1) if isinstance(best, PricedProgram) else (best.parts[0].group.mesh, best.stages)
+        place = mesh, stages, best.schedule.micro_batches
         for solved in self.walk.ranking.solved:
             candidate = solved.candidate
             if (candidate.mesh, candidate.stages, candidate.micro_batches) == place:
@@ -119,19 +118,6 @@ class ProgramSearch:
                     if whole is not None and whole.seconds < TUNING.whole * best.seconds:
                         return [self.programs.best(whole)]
                 break
-        return []
-
-    def _joined(self, found: list[PricedProgram | StagedProgram]) -> list[PricedProgram | StagedProgram]:
-        """The best program on a mesh of fewer axes, where it lies alike on some of them."""
-        best = first_of(found) if found else None
-        if best is None or self.request.mesh is not None or not self.walk.ranking.complete or (coarser := joined_mesh(best)) is None:
-            return []
-        for solved in self.walk.ranking.solved:
-            candidate = solved.candidate
-            if (candidate.mesh, candidate.stages, candidate.micro_batches) == place_of(best):
-                with contextlib.suppress(Infeasible, NoAssignment):
-                    other = self.solver.solve(replace(candidate, mesh=coarser), solved.mode)
-                    return [self.programs.best(other)] if other is not None else []
         return []
 
     def _evaluate(self, found: list[PricedProgram | StagedProgram]) -> dict[Solved, float]:

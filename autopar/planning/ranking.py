@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from .candidates import Candidate
+from .candidates import Candidate, refines
 from .solved_candidate import Mode, Solved
+from .tuning import TUNING
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of steps done, the number of all, and the present step in words."""
@@ -35,6 +36,22 @@ class Ranking:
     misfits: list[Misfit] = field(default_factory=list)
     forbidden: int = 0
     complete: bool = True
+
+
+def needless_last(solved: Sequence[Solved]) -> list[Solved]:
+    """The solutions with those last that are on finer meshes and gain nothing: a finer mesh can do all that the coarser one can."""
+    needless = [any(_does(other, one) for other in solved) for one in solved]
+    return [one for last in (False, True) for one, is_needless in zip(solved, needless, strict=True) if is_needless == last]
+
+
+def _does(coarse: Solved, fine: Solved) -> bool:
+    """Whether a solution on a coarser mesh takes hardly longer, in as many stages and micro-batches."""
+    one, other = coarse.candidate, fine.candidate
+    return (
+        (one.stages, one.micro_batches) == (other.stages, other.micro_batches)
+        and (1 - TUNING.gain) * coarse.seconds <= fine.seconds
+        and refines(other.mesh, one.mesh)
+    )
 
 
 class Ranked(Protocol):

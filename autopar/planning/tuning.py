@@ -42,7 +42,7 @@ class Tuning:
     varied_hidden: tuple[float, ...] = (0.5, 0.0, 1.0)
     varied_memory: tuple[float, ...] = (0.95, 0.8)
     """The shares that these have hidden of what can be, and that they may fill of the bytes of the one that is known."""
-    gain: float = 1e-3
+    gain: float = 5e-3
     """Share of a step by which a finer mesh has to be faster."""
     close: float = 5e-3
     """Candidates whose bound is not better by this share are left; the bound that is reported counts them."""

@@ -25,7 +25,7 @@ from .candidate_groups import CandidateGroups
 from .candidate_solver import CandidateSolver
 from .candidates import LARGE, Candidate, device_counts, halves, meshes, splits
 from .folded_model import FoldedModel
-from .ranking import Misfit, Progress, Ranking
+from .ranking import Misfit, Progress, Ranking, needless_last
 from .request import Request
 from .solved_candidate import Mode, Solved
 from .standing import Standing
@@ -239,8 +239,9 @@ class Walk:
         return solved if far else self.solver.cut(solved)
 
     def _add(self, solved: Solved) -> None:
-        self.ranking.solved.append(solved)
-        self.ranking.solved.sort(key=lambda s: (s.seconds, s.candidate.stages, s.candidate.micro_batches, -s.candidate.devices))
+        found = [*self.ranking.solved, solved]
+        found.sort(key=lambda s: (s.seconds, s.candidate.stages, s.candidate.micro_batches, -s.candidate.devices))
+        self.ranking.solved = needless_last(found)
 
     def _count_all(self) -> None:
         """Solve the best pipeline once more as if nothing of what parameters send were hidden: all its devices wait for the first one's."""

@@ -235,23 +235,26 @@ def strategies_of(rule: Rule, options: Sequence[Option], mesh: Sequence[int]) ->
             done = np.where(used, parts * degree, done)
     for index, option in enumerate(options):
         if option.communication is not None and not COMMUNICATIONS[option.communication].stacks:
-            valid &= _on_one_axis(index, option, options, grids, mesh, rule)
+            valid &= _in_one_group(index, option, options, grids, mesh, rule)
     return Strategies(rule=rule, options=tuple(options), choices=np.ascontiguousarray(grids[valid]))
 
 
-def _on_one_axis(
+def _in_one_group(
     index: int, option: Option, options: Sequence[Option], grids: NDArray[np.int64], mesh: Sequence[int], rule: Rule
 ) -> NDArray[np.bool_]:
     """Rows of `grids` in which a communicating option is either unused or used validly.
 
-    Valid use: on one axis, within its limit, with no other axis splitting its factors.
+    Valid use: on one axis, or on several where its word joins them, within its limit, with no other axis splitting its
+    factors.
     """
     members = {option.factor} if option.beside else {option.factor, *option.partners}
     touching = np.array([not members.isdisjoint((other.factor, *other.partners)) for other in options])
     sizes = np.array(mesh, dtype=np.int64)
     active = (grids == index) & (sizes > 1)
-    degree = np.where(active, sizes, 1).max(axis=1, initial=1)
-    alone = (touching[grids] & (sizes > 1)).sum(axis=1) == 1
+    degree, used = np.where(active, sizes, 1).prod(axis=1), active.sum(axis=1)
+    alone = (touching[grids] & (sizes > 1)).sum(axis=1) == used
+    if option.communication is not None and not COMMUNICATIONS[option.communication].joins:
+        alone &= used <= 1
     even = np.all([rule.factors[f].size % degree == 0 for f in sorted(members)], axis=0)
     fits = np.asarray(degree <= option.limit if option.limit else even)
     return np.asarray(~active.any(axis=1) | (alone & even & fits), dtype=np.bool_)

@@ -1,8 +1,8 @@
 """Communication inside operators, when a split factor needs it: the words after `:` in a rule, as a table.
 
-An option with such a word is taken on one mesh axis only (unless it stacks), and no other axis splits its factors. Each
-word says which collectives every rank issues, in order, as a function of the local sizes. `runtime/split_operators`
-holds the local form under the same word.
+An option with such a word is taken on one mesh axis, or on several that are one group (unless it stacks, or does not
+join), and no other axis splits its factors. Each word says which collectives every rank issues, in order, as a function
+of the local sizes. `runtime/split_operators` holds the local form under the same word.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ir import DTYPE_BYTES
+from .mesh import Axes, axis_sets, degree_of
 from .notation import Rule, local_elements
 from .rules import Call
 from .rules.experts import EXPERTS
@@ -28,7 +29,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One collective on the axis: `phase` forward or backward, `nbytes` [strategies] by the collective's convention."""
+    """One collective of the group: `phase` forward or backward, `nbytes` [strategies] by the collective's convention."""
 
     phase: str
     kind: str
@@ -37,7 +38,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """An operator with `factor` split on an axis of `size` ranks; `local`: local factor sizes [strategies, factors]."""
+    """An operator with `factor` split in a group of `size` ranks; `local`: local factor sizes [strategies, factors]."""
 
     call: Call
     rule: Rule
@@ -82,13 +83,14 @@ class Communication:
 
     `moves`: the collectives that every rank issues, in order. `limit`: the largest number of shards (0: any number, 1:
     no split). `beside`: whether the factors split alongside may be split on other axes too. `stacks`: whether the
-    option can be taken on several axes, one after the other. `visits`: whether every rank meets all shards of the
-    factor in turn and does its local work once for each.
+    option can be taken on several axes, one after the other; `joins`: on several axes as one group. `visits`: whether
+    every rank meets all shards of the factor in turn and does its local work once for each.
     """
 
     moves: Callable[[Split], Sequence[Move]]
     limit: Callable[[Call, Rule, int], int] = _unlimited
     stacks: bool = False
+    joins: bool = True
     visits: bool = False
     beside: Callable[[Call], bool] = lambda call: False
 
@@ -214,7 +216,7 @@ def _statistics(split: Split) -> list[Move]:
 
 COMMUNICATIONS: Mapping[str, Communication] = {
     "dispatch": Communication(moves=_dispatch, beside=lambda call: call.operator.kind == EXPERTS),
-    "halo": Communication(moves=_halo, limit=_halo_limit),
+    "halo": Communication(moves=_halo, limit=_halo_limit, joins=False),
     "normalize": Communication(moves=_normalize),
     "prefix": Communication(moves=_prefix),
     "ring": Communication(moves=_ring, visits=True),
@@ -231,18 +233,22 @@ def visited(strategies: Strategies, mesh: Sequence[int]) -> Floats:
 
 def operator_traffic(
     call: Call, strategies: Strategies, mesh: Sequence[int], gradients: frozenset[str]
-) -> Iterator[tuple[NDArray[np.int64], int, Sequence[Move]]]:
-    """Traffic of the communicating options, as (indices of the strategies, axis, moves).
+) -> Iterator[tuple[NDArray[np.int64], Axes, Sequence[Move]]]:
+    """Traffic of the communicating options, as (indices of the strategies, axes of the group, moves).
 
-    Entries come in the order of the forward pass: by factor, then by axis.
+    Entries come in the order of the forward pass: by factor, then by axes.
     """
     sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
     local = sizes / strategies.degrees(mesh)
     for index, option in sorted(enumerate(strategies.options), key=lambda pair: pair[1].factor):
         if option.communication is None:
             continue
-        for axis, size in enumerate(mesh):
-            rows = np.nonzero(strategies.choices[:, axis] == index)[0]
-            if size > 1 and len(rows):
+        word = COMMUNICATIONS[option.communication]
+        taken = (strategies.choices == index) & (np.array(mesh) > 1)
+        for axes in axis_sets(mesh):
+            group = taken[:, axes].all(axis=1)
+            rows = np.nonzero(group if word.stacks else group & (taken.sum(axis=1) == len(axes)))[0]
+            if len(rows) and not (word.stacks and len(axes) > 1):
+                size = degree_of(axes, mesh)
                 split = Split(call=call, rule=strategies.rule, factor=option.factor, size=size, local=local[rows], gradients=gradients)
-                yield rows, axis, COMMUNICATIONS[option.communication].moves(split)
+                yield rows, axes, word.moves(split)

@@ -99,6 +99,17 @@ def degree_of(axes: Axes, mesh: Sequence[int]) -> int:
     return math.prod(mesh[axis] for axis in axes)
 
 
+def axis_sets(mesh: Sequence[int]) -> tuple[Axes, ...]:
+    """Every axis, then every set of two and more axes of several devices: the groups of ranks.
+
+    >>> axis_sets((2, 1, 4))
+    ((0,), (1,), (2,), (0, 2))
+    """
+    several = [axis for axis, size in enumerate(mesh) if size > 1]
+    sets = (itertools.combinations(several, count) for count in range(2, len(several) + 1))
+    return (*((axis,) for axis in range(len(mesh))), *itertools.chain.from_iterable(sets))
+
+
 def factorisations(devices: int, max_axes: int = 3) -> Iterator[tuple[int, ...]]:
     """Every ordered way to write `devices` as a product of one to `max_axes` factors above 1 (`(1,)` for one device).
 

@@ -49,6 +49,15 @@ class Decision:
     outputs: tuple[Layout, ...]
 
 
+def talking(decision: Decision) -> tuple[Axes, ...]:
+    """The axes of each option that communicates inside the operator, by factor."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for axis, option in enumerate(decision.options):
+        if option.communication is not None:
+            found.setdefault((option.communication, option.factor), []).append(axis)
+    return tuple(map(tuple, found.values()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redistribute:
     """Redistribute `tensor` along the layouts of `chain`.
@@ -128,14 +137,15 @@ def operator_collectives(graph: Graph, step: Compute, mesh: Sequence[int], gradi
     """The collectives that an operator issues inside itself, first forward, then backward, each in order."""
     operator, decision = step.operator, step.decision
     assert decision.rule is not None
-    choice = np.arange(len(decision.options))[None, :]
-    strategies = Strategies(rule=decision.rule, options=decision.options, choices=choice)
+    options = tuple(dict.fromkeys(decision.options))
+    choice = np.array([[options.index(option) for option in decision.options]], dtype=np.int64)
+    strategies = Strategies(rule=decision.rule, options=options, choices=choice)
     traffic = list(operator_traffic(Call.of(graph, operator), strategies, mesh, gradients))
-    ordered = [(axis, move) for _, axis, moves in traffic for move in moves if move.phase == "forward"]
-    ordered += [(axis, move) for _, axis, moves in reversed(traffic) for move in moves if move.phase == "backward"]
+    ordered = [(axes, move) for _, axes, moves in traffic for move in moves if move.phase == "forward"]
+    ordered += [(axes, move) for _, axes, moves in reversed(traffic) for move in moves if move.phase == "backward"]
     return [
-        Collective(phase=move.phase, kind=move.kind, axes=(axis,), nbytes=round(float(move.nbytes[0])), tensor=operator.outputs[0])
-        for axis, move in ordered
+        Collective(phase=move.phase, kind=move.kind, axes=axes, nbytes=round(float(move.nbytes[0])), tensor=operator.outputs[0])
+        for axes, move in ordered
     ]
 
 

@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from .layout import B, Kind, Layout, P, Placement, R, S, is_valid
-from .mesh import Axes, degree_of
+from .mesh import Axes, axis_sets, degree_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +125,6 @@ def _alike(layout: Layout, mesh: Sequence[int]) -> Iterator[Axes]:
     for axes in axis_sets(mesh):
         if all(layout[axis] == layout[axes[0]] for axis in axes):
             yield axes
-
-
-def axis_sets(mesh: Sequence[int]) -> tuple[Axes, ...]:
-    """Every axis, then every set of two and more axes of several devices: what a step may be over.
-
-    >>> axis_sets((2, 1, 4))
-    ((0,), (1,), (2,), (0, 2))
-    """
-    several = [axis for axis, size in enumerate(mesh) if size > 1]
-    sets = (itertools.combinations(several, count) for count in range(2, len(several) + 1))
-    return (*((axis,) for axis in range(len(mesh))), *itertools.chain.from_iterable(sets))
 
 
 def _with(layout: Layout, axes: Axes, kind: Placement) -> Layout:

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.sharding.layout import Kind
-from autopar.sharding.redistribution import STEP_PENALTY, axis_sets, transfers
+from autopar.sharding.mesh import axis_sets
+from autopar.sharding.redistribution import STEP_PENALTY, transfers
 
 from .joint_steps import joint_patterns, may_change
 from .layout_space import LayoutSpace

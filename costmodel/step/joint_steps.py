@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.sharding.layout import Kind, Placement
-from autopar.sharding.mesh import Axes, degree_of
-from autopar.sharding.redistribution import axis_sets, transfers
+from autopar.sharding.mesh import Axes, axis_sets, degree_of
+from autopar.sharding.redistribution import transfers
 
 from .layout_space import LayoutSpace
 from .transfer_prices import LinePrices, Moves, Often

@@ -159,10 +159,10 @@ def communication_seconds(call: Call, strategies: Strategies, prices: MeshPrices
     seconds = np.zeros(len(strategies.choices))
     mesh = prices.mesh.shape
     if any(option.communication is not None for option in strategies.options):
-        for rows, axis, traffic in operator_traffic(call, strategies, mesh, gradients):
-            place = prices.mesh.axes[axis]
+        for rows, axes, traffic in operator_traffic(call, strategies, mesh, gradients):
+            size, level = prices.place(axes)
             for move in traffic:
-                seconds[rows] += collective_time(move.kind, move.nbytes, place.size, level=place.level, cluster=prices.cluster)
+                seconds[rows] += collective_time(move.kind, move.nbytes, size, level=level, cluster=prices.cluster)
     return seconds
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.order.scheduled import Scheduled
 from autopar.sharding.mesh import Axes
-from autopar.sharding.program import Compute, Redistribute
+from autopar.sharding.program import Compute, Redistribute, talking
 from autopar.sharding.redistribution import changed_axes
 
 from .casts import gradient_seconds
@@ -93,4 +93,5 @@ def _groups(plan: Scheduled, prices: MeshPrices) -> tuple[Axes, ...]:
     alone = ((number,) for number, axis in enumerate(prices.mesh.axes) if axis.size > 1)
     chains = (step.chain for step in plan.program.steps if isinstance(step, Redistribute))
     steps = (changed_axes(before, after) for chain in chains for before, after in itertools.pairwise(chain))
-    return tuple(dict.fromkeys((*alone, *sorted({axes for axes in steps if len(axes) > 1}))))
+    inside = itertools.chain.from_iterable(talking(step.decision) for step in plan.program.steps if isinstance(step, Compute))
+    return tuple(dict.fromkeys((*alone, *sorted({axes for axes in (*steps, *inside) if len(axes) > 1}))))

@@ -18,6 +18,7 @@ import numpy as np
 from autopar.errors import UsageError
 from autopar.ir import Graph, Operator
 from autopar.sharding.candidates import Option, Strategies, options_of, strategies_of
+from autopar.sharding.communication import COMMUNICATIONS
 from autopar.sharding.layout import B, Kind, Layout, P, R
 from autopar.sharding.mesh import degree_of
 from autopar.sharding.program import Decision
@@ -66,6 +67,7 @@ def decide(graph: Graph, operator: Operator, layouts: tuple[Layout, ...], mesh: 
     gradients = frozenset({*carrying, *(operator.outputs if carrying else ())})
     options = options_of(call, rule, gradients, {})
     found = strategies_of(rule, options, mesh)
+    found = replace(found, choices=found.choices[_talks_along_axes(found, mesh)])
     nothing = np.array([option.name == "R" for option in options])
     found = replace(found, choices=found.choices[(nothing[found.choices] | (np.array(mesh) > 1)).all(axis=1)])
     if len(found.choices) > MOST:
@@ -88,6 +90,13 @@ def _moves(
     start = source if flows else without_gradient(source)
     ends = [tuple(layout) if flows else without_gradient(tuple(layout)) for layout in wanted]
     return np.array([_seconds(start, end, shape, itemsize, mesh, flows) for end in ends])
+
+
+def _talks_along_axes(found: Strategies, mesh: tuple[int, ...]) -> np.ndarray:
+    """The strategies in which no option communicates over several axes at once: ranks ascend along each axis alone."""
+    talks = np.array([o.communication is not None and not COMMUNICATIONS[o.communication].stacks for o in found.options])
+    taken = found.choices[:, :, None] == np.flatnonzero(talks)
+    return np.asarray(((taken & (np.array(mesh) > 1)[:, None]).sum(axis=1) <= 1).all(axis=1))
 
 
 def _whole(call: Call, mesh: tuple[int, ...]) -> Decision:

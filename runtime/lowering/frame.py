@@ -29,17 +29,17 @@ class Frame:
         if groups.mesh.shape != program.assignment.mesh.shape:
             raise PlanError(f"the plan is for the mesh {program.assignment.mesh}, the ranks form {groups.mesh}")
         self.program, self.model, self.time = program, program.graph, time
-        self.axes, self.ranks = groups.mesh.axes, groups
+        self.axes = groups.mesh.axes
         self.mesh, self.coordinate, self.groups = groups.mesh.shape, groups.coordinate, groups.axes
+        self.joint = {tuple(axis + (time is not None) for axis in axes): group for axes, group in groups.joint.items()}
         if time is not None:
             self.mesh = (time.count, *self.mesh)
             self.coordinate = (time.index, *self.coordinate)
             self.groups = (AxisGroup("", time.count, time.index), *self.groups)
 
     def over(self, axes: Axes) -> AxisGroup:
-        """The group over axes as this mesh counts them; that of time is never one of them."""
-        before = self.time is not None
-        return self.ranks.over(tuple(axis - before for axis in axes))
+        """The group over axes as this mesh counts them; that of time is never one of several."""
+        return self.groups[axes[0]] if len(axes) == 1 else self.joint[axes]
 
     def joined(self, name: str, layout: Layout) -> Layout:
         """An output's layout when all micro-batches are joined: their samples are split within each micro-batch."""
@@ -108,6 +108,7 @@ class Frame:
             mesh=self.mesh,
             coordinate=self.coordinate,
             groups=self.groups,
+            joint=self.joint,
         )
         return localise(call)
 

@@ -197,7 +197,7 @@ class Execution:
         ahead = self._cut(self.upstream, decision.outputs, mesh, gradient=True)
         coordinates = list(itertools.product(*map(range, mesh)))
         talks = any(option.communication is not None for option in decision.options)
-        groups = axis_groups(mesh) if talks else ((),) * len(coordinates)
+        groups = axis_groups(mesh) if talks else ({},) * len(coordinates)
 
         def run(rank: int) -> tuple[list[Tensor], list[Tensor | None]]:
             call = LocalCall(
@@ -207,7 +207,8 @@ class Execution:
                 outputs=tuple(tensors[n] for n in operator.outputs),
                 mesh=mesh,
                 coordinate=coordinates[rank],
-                groups=groups[rank],
+                groups=tuple(group for axes, group in groups[rank].items() if len(axes) == 1),
+                joint=groups[rank],
             )
             leaves = self._leaves([held[rank] for held in shards])
             log = AxisLog()

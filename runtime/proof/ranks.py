@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
+
+from autopar.sharding.mesh import Axes, Axis, Mesh, axis_sets
 
 from ..collective_log import CollectiveLog
 from ..collectives import AxisGroup
@@ -20,41 +22,40 @@ _TIMEOUT = timedelta(seconds=60)
 
 
 @functools.cache
-def axis_groups(mesh: tuple[int, ...]) -> tuple[tuple[AxisGroup, ...], ...]:
-    """The groups of every rank of a mesh, one an axis, made once and kept."""
-    coordinates = [tuple(c) for c in torch.cartesian_prod(*(torch.arange(n) for n in mesh)).reshape(-1, len(mesh)).tolist()]
-    stores = {
-        (axis, *at[:axis], -1, *at[axis + 1 :]): _distributed_c10d.HashStore() for at in coordinates for axis in range(len(mesh))
-    }  # fmt: skip
+def axis_groups(mesh: tuple[int, ...]) -> tuple[Mapping[Axes, AxisGroup], ...]:
+    """The groups of every rank of a mesh, over every axis and every set of several, made once and kept."""
+    every = Mesh(axes=tuple(Axis(name=f"d{axis}", size=size) for axis, size in enumerate(mesh)))
+    sets = axis_sets(mesh)
+    stores = {(axes, group): _distributed_c10d.HashStore() for axes in sets for group in every.groups(axes)}
 
-    def connect(rank: int) -> tuple[AxisGroup, ...]:
-        at = coordinates[rank]
-        made = []
-        for axis, size in enumerate(mesh):
-            store = stores[(axis, *at[:axis], -1, *at[axis + 1 :])]
-            name = f"proof {'x'.join(map(str, mesh))} rank {rank} axis {axis}"
-            group = dist.ProcessGroup(store, at[axis], size)
-            gloo = dist.ProcessGroupGloo(store, at[axis], size, _TIMEOUT)
+    def connect(rank: int) -> Mapping[Axes, AxisGroup]:
+        made = {}
+        for axes in sets:
+            members = next(group for group in every.groups(axes) if rank in group)
+            store, place, size = stores[axes, members], members.index(rank), len(members)
+            name = f"proof {'x'.join(map(str, mesh))} rank {rank} axes {','.join(map(str, axes))}"
+            group = dist.ProcessGroup(store, place, size)
+            gloo = dist.ProcessGroupGloo(store, place, size, _TIMEOUT)
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
             group._set_group_name(cast(Any, name))
             _distributed_c10d._register_process_group(cast(Any, name), group)
-            made.append(AxisGroup(name, size, at[axis]))
+            made[axes] = AxisGroup(name, size, place)
             _KEPT.append(group)
-        return tuple(made)
+        return made
 
-    return tuple(in_threads(len(coordinates), connect))
+    return tuple(in_threads(every.devices, connect))
 
 
 _KEPT: list[dist.ProcessGroup] = []
 
 
 class AxisLog(CollectiveLog):  # type: ignore[no-untyped-call]
-    """A log for the groups of `axis_groups`: `ranks` holds the axis."""
+    """A log for the groups of `axis_groups`: `ranks` holds the axes."""
 
     def members(self, name: Any) -> tuple[int, ...]:
-        """The group's axis, from its name."""
-        return (int(name.rpartition(" ")[2]),)
+        """The group's axes, from its name."""
+        return tuple(map(int, name.rpartition(" ")[2].split(",")))
 
 
 def in_threads(count: int, work: Callable[[int], T]) -> list[T]:

@@ -13,8 +13,8 @@ from autopar.costmodel.step.distances import Distances, distances
 from autopar.costmodel.step.layout_space import LayoutSpace
 from autopar.costmodel.step.transfer_prices import LinePrices
 from autopar.sharding.layout import B, Kind, Layout, P, Placement, R, S, is_valid
-from autopar.sharding.mesh import Axes
-from autopar.sharding.redistribution import STEP_PENALTY, axis_sets, chain_price, cheapest_chain, parameter_chain
+from autopar.sharding.mesh import Axes, axis_sets
+from autopar.sharding.redistribution import STEP_PENALTY, chain_price, cheapest_chain, parameter_chain
 
 SHAPE = (24, 12)
 ITEM = 4

@@ -53,7 +53,7 @@ def test_bytes_of_an_exchange() -> None:
     both = next(i for i in range(len(found.choices)) if found.names(i) == ("y1", "y0"))
     single = replace(found, choices=found.choices[both : both + 1])
     traffic = list(operator_traffic(call, single, (2, 2), frozenset(case.graph.tensors)))
-    assert [axis for _, axis, _ in traffic] == [1, 0]
+    assert [axes for _, axes, _ in traffic] == [(1,), (0,)]
     sent = [[(move.phase, int(move.nbytes[0])) for move in moves] for _, _, moves in traffic]
     rows, columns = 2 * 2 * 4 * 8, 2 * 2 * (6 + 4) * 8
     assert sent == [[(p, b) for p in ("forward", "backward") for _ in range(2)] for b in (rows, columns)]

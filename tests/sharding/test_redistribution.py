@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from autopar.sharding import B, Kind, Layout, P, Placement, R, S
 from autopar.sharding.layout import format_layout, is_valid, parse_layout
-from autopar.sharding.mesh import Axes
+from autopar.sharding.mesh import Axes, axis_sets
 from autopar.sharding.redistribution import (
     STEP_PENALTY,
     StepPrice,
-    axis_sets,
     chain_price,
     change,
     cheapest_chain,
