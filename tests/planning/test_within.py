@@ -78,6 +78,8 @@ def test_no_program_within_the_memory_undercuts_the_bound(cluster: str, shape: t
             made.append((found.memory, found.seconds))
     front = [(memory, seconds) for memory, seconds in made if seconds == min(s for m, s in made if m <= memory)]
     assert len(made) >= 6 and len(set(front)) >= 2
+    least = min(seconds for _, seconds in made)
+    assert 0.7 * least < solver.bounds.base_seconds(devices.devices, 1, mesh, count) <= least * (1 + 1e-9)
     ratios = []
     for memory, seconds in set(front):
         bound = CandidateSolver(folded, Request(cluster=devices, memory=memory)).surely(candidate, 0.0)
