@@ -93,7 +93,7 @@ class RulePlan(Part):
 
 
 class CollectivePlan(Part):
-    """One priced collective of a step: phase, kind, mesh axis, bytes, seconds, and the tensor that it moves."""
+    """One priced collective of a step: phase, kind, mesh axis (of several: a x b), bytes, seconds, and the tensor that it moves."""
 
     phase: str
     kind: str

@@ -143,7 +143,11 @@ def local_bytes(layout: Layout, nbytes: int, mesh: Sequence[int]) -> int:
 
 def step_price(before: Layout, after: Layout, nbytes: int, mesh: Sequence[int], price: StepPrice, gradient: bool) -> float:
     """Seconds of one step, forward and (with a gradient) backward."""
-    size, step = local_bytes(before, nbytes, mesh), change(before, after, mesh)
+    return _change_price(change(before, after, mesh), local_bytes(before, nbytes, mesh), price, gradient)
+
+
+def _change_price(step: Change, size: int, price: StepPrice, gradient: bool) -> float:
+    """Seconds of a step from shards of `size` bytes."""
     forward, backward = step.transfers
     total = price(forward.collective, step.axes, forward.scale * size) if forward else 0.0
     if backward and gradient:
@@ -193,13 +197,15 @@ def cheapest_chain(
             break
         if cost > best[layout]:
             continue
+        size = local_bytes(layout, nbytes, mesh)
         for axes, after in steps_from(layout, kinds, shape, mesh):
             # No chain makes a whole value partial only to sum it again.
             if layout[axes[0]].kind is Kind.PARTIAL and any(source[axis].kind is not Kind.PARTIAL for axis in axes):
                 continue
             if apart and len(axes) > 1:
                 continue
-            fresh = cost + step_price(layout, after, nbytes, mesh, price, gradient) + STEP_PENALTY
+            step = Change(axes, layout[axes[0]], after[axes[0]], degree_of(axes, mesh))
+            fresh = cost + _change_price(step, size, price, gradient) + STEP_PENALTY
             if fresh < best.get(after, math.inf):
                 best[after] = fresh
                 came[after] = layout
