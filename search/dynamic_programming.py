@@ -18,7 +18,7 @@ from .elimination import MAX_ENTRIES
 from .interruption import Incumbent, Interrupted
 from .local_search import descend
 from .memory_limit import constrained
-from .narrowing import narrow
+from .narrowing import WORK, narrow
 from .pruning import Reduction
 from .recursive_programming import recursive_programming
 
@@ -57,6 +57,11 @@ class Aim:
 
     close: float = ROUNDING
     enough: float = math.inf
+
+    @property
+    def work(self) -> float:
+        """Additions that may be spent on a smaller gap."""
+        return WORK if self.close <= ROUNDING else 4 * NEARLY_WORK
 
     def reached(self, known: Incumbent) -> bool:
         """Whether that is what is known."""
@@ -111,7 +116,7 @@ def _search(known: Incumbent, max_entries: int, aim: Aim) -> None:
         proven = known.choices is not None
         if minimum is None or aim.reached(known):
             continue
-        left = narrow(known, small, solver, minimum, close=aim.close)
+        left = narrow(known, small, solver, minimum, close=aim.close, work=aim.work)
         if left is None:
             return
         small = left

@@ -34,14 +34,17 @@ CLOSED = 1e-9
 """A relative gap of rounding alone."""
 
 
-def narrow(known: Incumbent, small: Reduction, solver: Minimiser, minimum: Minimum, *, close: float = CLOSED) -> Reduction | None:
+def narrow(
+    known: Incumbent, small: Reduction, solver: Minimiser, minimum: Minimum, *, close: float = CLOSED, work: float = WORK
+) -> Reduction | None:
     """The graph without the choices ruled out, or None if the optimum, or a gap of `close`, was found.
 
-    `known` gets better assignments and bounds. `solver`, `minimum`: the relaxation of `small`, and its minimum.
+    `known` gets better assignments and bounds. `solver`, `minimum`: the relaxation of `small`, and its minimum. `work`: additions of all
+    passes, which end where they exceed it.
     """
     proof, step, spent = replace(known.proof, kind="enumeration"), FIRST_STEP, 0.0
     bounds, merged = [minimum.bound], sum(small.graph.sizes)
-    while len(bounds) <= PASSES and spent <= WORK:
+    while len(bounds) <= PASSES and spent <= work:
         spent += 4 * solver.plan.work
         total = sum(solver.graph.sizes)
         least = marginals(solver.plan, minimum.tables)

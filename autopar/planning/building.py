@@ -5,6 +5,8 @@ Tables are built once for each distinct signature and shared, so that the search
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autopar.costmodel.step.layout_space import layout_space
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.search import CostGraph, NoAssignment
@@ -36,10 +38,10 @@ def build_tables(
     `limits`: the allowed choices. `work`: the multiplicities of the step. `known`: parts of earlier tables of the same
     analysis, prices, optimizer and types; new parts are added to it.
     """
-    work = work or Multiplicities()
+    work, known = work or Multiplicities(), known or Known()
     basis = Basis(
-        analysis=analysis, prices=prices, optimizer=optimizer, work=work, types=types, known=known or Known(),
-        spaces={name: layout_space(kinds, prices.mesh.shape) for name, kinds in analysis.kinds.items()},
+        analysis=analysis, prices=prices, optimizer=optimizer, work=work, types=types, known=known,
+        spaces=known.once("spaces", lambda: {name: layout_space(kinds, prices.mesh.shape) for name, kinds in analysis.kinds.items()}),
         again=frozenset(name for segment in work.segments for name in segment),
     )  # fmt: skip
     return _Builder(basis, limits or Limits()).build()
@@ -106,7 +108,7 @@ class _Builder:
         self.at[name] = source
         self.joining.make(name, source, codes)
         if len(readers) > 1:
-            fan = self._add("fan-out", name, self.choosing.fan_out(name, codes, kinds_read(self.basis, name, readers)))
+            fan = self._add("fan-out", name, self.choosing.fan_out(name, codes, self._kinds_read(name, readers)))
             self._layouts(name, fan)
             self.at[name] = fan
             self.joining.bring(name, fan)
@@ -114,6 +116,9 @@ class _Builder:
             # A negative reader is the model's output.
             if operator < 0:
                 self._layouts(name, self._add("output", name, self.choosing.output(name)))
+
+    def _kinds_read(self, name: str, readers: Sequence[tuple[int, int]]) -> list[int]:
+        return self.basis.known.once(("kinds read", name), lambda: kinds_read(self.basis, name, readers))
 
     def _layouts(self, name: str, target: int) -> None:
         """Join a tensor to a variable whose choices are its layouts."""

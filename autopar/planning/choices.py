@@ -65,6 +65,8 @@ class Choosing:
         self.basis, self.limits, self.work, self.known = basis, limits, basis.work, basis.known
         segments = basis.work.segments
         self.kept: Kept = self.known.once(("kept values", segments), lambda: kept_values(basis.analysis, segments))
+        self.classes: dict[tuple[str, int], int] = self.known.once(("operator classes", segments), dict[tuple[str, int], int])
+        self.made: dict[int, tuple[object, Strategies, Choices]] = {}
         self.wider = max((basis.wider(tensor) for tensor in basis.graph.parameters), default=1.0)
 
     # --- parameters ---
@@ -115,19 +117,38 @@ class Choosing:
 
     def operator(self, op: Operator) -> tuple[Strategies, Choices]:
         """All its strategies, and those that may be chosen."""
+        number = self._class_of(op)
+        if number not in self.made:
+            self.made[number] = self._made(op)
+        key, strategies, found = self.made[number]
+        if self.limits.strategies is not None:
+            offer = self.basis.analysis.offers[op.name]
+            found = self._masked(key, self.limits.strategies(op.name, offer, strategies), found)
+        return strategies, found
+
+    def _class_of(self, op: Operator) -> int:
+        """A number that operators share whose choices are equal under any multiplicities with the same segments."""
+        count = self.work.counts.operators.get(op.name, 1)
+        if (op.name, count) not in self.classes:
+            offer, again = self.basis.analysis.offers[op.name], op.name in self.basis.again
+            key = ("class", id(offer), self._shares(op), count, again)
+            self.classes[op.name, count] = self.known.once(key, lambda: len(self.known.parts))
+        return self.classes[op.name, count]
+
+    def _shares(self, op: Operator) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
+        return self.kept.shares.get(op.name, ()), self.kept.passing.get(op.name, ())
+
+    def _made(self, op: Operator) -> tuple[object, Strategies, Choices]:
+        """The key of an operator's choices, all its strategies, and the choices."""
         offer, work = self.basis.analysis.offers[op.name], self.work
-        shares = self.kept.shares.get(op.name, ()), self.kept.passing.get(op.name, ())
         often = (work.counts.operators.get(op.name, 1), work.passes, work.in_flight, self._weight_often(), op.name in self.basis.again)
-        key = ("operator", id(offer), shares, often)
+        key = ("operator", id(offer), self._shares(op), often)
 
         def make() -> tuple[Strategies, Choices]:
             strategies = self.known.once(("strategies", id(offer)), lambda: self._strategies(offer))
             return strategies, self._priced(op, offer, strategies)
 
-        strategies, found = self.known.once(key, make)
-        if self.limits.strategies is not None:
-            found = self._masked(key, self.limits.strategies(op.name, offer, strategies), found)
-        return strategies, found
+        return key, *self.known.once(key, make)
 
     def _strategies(self, offer: Offer) -> Strategies:
         """All strategies; on a large mesh, unless something is pinned, a matrix product splits every axis if it can, or is computed on

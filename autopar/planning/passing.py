@@ -32,7 +32,7 @@ from autopar.costmodel.step.timeline import SLOWDOWN
 from .parameter_traffic import FORWARD
 from .pipeline_estimate import Pipe
 
-HALVINGS = 40
+HALVINGS = 24
 """By how many the passes of an interleaved schedule are found."""
 UNEVEN = ((0.25, (0.085, 1.0)), (0.99, (0.085, 0.3)), (1.0, (0.07, 0.13)), (1.3, (0.0, 0.1)), (1.99, (0.0, 0.03)), (math.inf, (0.0, 0.005)))
 """Up to so many micro-batches for each stage: the share of passes that unequal stages save, without and beside what is sent once a step."""

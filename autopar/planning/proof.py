@@ -33,10 +33,11 @@ class Proof:
         self.proven: set[Candidate] = set()
         self.leaves: dict[Candidate, list[Leaf]] = {}
 
-    def raise_least(self, enough: float) -> None:
-        """Raise the least bound, again and again, until it is `enough` or nothing is left that raises it."""
+    def raise_least(self, enough: float, *, alone: bool = False) -> None:
+        """Raise the least bound (`alone`: of what has no stages) until it is `enough` or nothing is left that raises it."""
+        some = [c for c in self.sure if c.stages == 1 or not alone]
         for _ in range(TUNING.proven):
-            least = min(self.sure, key=lambda c: (self.sure[c], c in self.proven), default=None)
+            least = min(some, key=lambda c: (self.sure[c], c in self.proven), default=None)
             if least is None or self.sure[least] >= enough:
                 break
             if least not in self.proven:

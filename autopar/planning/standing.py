@@ -114,11 +114,15 @@ class Standing:
 
     def raise_least(self, within: Callable[[Candidate, float], float]) -> None:
         """Raise the least of what is sure: by solutions without a limit, and what has no stages by solutions `within` the memory."""
+        enough = (1 - TUNING.close) * self.best
         done: set[Candidate] = set()
         while len(done) < TUNING.within:
-            self.proof.raise_least((1 - TUNING.close) * self.best)
-            least = min(self.sure, key=lambda c: self.sure[c], default=None)
-            if least is None or least.stages > 1 or least in done or not self.may_win(self.sure[least]):
+            self.proof.raise_least(enough, alone=True)
+            least = min((c for c in self.sure if c.stages == 1), key=lambda c: self.sure[c], default=None)
+            if least is None or least in done or not self.may_win(self.sure[least]):
                 break
             done.add(least)
             self.sure[least] = max(self.sure[least], within(least, self.sure[least]))
+        # Pipelines need not be raised above the least of what has no stages.
+        floor = min((bound for c, bound in self.sure.items() if c.stages == 1), default=math.inf)
+        self.proof.raise_least(min(enough, floor))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,11 +20,21 @@ from .tables import Basis, Floats, Ints, Known, Variable
 KINDS = (Kind.SPLIT, Kind.BROADCAST, Kind.REPLICATED)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Joined:
+    """The table of an edge; of a parameter's, what of it is `aside`, and `each` (see `Tables`)."""
+
+    value: Floats
+    aside: Floats | None
+    each: Floats | None
+
+
 class TableEdges:
     """Edges between `variables`, a list that still grows; equal tables are one array.
 
     `aside`, `each`: see `Tables`. `codes`: the layouts of a tensor by the choices of a variable. `made`: the maker of
-    each tensor. `handed`: readers that must also read the last layer's value (see `hand_on`).
+    each tensor. `handed`: readers that must also read the last layer's value (see `hand_on`). `facts`: of each tensor a number for all of
+    it that tables depend on, and whether it is a parameter. `joined`: the tables of equal edges.
     """
 
     def __init__(self, basis: Basis, variables: Sequence[Variable]) -> None:
@@ -34,6 +45,8 @@ class TableEdges:
         self.codes: dict[tuple[int, str], Ints] = {}
         self.made: dict[str, tuple[int, Ints]] = {}
         self.handed: list[tuple[str, int, Ints, int]] = []
+        self.facts: dict[str, tuple[int, bool]] = self.known.once("facts of tensors", dict[str, tuple[int, bool]])
+        self.joined: dict[object, _Joined] = {}
 
     def make(self, name: str, source: int, codes: Ints) -> None:
         """Record that variable `source` makes the tensor, in the layouts `codes`, one for each choice."""
@@ -73,14 +86,10 @@ class TableEdges:
     def _join(self, name: str, source: int, source_codes: Ints, target: int, target_codes: Ints, count: int) -> None:
         """Add the edge of a redistribution that is done `count` times to the edges of this pair."""
         known = self.known
-        self.known.keep += [source_codes, target_codes]
-        value = self._table(name, source, source_codes, target, target_codes, count)
-        if self.basis.graph.tensors[name].role is Role.PARAMETER:
-            stored = self.variables[source].what == "parameter"
-            aside, self.each[source, target] = self._handled(name, source_codes, target_codes, count, further=not stored)
-            bare, self.aside[source, target] = value, aside
-            known.keep += [bare, aside]
-            value = known.once(("sum", id(bare), id(aside)), lambda: bare + aside)
+        found = self._joined(name, source, source_codes, target, target_codes, count)
+        value = found.value
+        if found.aside is not None and found.each is not None:
+            self.aside[source, target], self.each[source, target] = found.aside, found.each
         # A cost graph has ordered pairs, and one table for a pair that several tensors join.
         pair = (source, target)
         if source > target:
@@ -91,6 +100,32 @@ class TableEdges:
             known.keep.append(first)
             value = known.once(("sum", id(first), id(added)), lambda: first + added)
         self.edges[pair] = value
+
+    def _joined(self, name: str, source: int, source_codes: Ints, target: int, target_codes: Ints, count: int) -> _Joined:
+        """The tables of an edge, one value for all that are equal."""
+        basis, variable, stored = self.basis, self.variables[target], self.variables[source].what == "parameter"
+        number, parameter = self.facts.get(name) or self._facts(name)
+        again = variable.what == "operator" and variable.name in basis.again
+        hidden = basis.work.hidden_of(name, variable.name if not stored else None) if parameter else 0.0
+        key = (number, id(source_codes), id(target_codes), count, stored, again, hidden)
+        if key not in self.joined:
+            self.known.keep += [source_codes, target_codes]
+            value, aside, each = self._table(name, source, source_codes, target, target_codes, count), None, None
+            if parameter:
+                aside, each = self._handled(name, source_codes, target_codes, count, further=not stored)
+                bare = value
+                self.known.keep += [bare, aside]
+                value = self.known.once(("sum", id(bare), id(aside)), lambda: bare + aside)
+            self.joined[key] = _Joined(value=value, aside=aside, each=each)
+        return self.joined[key]
+
+    def _facts(self, name: str) -> tuple[int, bool]:
+        """A number for all of a tensor that tables depend on, and whether it is a parameter."""
+        basis, tensor = self.basis, self.basis.graph.tensors[name]
+        parameter = tensor.role is Role.PARAMETER
+        key = ("tensor", id(basis.spaces[name]), tensor.shape, tensor.dtype, parameter, tensor.trainable, name in basis.analysis.gradients)
+        self.facts[name] = self.known.once(key, lambda: len(self.known.parts)), parameter
+        return self.facts[name]
 
     def _table(self, name: str, source: int, source_codes: Ints, target: int, target_codes: Ints, count: int) -> Floats:
         basis, work = self.basis, self.basis.work

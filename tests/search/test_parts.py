@@ -9,7 +9,7 @@ import pytest
 from search_graphs import layered_graph, random_graph
 
 from autopar.search import NoAssignment, solve
-from autopar.search.elimination import schedule, typical_schedule
+from autopar.search.elimination import schedule, sharing_orders, typical_schedule
 from autopar.search.minplus import BLOCK, eliminate
 from autopar.search.mixtures import arrangement, best_cut
 from autopar.search.orders import order
@@ -95,6 +95,20 @@ def test_an_order_does_not_depend_on_what_was_solved_before() -> None:
     order.cache_clear()
     solve(other)
     assert solve(first) == alone
+
+
+def test_graphs_of_one_search_share_an_order_and_nothing_else() -> None:
+    """Within, an order is found once for equal edges, whatever is in the tables; the optima are those that each graph has alone."""
+    first, other = layered_graph(layers=9, operators=4, size=6), layered_graph(layers=9, operators=4, size=6, seed=1)
+    other = replace(other, unary=tuple(table + 0.01 * number for number, table in enumerate(other.unary)))
+    alone = solve(first).cost, solve(other).cost
+    order.cache_clear()
+    with sharing_orders():
+        assert (solve(first).cost, solve(other).cost) == pytest.approx(alone, rel=1e-12)
+    assert order.cache_info().misses == 1
+    order.cache_clear()
+    solve(first), solve(other)
+    assert order.cache_info().misses == 2
 
 
 def test_tables_without_memory_are_not_computed_again() -> None:
