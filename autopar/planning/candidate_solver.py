@@ -41,6 +41,8 @@ class CandidateSolver:
 
     def __init__(self, folded: FoldedModel, request: Request) -> None:
         self.folded, self.request = folded, request
+        # Many solutions are cut for their order alone.
+        self.quickly = replace(request, method=QUICK_METHOD) if request.method == EXACT_METHOD else request
         self.always = certain_bytes(folded.analysis(short=False))
         self.left: Solved | None = None
         self.bounds = Bounds(folded, request)
@@ -111,7 +113,7 @@ class CandidateSolver:
         """The best cuts of a candidate on its tables, of which the first solution may be known; or why there are none."""
         groups, expand = [self.group(solved.candidate)], self.folded.expand
         try:
-            return best_pipeline(groups, lambda _: tables, schedule, self.request, always=self.always, expand=expand, solved=solution)
+            return best_pipeline(groups, lambda _: tables, schedule, self.quickly, always=self.always, expand=expand, solved=solution)
         except Infeasible as error:
             return error
 

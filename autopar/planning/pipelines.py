@@ -108,10 +108,11 @@ class Cutter:
         return self._shifted(best) if best is not None and len(best.stages) <= SHORT else best
 
     def least_memory(self, schedules: Iterable[tuple[str, int]]) -> float:
-        """The least bytes of the fullest device over all cuts, under the schedules of one chunk a stage."""
-        stages, best = len(self.places), math.inf
-        for name in dict.fromkeys(name for name, chunks in schedules if chunks == 1):
-            flying = [in_flight(name, stage, stages, self.count, 1) for stage in range(stages)]
+        """The least bytes of the fullest device over all cuts, under the schedules of one chunk a stage if there are any; chunks count as
+        if they stood one behind the other."""
+        stages, best, pairs = len(self.places), math.inf, list(schedules)
+        for name, chunks in dict.fromkeys([pair for pair in pairs if pair[1] == 1] or pairs):
+            flying = [in_flight(name, stage, stages, self.count, chunks) for stage in range(stages)]
             whole = [self.memories[id(f)].of(flown, 0, len(self.pieces) - 1) for f, flown in zip(self.figures, flying, strict=True)]
             low, high = 0.0, max(whole)
             for _ in range(HALVINGS):

@@ -35,7 +35,9 @@ class Tuning:
     finer: int = 3
     """In how many ways an axis of the best candidate's mesh is split in two."""
     open: float = 1.03
-    """By how much the best of a small model is above the bound until the programs of more candidates are looked at."""
+    brief: float = 1e-2
+    """By how much the best of a small model is above the bound until the programs of more candidates are looked at, and the seconds that it
+    takes at most: of longer steps the tables tell enough."""
     closer: float = 1.3
     varied: int = 5
     """How far these are behind the best at most, and of how many of them all other solutions are looked at."""

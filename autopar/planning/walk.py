@@ -260,11 +260,10 @@ class Walk:
             self.ranking.solved.remove(solved)
             with contextlib.suppress(Infeasible):
                 self._add(self.solver.cut(solved))
-        first: dict[Candidate, Solved] = {}
+        first: dict[tuple[Candidate, Mode], Solved] = {}
         for solved in self.ranking.solved:
-            first.setdefault(solved.candidate, solved)
-        for solved in list(first.values())[: TUNING.varied]:
-            key = solved.candidate, solved.mode
+            first.setdefault((solved.candidate, solved.mode), solved)
+        for key, solved in list(first.items())[: TUNING.varied]:
             if key not in self.varied and self._is_open:
                 self.varied.add(key)
                 better = min(variations(self.solver, solved), key=lambda other: other.seconds, default=solved)
@@ -273,8 +272,8 @@ class Walk:
 
     @property
     def _is_open(self) -> bool:
-        """Whether the best that is known is so far above the bound that a better program may be found."""
-        return self.standing.best > TUNING.open * self.standing.least
+        """Whether the best that is known is brief, and so far above the bound that a better program may be found."""
+        return TUNING.brief > self.standing.best > TUNING.open * self.standing.least
 
     def _split_further(self) -> None:
         """Split one axis of the best candidate's mesh in two; of the finer meshes the fastest counts, where it is faster than this one."""

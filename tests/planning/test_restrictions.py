@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
+from autopar.errors import NoPlanFits
 from autopar.planning.planner import folded_of, search_plan
 from autopar.planning.program_search import ProgramSearch
 from autopar.planning.request import Request
@@ -77,3 +79,11 @@ def test_stages_that_are_full_one_by_one_are_tried_in_all_modes() -> None:
 def test_a_chain_of_restrictions() -> None:
     outcome = KINDS["chains"](8)
     assert outcome.asked and not outcome.wrong
+
+
+def test_a_pinned_schedule_of_several_chunks_names_the_memory_that_would_do() -> None:
+    graph, cluster = transformer(TINY, batch=16).graph, load_cluster("dgx-h100").sized(2)
+    request = Request(cluster=cluster, memory=1e6, stages=2, micro_batches=4, pipeline="interleaved", interleave=2)
+    with pytest.raises(NoPlanFits) as caught:
+        search_plan(graph, request)
+    assert 1e6 < caught.value.minimum < math.inf
