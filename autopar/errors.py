@@ -62,13 +62,13 @@ class DiscoveryError(ModelError):
 
 
 class NoPlanFits(AutoparError):
-    """No plan fits the memory of a device (exit code 4); `minimum` is the smallest that would do, in bytes."""
+    """No plan fits the memory of a device (exit code 4); `minimum`: the smallest `memory_limit` that would do, in bytes."""
 
     exit_code = 4
 
-    def __init__(self, message: str, *, minimum: float, limit: float) -> None:
+    def __init__(self, message: str, *, minimum: float, memory_limit: float) -> None:
         self.minimum = minimum
-        self.limit = limit
+        self.memory_limit = memory_limit
         super().__init__(message)
 
 

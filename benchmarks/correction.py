@@ -169,7 +169,7 @@ def row(model: str, graph: Graph, devices: str, request: Request, share: float |
     return Row(
         model=model, devices=devices, memory=share, scheme=named.name, tables_s=sums, step_s=plan.predicted.step, explain_s=explained,
         pinned_s=pinned_seconds(plan, analysis, request), known_s=known_seconds(plan, analysis, request, named.scheme),
-        gap=plan.provenance.gap, cpu_s=seconds, fits=plan.predicted.memory <= request.limit * (1 + 1e-9),
+        gap=plan.provenance.gap, cpu_s=seconds, fits=plan.predicted.memory <= request.memory_limit * (1 + 1e-9),
     ), plan  # fmt: skip
 
 

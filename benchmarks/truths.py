@@ -155,9 +155,9 @@ def chained(seed: int) -> Outcome:
 
 def untrue(plan: Plan, request: Request) -> list[str]:
     """What a plan says of itself that is not so."""
-    found, bound = [], plan.provenance.lower_bound
+    found, bound, limit, needed = [], plan.provenance.lower_bound, request.memory_limit, plan.predicted.memory
     found += [f"gap {plan.provenance.gap}"] if plan.provenance.gap is None or plan.provenance.gap < 0 else []
-    found += [f"memory {plan.predicted.memory} of {request.limit}"] if plan.predicted.memory > request.limit * (1 + 1e-9) else []
+    found += [f"memory {needed} of {limit}"] if needed > limit * (1 + 1e-9) else []
     return found + ([f"step below bound {bound}"] if plan.predicted.step < bound * (1 - 1e-9) else [])
 
 

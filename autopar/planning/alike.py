@@ -158,7 +158,7 @@ class Alike:
             plan, needed = recut(best, solutions, self.request, always=self.always)
             return _Tried(plan=plan, needed=needed)
         draft = DraftProgram.of(best.tables, solutions[0], best.schedule)
-        fits = draft.memory.total <= self.request.limit_on(best.tables.prices.cluster)
+        fits = draft.memory.total <= self.request.memory_limit_on(best.tables.prices.cluster)
         hosted = best.tables.host_of(solutions[0].choices) <= best.tables.host_room
         return _Tried(plan=draft.priced(tightened=best.tightened) if fits and hosted else None, needed=draft.memory.total)
 

@@ -104,7 +104,7 @@ class CandidateSolver:
             found = min((one for one in (found, other) if isinstance(one, StagedProgram)), key=lambda one: one.seconds, default=found)
         if isinstance(found, Infeasible):
             raise found
-        (part,), full = found.parts, found.memory > TUNING.plenty * self.limit(candidate)
+        (part,), full = found.parts, found.memory > TUNING.plenty * self.memory_limit(candidate)
         # All stages together may have room where one of them has not: other modes may be faster then.
         free = solved.free and not (full and (found.tightened or found.seconds > TUNING.short * solved.seconds))
         return replace(solved, seconds=found.pipeline.step, tables=part.tables, solution=part.solution, free=free, exact=True)
@@ -119,13 +119,13 @@ class CandidateSolver:
 
     # --- its solution ---
 
-    def limit(self, candidate: Candidate) -> float:
+    def memory_limit(self, candidate: Candidate) -> float:
         """Bytes that a plan may fill on a device of a candidate: fewer ranks of one host have more of its memory each."""
-        return self.request.limit_on(candidate.cluster)
+        return self.request.memory_limit_on(candidate.cluster)
 
     def room(self, candidate: Candidate) -> float:
         """Bytes that the tables of all stages may fill together."""
-        return candidate.stages * max(self.limit(candidate) - self.always, 0.0)
+        return candidate.stages * max(self.memory_limit(candidate) - self.always, 0.0)
 
     def solve(self, candidate: Candidate, mode: Mode, *, below: float = math.inf, hidden: float | None = None) -> Solved | None:
         """The best solution of a candidate, at several prices of what is hidden (or that one).
@@ -238,7 +238,7 @@ class CandidateSolver:
     def least_needed(self, candidate: Candidate, mode: Mode) -> float:
         """Bytes of a device under the thriftiest solution of a candidate without stages, as the folded graph's program has it."""
         tables = self.folded_tables(candidate, mode, 0.0)
-        if (stored := tables.least_stored()) > self.limit(candidate):
+        if (stored := tables.least_stored()) > self.memory_limit(candidate):
             return stored
         allowed = 0.0
         while allowed <= TUNING.likely * self.room(candidate):

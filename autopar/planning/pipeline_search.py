@@ -164,8 +164,8 @@ def best_pipeline(
         below, allowed = allowed, _between(above, allowed)
     if best is not None:
         return best
-    limit = min(request.limit_on(group.cluster) for group in groups)
-    raise Infeasible(max(least, math.nextafter(limit, math.inf)), limit)
+    memory_limit = min(request.memory_limit_on(group.cluster) for group in groups)
+    raise Infeasible(max(least, math.nextafter(memory_limit, math.inf)), memory_limit)
 
 
 def _between(above: Sequence[float], below: Sequence[float]) -> list[float]:
@@ -231,7 +231,7 @@ def recut(found: StagedProgram, solutions: Sequence[Solution], request: Request,
 
 
 def _rooms(groups: Sequence[Group], request: Request, always: float) -> list[float]:
-    return [max(request.limit_on(group.cluster) - always, 0.0) for group in groups]
+    return [max(request.memory_limit_on(group.cluster) - always, 0.0) for group in groups]
 
 
 def _parts(

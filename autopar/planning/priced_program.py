@@ -115,18 +115,18 @@ def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> 
     return DraftProgram.of(tables, solution, schedule).priced()
 
 
-def thriftier(draft: DraftProgram, limit: float) -> DraftProgram:
+def thriftier(draft: DraftProgram, memory_limit: float) -> DraftProgram:
     """The same solution with smaller units of parameters, until it fits or they save nothing.
 
     Smaller units keep fewer gathered bytes alive at once.
     """
     unit = draft.plan.schedule.unit_bytes
-    if draft.memory.total > limit and unit > LEAST_UNIT:
+    if draft.memory.total > memory_limit and unit > LEAST_UNIT:
         # If even the smallest units are hopeless, those between are not tried.
         least = draft.under(replace(draft.plan.schedule, unit_bytes=LEAST_UNIT))
-        if least.memory.total > HOPELESS * limit:
+        if least.memory.total > HOPELESS * memory_limit:
             return least
-    while draft.memory.total > limit and (unit := draft.plan.schedule.unit_bytes) > LEAST_UNIT:
+    while draft.memory.total > memory_limit and (unit := draft.plan.schedule.unit_bytes) > LEAST_UNIT:
         smaller = max(unit // SMALLER, LEAST_UNIT)
         other = least if smaller == LEAST_UNIT else draft.under(replace(draft.plan.schedule, unit_bytes=smaller))
         if other.memory.total >= draft.memory.total:
@@ -135,12 +135,12 @@ def thriftier(draft: DraftProgram, limit: float) -> DraftProgram:
     return draft
 
 
-def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedule: Schedule = PLAIN) -> PricedProgram:
-    """The program of a solution, or of one with less memory if that program exceeds `limit`."""
-    allowed = limit
+def fit(tables: Tables, solution: Solution, *, method: str, memory_limit: float, schedule: Schedule = PLAIN) -> PricedProgram:
+    """The program of a solution, or of one with less memory if that program exceeds `memory_limit`."""
+    allowed = memory_limit
     for number in range(MEMORY_TRIES):
-        draft = thriftier(DraftProgram.of(tables, solution, schedule), limit)
-        over = draft.memory.total - limit
+        draft = thriftier(DraftProgram.of(tables, solution, schedule), memory_limit)
+        over = draft.memory.total - memory_limit
         if over <= 0:
             return draft.priced(tightened=number > 0)
         # The program's excess is taken off the tables' limit, as a thriftier solution is likely to have the same.
@@ -149,10 +149,10 @@ def fit(tables: Tables, solution: Solution, *, method: str, limit: float, schedu
             solution = solve_within(tables, method, allowed)
         except Infeasible:
             break
-    return smallest(tables, method=method, limit=limit, schedule=schedule)
+    return smallest(tables, method=method, memory_limit=memory_limit, schedule=schedule)
 
 
-def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = PLAIN) -> PricedProgram:
+def smallest(tables: Tables, *, method: str, memory_limit: float, schedule: Schedule = PLAIN) -> PricedProgram:
     """The first program that fits, of several solutions of little memory; `Infeasible` if none does.
 
     The tables add memory up operator by operator, but the program has its peak at one moment, so the solution of least
@@ -166,24 +166,24 @@ def smallest(tables: Tables, *, method: str, limit: float, schedule: Schedule = 
     except Infeasible as error:
         limits = tuple(error.minimum_memory * factor for factor in THRIFTY)
         solution = solve_within(tables, method, limits[0])
-    best, seen = thriftier(DraftProgram.of(tables, solution, schedule), limit), {solution.choices}
-    for tried in limits[1:] if tables.least_stored() <= limit else ():
-        if best.memory.total <= limit:
+    best, seen = thriftier(DraftProgram.of(tables, solution, schedule), memory_limit), {solution.choices}
+    for tried in limits[1:] if tables.least_stored() <= memory_limit else ():
+        if best.memory.total <= memory_limit:
             break
         solution = solve_within(tables, method, tried)
         if solution.choices not in seen:
             seen.add(solution.choices)
-            best = min(best, thriftier(DraftProgram.of(tables, solution, schedule), limit), key=lambda draft: draft.memory.total)
-    if best.memory.total <= limit:
+            best = min(best, thriftier(DraftProgram.of(tables, solution, schedule), memory_limit), key=lambda draft: draft.memory.total)
+    if best.memory.total <= memory_limit:
         return best.priced(tightened=True)
-    raise Infeasible(best.memory.total, limit)
+    raise Infeasible(best.memory.total, memory_limit)
 
 
-def best_within(tables: Tables, *, method: str, limit: float, room: float, schedule: Schedule = PLAIN) -> PricedProgram:
-    """The best program within `limit` bytes; `room`: the bytes of it that the tables may fill."""
+def best_within(tables: Tables, *, method: str, memory_limit: float, room: float, schedule: Schedule = PLAIN) -> PricedProgram:
+    """The best program within `memory_limit` bytes; `room`: the bytes of it that the tables may fill."""
     try:
-        return fit(tables, solve_within(tables, method, room), method=method, limit=limit, schedule=schedule)
+        return fit(tables, solve_within(tables, method, room), method=method, memory_limit=memory_limit, schedule=schedule)
     except Infeasible:
-        if math.isinf(limit):
+        if math.isinf(memory_limit):
             raise
-        return smallest(tables, method=method, limit=limit, schedule=schedule)
+        return smallest(tables, method=method, memory_limit=memory_limit, schedule=schedule)

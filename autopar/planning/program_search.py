@@ -99,7 +99,7 @@ class ProgramSearch:
                     continue
                 if solution.memory <= TUNING.hopeful * solver.room(candidate):
                     draft = DraftProgram.of(tables, solution, self.programs.schedule(candidate, mode))
-                    if draft.memory.total <= solver.limit(candidate):
+                    if draft.memory.total <= solver.memory_limit(candidate):
                         yield draft.priced()
 
     def _stored_whole(self, found: list[PricedProgram | StagedProgram]) -> list[PricedProgram | StagedProgram]:
@@ -169,7 +169,7 @@ class ProgramSearch:
             return []
         schedule = self.programs.schedule(solved.candidate, solved.mode)
         found = evaluate(self.programs.tables(solved.candidate, solved.mode), interrupt.best, schedule)
-        return [found] if found.estimate.memory.total <= self.solver.limit(solved.candidate) else []
+        return [found] if found.estimate.memory.total <= self.solver.memory_limit(solved.candidate) else []
 
     def _ranked(self) -> list[Solved]:
         """The solved candidates by what the tables say; first the cheapest mode of each of the `evaluated` best."""
@@ -195,13 +195,13 @@ class ProgramSearch:
         for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[:most]:
             # What cannot fit is looked at only for the size that would do, and that of the first ones is as good as any.
             sure = looked < TUNING.evaluated or self.folded.is_small
-            if not sure and self.solver.least_needed(candidate, mode) > TUNING.likely * self.solver.limit(candidate):
+            if not sure and self.solver.least_needed(candidate, mode) > TUNING.likely * self.solver.memory_limit(candidate):
                 continue
             looked += 1
             try:
                 schedule = self.programs.schedule(candidate, mode)
                 tables = self.programs.tables(candidate, mode)
-                return [smallest(tables, method=self.request.method, limit=self.solver.limit(candidate), schedule=schedule)]
+                return [smallest(tables, method=self.request.method, memory_limit=self.solver.memory_limit(candidate), schedule=schedule)]
             except Infeasible as error:
                 self.failures.append(error)
         return []
@@ -210,8 +210,8 @@ class ProgramSearch:
         # What stages would need is estimated, not shown by a plan: it is named only where there is nothing else.
         best_pipeline = [misfit.needed + self.solver.always for misfit in self.walk.ranking.misfits]
         request = self.request
-        limit, held = request.limit, request.host_on(request.cluster)
-        needed = min((error.minimum_memory for error in self.failures), default=min(best_pipeline, default=limit))
+        memory_limit, held = request.memory_limit, request.host_on(request.cluster)
+        needed = min((error.minimum_memory for error in self.failures), default=min(best_pipeline, default=memory_limit))
         pinned = request.offload == "optimizer" and math.isfinite(held)
         hosted = self.solver.least_hosted() if pinned else 0.0
         where = f"on {request.cluster.devices} devices"
@@ -220,15 +220,17 @@ class ProgramSearch:
                 f"no plan fits the hosts {where}: the optimizer's state takes at least {_size(hosted)} of host memory for each device, and "
                 f"{_size(held)} are there. Give more devices, --optimizer sgd, or let some of it stay on the devices (without --offload)."
             )
-            return NoPlanFits(said, minimum=max(needed, limit), limit=limit)
+            return NoPlanFits(said, minimum=max(needed, memory_limit), memory_limit=memory_limit)
         hosts = f" With --offload optimizer all its state has to fit the {_size(held)} of host memory for each device." if pinned else ""
         master = request.types.master
         stored = f" Parameters in the type of the computation (--master) take less than in {master}." if master else ""
         free = request.cluster.device.usable_memory
         spare = f" ({_size(free)} but for {HEADROOM:.0%} of headroom, which --memory overrules)" if request.memory is None else ""
-        enough = f"the smallest that would do is {_size(needed)}" if needed > limit * (1 + TUNING.certain) else "a little more would do"
-        said = f"no plan fits {_size(limit)} per device{spare} {where}; {enough}. Give more devices or memory, a smaller --batch, or "
-        return NoPlanFits(f"{said}--optimizer sgd.{hosts}{stored}", minimum=max(needed, limit), limit=limit)
+        certain = needed > memory_limit * (1 + TUNING.certain)
+        enough = f"the smallest that would do is {_size(needed)}" if certain else "a little more would do"
+        said = f"no plan fits {_size(memory_limit)} per device{spare} {where}; {enough}."
+        instead = "Give more devices or memory, a smaller --batch, or --optimizer sgd."
+        return NoPlanFits(f"{said} {instead}{hosts}{stored}", minimum=max(needed, memory_limit), memory_limit=memory_limit)
 
 
 def _size(nbytes: float) -> str:

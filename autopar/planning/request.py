@@ -120,11 +120,11 @@ class Request:
         return tables
 
     @property
-    def limit(self) -> float:
+    def memory_limit(self) -> float:
         """The bytes that a plan may fill on a device."""
-        return self.limit_on(self.cluster)
+        return self.memory_limit_on(self.cluster)
 
-    def limit_on(self, cluster: Cluster) -> float:
+    def memory_limit_on(self, cluster: Cluster) -> float:
         """The bytes that a plan may fill on a device of a part of the cluster."""
         return self.memory if self.memory is not None else default_limit(cluster)
 

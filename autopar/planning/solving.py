@@ -16,9 +16,9 @@ ENOUGH = 1e-2
 """The largest gap at which the quick method's solution under a memory limit replaces the exact method's."""
 
 
-def solve_within(tables: Tables, method: str, limit: float) -> Solution:
+def solve_within(tables: Tables, method: str, memory_limit: float) -> Solution:
     """Solve tables within a memory limit (infinite: none); the quick method comes first, and is exact enough mostly."""
-    bound = limit if limit < math.inf else None
+    bound = memory_limit if memory_limit < math.inf else None
 
     def solved(graph: CostGraph) -> Solution:
         if method == EXACT_METHOD and bound is not None:
@@ -28,7 +28,7 @@ def solve_within(tables: Tables, method: str, limit: float) -> Solution:
         return solve(graph, method=method, memory_limit=bound)
 
     try:
-        return solve_within_hosts(tables, solved, limit)
+        return solve_within_hosts(tables, solved, memory_limit)
     except (Infeasible, NoAssignment):
         raise
     except ValueError as error:

@@ -89,10 +89,10 @@ class WholePrograms:
 
     def _fitting(self, tables: Tables, solution: Solution, schedule: Schedule, candidate: Candidate) -> PricedProgram | None:
         """The program of a solution, in units that fit the memory, if any do."""
-        limit = self.solver.limit(candidate)
-        draft = thriftier(DraftProgram.of(tables, solution, schedule), limit)
+        memory_limit = self.solver.memory_limit(candidate)
+        draft = thriftier(DraftProgram.of(tables, solution, schedule), memory_limit)
         hosted = tables.host_of(solution.choices) <= tables.host_room
-        return draft.priced() if draft.memory.total <= limit and hosted else None
+        return draft.priced() if draft.memory.total <= memory_limit and hosted else None
 
     def _unfolded(self, solved: Solved, schedule: Schedule) -> PricedProgram | None:
         """The program of a folded solution, written out for the whole graph; None where it does not fit or a better one may exist.
@@ -106,7 +106,7 @@ class WholePrograms:
             with contextlib.suppress(Infeasible, NoAssignment):
                 others += [other] if (other := self.solver.solve(solved.candidate, solved.mode, hidden=0.0)) is not None else []
         found = [self._written_out(one, schedule) for one in others]
-        fitting = [one for one in found if one.memory <= self.solver.limit(solved.candidate)]
+        fitting = [one for one in found if one.memory <= self.solver.memory_limit(solved.candidate)]
         return first_of(fitting) if fitting else None
 
     def _written_out(self, solved: Solved, schedule: Schedule) -> PricedProgram:
@@ -114,7 +114,7 @@ class WholePrograms:
         analysis = self.folded.analysis(short=False, micro_batches=solved.candidate.micro_batches)
         tables, choices = unfold(solved.tables, solved.solution.choices, self.folded.folding, analysis)
         draft = DraftProgram.of(tables, replace(solved.solution, choices=choices), schedule)
-        return thriftier(draft, self.solver.limit(solved.candidate)).priced()
+        return thriftier(draft, self.solver.memory_limit(solved.candidate)).priced()
 
     def _in_one(self, solved: Solved, schedule: Schedule, hidden: float, waits: float = 0.0) -> PricedProgram:
         """The program without stages, if that share of the gradients' reduction ran under the backward pass.
@@ -123,9 +123,9 @@ class WholePrograms:
         X + l (G - B). The two ends of l are tried, the upper one with the slowdown of what is hidden. What computation waits for, such as
         the values that it reads, comes behind what was begun before it on the same axis: `waits`, on average half of a unit's reduction.
         """
-        tables, limit = self.tables(solved.candidate, solved.mode, hidden, waits), self.solver.limit(solved.candidate)
-        room = max(limit - self.solver.always - solved.beyond, 0.0)
-        return best_within(tables, method=self.request.method, limit=limit, room=room, schedule=schedule)
+        tables, memory_limit = self.tables(solved.candidate, solved.mode, hidden, waits), self.solver.memory_limit(solved.candidate)
+        room = max(memory_limit - self.solver.always - solved.beyond, 0.0)
+        return best_within(tables, method=self.request.method, memory_limit=memory_limit, room=room, schedule=schedule)
 
     def _prices(self, candidate: Candidate) -> MeshPrices:
         return self.folded.prices(candidate.cluster, candidate.mesh, candidate.stages)

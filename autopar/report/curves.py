@@ -82,7 +82,7 @@ def _tasks(held: Sensitivity) -> Iterator[_Task]:
     for factor, number in _whole(batch) if held.batches is not None else ():
         yield _Task(quantity="batch", factor=factor, value=str(number), request=request, batch=number)
     for factor in FACTORS:
-        room = request.limit * factor
+        room = request.memory_limit * factor
         yield _Task(quantity="memory", factor=factor, value=bytes_text(room), request=replace(request, memory=room), batch=batch)
 
 

@@ -97,7 +97,7 @@ class Sensitivity:
             if level.size > 1:
                 named = f"{level.name} bandwidth"
                 found.append(_Quantity(name=named, value=level.bandwidth, whole=False, plan=lambda f, n=level.name: self._with_links(n, f)))  # type: ignore[misc]
-        found.append(_Quantity(name="memory", value=request.limit, whole=False, plan=self._with_memory))
+        found.append(_Quantity(name="memory", value=request.memory_limit, whole=False, plan=self._with_memory))
         if self.batches is not None and self.batch:
             found.append(_Quantity(name="batch", value=float(self.batch), whole=True, plan=self._with_batch))
         return found
@@ -106,7 +106,7 @@ class Sensitivity:
         return self._named(self.graph, replace(self.request, cluster=scaled_links(self.request.cluster, level, factor)))
 
     def _with_memory(self, factor: float) -> Probed:
-        return self._named(self.graph, replace(self.request, memory=self.request.limit * factor))
+        return self._named(self.graph, replace(self.request, memory=self.request.memory_limit * factor))
 
     def _with_batch(self, factor: float) -> Probed:
         assert self.batches is not None

@@ -22,7 +22,7 @@ def best_on_mesh(analysis: Analysis, mesh: Mesh, request: Request) -> PricedProg
     zero = 1 if request.zero is None else request.zero
     tables = build_tables(analysis, prices, optimizer=request.optimizer, limits=limits, work=Multiplicities(zero=zero), types=request.types)
     tables = request.offering(tables, 1, binding=False)
-    room = max(request.limit - certain_bytes(analysis), 0.0)
+    room = max(request.memory_limit - certain_bytes(analysis), 0.0)
     gathered: Literal["again", "kept"] = "again" if zero == 3 else "kept"
     schedule = Schedule(gathered=gathered, unit_bytes=prices.unit_bytes, types=request.types, reductions=request.reductions)
-    return best_within(tables, method=request.method, limit=request.limit, room=room, schedule=schedule)
+    return best_within(tables, method=request.method, limit=request.memory_limit, room=room, schedule=schedule)

@@ -52,17 +52,17 @@ def planned(batch: int, share: float, **asked: Any) -> tuple[Plan, Request]:
 def test_a_mixture_stays_only_where_it_pays(batch: int, share: float, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     plan, request = planned(batch, share, **asked)
     lines = unequal_lines(plan, analyse(llama(batch), train=True))
-    assert plan.mixtures and plan.predicted.memory <= request.limit
+    assert plan.mixtures and plan.predicted.memory <= request.memory_limit
     for mixture, line in zip(plan.mixtures, lines, strict=True):
         assert mixture.layers == 8 and mixture.alike is not None
         assert mixture.alike > (1 + TUNING.rounding) * plan.predicted.step
-        assert mixture.needed == 0 or mixture.needed > request.limit
+        assert mixture.needed == 0 or mixture.needed > request.memory_limit
         assert "8 equal layers" in line and f"{mixture.alike / plan.predicted.step - 1:.1%}) longer" in line
     slowest = max(mixture.alike or 0.0 for mixture in plan.mixtures)
     monkeypatch.setattr(alike, "TUNING", replace(TUNING, rounding=1.01 * slowest / plan.predicted.step - 1))
     even = search_plan(llama(batch), request)
     assert even.mixtures == () and unequal_lines(even, analyse(llama(batch), train=True)) == []
-    assert plan.predicted.step < even.predicted.step <= 1.01 * slowest and even.predicted.memory <= request.limit
+    assert plan.predicted.step < even.predicted.step <= 1.01 * slowest and even.predicted.memory <= request.memory_limit
 
 
 def test_nothing_is_said_where_layers_are_alike() -> None:

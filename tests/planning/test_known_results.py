@@ -103,7 +103,7 @@ def test_less_memory_splits_the_storage_before_nothing_fits() -> None:
     assert split[-1]
     gathered = [_gathered(scheduled(program_of(plan, model), plan.schedule.in_stage)) for plan in plans]
     assert any(names & used for names, used in zip(split, gathered, strict=True))
-    assert error.exit_code == 4 and error.limit < error.minimum <= plans[-1].predicted.memory
+    assert error.exit_code == 4 and error.memory_limit < error.minimum <= plans[-1].predicted.memory
     last = plan_of(model, **options, memory=error.minimum * 1.01)
     assert last.predicted.memory <= error.minimum * 1.01
 

@@ -73,7 +73,7 @@ def test_a_model_that_does_not_fit_without_it() -> None:
         search_plan(graph, replace(request, offload="none"))
     plan = search_plan(graph, request)
     assert 0 < len(in_host(plan)) < len(plan.parameters)
-    assert plan.predicted.memory <= request.limit and plan.predicted.host_memory > 10 * 2**30
+    assert plan.predicted.memory <= request.memory_limit and plan.predicted.host_memory > 10 * 2**30
     whole = search_plan(graph, replace(request, offload="optimizer"))
     assert set(in_host(whole)) == set(whole.parameters)
     assert plan.predicted.step < whole.predicted.step
@@ -120,7 +120,7 @@ def test_less_memory_is_paid_for_by_the_cheaper_of_both() -> None:
     for rate in (1e6, 64e9, 4e11):
         request = Request(cluster=with_host(cluster, host_bandwidth=rate), memory=0.4 * free.predicted.memory)
         plan, without = search_plan(graph, request), search_plan(graph, replace(request, offload="none"))
-        assert plan.predicted.memory <= request.limit
+        assert plan.predicted.memory <= request.memory_limit
         assert plan.predicted.step <= without.predicted.step * 1.005
         taken.append(len(in_host(plan)))
     assert taken[0] == 0 < taken[-1]

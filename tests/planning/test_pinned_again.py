@@ -27,6 +27,6 @@ def test_a_plan_is_found_again(devices: int, stages: int, share: float, hosted: 
     free = Request(cluster=load_cluster("dgx-h100").sized(devices), stages=stages, micro_batches=1, recompute="none", memory=1e15)
     request = replace(free, memory=share * search_plan(graph, free).predicted.memory)
     plan = search_plan(graph, request)
-    assert plan.predicted.memory <= request.limit and plan.provenance.gap is not None and plan.provenance.gap >= 0
+    assert plan.predicted.memory <= request.memory_limit and plan.provenance.gap is not None and plan.provenance.gap >= 0
     assert (hosted_by(plan) is not None) == hosted
     assert pinned_seconds(plan, analyse(graph, train=True), request) == pytest.approx(plan.predicted.step, rel=1e-9)

@@ -138,7 +138,7 @@ def cuts(walk: Walk, candidate: Candidate, mode: Mode) -> dict[tuple[str, int], 
             continue
         schedule = solver.schedule(mode, candidate.micro_batches, [tables.prices], short=False)
         part = _part(solver.group(candidate), tables, solution, schedule, unfolded)
-        cutter, pairs = _cutter([part], [solver.limit(candidate) - solver.always], schedule, solver.request)
+        cutter, pairs = _cutter([part], [solver.memory_limit(candidate) - solver.always], schedule, solver.request)
         for pair in pairs:
             if (pipeline := cutter.cut(*pair)) is not None:
                 found[pair] = min(found.get(pair, math.inf), pipeline.step)

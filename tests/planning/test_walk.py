@@ -78,7 +78,7 @@ def test_headroom_is_left_unless_a_limit_is_given() -> None:
     graph, cluster = graph_of(layers=2), cluster_of(1)
     device = replace(cluster.device, memory_capacity=1.02 * search_plan(graph, Request(cluster=cluster)).predicted.memory, reserved=0.0)
     small = replace(cluster, device=device)
-    assert Request(cluster=small).limit == pytest.approx((1 - HEADROOM) * device.usable_memory)
+    assert Request(cluster=small).memory_limit == pytest.approx((1 - HEADROOM) * device.usable_memory)
     left, full = (search_plan(graph, Request(cluster=small, memory=memory)) for memory in (None, device.usable_memory))
     assert left.predicted.memory <= (1 - HEADROOM) * device.usable_memory < full.predicted.memory
     assert full.predicted.step < left.predicted.step
