@@ -208,9 +208,10 @@ def _less_memory(rng: random.Random, plan: Plan, analysis: Analysis, request: Re
 
 
 def _fewer_devices(rng: random.Random, plan: Plan, analysis: Analysis, request: Request) -> Asking:
-    """Fewer than there are, where the mesh is open."""
+    """Fewer than there are, where some may stay idle."""
     devices = rng.randint(1, request.cluster.devices)
-    return f"devices {devices}", None if request.mesh is not None else lambda: replace(request, cluster=request.cluster.sized(devices))
+    idle = request.fewer and request.mesh is None
+    return f"devices {devices}", (lambda: replace(request, cluster=request.cluster.sized(devices))) if idle else None
 
 
 KINDS: Mapping[str, Callable[[int], Outcome]] = {"monotone": monotone, "tries": tried, "chains": chained}
