@@ -7,6 +7,7 @@ collective the line of its algorithm, on the levels that its mesh axes span toge
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -161,8 +162,10 @@ def communication_seconds(call: Call, strategies: Strategies, prices: MeshPrices
     if any(option.communication is not None for option in strategies.options):
         for rows, axes, traffic in operator_traffic(call, strategies, mesh, gradients):
             size, level = prices.place(axes)
-            for move in traffic:
-                seconds[rows] += collective_time(move.kind, move.nbytes, size, level=level, cluster=prices.cluster)
+            # A ring sends the same bytes as often as the group has further ranks.
+            sizes = {id(move.nbytes): move.nbytes for move in traffic}
+            for (kind, same), count in Counter((move.kind, id(move.nbytes)) for move in traffic).items():
+                seconds[rows] += count * collective_time(kind, sizes[same], size, level=level, cluster=prices.cluster)
     return seconds
 
 
