@@ -25,4 +25,4 @@ def best_on_mesh(analysis: Analysis, mesh: Mesh, request: Request) -> PricedProg
     room = max(request.memory_limit - certain_bytes(analysis), 0.0)
     gathered: Literal["again", "kept"] = "again" if zero == 3 else "kept"
     schedule = Schedule(gathered=gathered, unit_bytes=prices.unit_bytes, types=request.types, reductions=request.reductions)
-    return best_within(tables, method=request.method, limit=request.memory_limit, room=room, schedule=schedule)
+    return best_within(tables, method=request.method, memory_limit=request.memory_limit, room=room, schedule=schedule)
