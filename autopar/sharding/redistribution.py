@@ -92,15 +92,19 @@ def change(before: Layout, after: Layout, mesh: Sequence[int]) -> Change:
     return Change(axes, before[axes[0]], after[axes[0]], degree_of(axes, mesh))
 
 
+def may_change(before: Placement, after: Placement) -> bool:
+    """Whether any step leads from one kind to another; splits of one dim do not change into one another."""
+    same_dim = before.kind is Kind.SPLIT and after.kind is Kind.SPLIT and before.dim == after.dim
+    return not same_dim and not (after.kind is Kind.PARTIAL and after.reduction != "sum")
+
+
 def is_step(before: Layout, after: Layout) -> bool:
     """Whether the layouts differ on one axis, or alike on several, in a way that one collective (or none) can do."""
     axes = changed_axes(before, after)
     if not axes or len({(before[axis], after[axis]) for axis in axes}) > 1:
         return False
     source, target = before[axes[0]], after[axes[0]]
-    if source.kind is Kind.SPLIT and target.kind is Kind.SPLIT and source.dim == target.dim:
-        return False
-    if target.kind is Kind.PARTIAL and target.reduction != "sum":
+    if not may_change(source, target):
         return False
     ends = [end for end in (source, target) if end.kind is Kind.SPLIT]
     return not any(before[axis] in ends for axis in range(axes[0] + 1, len(before)) if axis not in axes)

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from autopar.sharding.layout import Kind
 from autopar.sharding.mesh import axis_sets
-from autopar.sharding.redistribution import STEP_PENALTY, transfers
+from autopar.sharding.redistribution import STEP_PENALTY, may_change, transfers
 
-from .joint_steps import joint_patterns, may_change
+from .joint_steps import joint_patterns
 from .layout_space import LayoutSpace
 from .transfer_prices import LinePrices, Moves, Often
 

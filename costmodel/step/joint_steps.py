@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.sharding.layout import Kind, Placement
+from autopar.sharding.layout import Kind
 from autopar.sharding.mesh import Axes, axis_sets, degree_of
-from autopar.sharding.redistribution import transfers
+from autopar.sharding.redistribution import may_change, transfers
 
 from .layout_space import LayoutSpace
 from .transfer_prices import LinePrices, Moves, Often
@@ -90,9 +90,3 @@ def _pattern(space: LayoutSpace, axes: Axes) -> JointPattern:
         partial=tuple(x for x, kind in enumerate(space.kinds) if kind.kind is Kind.PARTIAL),
         counts=np.searchsorted(space.shard_counts, space.divisors()[codes]),
     )  # fmt: skip
-
-
-def may_change(before: Placement, after: Placement) -> bool:
-    """Whether any step leads from one kind to another; splits of one dim do not change into one another."""
-    same_dim = before.kind is Kind.SPLIT and after.kind is Kind.SPLIT and before.dim == after.dim
-    return not same_dim and not (after.kind is Kind.PARTIAL and after.reduction != "sum")
