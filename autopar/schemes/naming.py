@@ -224,6 +224,8 @@ class _View:
                 continue
             for name, placement in zip(op.inputs, self.option(op.name, axis).inputs, strict=True):
                 for root in self.profiles.roots.get(name, ()):
+                    if axis >= len(stored[root]):
+                        continue  # tied: it is stored as an earlier stage, on a mesh of fewer axes, has it
                     used.add(root)
                     if stored[root][axis].kind is Kind.SPLIT and placement.kind is not Kind.SPLIT:
                         gathered.add(root)
