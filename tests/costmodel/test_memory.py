@@ -84,6 +84,8 @@ def test_one_rank_of_four_as_tracked(subject: tuple[str, Model, Analysis, Any]) 
     assert told.saved == pytest.approx(found.saved, rel=0.05)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_real_ranks_as_the_fake_one() -> None:
     analysis = analyse(graph_of(gpt2(layers=1, batch=4, sequence=16, vocab=64))[0], train=True)
     program = planned(analysis, "megatron-sp", (4,))

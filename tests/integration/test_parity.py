@@ -54,6 +54,8 @@ def test_three_axes(folder: Path) -> None:
     assert not failures(model, wanted, list(random_plans(model.model, wanted, count=1)))
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_four_ranks_on_one_axis(folder: Path) -> None:
     model = _subject("gpt2", folder, True)
     wanted = request((4,), train=True)

@@ -128,15 +128,18 @@ FAST: Mapping[str, tuple[str, ...]] = {
     "mixtral": ("expert", "megatron-sp"), "residual_onnx": ("data accumulated", "whole batch"), "resnet": ("data",),
 }  # fmt: skip
 
+LATER = ("bert", "vit", "gpt2_onnx")
+"""Of these the rows that are slow tests."""
+
 
 def test_the_tables_are_whole() -> None:
-    """Every model and every plan on at most four ranks is among the fast ones."""
+    """Every model and every plan on at most four ranks is among those that continuous integration runs."""
     assert FAST.keys() == MODELS.keys() and all(set(names) <= set(MODELS[name]) for name, names in FAST.items())
     small = {name for name, wanted in PLANS.items() if wanted["devices"] in (2, 4)}
     assert {name for names in FAST.values() for name in names} == small
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.ci] * (name in LATER)) for name in FAST])
 def test_training(name: str, folder: Path) -> None:
     """Each model and each plan at least once, three steps."""
     model = _subject(name, folder, 3)

@@ -25,12 +25,12 @@ from .scripts.comparing import wrong
 from .scripts.running import Outcomes, run_on_one_rank, run_original, run_planned
 from .scripts.table import Script, scripts
 
-FAST = ("data", "megatron", "zero3", "pipeline")
+FAST = ("data", "zero3")
 FAST_ZERO3 = frozenset({"weights", "gradients", "agreement"})
 """The families of scripts to which it matters most that parameters are stored in shards; the other rows of `zero3` are slow tests."""
-MORE = ("micro-batches", "search", "zero1", "zero2", "tensor", "megatron-sp", "pipeline-gpipe")
-"""Schemes whose rows are slow tests; continuous integration runs the first two."""
-CI = ("zero3", *MORE[:2])
+MORE = ("megatron", "pipeline", "micro-batches", "search", "zero1", "zero2", "tensor", "megatron-sp", "pipeline-gpipe")
+"""Schemes whose rows are slow tests; continuous integration runs the first four."""
+CI = ("zero3", *MORE[:4])
 
 
 def _marks(scheme: str, script: Script) -> list[pytest.MarkDecorator]:

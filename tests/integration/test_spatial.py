@@ -107,6 +107,8 @@ def test_split_space(sizes: tuple[int, ...], dims: tuple[int, ...], train: bool)
     assert not failures(model, request(sizes, train=train), [("spatial", plan)])
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_plans_by_chance() -> None:
     model, wanted = _subject("net"), request((2, 2), train=True)
     assert not failures(model, wanted, list(random_plans(model.model, wanted, count=3)))

@@ -133,7 +133,7 @@ def test_rows_into_columns_is_one_gather() -> None:
     assert found.outputs == {"2/linear:0": "S1"}
 
 
-@pytest.mark.parametrize("devices", [1, 6, 7, pytest.param(12, marks=(pytest.mark.slow, pytest.mark.ci))])
+@pytest.mark.parametrize("devices", [1, 7, *(pytest.param(n, marks=(pytest.mark.slow, pytest.mark.ci)) for n in (6, 12))])
 def test_any_number_of_devices(devices: int) -> None:
     model = loaded(perceptron(1024, 4096, 1024), 84 * 64, 1024)
     found = plan_of(model, devices=devices)

@@ -136,7 +136,8 @@ def test_activations_in_flight_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "uses"), [(7, {4, 5, 6, 7}), (12, {8, 12}), pytest.param(24, {8, 16, 24}, marks=(pytest.mark.slow, pytest.mark.ci))]
+    ("devices", "uses"),
+    [(7, {4, 5, 6, 7}), *(pytest.param(*row, marks=(pytest.mark.slow, pytest.mark.ci)) for row in ((12, {8, 12}), (24, {8, 16, 24})))],
 )
 def test_odd_numbers_of_devices(devices: int, uses: set[int]) -> None:
     plan = search_plan(graph_of(), Request(cluster=cluster_of(devices)))

@@ -19,7 +19,7 @@ from autopar.report.sensitivity import CLOSE, STRIDE, Flip, Sensitivity, scaled_
 from autopar.schemes import scheme_of
 from autopar.sharding.analysis import analyse
 
-SHAPE = Shape(layers=2, hidden=1024, heads=16, kv_heads=16, ffn=4096, vocab=2048, sequence=256)
+SHAPE = Shape(layers=1, hidden=1024, heads=16, kv_heads=16, ffn=4096, vocab=2048, sequence=256)
 
 
 def graph_of(batch: int) -> Graph:
