@@ -13,11 +13,13 @@ from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.planning.building import build_tables
-from autopar.planning.candidates import name_axes, refines
+from autopar.planning.candidates import Candidate, name_axes, refines
 from autopar.planning.joined_axes import joined
 from autopar.planning.multiplicities import Multiplicities
 from autopar.planning.planner import search_plan
+from autopar.planning.ranking import needless_last
 from autopar.planning.request import Request
+from autopar.planning.solved_candidate import Solved
 from autopar.search import solve
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import B, R, S
@@ -74,6 +76,22 @@ def test_a_mesh_refines_another_where_axes_are_split() -> None:
     no = [((8,), (8,)), ((8,), (2, 4)), ((4, 2), (2, 4)), ((2, 3, 2), (4, 3)), ((2, 4), (16,)), ((2, 2, 4), (2, 4))]
     assert all(refines(of(*fine), of(*coarse)) for fine, coarse in yes)
     assert not any(refines(of(*fine), of(*coarse)) for fine, coarse in no)
+
+
+def test_a_finer_mesh_has_to_gain() -> None:
+    """By half a per cent, with as many stages and micro-batches: else it comes behind all others, however fast it is."""
+    cluster = load_cluster("dgx-h100").sized(8)
+
+    def found(sizes: tuple[int, ...], micro_batches: int, seconds: float) -> Solved:
+        candidate = Candidate(cluster=cluster, stages=1, mesh=mesh_on(cluster, sizes), micro_batches=micro_batches)
+        rest = Solved.__dataclass_fields__.keys() & {"mode", "tables", "solution", "bound"}
+        return Solved(candidate=candidate, seconds=seconds, **dict.fromkeys(rest))  # type: ignore[arg-type]
+
+    coarse, slow = found((8,), 1, 2.0), found((8,), 2, 3.0)
+    rows = [(1.991, 1, True), (1.989, 1, False), (2.5, 1, True), (1.991, 2, False), (1.989, 2, False)]
+    for seconds, micro_batches, needless in rows:
+        fine = found((2, 4), micro_batches, seconds)
+        assert needless_last([fine, coarse, slow]) == ([coarse, slow, fine] if needless else [fine, coarse, slow]), (seconds, micro_batches)
 
 
 def test_axes_on_which_everything_lies_alike_are_one() -> None:
