@@ -94,7 +94,6 @@ INSTEAD: dict[str, str] = {
     "--cluster A --cluster B --price A=2.5": "--cluster dgx-h100 --cluster dgx-a100-80g --price dgx-h100=2.5",
     "explain PLAN OP": "explain PLAN up/linear",
     "autopar plan ... --discover": "autopar plan MODEL --cluster local-cpu --devices 2 --no-compare --quiet --discover",
-    "compare MODEL": "compare MODEL --cluster local-cpu --devices 2",
     "compare M --devices N": "compare M --cluster local-cpu --devices 2",
     "what-if PLAN --model M ...": "what-if PLAN --model M --memory 1GiB",
     "run PLAN --model MODEL --steps 5": "run plan.json --model net:build --steps 2",
