@@ -40,6 +40,8 @@ SHARES = 5
 """The number of shares of a device to try as the limit of one of its chunks."""
 SHIFTS, SHORT = 8, 16
 """Rounds in which every cut is shifted by a piece, and the chunks up to which this is done."""
+SUMMED = ("forward", "backward", "weight", "once", "gather", "travel", "update", "moved")
+"""The figures of a stage that are sums over its operators."""
 ROUNDED_DOWN = 1 - 1e-9
 """Factor that a shorter step stays below, against rounding."""
 ROUNDED = 1 + 1e-9
@@ -88,6 +90,8 @@ class Cutter:
         self.sums: dict[tuple[int, str], Floats] = {}
         self.memories = {id(f): StageMemory(f, self.pieces) for f in self.kinds}
         self.intervals: dict[tuple[int, int], Floats] = {}
+        self.summed: dict[int, Floats] = {}
+        self.made: dict[tuple[int, int, int, float], Stage] = {}
 
     def best(self, schedules: Iterable[tuple[str, int]]) -> Pipeline | None:
         """The fastest pipeline under one of the (schedule, interleave) pairs, or None; of equally fast ones the first.
@@ -190,9 +194,9 @@ class Cutter:
         stages = len(self.places)
         held, hosted = np.zeros(stages), np.zeros(stages)
         for number, (i, j) in enumerate(itertools.pairwise(cuts)):
-            memory = self.memories[id(self.figures[number % stages])]
-            held[number % stages] += memory.of(flying[number], i, j)
-            hosted[number % stages] += memory.host_of(i, j)
+            figures = self.figures[number % stages]
+            held[number % stages] += self._stage(figures, i, j, flying[number]).memory
+            hosted[number % stages] += self.memories[id(figures)].host_of(i, j)
         return bool((held <= np.array(self.limits) * ROUNDED).all() and (hosted <= np.array(self.hosts) * ROUNDED).all())
 
     def _cuts(self, flying: Sequence[float], interleave: int, share: float) -> tuple[int, ...] | None:
@@ -243,15 +247,22 @@ class Cutter:
         passes = self._of_pieces(figures, "forward") + self._of_pieces(figures, "backward")
         return self.count * passes + self._of_pieces(figures, "once") + self._of_pieces(figures, "update")
 
+    def _stage(self, figures: OperatorCosts, i: int, j: int, flying: float) -> Stage:
+        """A stage of the pieces i to j - 1. It is kept: a shifted cut changes only two."""
+        key = (id(figures), i, j, flying)
+        if (stage := self.made.get(key)) is None:
+            if id(figures) not in self.summed:
+                self.summed[id(figures)] = np.array([self._of_pieces(figures, name) for name in SUMMED])
+            sums = dict(zip(SUMMED, self.summed[id(figures)][:, i:j].sum(axis=1).tolist(), strict=True))
+            memory = self.memories[id(figures)].of(flying, i, j)
+            self.made[key] = stage = Stage(start=int(self.pieces[i]), stop=int(self.pieces[j]), memory=memory, **sums)
+        return stage
+
     def _pipeline(self, cuts: tuple[int, ...], schedule: str, interleave: int, flying: Sequence[float]) -> Pipeline:
         stages = len(self.places)
-        found = []
-        for number, (i, j) in enumerate(itertools.pairwise(cuts)):
-            figures = self.figures[number % stages]
-            names = ("forward", "backward", "weight", "once", "gather", "travel", "update", "moved")
-            sums = {name: float(self._of_pieces(figures, name)[i:j].sum()) for name in names}
-            memory = self.memories[id(figures)].of(flying[number], i, j)
-            found.append(Stage(start=int(self.pieces[i]), stop=int(self.pieces[j]), memory=memory, **sums))
+        found = [
+            self._stage(self.figures[number % stages], i, j, flying[number]) for number, (i, j) in enumerate(itertools.pairwise(cuts))
+        ]
         held = [found[stage::stages] for stage in range(stages)]
         forward, backward, weight = (
             [math.fsum(getattr(s, name) for s in group) for group in held] for name in ("forward", "backward", "weight")
