@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .costgraph import Indices, Table
+from .costgraph import Indices, Table, shared_map
 
 MOVES = 4
 """The most moves of a cut, on average."""
@@ -42,21 +42,24 @@ def partition(costs: Sequence[Table]) -> tuple[int, ...] | None:
     if worst == math.inf:
         return None
     # The second pass minimises the sum of squares over cuts whose stages all stay within the bottleneck.
-    before, windows = _begin(rows, longest)
-    came: list[Indices] = []
+    padded, windows = _begin(rows, longest)
+    square = shared_map(lambda cost: np.ascontiguousarray(np.where(cost <= worst, cost * cost, math.inf).T))
+    before: list[Table] = []
     for cost in costs:
-        total = windows + np.where(cost <= worst, cost * cost, math.inf)
-        origin = total.argmin(axis=1)
-        came.append(np.arange(rows) - longest + origin)
-        before[:] = total[np.arange(rows), origin][:-1]
+        before.append(padded.copy())
+        padded[longest:] = (windows + square(cost)).min(axis=0)[:-1]
+    # Where a stage begins is looked up for the stages of the cheapest way alone.
     cuts = [rows - 1]
-    for starts in reversed(came):
-        cuts.append(int(starts[cuts[-1]]))
+    for values, cost in zip(reversed(before), reversed(costs), strict=True):
+        stop = cuts[-1]
+        cuts.append(stop - longest + int((values[stop : stop + longest] + square(cost)[:, stop]).argmin()))
     return tuple(reversed(cuts))
 
 
-def least_worst(totals: Sequence[Table], reach: Sequence[Indices]) -> float:
+def least_worst(totals: Sequence[Table], reach: Sequence[Indices], *, exact: float = EXACT) -> float:
     """The least time T within which the stages reach the end of the chain, by bisection; infinite if no T suffices.
+
+    `exact`: by how much of it the T that is found may be above it.
 
     `totals[s]`: array [n + 1], the time of stage s for all pieces before each one. `reach[s]`: array [n + 1], the
     furthest end of stage s from each piece on, which never decreases. So greedy stages, each as long as allowed, reach
@@ -64,21 +67,25 @@ def least_worst(totals: Sequence[Table], reach: Sequence[Indices]) -> float:
 
         from i:    min(reach_s[i], the last j with totals_s[j] <= totals_s[i] + T)
     """
-    bounds = [total.tolist() for total in totals]
-    far = [row.tolist() for row in reach]
+    plain = {id(array): array.tolist() for array in (*totals, *reach)}
+    bounds: list[list[float]] = [plain[id(total)] for total in totals]
+    far: list[list[int]] = [plain[id(row)] for row in reach]
+    last = len(bounds[0]) - 1
 
     def ends(most: float) -> bool:
         at = 0
         for total, row in zip(bounds, far, strict=True):
-            at = min(row[at], bisect.bisect_right(total, total[at] + most) - 1)
-        return bool(at == len(bounds[0]) - 1)
+            at = min(row[at], bisect.bisect_right(total, total[at] + most, at) - 1)
+            if at == last:
+                return True
+        return False
 
     # With the longest time of the whole chain only `reach` limits the stages.
     high: float = max(total[-1] for total in bounds)
     if not ends(high):
         return math.inf
     low = 0.0
-    while high - low > EXACT * high:
+    while high - low > exact * high:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if ends(middle) else (middle, high)
     return high
@@ -87,19 +94,19 @@ def least_worst(totals: Sequence[Table], reach: Sequence[Indices]) -> float:
 def _bottleneck(costs: Sequence[Table]) -> float:
     """The least possible cost of the most expensive stage."""
     rows, longest = costs[0].shape
-    before, windows = _begin(rows, longest)
-    best = math.inf
+    padded, windows = _begin(rows, longest)
+    best, turned = math.inf, shared_map(lambda cost: np.ascontiguousarray(cost.T))
     for cost in costs:
-        found = np.maximum(windows, cost).min(axis=1)
-        before[:], best = found[:-1], float(found[-1])
+        found = np.maximum(windows, turned(cost)).min(axis=0)
+        padded[longest:], best = found[:-1], float(found[-1])
     return best
 
 
 def _begin(rows: int, longest: int) -> tuple[Table, Table]:
-    """The best value up to each cut except the last, and a view: row j holds those of the `longest` cuts before j."""
+    """The best value up to each cut except the last, behind infinities, and a view: column j holds those of the `longest` cuts before j."""
     padded = np.full(longest + rows - 1, math.inf)
     padded[longest] = 0.0
-    return padded[longest:], sliding_window_view(padded, longest)
+    return padded, sliding_window_view(padded, longest).T
 
 
 def balance(cuts: Sequence[int], costs: Sequence[Table], devices: int) -> tuple[int, ...]:

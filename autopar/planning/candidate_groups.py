@@ -34,13 +34,13 @@ class CandidateGroups:
         """The candidates of a mesh in the order to try them, and a second order if micro-batches get too small.
 
         First comes the candidate with one micro-batch, or with about enough to fill the pipeline. On a large cluster
-        the first axis may have more devices than such a micro-batch has samples. Then the second order begins with
-        larger micro-batches, which that axis can split.
+        the first axis may have more devices than such a micro-batch has samples. Then another order comes before, which
+        begins with larger micro-batches, as that axis can split these: what is found rules out most of the others.
         """
         stages, mesh = group[0].stages, group[0].mesh
         filled = 1 if stages == 1 else TUNING.filled * stages
         split = max(self.folded.batch // (mesh.shape[0] if mesh.shape else 1), 1)
-        counts = (filled, split) if split < filled / 2 and group[0].cluster.devices > LARGE else (filled,)
+        counts = (split, filled) if split < filled / 2 and group[0].cluster.devices > LARGE else (filled,)
         return [sorted(group, key=lambda c: (abs(math.log(c.micro_batches / count)), c.micro_batches)) for count in counts]
 
     def _stage_counts(self, devices: int) -> Iterator[int]:

@@ -7,10 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from autopar.costmodel.memory.peak import certain_bytes
-from autopar.costmodel.step.host import state_bytes
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.order.schedules import in_flight
 from autopar.search import Infeasible, Interrupted, Solution, nearly
@@ -23,11 +20,13 @@ from .folded_model import FoldedModel
 from .memory_beyond_tables import bytes_beyond
 from .multiplicities import Counts, Multiplicities
 from .parameter_traffic import exposed_seconds, hideable, most_hideable
+from .pipeline_parts import Slower
 from .pipeline_search import Group, StagedProgram, best_pipeline
 from .request import Request
 from .solved_candidate import Mode, Solved
 from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
 from .tables import Tables
+from .too_slow import TooSlow
 from .tuning import TUNING
 from .unfolding import whole_seconds
 from .within import least_within, without_gradients
@@ -36,7 +35,8 @@ from .within import least_within, without_gradients
 class CandidateSolver:
     """The candidates of a request, each solved when it is asked for.
 
-    `needed`: the bytes of the program whose solution's bound is in `bounds.free`. `left`: what an interrupted solution had found.
+    `needed`: the bytes of the program whose solution's bound is in `bounds.free`. `left`: what an interrupted solution had found. `slow`:
+    the candidates that the memory makes too slow.
     """
 
     def __init__(self, folded: FoldedModel, request: Request) -> None:
@@ -48,6 +48,7 @@ class CandidateSolver:
         self.bounds = Bounds(folded, request)
         self.needed: dict[Candidate, float] = {}
         self.binding: set[tuple[Candidate, Mode]] = set()
+        self.slow = TooSlow()
 
     # --- what a candidate is made of ---
 
@@ -88,20 +89,21 @@ class CandidateSolver:
             reductions=self.request.reductions,
         )
 
-    def cut(self, solved: Solved) -> Solved:
-        """A solution with the seconds of its program, a pipeline with those of its best cuts; raises `Infeasible` where no cut fits."""
+    def cut(self, solved: Solved, *, below: float = math.inf) -> Solved:
+        """A solution with the seconds of its program, a pipeline with those of its best cuts; raises `Infeasible` where no cut fits.
+
+        A pipeline of which every cut takes `below` seconds or more is left uncut, with the seconds of equal stages.
+        """
         candidate = solved.candidate
         schedule = self.schedule(solved.mode, candidate.micro_batches, [solved.tables.prices], short=candidate.stages > 1)
         tables, solution = solved.tables, solved.solution
         if candidate.stages == 1:
             whole = self.folded.analysis(short=False, micro_batches=candidate.micro_batches)
             return replace(solved, seconds=whole_seconds(tables, solution, self.folded.folding, whole, schedule), exact=True)
-        found = self._cut(solved, tables, schedule, solution)
-        # What fits all stages together may not fit each of them: host memory may help there, too.
-        short = isinstance(found, Infeasible) or (found.tightened and found.seconds > TUNING.promised * solved.seconds)
-        if short and self.binds(candidate, solved.mode):
-            other = self._cut(solved, self.offering(tables, candidate, solved.mode), schedule)
-            found = min((one for one in (found, other) if isinstance(one, StagedProgram)), key=lambda one: one.seconds, default=found)
+        try:
+            found = self._staged(solved, schedule, below)
+        except Slower as slower:
+            return replace(solved, seconds=max(solved.seconds, slower.seconds), free=solved.free and not slower.short)
         if isinstance(found, Infeasible):
             raise found
         (part,), full = found.parts, found.memory > TUNING.plenty * self.memory_limit(candidate)
@@ -109,11 +111,27 @@ class CandidateSolver:
         free = solved.free and not (full and (found.tightened or found.seconds > TUNING.short * solved.seconds))
         return replace(solved, seconds=found.pipeline.step, tables=part.tables, solution=part.solution, free=free, exact=True)
 
-    def _cut(self, solved: Solved, tables: Tables, schedule: Schedule, solution: Solution | None = None) -> StagedProgram | Infeasible:
+    def _staged(self, solved: Solved, schedule: Schedule, below: float) -> StagedProgram | Infeasible:
+        """The best cuts of a candidate, with host memory where that helps, or why there are none; raises `Slower`."""
+        candidate, tables = solved.candidate, solved.tables
+        found = self._cut(solved, tables, schedule, below, solved.solution)
+        # What fits all stages together may not fit each of them: host memory may help there, too.
+        short = isinstance(found, Infeasible) or (found.tightened and found.seconds > TUNING.promised * solved.seconds)
+        if short and self.binds(candidate, solved.mode):
+            below = below if isinstance(found, Infeasible) else math.inf
+            other = self._cut(solved, self.offering(tables, candidate, solved.mode), schedule, below)
+            found = min((one for one in (found, other) if isinstance(one, StagedProgram)), key=lambda one: one.seconds, default=found)
+        return found
+
+    def _cut(
+        self, solved: Solved, tables: Tables, schedule: Schedule, below: float, solution: Solution | None = None
+    ) -> StagedProgram | Infeasible:
         """The best cuts of a candidate on its tables, of which the first solution may be known; or why there are none."""
         groups, expand = [self.group(solved.candidate)], self.folded.expand
         try:
-            return best_pipeline(groups, lambda _: tables, schedule, self.quickly, always=self.always, expand=expand, solved=solution)
+            return best_pipeline(
+                groups, lambda _: tables, schedule, self.quickly, always=self.always, expand=expand, solved=solution, too_slow=below
+            )
         except Infeasible as error:
             return error
 
@@ -178,6 +196,8 @@ class CandidateSolver:
                     return None
                 if not fits and self.binds(candidate, mode):
                     tables = self.offering(tables, candidate, mode)
+                if exact and self.slow.proves(candidate, tables.graph, max(room, room - beyond), self._least(candidate, 1.0), below):
+                    raise Infeasible(math.nextafter(room, math.inf), room)
             return self._within(candidate, mode, tables, room, hidden, beyond=beyond)
         except Interrupted as interrupt:
             if interrupt.best is not None:
@@ -228,29 +248,6 @@ class CandidateSolver:
         work = replace(self.work(candidate, mode, self.folded.counts, short=True), hidden=hidden)
         tables = self.bounds.tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work)
         return self.offering(tables, candidate, mode)
-
-    def least_hosted(self) -> float:
-        """Bytes of optimizer state that a host holds for each device at the least, where all of it is there: split over all devices."""
-        graph, optimizer, types = self.folded.graph, self.request.optimizer, self.request.types
-        devices = np.array([self.request.cluster.devices])
-        return math.fsum(float(state_bytes(t, devices, optimizer, types)[0]) for t in graph.parameters if t.trainable)
-
-    def least_needed(self, candidate: Candidate, mode: Mode) -> float:
-        """Bytes of a device under the thriftiest solution of a candidate without stages, as the folded graph's program has it."""
-        tables = self.folded_tables(candidate, mode, 0.0)
-        if (stored := tables.least_stored()) > self.memory_limit(candidate):
-            return stored
-        allowed = 0.0
-        while allowed <= TUNING.likely * self.room(candidate):
-            try:
-                solution = solve_within(tables, QUICK_METHOD, allowed)
-                break
-            except Infeasible as error:
-                allowed = error.minimum_memory * (1 + TUNING.certain)
-        else:
-            return self.always + allowed
-        schedule = self.schedule(mode, candidate.micro_batches, [tables.prices], short=True)
-        return self.always + solution.memory + bytes_beyond(tables, solution, schedule, self.folded.counts, 0.0)
 
     def offering(self, tables: Tables, candidate: Candidate, mode: Mode) -> Tables:
         """Tables of a candidate with the choices of host memory, if they are to have them."""

@@ -53,6 +53,14 @@ class Place:
     count: int
 
 
+class Slower(Exception):
+    """No cut takes less than a limit: `seconds` is what every cut that may fit takes at the least; `short`: faster ones do not fit."""
+
+    def __init__(self, seconds: float, *, short: bool) -> None:
+        super().__init__(f"every cut takes {seconds:.6g} s or more")
+        self.seconds, self.short = seconds, short
+
+
 def once_of(held: Sequence[Stage], unit_bytes: int, cluster: Cluster) -> Once:
     """The seconds of a device that holds these chunks, for its work once a step."""
     names = ("forward", "backward", "gather", "once", "update", "travel")

@@ -129,12 +129,12 @@ class StagedProgram:
 
 def best_pipeline(
     groups: Sequence[Group], tables: Callable[[Group], Tables], schedule: Schedule, request: Request, *, always: float,
-    expand: Expand = unfolded, solved: Solution | None = None,
+    expand: Expand = unfolded, solved: Solution | None = None, too_slow: float = math.inf,
 ) -> StagedProgram:  # fmt: skip
     """The best pipeline on the groups, whose stages leave each device `always` bytes for inputs and constants; raises `Infeasible`.
 
     `expand`: makes the figures of the model from those of the tables' graph. `solved`: the solution of the one group within its memory,
-    where it is known.
+    where it is known. `too_slow`: what takes so many seconds is not cut; raises `Slower` where that is all.
     """
     made = [tables(group) for group in groups]
     rooms = _rooms(groups, request, always)
@@ -151,7 +151,7 @@ def best_pipeline(
             allowed = _between(above, allowed)
             continue
         cutter, pairs = _cutter(parts, rooms, schedule, request)
-        pipeline = cutter.best(pairs)
+        pipeline = cutter.best(pairs, too_slow if best is None else math.inf)
         if pipeline is None:
             needed = cutter.least_memory(pairs)
             least, above = min(least, needed + always), _used(parts, allowed)

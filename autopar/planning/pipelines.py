@@ -9,6 +9,7 @@ then gives the step. The least time of the slowest stage is found first, to make
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -24,7 +25,7 @@ from autopar.search.stages import balance, interval_sums, least_worst, partition
 from ..sharding.schedule import UNIT_BYTES
 from .operator_costs import OperatorCosts
 from .parameter_traffic import once_seconds
-from .pipeline_parts import Pipeline, Place, Stage, message_seconds, once_of
+from .pipeline_parts import Pipeline, Place, Slower, Stage, message_seconds, once_of
 from .stage_memory import Ints, StageMemory
 
 Floats = NDArray[np.float64]
@@ -34,6 +35,10 @@ FEW = 4
 """With fewer pieces for each stage, a model is also cut where the handed bytes stay equal."""
 WIDE = 3.0
 """The longest chunk, in multiples of the slowest stage, while the chunks of a device are balanced."""
+NEAR = 1e-3
+"""The relative precision to which the least time of the slowest stage is found first."""
+SPARE = 8
+"""The pieces of a stage, in multiples of an equal part, that are looked at first."""
 HALVINGS = 16
 """Steps of bisection for the least memory of the fullest stage."""
 SHARES = 5
@@ -86,24 +91,28 @@ class Cutter:
         self.figures, self.places, self.limits, self.count, self.hosts = figures, places, limits, micro_batches, hosts
         self.unit_bytes = unit_bytes
         self.kinds = list({id(f): f for f in figures}.values())
+        self.stages_of = [(f, [stage for stage, own in enumerate(figures) if own is f]) for f in self.kinds]
         self.pieces = pieces_of(self.kinds, len(places))
         self.sums: dict[tuple[int, str], Floats] = {}
         self.memories = {id(f): StageMemory(f, self.pieces) for f in self.kinds}
-        self.intervals: dict[tuple[int, int], Floats] = {}
         self.summed: dict[int, Floats] = {}
         self.made: dict[tuple[int, int, int, float], Stage] = {}
 
-    def best(self, schedules: Iterable[tuple[str, int]]) -> Pipeline | None:
+    def best(self, schedules: Iterable[tuple[str, int]], too_slow: float = math.inf) -> Pipeline | None:
         """The fastest pipeline under one of the (schedule, interleave) pairs, or None; of equally fast ones the first.
 
-        Pairs of the least ideal step are cut first; then most others are ruled out uncut.
+        Pairs of the least ideal step are cut first; then most others are ruled out uncut. Raises `Slower` where all that was found, and
+        what is left, takes `too_slow` seconds or more.
         """
         found: list[tuple[int, Pipeline]] = []
-        least = math.inf
+        least, tried = math.inf, False
         for ideal, place, schedule in sorted((self._ideal(*pair), place, pair) for place, pair in enumerate(schedules)):
             # The ideal steps ascend, so no later pair is within `GAIN` of the fastest.
             if (1 - GAIN) * ideal >= least:
                 break
+            if min(ideal, least) >= too_slow:
+                raise Slower(min(ideal, least), short=tried)
+            tried = True
             if (pipeline := self.cut(*schedule)) is not None:
                 found.append((place, pipeline))
                 least = min(least, pipeline.step)
@@ -121,15 +130,16 @@ class Cutter:
             low, high = 0.0, max(whole)
             for _ in range(HALVINGS):
                 middle = 0.5 * (low + high)
-                ends = self._reaches_end(self._reach(flying, [middle] * stages, [math.inf] * stages))
+                ends = self._reaches_end(flying, middle)
                 low, high = (low, middle) if ends else (middle, high)
             best = min(best, high)
         return best
 
-    def _reaches_end(self, reach: Sequence[Ints]) -> bool:
+    def _reaches_end(self, flying: Sequence[float], limit: float) -> bool:
+        """Whether stages that hold as many pieces as fit so many bytes reach the end of the model."""
         at = 0
-        for row in reach:
-            at = int(row[at])
+        for figures, flown in zip(self.figures, flying, strict=True):
+            at = self.memories[id(figures)].from_start(flown, limit, at)
         return at == len(self.pieces) - 1
 
     def could_be_faster(self, schedules: Iterable[tuple[str, int]], found: Pipeline) -> bool:
@@ -201,39 +211,55 @@ class Cutter:
 
     def _cuts(self, flying: Sequence[float], interleave: int, share: float) -> tuple[int, ...] | None:
         """The best cuts with each chunk within `share` of its device."""
-        stages = len(self.places)
-        reach = self._reach(flying[:stages], [limit * share for limit in self.limits], [host * share for host in self.hosts])
-        totals = {id(figures): np.concatenate(([0.0], np.cumsum(self._seconds(figures)))) for figures in self.kinds}
-        of_stages = [totals[id(figures)] for figures in self.figures]
-        worst = least_worst(of_stages * interleave, reach * interleave)
+        stages, factor = len(self.places), ROUNDED if interleave == 1 else WIDE
+        limits, hosts = [limit * share for limit in self.limits], [host * share for host in self.hosts]
+        # Stages that last no longer than they need to are mostly short, and it takes less time to look at no others.
+        short = (1 << (SPARE * len(self.pieces) // (stages * interleave)).bit_length()) - 1
+        for most_pieces in (short, None) if short < len(self.pieces) - 1 else (None,):
+            reach = self._reach(flying[:stages], limits, hosts, most_pieces)
+            worst = least_worst(self._totals * interleave, reach * interleave, exact=NEAR)
+            if worst < math.inf and (most_pieces is None or max(_longest(total, worst * factor) for total in self._totals) <= most_pieces):
+                break
         if worst == math.inf:
             return None
         # Tables of short intervals first; whole ones only if these leave no cuts.
-        for most in (worst * (ROUNDED if interleave == 1 else WIDE), math.inf):
-            longest = max(_longest(total, far, most) for total, far in zip(of_stages, reach, strict=True))
-            known = [self._cost(figures, far, longest) for figures, far in zip(self.figures, reach, strict=True)] * interleave
+        for most in (worst * factor, math.inf):
+            if most == math.inf and most_pieces is not None:
+                reach = self._reach(flying[:stages], limits, hosts)
+            longest = max(_longest(total, most, far) for total, far in zip(self._totals, reach, strict=True))
+            known = self._costs(reach, longest) * interleave
             if (cuts := partition(known)) is not None:
                 return balance(cuts, known, stages) if interleave > 1 else cuts
         return None
 
-    def _reach(self, flying: Sequence[float], limits: Sequence[float], hosts: Sequence[float]) -> list[Ints]:
+    @functools.cached_property
+    def _totals(self) -> list[Floats]:
+        """Of each stage, the seconds of all pieces before each one."""
+        totals = {id(figures): np.concatenate(([0.0], np.cumsum(self._seconds(figures)))) for figures in self.kinds}
+        return [totals[id(figures)] for figures in self.figures]
+
+    def _reach(
+        self, flying: Sequence[float], limits: Sequence[float], hosts: Sequence[float], most_pieces: int | None = None
+    ) -> list[Ints]:
         """The furthest end of each stage, from each piece on, within these bytes of its device and its host."""
         found: list[Ints] = [np.zeros(0, dtype=np.int64)] * len(self.places)
-        for figures in self.kinds:
-            mine = [stage for stage, own in enumerate(self.figures) if own is figures]
+        for figures, mine in self.stages_of:
             flown, most, room = (np.array([values[stage] for stage in mine], dtype=np.float64) for values in (flying, limits, hosts))
-            for stage, row in zip(mine, self.memories[id(figures)].furthest(flown, most, room), strict=True):
+            for stage, row in zip(mine, self.memories[id(figures)].furthest(flown, most, room, most_pieces), strict=True):
                 found[stage] = row
         return found
 
-    def _cost(self, figures: OperatorCosts, reach: Ints, longest: int) -> Floats:
-        """Seconds of a stage for every interval of up to `longest` pieces, infinite beyond its `reach`."""
-        key = (id(figures), longest)
-        if key not in self.intervals:
-            self.intervals[key] = interval_sums(self._seconds(figures), longest)
+    def _costs(self, reach: Sequence[Ints], longest: int) -> list[Floats]:
+        """Of each stage, the seconds for every interval of up to `longest` pieces, infinite beyond its `reach`."""
         stops = np.arange(len(self.pieces))
         starts = np.maximum(stops[:, None] - longest + np.arange(longest), 0)
-        return np.where(reach[starts] >= stops[:, None], self.intervals[key], math.inf)
+        found: list[Floats] = [np.zeros(0)] * len(self.places)
+        for figures, mine in self.stages_of:
+            whole = interval_sums(self._seconds(figures), longest)
+            for stage in mine:
+                within = reach[stage][starts] >= stops[:, None]
+                found[stage] = whole if within.all() else np.where(within, whole, math.inf)
+        return found
 
     def _of_pieces(self, figures: OperatorCosts, name: str) -> Floats:
         """The sum of a figure over the operators of each piece."""
@@ -278,7 +304,8 @@ class Cutter:
         return Pipeline(stages=tuple(found), schedule=schedule, interleave=interleave, step=step, memory=memory)
 
 
-def _longest(total: Floats, reach: Ints, most: float) -> int:
+def _longest(total: Floats, most: float, reach: Ints | None = None) -> int:
     """The most consecutive pieces that take up to `most` seconds and are within `reach`."""
-    ends = np.minimum(np.searchsorted(total, total + most, side="right") - 1, reach)
+    ends = np.searchsorted(total, total + most, side="right") - 1
+    ends = ends if reach is None else np.minimum(ends, reach)
     return max(int((ends - np.arange(len(total))).max()), 1)

@@ -13,6 +13,7 @@ from autopar.search import Infeasible, Interrupted, NoAssignment
 from ..errors import NoPlanFits, UsageError
 from .alike import Alike
 from .candidates import Candidate
+from .least_needed import least_hosted, least_needed
 from .pipeline_search import StagedProgram
 from .priced_program import DraftProgram, PricedProgram, evaluate, smallest
 from .ranking import Progress, first_of
@@ -195,7 +196,7 @@ class ProgramSearch:
         for _, _, (_, candidate, mode) in sorted(turns, key=lambda turn: turn[:2])[:most]:
             # What cannot fit is looked at only for the size that would do, and that of the first ones is as good as any.
             sure = looked < TUNING.evaluated or self.folded.is_small
-            if not sure and self.solver.least_needed(candidate, mode) > TUNING.likely * self.solver.memory_limit(candidate):
+            if not sure and least_needed(self.solver, candidate, mode) > TUNING.likely * self.solver.memory_limit(candidate):
                 continue
             looked += 1
             try:
@@ -213,7 +214,7 @@ class ProgramSearch:
         memory_limit, held = request.memory_limit, request.host_on(request.cluster)
         needed = min((error.minimum_memory for error in self.failures), default=min(best_pipeline, default=memory_limit))
         pinned = request.offload == "optimizer" and math.isfinite(held)
-        hosted = self.solver.least_hosted() if pinned else 0.0
+        hosted = least_hosted(self.solver) if pinned else 0.0
         where = f"on {request.cluster.devices} devices"
         if hosted > held or (pinned and math.isinf(needed)):
             said = (

@@ -9,6 +9,9 @@ first, each is taken if it fits.
 
 from __future__ import annotations
 
+import functools
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,10 +46,27 @@ class StageMemory:
         """Bytes in host memory of the pieces i to j - 1."""
         return float(self.host[j] - self.host[i])
 
-    def furthest(self, flying: Floats, limits: Floats, hosts: Floats) -> Ints:
+    def from_start(self, flying: float, limit: float, at: int) -> int:
+        """The furthest end of one stage that begins at a piece, within so many bytes of its device."""
+        saved, stored, flat, highest, highest_last = self._plain
+        more, end, high, last = flying - 1, at, -math.inf, -math.inf
+        while end < len(highest):
+            high, last = max(high, highest[end]), max(last, highest_last[end])
+            end += 1
+            peak = max(more * (saved[end] - saved[at]) + high, last + flat[end]) - saved[at]
+            if stored[end] - stored[at] + peak > limit:
+                return end - 1
+        return end
+
+    @functools.cached_property
+    def _plain(self) -> tuple[list[float], ...]:
+        return tuple(values.tolist() for values in (self.saved, self.stored, self.flat, self.highest, self.highest_last))
+
+    def furthest(self, flying: Floats, limits: Floats, hosts: Floats, longest: int | None = None) -> Ints:
         """The furthest end from every piece boundary: array [stages, pieces + 1].
 
-        `flying`: micro-batches in flight; `limits`, `hosts`: bytes of the device and of its host; arrays [stages].
+        `flying`: micro-batches in flight; `limits`, `hosts`: bytes of the device and of its host; arrays [stages]. `longest`: stages of
+        more pieces need not be looked at, one less than a power of two.
         """
         count = len(self.highest)
         starts = np.arange(count + 1)
@@ -54,7 +74,7 @@ class StageMemory:
         # `at`: the end so far of the stage from each start; `high`, `last`: the maxima of its pieces so far.
         at = np.tile(starts, (len(flying), 1))
         high, last = np.full(at.shape, -np.inf), np.full(at.shape, -np.inf)
-        for power in reversed(range(count.bit_length())):
+        for power in reversed(range(min(count, longest or count).bit_length())):
             doubled, doubled_last = self._largest(power)
             end = np.minimum(at + (1 << power), count)
             step = np.minimum(at, len(doubled) - 1)

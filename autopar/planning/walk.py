@@ -70,10 +70,12 @@ class Walk:
         for solved in kept:
             if (seconds := evaluated.get(solved, solved.seconds)) < math.inf:
                 self._add(replace(solved, seconds=seconds))
+        # What was too slow within the memory may be worth a solution beside what is left.
+        self.standing.waiting |= {c: bound for c, bound in self.solver.slow.bounds.items() if self.standing.may_win(bound)}
 
     def try_rest(self) -> None:
         """Solve what has no stages and was left, for memory's sake."""
-        for candidate in [candidate for candidate in self.standing.waiting if candidate.stages == 1]:
+        for candidate in [candidate for candidate in {**self.solver.slow.bounds, **self.standing.waiting} if candidate.stages == 1]:
             self._try(candidate, all_modes=True)
 
     # --- the walk ---
@@ -236,7 +238,7 @@ class Walk:
         """What is expected to be near the best is ranked by its program, a pipeline by its cuts; raises `Infeasible` where none fits."""
         best = self.ranking.solved[:1]
         far = bool(best) and solved.seconds >= TUNING.cut * best[0].seconds
-        return solved if far else self.solver.cut(solved)
+        return solved if far else self.solver.cut(solved, below=(1 + TUNING.close) * best[0].seconds if best else math.inf)
 
     def _add(self, solved: Solved) -> None:
         found = [*self.ranking.solved, solved]

@@ -55,10 +55,14 @@ class Cluster:
             for part in entry.level.split("+"):
                 self.level(part.partition(":")[0])
 
+    def __hash__(self) -> int:
+        # Of few fields: caches ask for it very often.
+        return hash((self.name, self.device.name, tuple([level.size for level in self.levels])))
+
     @property
     def devices(self) -> int:
         """Number of devices."""
-        return math.prod(level.size for level in self.levels)
+        return math.prod([level.size for level in self.levels])
 
     @property
     def units(self) -> tuple[int, ...]:
