@@ -28,8 +28,8 @@ class Bounded:
     choices: tuple[int, ...]
 
 
-def bound_within(graph: CostGraph, limit: float, *, price: float = 0.0, enough: float = math.inf) -> Bounded:
-    """A bound that is `enough`, or nearly the best of all prices, found from `price` on."""
+def bound_within(graph: CostGraph, limit: float, *, price: float = 0.0, enough: float = math.inf, or_nothing: bool = False) -> Bounded:
+    """A bound that is `enough`, or nearly the best of all prices, found from `price` on; with `or_nothing`, any where none is enough."""
     memory_tables(graph)
     small, solver = prepare(graph, max_entries=ENTRIES)
     over: Point | None = None
@@ -47,6 +47,9 @@ def bound_within(graph: CostGraph, limit: float, *, price: float = 0.0, enough: 
         else:
             within = found
         if best.bound >= enough or (over is None and price == 0.0) or best.bound >= line - NEAR * abs(line):
+            break
+        # No bound is above what fits, and none of these prices' above the lines.
+        if or_nothing and min(line, within.cost if within else math.inf) < enough:
             break
         price = _next(price, over, within, limit)
     return best

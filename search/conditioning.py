@@ -18,12 +18,14 @@ from functools import partial
 import numpy as np
 
 from .costgraph import CostGraph, Edge, Indices, NoAssignment, Table, shared_map
-from .elimination import MAX_ENTRIES, Schedule, schedule, typical_schedule
+from .elimination import MAX_ENTRIES, Schedule, last_of, schedule, typical_schedule
 from .local_search import descend
 from .pruning import Reduction, reduce
 
 ROUNDS = 4
 """The largest number of rounds of elimination and descent in an improvement."""
+CASES = 4
+"""Cases of choices of the split variables, the last ones, whose solvers are kept."""
 PRUNE_WORK = 6e8
 """Additions of an elimination above which choices are pruned first."""
 
@@ -50,6 +52,8 @@ class Minimiser:
         self.plan = plan or schedule(graph, max_entries=self.max_entries)
         self.fixed: tuple[int, ...] = ()
         self.relaxed, self.origins = graph, list(range(len(graph.sizes)))
+        self._improving: _Improving | None = None
+        self._free: Minimum | None = None
         # The order after a split may differ and find further variables that are too wide.
         while self.plan.too_wide:
             self.fixed += self.plan.too_wide
@@ -77,9 +81,15 @@ class Minimiser:
         bound -= 1e-12 * abs(bound)  # a margin for the rounding of the shared unary tables
         return Minimum(choices=self.improve(choices, price) if improve else choices, bound=bound, tables=tables)
 
+    def free(self) -> Minimum:
+        """The minimum without a price, found once."""
+        self._free = self._free or self.minimise()
+        return self._free
+
     def without(self, kept: Sequence[Indices]) -> "Minimiser":
         """The solver of the graph with only the kept choices, with the same variables split."""
         other = copy(self)
+        other._improving, other._free = None, None
         other.graph = restrict(self.graph, kept)
         other.relaxed = restrict(self.relaxed, [kept[origin] for origin in self.origins])
         other.plan = schedule(other.relaxed, max_entries=self.max_entries)
@@ -87,6 +97,7 @@ class Minimiser:
 
     def merge(self) -> None:
         """Join the copies of each split variable again, unless that makes a table too wide."""
+        self._free = None
         for v in self.fixed:
             relaxed, origins = self._merged(v)
             plan = schedule(relaxed, max_entries=self.max_entries)
@@ -117,7 +128,7 @@ class Minimiser:
 
         The unary tables of the copies keep their sum, so the optimum stays a lower bound.
         """
-        unary = list(self.relaxed.unary)
+        unary, self._free = list(self.relaxed.unary), None
         for v in self.fixed:
             copies = [i for i, origin in enumerate(self.origins) if origin == v]
             finite = np.isfinite(marginals[v])
@@ -131,21 +142,45 @@ class Minimiser:
     def improve(self, choices: list[int], price: float = 0.0) -> list[int]:
         """A better assignment than that of a relaxation."""
         # The copies of a split variable may disagree, so the start may meet a forbidden entry: descend on soft tables.
-        soft = soften(self.graph)
+        improving = self._improving = self._improving or _Improving(self.graph, self.max_entries)
+        soft = improving.soft
 
         def value(candidate: Sequence[int]) -> float:
             return soft.cost(candidate) + price * soft.memory_of(candidate)
 
         best = descend(soft, choices, price=price)
+        before: dict[int, int] = {}
         for _ in range(ROUNDS):
-            fixed = condition(soft, {v: best[v] for v in self.fixed})
-            rest = Minimiser(reduce(fixed, prune=False).graph, max_entries=self.max_entries).minimise(price).choices
+            settled = {v: best[v] for v in self.fixed}
+            if settled == before:
+                break  # the rest would be the same again
+            rest, before = improving.rest(settled, price), settled
             merged = [best[v] if v in self.fixed else choice for v, choice in enumerate(rest)]
             merged = descend(soft, merged, price=price)
             if value(merged) >= value(best):
                 break
             best = merged
         return best
+
+
+class _Improving:
+    """What improvements of assignments of a graph have in common at all prices: its soft tables, and the solvers of the last cases."""
+
+    def __init__(self, graph: CostGraph, max_entries: int) -> None:
+        self.soft, self.max_entries = soften(graph), max_entries
+        self.known: dict[tuple[tuple[int, int], ...], tuple[Minimiser, Minimum | None]] = {}
+
+    def rest(self, settled: Mapping[int, int], price: float) -> list[int]:
+        """The best assignment with these choices of the split variables."""
+        key = tuple(settled.items())
+        solver, last = self.known.pop(key, (None, None))
+        if solver is None:
+            solver = Minimiser(reduce(condition(self.soft, settled), prune=False).graph, max_entries=self.max_entries)
+        found = solver.minimise(price, last)
+        self.known[key] = solver, found
+        if len(self.known) > CASES:
+            del self.known[next(iter(self.known))]
+        return found.choices
 
 
 def shrink(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True) -> tuple[Reduction, Schedule | None]:
@@ -158,9 +193,13 @@ def shrink(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = T
 
 
 def prepare(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True) -> tuple[Reduction, Minimiser]:
-    """A smaller graph, with its solver."""
-    small, plan = shrink(graph, max_entries=max_entries, memory=memory)
-    return small, Minimiser(small.graph, max_entries=max_entries, plan=plan)
+    """A smaller graph, with its solver; where graphs share orders, the last graph's is known."""
+
+    def make() -> tuple[Reduction, Minimiser]:
+        small, plan = shrink(graph, max_entries=max_entries, memory=memory)
+        return small, Minimiser(small.graph, max_entries=max_entries, plan=plan)
+
+    return last_of(("prepared", max_entries, memory), graph, make)
 
 
 def soften(graph: CostGraph) -> CostGraph:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -28,6 +29,8 @@ SECOND_ORDER_WORK = 1e8
 The sizes are rounded up to powers of two, so that meshes share the order.
 """
 _SHARED: ContextVar[dict[object, Order] | None] = ContextVar("orders that the graphs of a search share", default=None)
+_LAST: ContextVar[dict[object, tuple[CostGraph, Any]] | None] = ContextVar("what is known of the last graphs of a search", default=None)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +165,22 @@ def sharing_orders() -> Iterator[None]:
 
     To find an order mostly takes longer than to follow it.
     """
-    token = _SHARED.set({})
+    tokens = _SHARED.set({}), _LAST.set({})
     try:
         yield
     finally:
-        _SHARED.reset(token)
+        _SHARED.reset(tokens[0])
+        _LAST.reset(tokens[1])
+
+
+def last_of(kind: object, graph: CostGraph, make: Callable[[], T]) -> T:
+    """What `make` gives for a graph; where orders are shared it is known of the last graph of its kind."""
+    known = _LAST.get()
+    if known is None:
+        return make()
+    if kind not in known or known[kind][0] is not graph:
+        known[kind] = graph, make()
+    return cast(T, known[kind][1])
 
 
 def follow(graph: CostGraph, plan: Order) -> Schedule:

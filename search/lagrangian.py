@@ -66,7 +66,7 @@ def dual_of(solver: Minimiser, limit: float, *, close: float, report: Report = u
     The search for a price ends at a relative gap of `close`. Raises `Infeasible` if nothing fits.
     """
     graph = solver.graph
-    free = solver.minimise()
+    free = solver.free()
     over = point(graph, free.choices)
     if over.memory <= limit:
         return None, over, over.cost if solver.exact else free.bound

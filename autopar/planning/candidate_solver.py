@@ -36,7 +36,7 @@ class CandidateSolver:
     """The candidates of a request, each solved when it is asked for.
 
     `needed`: the bytes of the program whose solution's bound is in `bounds.free`. `left`: what an interrupted solution had found. `slow`:
-    the candidates that the memory makes too slow.
+    what the memory makes too slow.
     """
 
     def __init__(self, folded: FoldedModel, request: Request) -> None:
@@ -92,7 +92,7 @@ class CandidateSolver:
     def cut(self, solved: Solved, *, below: float = math.inf) -> Solved:
         """A solution with the seconds of its program, a pipeline with those of its best cuts; raises `Infeasible` where no cut fits.
 
-        A pipeline of which every cut takes `below` seconds or more is left uncut, with the seconds of equal stages.
+        A pipeline of which every cut takes `below` seconds or more is left uncut.
         """
         candidate = solved.candidate
         schedule = self.schedule(solved.mode, candidate.micro_batches, [solved.tables.prices], short=candidate.stages > 1)
@@ -103,13 +103,14 @@ class CandidateSolver:
         try:
             found = self._staged(solved, schedule, below)
         except Slower as slower:
-            return replace(solved, seconds=max(solved.seconds, slower.seconds), free=solved.free and not slower.short)
+            free = solved.free and not slower.short
+            return replace(solved, seconds=max(solved.seconds, slower.seconds), free=free, uncut=True)
         if isinstance(found, Infeasible):
             raise found
         (part,), full = found.parts, found.memory > TUNING.plenty * self.memory_limit(candidate)
         # All stages together may have room where one of them has not: other modes may be faster then.
         free = solved.free and not (full and (found.tightened or found.seconds > TUNING.short * solved.seconds))
-        return replace(solved, seconds=found.pipeline.step, tables=part.tables, solution=part.solution, free=free, exact=True)
+        return replace(solved, seconds=found.pipeline.step, tables=part.tables, solution=part.solution, free=free, exact=True, uncut=False)
 
     def _staged(self, solved: Solved, schedule: Schedule, below: float) -> StagedProgram | Infeasible:
         """The best cuts of a candidate, with host memory where that helps, or why there are none; raises `Slower`."""
@@ -129,9 +130,8 @@ class CandidateSolver:
         """The best cuts of a candidate on its tables, of which the first solution may be known; or why there are none."""
         groups, expand = [self.group(solved.candidate)], self.folded.expand
         try:
-            return best_pipeline(
-                groups, lambda _: tables, schedule, self.quickly, always=self.always, expand=expand, solved=solution, too_slow=below
-            )
+            known = {"always": self.always, "too_slow": below}
+            return best_pipeline(groups, lambda _: tables, schedule, self.quickly, **known, expand=expand, solved=solution)
         except Infeasible as error:
             return error
 
@@ -145,13 +145,15 @@ class CandidateSolver:
         """Bytes that the tables of all stages may fill together."""
         return candidate.stages * max(self.memory_limit(candidate) - self.always, 0.0)
 
-    def solve(self, candidate: Candidate, mode: Mode, *, below: float = math.inf, hidden: float | None = None) -> Solved | None:
-        """The best solution of a candidate, at several prices of what is hidden (or that one).
+    def solve(
+        self, candidate: Candidate, mode: Mode, *, below: float = math.inf, far: float = math.inf, hidden: float | None = None
+    ) -> Solved | None:
+        """The best solution of a candidate, at several prices of what is hidden (or that one); see `_solve`.
 
         A step is X + max(0, G - B), G the collectives of parameters and B the computation that can hide them: the maximum over l in [0, 1]
         of X + l (G - B). The least l is tried first; where it leaves more than can be hidden, larger ones are.
         """
-        best = self._solve(candidate, mode, below, self.hides(candidate) if hidden is None else hidden)
+        best = self._solve(candidate, mode, below, self.hides(candidate) if hidden is None else hidden, far)
         if best is None or candidate.stages > 1 or not self._overflows(best):
             return best
         share = best.hidden
@@ -173,10 +175,11 @@ class CandidateSolver:
         """Whether there is more of the collectives of parameters than their share that is taken to be hidden."""
         return solved.hidden > 0 and solved.seconds > solved.solution.cost * (1 + TUNING.certain)
 
-    def _solve(self, candidate: Candidate, mode: Mode, below: float, hidden: float) -> Solved | None:
+    def _solve(self, candidate: Candidate, mode: Mode, below: float, hidden: float, far: float = math.inf) -> Solved | None:
         """The solution of a candidate within the memory; None where, without a limit, it takes `below` seconds or more.
 
-        Raises `Infeasible`, with no more than a bound of the memory that would do where others are known, and `NoAssignment`.
+        Raises `Infeasible`, with no more than a bound of the memory that would do where others are known (where within the memory it takes
+        `far` seconds or more, too), and `NoAssignment`.
         """
         tables, room, exact = self.folded_tables(candidate, mode, hidden), self.room(candidate), self.request.method == EXACT_METHOD
         beyond = 0.0
@@ -196,7 +199,7 @@ class CandidateSolver:
                     return None
                 if not fits and self.binds(candidate, mode):
                     tables = self.offering(tables, candidate, mode)
-                if exact and self.slow.proves(candidate, tables.graph, max(room, room - beyond), self._least(candidate, 1.0), below):
+                if exact and self.slow.proves(candidate, tables.graph, max(room, room - beyond), self._least(candidate, 1.0), far):
                     raise Infeasible(math.nextafter(room, math.inf), room)
             return self._within(candidate, mode, tables, room, hidden, beyond=beyond)
         except Interrupted as interrupt:

@@ -101,17 +101,17 @@ class Cutter:
     def best(self, schedules: Iterable[tuple[str, int]], too_slow: float = math.inf) -> Pipeline | None:
         """The fastest pipeline under one of the (schedule, interleave) pairs, or None; of equally fast ones the first.
 
-        Pairs of the least ideal step are cut first; then most others are ruled out uncut. Raises `Slower` where all that was found, and
-        what is left, takes `too_slow` seconds or more.
+        Pairs of the least ideal step are cut first; then most others are ruled out uncut. What takes `too_slow` seconds or more is not
+        cut; raises `Slower` where nothing else fits.
         """
         found: list[tuple[int, Pipeline]] = []
         least, tried = math.inf, False
         for ideal, place, schedule in sorted((self._ideal(*pair), place, pair) for place, pair in enumerate(schedules)):
             # The ideal steps ascend, so no later pair is within `GAIN` of the fastest.
-            if (1 - GAIN) * ideal >= least:
+            if (1 - GAIN) * ideal >= least or (found and ideal >= too_slow):
                 break
-            if min(ideal, least) >= too_slow:
-                raise Slower(min(ideal, least), short=tried)
+            if ideal >= too_slow:
+                raise Slower(ideal, short=tried)
             tried = True
             if (pipeline := self.cut(*schedule)) is not None:
                 found.append((place, pipeline))

@@ -174,7 +174,7 @@ class ProgramSearch:
 
     def _ranked(self) -> list[Solved]:
         """The solved candidates by what the tables say; first the cheapest mode of each of the `evaluated` best."""
-        solved = self.walk.ranking.solved
+        solved = [entry for entry in self.walk.ranking.solved if not entry.uncut]
         first = list({entry.candidate: entry for entry in reversed(solved)}.values())
         first = sorted(first, key=solved.index)[:TUNING.evaluated]
         return first + [entry for entry in solved if entry not in first]

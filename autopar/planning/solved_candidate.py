@@ -29,6 +29,7 @@ class Solved:
 
     `free`: the unconstrained optimum fits, so no other mode is faster. `beyond`: the program's bytes beyond the sum of
     its tables, if memory is short. `hidden`: that of the tables' `Multiplicities`. `exact`: the seconds are those of its program.
+    `uncut`: they are those of equal stages, which are no better than others.
     """
 
     candidate: Candidate
@@ -41,3 +42,4 @@ class Solved:
     beyond: float = 0.0
     hidden: float = 0.0
     exact: bool = False
+    uncut: bool = False

@@ -13,6 +13,7 @@ from autopar.search import NoAssignment
 
 from .bounds import Bounds
 from .candidates import LARGE, Candidate
+from .folded_model import FoldedModel
 from .proof import Modes, Proof, Room
 from .ranking import Ranking
 from .tuning import TUNING
@@ -41,6 +42,10 @@ class Standing:
     def least(self) -> float:
         """Seconds that no candidate undercuts."""
         return min([self.ahead, *self.sure.values(), *(s.seconds for s in self.ranking.solved[:1])], default=0.0)
+
+    def far(self, folded: FoldedModel) -> float:
+        """Seconds by the tables from which on the program of a solution is not looked at."""
+        return (TUNING.closer if folded.is_small and self.best < TUNING.brief else TUNING.cut) * self.best
 
     def may_win(self, bound: float) -> bool:
         """Whether a candidate of that bound may be better than the best by more than `close`."""

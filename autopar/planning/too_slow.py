@@ -30,7 +30,7 @@ class TooSlow:
         """
         if below == math.inf:
             return False
-        near = bound_within(graph, limit, price=self.prices.get(candidate.place, 0.0), enough=below / share)
+        near = bound_within(graph, limit, price=self.prices.get(candidate.place, 0.0), enough=below / share, or_nothing=True)
         self.prices[candidate.place] = near.price
         if share * near.bound < below:
             return False

@@ -70,7 +70,11 @@ class Walk:
         for solved in kept:
             if (seconds := evaluated.get(solved, solved.seconds)) < math.inf:
                 self._add(replace(solved, seconds=seconds))
-        # What was too slow within the memory may be worth a solution beside what is left.
+        # What was too slow may be worth a closer look beside what is left.
+        for solved in [s for s in self.ranking.solved if s.uncut and s.seconds < (1 + TUNING.close) * self.standing.best]:
+            self.ranking.solved.remove(solved)
+            with contextlib.suppress(Infeasible):
+                self._add(self._cut(solved))
         self.standing.waiting |= {c: bound for c, bound in self.solver.slow.bounds.items() if self.standing.may_win(bound)}
 
     def try_rest(self) -> None:
@@ -214,7 +218,7 @@ class Walk:
             tried.append(mode)
             below = (1 + TUNING.close) * found.solved[0].seconds if found.solved and not all_modes else math.inf
             try:
-                solved = self.solver.solve(candidate, mode, below=below)
+                solved = self.solver.solve(candidate, mode, below=below, far=math.inf if all_modes else self.standing.far(self.folded))
                 cut = self._cut(solved) if solved is not None else None
             except Infeasible as error:
                 needed = error.minimum_memory / candidate.stages

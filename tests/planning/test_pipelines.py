@@ -12,7 +12,7 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.order.schedules import in_flight
 from autopar.planning.operator_costs import OperatorCosts
-from autopar.planning.pipeline_parts import Place, schedules_for
+from autopar.planning.pipeline_parts import Place, Slower, schedules_for
 from autopar.planning.pipelines import Cutter, pieces_of
 
 MICRO_BATCHES = 8
@@ -85,3 +85,28 @@ def test_a_model_is_cut_where_bytes_are_least_and_between_equal_ones_where_these
 def test_every_chunk_of_a_stage_is_a_piece_of_the_model(pieces: int, most: int) -> None:
     found = dict(sorted(schedules_for(4, 8, pieces=pieces)))
     assert found["1f1b"] == 1 and found.get("interleaved", 1) == most
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_too_slow_is_not_cut(seed: int) -> None:
+    made = cutter(figures(np.random.default_rng(seed), 15), 3, math.inf)
+    pairs = [("1f1b", 1), ("gpipe", 1), ("zero_bubble", 1)]
+    best = made.best(pairs)
+    assert best is not None
+    beaten = made.best(pairs, best.step * 1.01)
+    assert beaten is not None and beaten.step == best.step
+    with pytest.raises(Slower) as slower:
+        made.best(pairs, 0.1 * best.step)
+    assert 0.1 * best.step <= slower.value.seconds <= best.step and not slower.value.short
+
+
+def test_what_does_not_fit_is_told_from_what_is_too_slow() -> None:
+    rng, told = np.random.default_rng(7), set()
+    for _ in range(40):
+        made = cutter(figures(rng, 15), 3, 75.0)
+        if made.cut("1f1b", 1) is None and made.cut("zero_bubble", 1) is None:
+            assert made.best([("zero_bubble", 1), ("1f1b", 1)]) is None
+            with pytest.raises(Slower) as slower:
+                made.best([("zero_bubble", 1), ("1f1b", 1)], made._ideal("1f1b", 1))
+            told.add(slower.value.short)
+    assert told == {True}

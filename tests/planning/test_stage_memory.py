@@ -31,6 +31,11 @@ def test_a_stage_reaches_as_far_as_its_memory_does(seed: int) -> None:
             fits = [end for end in range(start + 1, count + 1) if memory.of(flying[stage], start, end) <= limits[stage]]
             fits = [end for end in fits if memory.host_of(start, end) <= hosts[stage]]
             assert reach[stage, start] == max(fits, default=start)
+    near = memory.furthest(flying, limits, hosts, longest=3)
+    assert np.array_equal(near, np.minimum(reach, np.arange(count + 1) + 3))
+    anywhere = memory.furthest(flying, limits, np.full(4, math.inf))
+    for stage, start in np.ndindex(anywhere.shape):
+        assert memory.from_start(flying[stage], limits[stage], start) == anywhere[stage, start]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -47,5 +52,7 @@ def test_bisection_agrees_with_the_tables_of_all_stretches(seed: int) -> None:
     if cuts is not None:
         best = max(float(tables[s][cuts[s + 1], cuts[s] - cuts[s + 1]]) for s in range(stages))
         assert worst <= best * (1 + 1e-9)
+    near = least_worst([np.concatenate(([0.0], np.cumsum(own))) for own in times], reach, exact=1e-3)
+    assert near == worst == math.inf or worst * (1 - 1e-9) <= near <= worst * (1 + 2e-3)
     if stages == 1 or worst == math.inf:
         assert (cuts is None) == (worst == math.inf)

@@ -83,3 +83,19 @@ def test_halves_of_a_node_divide_its_choices(seed: int) -> None:
     (halved,) = (v for v, (first, second) in enumerate(zip(*sizes, strict=True)) if first != graph.sizes[v] or second != graph.sizes[v])
     assert sizes[0][halved] + sizes[1][halved] == graph.sizes[halved]
     assert memory[halved][halves[0][halved]].max() < memory[halved][halves[1][halved]].min()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_bound_that_must_be_enough_is_enough_or_left(seed: int) -> None:
+    graph = random_graph(seed)
+    try:
+        free = exhaustive(graph)
+        best = exhaustive(graph, memory_limit=0.7 * free.memory).cost
+    except (Infeasible, NoAssignment):
+        return
+    if best == 0.0:
+        return
+    full = bound_within(graph, 0.7 * free.memory)
+    for enough in (0.5 * full.bound, 2.0 * best):
+        found = bound_within(graph, 0.7 * free.memory, enough=enough, or_nothing=True)
+        assert (found.bound >= enough) == (enough < full.bound) and found.bound <= best * (1 + 1e-9)
