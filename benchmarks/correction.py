@@ -118,7 +118,7 @@ def priced(plan: Plan, analysis: Analysis, request: Request) -> tuple[float, flo
     if stages > 1:
         return cost / stages, plan.predicted.step
     work = work_of_plan(plan, analysis, request.cluster)
-    cost += exposed_seconds(tables, whole, work, work.hidden) if analysis.train else 0.0
+    cost += exposed_seconds(tables, whole, work) if analysis.train else 0.0
     return cost, evaluate(tables, whole, plan.schedule.in_stage).estimate.step
 
 

@@ -67,14 +67,15 @@ class Scheduled:
 
     def needs(self) -> tuple[Need, ...]:
         """The units that each segment needs or completes."""
-        first = self.reduced_at()
-        return tuple(
-            Need(
-                forward=segment.units, backward=segment.wanted,
-                reduced=tuple(unit for unit in reversed(range(len(self.units))) if first[unit] == number),
-            )
-            for number, segment in enumerate(self.segments)
-        )  # fmt: skip
+        first, followers = self.reduced_at(), self.followers()
+        found = []
+        for number, segment in enumerate(self.segments):
+            reduced = [unit for unit in reversed(range(len(self.units))) if first[unit] == number]
+            # A reduction that begins waits for what was begun before it, but for sums in place: these come first, unless they need another.
+            sums = [unit for unit in reduced if self.units[unit].mode is Mode.ONCE and followers.get(unit, set()).isdisjoint(reduced)]
+            reduced = [*sums, *(unit for unit in reduced if unit not in sums)]
+            found.append(Need(forward=segment.units, backward=segment.wanted, reduced=tuple(reduced)))
+        return tuple(found)
 
     def moves(self, unit: int) -> bool:
         """Whether gathering a unit does anything: some parameter's used layout or type differs from its stored one."""

@@ -14,7 +14,7 @@ from .candidates import Candidate
 from .first_parameters import NONE, Early, Reading
 from .folded_model import FoldedModel
 from .multiplicities import Multiplicities
-from .parameter_traffic import most_hideable
+from .parameter_traffic import most_hidden
 from .passing import NOTHING, least_passes
 from .pipeline_estimate import Pipe, tables_alone, weight_share
 from .pipeline_parts import schedules_for, thrifty
@@ -63,9 +63,9 @@ class Bounds:
         """The same with the least passes that the stages of a candidate wait."""
         if candidate.stages == 1:
             return self.least_seconds(candidate.devices)
-        pipe, backend = self.pipe(candidate.stages, candidate.micro_batches), self.request.cluster.backend
+        pipe = self.pipe(candidate.stages, candidate.micro_batches)
         every = self.schedules(candidate.stages, candidate.micro_batches)
-        passes = min((least_passes(pipe, *schedule, NOTHING, 0.0, backend) for schedule in every), default=pipe.micro_batches)
+        passes = min((least_passes(pipe, *schedule, NOTHING) for schedule in every), default=pipe.micro_batches)
         return passes / pipe.micro_batches * self.least_seconds(candidate.devices)
 
     @cached_property
@@ -91,11 +91,11 @@ class Bounds:
         """The least that the tables of a mesh add up to for so many passes of one of so many micro-batches."""
         key = (devices, stages, mesh, micro_batches, passes)
         if key not in self.sums:
-            # Of stages all of what parameters send may be hidden under what the others compute.
-            alone = self.folded.prices(self.request.cluster.sized(devices), mesh, 1)
-            hidden = most_hideable(alone) if stages == 1 else 1.0
             early = self.early(stages, mesh)
-            work = Multiplicities(counts=self.folded.counts, passes=passes, hidden=hidden, early=early.readers)
+            # Of stages all of what parameters send may be hidden under what the others compute.
+            work = Multiplicities(counts=self.folded.counts, passes=passes, hidden=1.0, early=early.readers)
+            if stages == 1:
+                work = most_hidden(work, self.folded.prices(self.request.cluster.sized(devices), mesh, 1))
             tables = self.tables(self.folded.analysis(short=True, micro_batches=micro_batches), devices, stages, mesh, work)
             self.sums[key] = nearly(tables.graph, close=TUNING.bounded).lower_bound - early.before
         return self.sums[key]

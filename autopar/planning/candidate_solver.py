@@ -15,11 +15,10 @@ from autopar.search import Infeasible, Interrupted, Solution, nearly
 from ..sharding.schedule import Schedule
 from .bounds import Bounds
 from .candidates import Candidate
-from .first_parameters import NONE
 from .folded_model import FoldedModel
 from .memory_beyond_tables import bytes_beyond
 from .multiplicities import Counts, Multiplicities
-from .parameter_traffic import exposed_seconds, hideable, most_hideable
+from .parameter_traffic import exposed_seconds, hideable, most_hidden
 from .pipeline_parts import Slower
 from .pipeline_search import Group, StagedProgram, best_pipeline
 from .request import Request
@@ -65,12 +64,12 @@ class CandidateSolver:
         """The multiplicities of a candidate, under the schedule that keeps least in flight."""
         stages, count, schedule = candidate.stages, candidate.micro_batches, self.bounds.thrifty(candidate.stages, candidate.micro_batches)
         passes = count + self.bounds.pipe(stages, count).bubble(schedule)
-        # What is sent for every micro-batch may run under the one before.
-        early = self.bounds.early(stages, candidate.mesh) if count == 1 or mode.zero < 2 else NONE
-        return Multiplicities(
-            counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, hidden=self.hides(candidate), early=early.readers,
+        early = self.bounds.early(stages, candidate.mesh)
+        work = Multiplicities(
+            counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, early=early.readers,
             in_flight=in_flight(schedule, 0, stages, count), segments=self.folded.segments(mode.recompute, short=short),
         )  # fmt: skip
+        return replace(work, hidden=self._hides(candidate, work))
 
     def group(self, candidate: Candidate) -> Group:
         """The devices of a candidate's stages."""
@@ -153,7 +152,7 @@ class CandidateSolver:
         A step is X + max(0, G - B), G the collectives of parameters and B the computation that can hide them: the maximum over l in [0, 1]
         of X + l (G - B). The least l is tried first; where it leaves more than can be hidden, larger ones are.
         """
-        best = self._solve(candidate, mode, below, self.hides(candidate) if hidden is None else hidden, far)
+        best = self._solve(candidate, mode, below, self.hides(candidate, mode) if hidden is None else hidden, far)
         if best is None or candidate.stages > 1 or not self._overflows(best):
             return best
         share = best.hidden
@@ -164,12 +163,19 @@ class CandidateSolver:
                     best = other
         return best
 
-    def hides(self, candidate: Candidate) -> float:
+    def hides(self, candidate: Candidate, mode: Mode) -> float:
         """The share of the collectives of parameters that a step, or its stages, can hide."""
+        return self.work(candidate, mode, self.folded.counts, short=True).hidden
+
+    def _hides(self, candidate: Candidate, work: Multiplicities) -> float:
         if not self.request.train:
             return 0.0
-        stages = candidate.stages
-        return hideable(self.folded.prices(candidate.cluster, candidate.mesh, stages), self.folded.parameters / stages)
+        prices, tensors = self._prices(candidate), self.folded.folding.graph.tensors
+        early = math.fsum(tensors[name].bytes for name in work.early)
+        return hideable(prices, self.folded.parameters / candidate.stages, work, early)
+
+    def _prices(self, candidate: Candidate) -> MeshPrices:
+        return self.folded.prices(candidate.cluster, candidate.mesh, candidate.stages)
 
     def _overflows(self, solved: Solved) -> bool:
         """Whether there is more of the collectives of parameters than their share that is taken to be hidden."""
@@ -247,10 +253,12 @@ class CandidateSolver:
 
     def folded_tables(self, candidate: Candidate, mode: Mode, hidden: float) -> Tables:
         """The tables of a candidate, on the folded graph."""
-        analysis = self.folded.analysis(short=True, micro_batches=candidate.micro_batches)
         work = replace(self.work(candidate, mode, self.folded.counts, short=True), hidden=hidden)
-        tables = self.bounds.tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work)
-        return self.offering(tables, candidate, mode)
+        return self.offering(self._tables(candidate, work), candidate, mode)
+
+    def _tables(self, candidate: Candidate, work: Multiplicities) -> Tables:
+        analysis = self.folded.analysis(short=True, micro_batches=candidate.micro_batches)
+        return self.bounds.tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work)
 
     def offering(self, tables: Tables, candidate: Candidate, mode: Mode) -> Tables:
         """Tables of a candidate with the choices of host memory, if they are to have them."""
@@ -274,7 +282,7 @@ class CandidateSolver:
             expected = pipe.expected(tables, solution, work, schedules, self.room(candidate))
             seconds, short = expected.seconds * self.folded.imbalance(tables, solution, stages), expected.short
         elif self.request.train:
-            seconds += exposed_seconds(tables, solution, replace(work, hidden=hidden), work.hidden)
+            seconds += exposed_seconds(tables, solution, replace(work, hidden=hidden))
         return Solved(
             candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=seconds, beyond=beyond, hidden=hidden,
             bound=self._least(candidate, solution.lower_bound), free=free and not short,
@@ -288,8 +296,7 @@ class CandidateSolver:
 
     def loosest(self, candidate: Candidate, mode: Mode) -> Tables:
         """The tables of a candidate with all hidden, and no bytes counted, that may not be there at the fullest moment."""
-        prices = self.folded.prices(candidate.cluster, candidate.mesh, 1)
-        folded = self.folded_tables(candidate, mode, most_hideable(prices) if self.request.train else 0.0)
+        folded = self._tables(candidate, most_hidden(self.work(candidate, mode, self.folded.counts, short=True), self._prices(candidate)))
         tables = self.request.offering(folded, candidate.stages)
         return without_gradients(tables) if self.request.train and candidate.micro_batches == 1 else tables
 

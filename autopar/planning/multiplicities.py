@@ -33,10 +33,11 @@ class Multiplicities:
     `passes`: how often the time of a micro-batch counts (micro-batches plus bubble). `in_flight`: micro-batches
     between their forward and backward pass at once. `accumulating`: gradients of several micro-batches are added up.
     `hidden`: the share of the parameters' collectives that runs under computation. `early`: from parameters to their
-    first reader; nothing is hidden on that way (see `first_parameters.py`). `waits`: seconds that every collective of a value
-    waits for earlier ones of parameters. `once`: the counted share of what is done once a step. `segments`: the
-    recomputed operators. `zero`: parameters stored split and used gathered are gathered once a step, with gradients
-    added up whole (1) or as shards after every micro-batch (2), or gathered for every pass (3); with 0 there are none.
+    first reader; on that way the first gather and the last reduction are not hidden (see `first_parameters.py`). `waits`:
+    seconds that every collective of a value waits for earlier ones of parameters. `once`: the counted share of what is
+    done once a step. `busy`: a link; the collectives of parameters on others count `beside` so often. `segments`: the
+    recomputed operators. `zero`: parameters stored split and used gathered are gathered once a step, with gradients added
+    up whole (1) or as shards after every micro-batch (2), or gathered for every pass (3); with 0 there are none.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -47,6 +48,8 @@ class Multiplicities:
     early: Mapping[str, str] = field(default_factory=dict)
     waits: float = 0.0
     once: float = 1.0
+    busy: str = ""
+    beside: float = 1.0
     segments: Segments = ()
     zero: int = 1
 
@@ -56,17 +59,22 @@ class Multiplicities:
         once, passes = self.once, self.passes
         return {0: (once, once), 1: (once, once), 2: (once, passes), 3: (2.0 * passes, passes)}[self.zero]
 
+    def is_early(self, parameter: str, reader: str | None) -> bool:
+        """Whether nothing is hidden of a parameter's collectives, on the way from its storage (None) or on to a reader."""
+        return parameter in self.early and reader in (None, self.early[parameter])
+
     def hidden_of(self, parameter: str, reader: str | None) -> float:
-        """The hidden share of a parameter's collectives, on the way from its storage (None) or on to a reader."""
-        return 0.0 if parameter in self.early and reader in (None, self.early[parameter]) else self.hidden
+        """The hidden share of a parameter's collectives on such a way."""
+        return 0.0 if self.is_early(parameter, reader) else self.hidden
 
     def of_parameters(self, hidden: float) -> tuple[float, float]:
-        """How often the collectives of a parameter's value and gradient count, without their `hidden` share.
+        """How often the collectives of a parameter's value and gradient count, once a step without their `hidden` share.
 
-        Without ZeRO no parameter may be gathered.
+        What is sent more than once is hidden like that of any other parameter. Without ZeRO no parameter may be gathered.
         """
-        ahead, back = self.gathers
-        return (1 - hidden) * (ahead if self.zero else FORBIDDEN), (1 - hidden) * back
+        first, (ahead, back) = (1 - hidden) * self.once, self.gathers
+        more_ahead, more_back = ((1 - self.hidden) * (often - self.once) for often in (ahead if self.zero else FORBIDDEN, back))
+        return first + more_ahead, first + more_back
 
     def of_values(self, again: bool) -> tuple[float, float]:
         """How often the collectives of an activation's value and gradient count; `again`: its reader is recomputed."""

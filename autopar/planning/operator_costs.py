@@ -5,6 +5,7 @@ A redistribution counts to the operator behind it, a parameter to the first oper
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass, fields
 
@@ -109,16 +110,17 @@ class _OperatorCosts:
     def _move(self, step: Redistribute, index: int) -> None:
         """Seconds of a redistribution: of a parameter once a step, or for every pass; of a value in every pass."""
         forward, backward = chain_collectives(self.graph, step, self.mesh, self.types)
-        stored = self.graph.tensors[step.tensor].role is Role.PARAMETER
-        seconds = self.prices.unit_seconds if stored else self._collective
+        tensor = self.graph.tensors[step.tensor]
+        stored, whole = tensor.role is Role.PARAMETER, tensor.bytes
+        seconds = functools.partial(self.prices.unit_seconds, whole=whole) if stored else self._collective
         ahead, back = (sum(seconds(c.kind, c.axes, c.nbytes) for c in found) for found in (forward, backward))
         if stored:
-            self.of["travel"][index] += local_bytes(step.chain[-1], self.graph.tensors[step.tensor].bytes, self.mesh)
-            size = local_bytes(step.chain[0], self.types.reduced_bytes(self.graph.tensors[step.tensor]), self.mesh)
+            self.of["travel"][index] += local_bytes(step.chain[-1], whole, self.mesh)
+            size = local_bytes(step.chain[0], self.types.reduced_bytes(tensor), self.mesh)
             summed = self._summed(step)
             self.of["flat"][index] += size if summed else 0.0
             for axes in summed:
-                self.of["once"][index] += self.prices.unit_seconds("all_reduce", axes, size)
+                self.of["once"][index] += self.prices.unit_seconds("all_reduce", axes, size, whole)
             self._handle(step.tensor, step.chain[0], step.chain[-1], index)
             if self.schedule.gathered == "kept":
                 self.of["once"][index] += ahead

@@ -25,7 +25,6 @@ from autopar.costmodel.step.pricing import MeshPrices
 
 from ..ir import Tensor
 from ..sharding.layout import Kind, Layout
-from ..sharding.mesh import axis_sets, degree_of
 from ..sharding.schedule import Schedule, Types
 from .multiplicities import Multiplicities
 
@@ -71,15 +70,13 @@ class Handling:
     """Seconds of a device's work on a parameter and its gradient.
 
     `gather`, `reduce`: copies for a gather, and for the reduction of a gathered parameter's gradient. `sum`: copies for
-    the all-reduce of the gradient of a parameter stored whole; `apart`: the further cost of a message of its own, if
-    other parameters are gathered for every pass. `cast`: of a micro-batch's gradient. `add_used`, `add_stored`: its
+    the all-reduce of the gradient of a parameter stored whole. `cast`: of a micro-batch's gradient. `add_used`, `add_stored`: its
     addition in the layout of use, and in that of storage.
     """
 
     gather: Floats
     reduce: Floats
     sum: Floats
-    apart: Floats
     cast: Floats
     add_used: Floats
     add_stored: Floats
@@ -87,10 +84,9 @@ class Handling:
     def seconds(self, work: Multiplicities) -> Floats:
         """Seconds of a step."""
         ahead, back = work.gathers
-        apart = self.apart if work.zero >= 2 else 0.0
         first = self.cast - self.each(work)  # the first micro-batch's gradients are added to none
         moved = ahead * self.gather + back * self.reduce + work.once * self.sum
-        return moved + apart + work.passes * self.each(work) + first
+        return moved + work.passes * self.each(work) + first
 
     def each(self, work: Multiplicities) -> Floats:
         """Seconds of every further pass for casting and adding a gradient."""
@@ -141,15 +137,14 @@ def handling(tensor: Tensor, way: Way, prices: MeshPrices, types: Types, *, trai
         reduce += np.where(over & way.reduced[..., axis], memory_seconds(dealt, device), 0.0)
         total += np.where(way.summed[..., axis] & innermost, memory_seconds(2 * gradient, device), 0.0)
         grown = np.where(over, grown * size, grown)
-    apart = _apart(way, prices)
     # `grown` is now the factor by which the gathers over all axes enlarge the shard.
     none = np.zeros(grown.shape)
     if not trained:
-        return Handling(gather=gather, reduce=none, sum=none, apart=none, cast=none, add_used=none, add_stored=none)
+        return Handling(gather=gather, reduce=none, sum=none, cast=none, add_used=none, add_stored=none)
     casts = types.reduced(tensor) != tensor.dtype
     both = (tensor.bytes + types.reduced_bytes(tensor)) / way.shards * grown
     return Handling(
-        gather=gather, reduce=reduce, sum=total, apart=apart, cast=_streamed(both, device) if casts else none,
+        gather=gather, reduce=reduce, sum=total, cast=_streamed(both, device) if casts else none,
         add_used=_streamed(3 * gradient * grown, device), add_stored=_streamed(3 * gradient * np.ones(grown.shape), device),
     )  # fmt: skip
 
@@ -164,17 +159,6 @@ def _group_of(group: Ints, axis: int, mesh: Sequence[int]) -> tuple[Bools, Float
     for same, count in zip(alike, mesh, strict=True):
         size = np.where(same, size * count, size)
     return ~inner, size
-
-
-def _apart(way: Way, prices: MeshPrices) -> Floats:
-    """Seconds of a message of its own, for the group over which a gradient is summed as it is stored."""
-    mesh, found = prices.mesh.shape, np.zeros(way.summed.shape[:-1])
-    for axes in axis_sets(mesh):
-        summed = [way.summed[..., axis] == (axis in axes) for axis, size in enumerate(mesh) if size > 1]
-        if degree_of(axes, mesh) > 1:
-            seconds = prices.lines("all_reduce", axes)[0][0] + prices.cluster.device.launch
-            found = np.where(np.logical_and.reduce(summed), seconds, found)
-    return found
 
 
 def home_seconds(tensor: Tensor, shards: Floats | NDArray[np.int64], types: Types, device: Device) -> Floats:

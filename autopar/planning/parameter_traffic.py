@@ -1,18 +1,19 @@
 """The parameters' collectives once a step, and their exposed seconds: the same rule with and without stages.
 
-    seen(t, pass) = t / n + max(t (1 - 1 / n) - pass, 0) + (slowdown - 1) min(t (1 - 1 / n), pass)
+    seen(t, pass) = t / n + max(t (1 - 1 / n) - pass, (1 - 1 / slowdown) t (1 - 1 / n))
 
 A device gathers its n units before its first forward pass, and reduces their gradients in its last backward pass. t:
 seconds of all gathers, or of all reductions. The first gather and the last reduction have nothing to run under. The
-others run under the pass, and slow it down. With stages, device d waits for its first micro-batch while earlier devices
-compute, and finishes its last one that much earlier.
+others run under the pass, which does 1 / slowdown of its work while anything is sent. With stages, device d waits for
+its first micro-batch while earlier devices compute, and finishes its last one that much earlier.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.step.host_share import hides
@@ -21,10 +22,13 @@ from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.search import Solution
 
 from .multiplicities import Multiplicities
-from .tables import Tables, Variable
+from .parameter_messages import messages
+from .tables import Tables
 
 FORWARD = 1 / 3
 """The forward share of a pass."""
+OUTERMOST = 0.9
+"""What the seconds of the outermost link count in a bound, those of all others the rest: most is sent there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,58 +69,97 @@ def units_of(nbytes: float, unit_bytes: float, cluster: Cluster) -> int:
     return max(math.ceil(nbytes / unit_bytes), 1) if hides(cluster) else 1
 
 
-def hideable(prices: MeshPrices, parameters: float) -> float:
+def hideable(prices: MeshPrices, parameters: float, work: Multiplicities, early: float = 0.0) -> float:
     """The share of the parameters' collectives that costs nothing, as it runs under computation.
 
-        (1 - 1 / n - (slowdown - 1)) / k        n: units, k: axes
+        (1 - e) / slowdown        e = (u - early) / (1 - early), u = 2 / (n (a + b)), early = 0 where it is more than u
 
-    `parameters`: their bytes. In a chain over several axes only the first collective runs under computation, because
-    the next ones begin when the unit is waited for.
+    Of n units, each gathered a times and reduced b times, one gather and one reduction are seen, less the share of the bytes
+    of `early` parameters, which are first in order and counted by themselves. `parameters`: bytes of all.
     """
-    axes = sum(axis.size > 1 for axis in prices.mesh.axes)
-    alone = 1 / units_of(parameters, prices.unit_bytes, prices.cluster) + SLOWDOWN[prices.cluster.backend] - 1
-    return max((1 - alone) / axes, 0.0) if axes else 0.0
+    if not any(axis.size > 1 for axis in prices.mesh.axes):
+        return 0.0
+    units, known = units_of(parameters, prices.unit_bytes, prices.cluster), min(early / parameters, 1.0) if parameters else 0.0
+    twice = 2 / sum(replace(work, once=1.0).gathers)
+    unit, known = twice / units, twice * known
+    alone = (unit - known if known < unit else unit) / (1 - known) if known < 1 else 1.0
+    return max(1 - alone, 0.0) / SLOWDOWN[prices.cluster.backend] if hides(prices.cluster) else 0.0
 
 
-def most_hideable(prices: MeshPrices) -> float:
-    """The largest possible share of the parameters' collectives that costs nothing.
+def most_hidden(work: Multiplicities, prices: MeshPrices) -> Multiplicities:
+    """Multiplicities whose sum no step undercuts, whatever of the parameters' collectives runs under computation.
 
-    During communication the computation loses 1 - 1 / slowdown of every second. At most k axes communicate at once.
+        step >= X + (1 - 1 / slowdown) sum over links k of a_k S_k        sum of a_k = 1
+
+    X: all computation, which does 1 / slowdown of its work while anything is sent. S_k: seconds of all collectives of parameters over
+    link k. Most is sent over the outermost: it counts `OUTERMOST`, the others together the rest.
     """
     if not hides(prices.cluster):
-        return 0.0
-    axes = sum(axis.size > 1 for axis in prices.mesh.axes)
-    return 1 - (1 - 1 / SLOWDOWN[prices.cluster.backend]) / max(axes, 1)
+        return replace(work, hidden=0.0)
+    axes = tuple(number for number, axis in enumerate(prices.mesh.axes) if axis.size > 1)
+    links, slowed = {prices.link((axis,)) for axis in axes}, 1 - 1 / SLOWDOWN[prices.cluster.backend]
+    if len(links) < 2:
+        return replace(work, hidden=1 - slowed)
+    return replace(work, hidden=1 - OUTERMOST * slowed, busy=prices.link(axes), beside=(1 - OUTERMOST) / OUTERMOST)
 
 
-def exposed_seconds(tables: Tables, solution: Solution, work: Multiplicities, hideable: float) -> float:
-    """Exposed seconds of the parameters' collectives that a solution's tables leave out as hidden.
+def exposed_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> float:
+    """Exposed seconds of the parameters' messages beside those that a solution's tables count (fewer: below 0).
 
-    Of the `hideable` share, half is gathers, which the forward pass hides, and half is reductions, which the backward
-    pass hides; a pass may be too short for its half.
+    Under the forward pass the gathers are hidden but for the first unit's, under the backward pass the reductions but for the
+    last one's; what is done once a step, under that of one micro-batch. Of the first and the last unit are `early` parameters,
+    unless these fill units of their own.
     """
-    choices, sent = solution.choices, sent_seconds(tables, solution, work)
-    pairs = zip(tables.variables, tables.graph.unary, choices, strict=True)
-    computed = math.fsum(float(unary[choice]) for v, unary, choice in pairs if v.what == "operator")
-    half = 0.5 * hideable * sent
-    seen = max(half - FORWARD * computed, 0.0) + max(half - (1 - FORWARD) * computed, 0.0)
-    return (work.hidden - hideable) * sent + seen
-
-
-def sent_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> float:
-    """Seconds of a solution's collectives of parameters, including the share that its tables leave out."""
-    choices, edges = solution.choices, tables.graph.edges
-    told = (
-        float(edges[u, v][choices[u], choices[v]] - aside[choices[u], choices[v]])
-        for (u, v), aside in tables.aside.items()
-        if _is_hidden(tables.variables[u], tables.variables[v], work)
+    sent = sent_seconds(tables, solution, work)
+    pairs = zip(tables.variables, tables.graph.unary, solution.choices, strict=True)
+    each = math.fsum(float(unary[choice]) for v, unary, choice in pairs if v.what == "operator") / work.passes
+    covers = FORWARD * each * (work.passes if work.zero == 3 else 1.0), (1 - FORWARD) * each * (work.passes if work.zero >= 2 else 1.0)
+    prices, counts = tables.prices, tables.counts
+    units = units_of(sum(t.bytes * counts.get(t.name, 1) for t in tables.analysis.graph.parameters), prices.unit_bytes, prices.cluster)
+    late, slowdown = messages(tables, solution, work, units), SLOWDOWN[prices.cluster.backend]
+    seen = late.count * prices.cluster.device.launch - (1 - work.hidden) * (sent.gathers + sent.reductions)
+    ways = (
+        (sent.gathers + late.gathers, sent.early_gathers, work.gathers[0], covers[0]),
+        (sent.reductions + late.reductions, sent.early_reductions, work.gathers[1], covers[1]),
     )
-    return math.fsum(told) / (1 - work.hidden)
+    for seconds, early, often, cover in ways:
+        unit = (seconds + early) / (units * often)
+        alone = min(unit - early if early < unit else unit, seconds)
+        seen += alone + max((1 - 1 / slowdown) * (seconds - alone), seconds - alone - cover)
+    return seen
 
 
-def _is_hidden(source: Variable, target: Variable, work: Multiplicities) -> bool:
-    """Whether the tables leave out a share of the parameter's collectives on this edge."""
-    return work.hidden_of(source.name, None if source.what == "parameter" else target.name) > 0
+class Sent(NamedTuple):
+    """Seconds of gathers, and of reductions, of all parameters but the first and the last of `early` ones, and of these."""
+
+    gathers: float
+    reductions: float
+    early_gathers: float
+    early_reductions: float
+
+
+def sent_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> Sent:
+    """Seconds of a solution's collectives of parameters, including the share that its tables leave out."""
+    choices, (ahead, back), once = solution.choices, work.gathers, work.once
+    gathers, reductions, early_gathers, early_reductions = ([0.0] for _ in range(4))
+    for (u, v), aside in tables.aside.items():
+        source, target = tables.variables[u], tables.variables[v]
+        hidden = work.hidden_of(source.name, reader := None if source.what == "parameter" else target.name)
+        seen = float(tables.graph.edges[u, v][choices[u], choices[v]] - aside[choices[u], choices[v]])
+        tensor, early = tables.analysis.graph.tensors[source.name], work.is_early(source.name, reader)
+        gather, reduction = 0.0, seen / (once * (1 - hidden)) if once else 0.0
+        twice = once, once
+        if tables.spaces[source.name].divisors()[source.rows[choices[u]]] > 1:
+            often, wider = work.of_parameters(hidden), tables.types.reduced_bytes(tensor) / tensor.bytes
+            gather = seen / (often[0] + often[1] * wider)
+            reduction, twice = gather * wider, (ahead, back)
+        if early:
+            early_gathers.append(once * gather)
+            early_reductions.append(once * reduction)
+        gathers.append((twice[0] - early * once) * gather)
+        reductions.append((twice[1] - early * once) * reduction)
+    sums = map(math.fsum, (gathers, reductions, early_gathers, early_reductions))
+    return Sent(*sums)
 
 
 def once_seconds(devices: Iterable[Once], backend: str, interleave: int = 1) -> float:
@@ -133,7 +176,6 @@ def once_seconds(devices: Iterable[Once], backend: str, interleave: int = 1) -> 
 
 
 def _seen(seconds: float, cover: float, units: int, slowdown: float) -> float:
-    # One unit is always exposed; of the others, what exceeds the pass.
+    # One unit is always exposed; of the others, what exceeds the pass, and at least by how much they slow it.
     rest = seconds * (1 - 1 / units)
-    hidden = min(rest, cover)
-    return seconds - hidden + (slowdown - 1) * hidden
+    return seconds - rest + max(rest - cover, (1 - 1 / slowdown) * rest)

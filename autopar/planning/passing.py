@@ -5,12 +5,12 @@ them, and of a mean in which all devices count alike
 
     step >= sum over e of c_e x_e,  c_e = K / p        p step >= K X        X = sum of x_e
 
-What a device sends of its parameters once a step, and its update, may run under one pass of its own, but for the slowdown s of that pass,
-and while it waits for those before it. With g of what all devices send and update, the mean over them leaves, of v chunks on each,
+What a device sends of its parameters once a step, and its update, may run under one pass of its own, and while it waits for those before
+it. With g of what all devices send and update, the mean over them leaves, of v chunks on each,
 
-    p step >= K' X + g        where        c_e = (K' + 2 - s) / p + (p - 1 - e) / (p v)
+    p step >= K' X + g        where        c_e = (K' + 1) / p + (p - 1 - e) / (p v)
 
-and with (s - 1) of the collectives alone, by which they slow the pass that they run under, without the 2 - s.
+and with 1 - 1 / s of the collectives alone, by which they slow the pass that they run under, K' in place of K' + 1.
 
 Interleaved: the mean is of the paths that stay on a device h, which makes s_h = 2 (p - 1 - h) + (v - 1) p chunk passes before its turns,
 
@@ -48,13 +48,13 @@ class Sight:
 
     def hidden(self, backend: str) -> float:
         """The share of parameters' collectives that does not count."""
-        return self.once * (1 - self.under) * (2 - SLOWDOWN[backend])
+        return self.once * (1 - self.under) / SLOWDOWN[backend]
 
 
 NOTHING, UPDATES, ALL = Sight(once=0.0, under=0.0), Sight(once=1.0, under=0.0), Sight(once=1.0, under=1.0)
 
 
-def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight, tilt: float, backend: str) -> float:
+def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight, tilt: float = 0.0) -> float:
     """K of a schedule, K' where something done once a step is in sight.
 
     `tilt`: the last of interleaved stages counts for so many passes more than the first, and the result is the mean.
@@ -62,7 +62,7 @@ def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight, tilt: flo
     """
     if pipe.share < 1.0:
         return pipe.micro_batches - 0.5 * abs(tilt)
-    once, hidden = sight.once, sight.under * (2 - SLOWDOWN[backend])
+    once, hidden = sight.once, sight.under
     if chunks > 1:
         return _interleaved(pipe.stages, pipe.micro_batches, chunks, once, tilt) - hidden
     if pipe.micro_batches == 1 and schedule != "zero_bubble":

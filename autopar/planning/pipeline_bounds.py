@@ -247,7 +247,7 @@ class PipelineBounds:
 
     def _passes(self, candidate: Candidate, schedule: Schedule, sight: Sight, tilt: float = 0.0) -> float:
         """The passes beside what is in sight of what is done once a step; the last stage counts for so many more than the first."""
-        return least_passes(self.bounds.pipe(candidate.stages, candidate.micro_batches), *schedule, sight, tilt, self.backend)
+        return least_passes(self.bounds.pipe(candidate.stages, candidate.micro_batches), *schedule, sight, tilt)
 
     def _graph(self, candidate: Candidate, work: Multiplicities) -> CostGraph:
         """The graph of tables within the memory: where the optimizer's state may be in host memory, as if that were free."""

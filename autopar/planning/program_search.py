@@ -92,7 +92,7 @@ class ProgramSearch:
         for candidate in sorted(left, key=lambda c: solver.bounds.free[c])[: TUNING.evaluated if self.walk.ranking.complete else 0]:
             first = next(solver.modes(candidate.micro_batches))
             whole = replace(first, zero=0) if self.request.zero is None and self.request.train else first
-            for mode, hidden in dict.fromkeys((m, h) for m in (first, whole) for h in (solver.hides(candidate), 0.0)):
+            for mode, hidden in dict.fromkeys((m, h) for m in (first, whole) for h in (solver.hides(candidate, m), 0.0)):
                 tables = self.programs.tables(candidate, mode, hidden)
                 try:
                     solution = solve_within(tables, self.request.method, math.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -105,7 +106,7 @@ class TableEdges:
         """The tables of an edge, one value for all that are equal."""
         basis, variable, stored = self.basis, self.variables[target], self.variables[source].what == "parameter"
         number, parameter = self.facts.get(name) or self._facts(name)
-        again = variable.what == "operator" and variable.name in basis.again
+        again = self._is_again(name, variable)
         hidden = basis.work.hidden_of(name, variable.name if not stored else None) if parameter else 0.0
         key = (number, id(source_codes), id(target_codes), count, stored, again, hidden)
         if key not in self.joined:
@@ -118,6 +119,13 @@ class TableEdges:
                 value = self.known.once(("sum", id(bare), id(aside)), lambda: bare + aside)
             self.joined[key] = _Joined(value=value, aside=aside, each=each)
         return self.joined[key]
+
+    def _is_again(self, name: str, target: Variable) -> bool:
+        """Whether a redistribution is done again in the backward pass, with the operator behind it: of a fan-out, the first reader."""
+        if target.what == "operator":
+            return target.name in self.basis.again
+        reader = self.basis.analysis.readers[name][0][0]
+        return reader >= 0 and self.basis.graph.operators[reader].name in self.basis.again
 
     def _facts(self, name: str) -> tuple[int, bool]:
         """A number for all of a tensor that tables depend on, and whether it is a parameter."""
@@ -133,19 +141,21 @@ class TableEdges:
         trained = name in basis.analysis.gradients
         stored = self.variables[source].what == "parameter"
         from_storage, hidden = stored and trained, work.hidden_of(name, variable.name if not stored else None)
-        again = variable.what == "operator" and variable.name in basis.again
+        again = self._is_again(name, variable)
         ahead, back = work.of_parameters(hidden) if tensor.role is Role.PARAMETER else work.of_values(again)
         # Tables that differ only by a common factor are made once, and multiplied.
         scale = back or 1.0
         often, exposed = (ahead / scale, back / scale), work.once * (1 - hidden) / scale
         known = self.known.of_parameters or self.known if tensor.role is Role.PARAMETER else self.known
-        key = ("distances", id(space), tensor.shape, tensor.bytes, basis.wider(tensor), trained, from_storage, often, exposed, work.waits)
+        links = (work.busy, work.beside) if tensor.role is Role.PARAMETER else None
+        wider = basis.wider(tensor)
+        key = ("distances", id(space), tensor.shape, tensor.bytes, wider, trained, from_storage, often, exposed, work.waits, links)
 
         def table() -> Floats:
             prices = self._distances(known, tensor, space, often)
             if from_storage:
                 summed = basis.types.reduced_bytes(tensor)
-                rows = prices.rows_from_storage(source_codes, basis.prices.unit_lines, summed, exposed)
+                rows = prices.rows_from_storage(source_codes, partial(self._unit_lines, tensor), summed, exposed)
             else:
                 rows = prices.rows(source_codes)
             return np.ascontiguousarray(rows[:, target_codes])
@@ -189,11 +199,20 @@ class TableEdges:
         waits = 0.0 if stored else basis.work.waits
 
         def lines(kind: str, axes: Axes) -> tuple[Line, ...]:
-            found = basis.prices.unit_lines(kind, axes) if stored else basis.prices.lines(kind, axes)
+            found = self._unit_lines(tensor, kind, axes) if stored else basis.prices.lines(kind, axes)
             return tuple((alpha + waits, beta) for alpha, beta in found) if waits else found
 
         def make() -> Distances:
             return Distances(space, tensor.shape, tensor.bytes, lines, gradient=gradient, often=often, wider=wider)
 
         valid = space.valid(tensor.shape).tobytes()
-        return known.once(("reach", id(space), tensor.bytes, wider, gradient, stored, often, waits, valid), make)
+        links = (basis.work.busy, basis.work.beside) if stored else None
+        return known.once(("reach", id(space), tensor.bytes, wider, gradient, stored, often, waits, valid, links), make)
+
+    def _unit_lines(self, tensor: Tensor, kind: str, axes: Axes) -> tuple[Line, ...]:
+        """The line of a parameter's part of a message, as far as the link counts that it is sent over."""
+        prices, work = self.basis.prices, self.basis.work
+        found = prices.unit_lines(kind, axes, tensor.bytes)
+        if work.busy in ("", prices.link(axes)):
+            return found
+        return tuple((work.beside * alpha, work.beside * beta) for alpha, beta in found)

@@ -40,7 +40,7 @@ def variations(solver: CandidateSolver, solved: Solved) -> Iterator[Solved]:
 
 def _varied(solver: CandidateSolver, solved: Solved) -> Iterator[tuple[float, float]]:
     """The shares that are hidden, and of the bytes that are used."""
-    most = 1.0 if solved.candidate.stages > 1 else solver.hides(solved.candidate)
+    most = 1.0 if solved.candidate.stages > 1 else solver.hides(solved.candidate, solved.mode)
     if solver.request.train:
         for part in TUNING.varied_hidden:
             if not math.isclose(part * most, solved.hidden):

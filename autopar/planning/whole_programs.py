@@ -102,7 +102,7 @@ class WholePrograms:
         if solved.solution.gap > TUNING.unfolded:
             return None
         others = [solved]
-        if solved.hidden > 0.0 and self.solver.hides(solved.candidate):
+        if solved.hidden > 0.0 and self.solver.hides(solved.candidate, solved.mode):
             with contextlib.suppress(Infeasible, NoAssignment):
                 others += [other] if (other := self.solver.solve(solved.candidate, solved.mode, hidden=0.0)) is not None else []
         found = [self._written_out(one, schedule) for one in others]

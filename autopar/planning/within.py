@@ -1,7 +1,7 @@
 """What no plan of a candidate without stages undercuts within the memory.
 
 With X(x) all seconds of strategies x but those of parameters' collectives, S(x) these, h the share of them that is hidden at the best
-(`most_hideable`), stored, gradients and kept the bytes of a device,
+(`most_hidden`), stored, gradients and kept the bytes of a device,
 
     step >= min over x of  X(x) + (1 - h) S(x)
             subject to     stored(x) + gradients(x) + kept(x) <= limit

@@ -9,7 +9,8 @@ Adding gradients to those of earlier micro-batches takes three passes over them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,27 +52,43 @@ def unit_seconds(plan: Scheduled, cluster: Cluster) -> dict[int, float]:
 def gradient_seconds(plan: Scheduled, gradients: frozenset[str], cluster: Cluster) -> tuple[float, float]:
     """Seconds of casting gradients: in each backward pass, and once a step the sums to the stored type."""
     types, tensors, mesh = plan.schedule.types, plan.program.graph.tensors, plan.program.assignment.mesh.shape
+    home = {
+        tensor.name: local_bytes(
+            plan.program.assignment.storage[tensor.name], types.reduced_bytes(tensor) + types.stored_bytes(tensor), mesh
+        )
+        for tensor in map(tensors.__getitem__, plan.program.assignment.storage)
+        if tensor.name in gradients and types.reduced(tensor) != types.stored(tensor)
+    }  # fmt: skip
+    return math.fsum(cast_of_gradients(plan, gradients, cluster).values()), math.fsum(_streamed(home, cluster).values())
+
+
+def cast_of_gradients(plan: Scheduled, gradients: frozenset[str], cluster: Cluster) -> dict[str, float]:
+    """Seconds of casting the gradient of each parameter in a backward pass."""
+    types, tensors, mesh = plan.schedule.types, plan.program.graph.tensors, plan.program.assignment.mesh.shape
     used: dict[str, float] = {}
-    home: dict[str, float] = {}
     for name, layout in _places(plan):
-        tensor, summed = tensors[name], types.reduced_bytes(tensors[name])
+        tensor = tensors[name]
         if name in gradients and types.reduced(tensor) != tensor.dtype:
-            used[name] = max(used.get(name, 0.0), local_bytes(layout, tensor.bytes + summed, mesh))
-        if name in gradients and types.reduced(tensor) != types.stored(tensor):
-            home[name] = local_bytes(plan.program.assignment.storage[name], summed + types.stored_bytes(tensor), mesh)
-    passes, once = (with_launch(0.0, memory_seconds(np.array(list(f.values())), cluster.device), cluster.device) for f in (used, home))
-    return float(passes.sum()), float(once.sum())
+            used[name] = max(used.get(name, 0.0), local_bytes(layout, tensor.bytes + types.reduced_bytes(tensor), mesh))
+    return _streamed(used, cluster)
 
 
-def adding_seconds(plan: Scheduled, gradients: frozenset[str], cluster: Cluster) -> float:
-    """Seconds of adding a micro-batch's gradients to earlier ones, in the layout where they are added up."""
+def adding_of_gradients(plan: Scheduled, gradients: frozenset[str], cluster: Cluster) -> dict[str, float]:
+    """Seconds of adding a micro-batch's gradient of each parameter to earlier ones, in the layout where they are added up."""
     program, types, mesh = plan.program, plan.schedule.types, plan.program.assignment.mesh.shape
     moved = ((step, plan.modes.get(index)) for index, step in enumerate(program.steps))
     once = {step.tensor: step.chain[-1] for step, mode in moved if isinstance(step, Redistribute) and mode is Mode.ONCE}
     trained = [tensor for tensor in program.graph.parameters if tensor.name in gradients]
-    places = [once.get(tensor.name, program.assignment.storage[tensor.name]) for tensor in trained]
-    nbytes = [3 * local_bytes(layout, types.reduced_bytes(tensor), mesh) for tensor, layout in zip(trained, places, strict=True)]
-    return float(with_launch(0.0, memory_seconds(np.array(nbytes), cluster.device), cluster.device).sum()) if nbytes else 0.0
+    places = {tensor.name: once.get(tensor.name, program.assignment.storage[tensor.name]) for tensor in trained}
+    nbytes = {tensor.name: 3 * local_bytes(places[tensor.name], types.reduced_bytes(tensor), mesh) for tensor in trained}
+    return _streamed(nbytes, cluster)
+
+
+def _streamed(nbytes: Mapping[str, float], cluster: Cluster) -> dict[str, float]:
+    if not nbytes:
+        return {}
+    seconds = with_launch(0.0, memory_seconds(np.array(list(nbytes.values())), cluster.device), cluster.device)
+    return dict(zip(nbytes, seconds.tolist(), strict=True))
 
 
 def _places(plan: Scheduled) -> Iterator[tuple[str, Layout]]:

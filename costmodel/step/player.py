@@ -2,21 +2,22 @@
 
 The computation is one stream, the collectives of each mesh axis, or of several, another (a process group has a stream). A task starts
 when its stream is free and the tasks that it waits for have ended; `pass_player.py` has operators and redistributions,
-`unit_player.py` units of parameters. Gradients are added to those of earlier micro-batches in three passes over them.
+`unit_player.py` units of parameters. Behind the backward pass of a segment the gradients that it completes are cast, and
+added to those of earlier micro-batches in three passes over them.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from autopar.order.actions import Action, Word
 from autopar.order.passes import phases
 from autopar.order.scheduled import Scheduled
-from autopar.sharding.program import Compute
+from autopar.sharding.program import Compute, Redistribute
 
-from .casts import adding_seconds, gradient_seconds
+from .casts import adding_of_gradients, cast_of_gradients
 from .issuing import Issuer
 from .pass_player import PassPlayer, Seconds
 from .pricing import MeshPrices
@@ -31,20 +32,27 @@ class Player:
         self.plan, self.prices, self.clock = plan, prices, clock
         issuer = Issuer(prices, clock)
         self.units, self.passes = UnitPlayer(plan, issuer, hides=hides), PassPlayer(plan, issuer, seconds)
-        self.gradients = plan.program.assignment.gradients
+        gradients, cluster = plan.program.assignment.gradients, prices.cluster
+        self.casts = self._by_segment(cast_of_gradients(plan, gradients, cluster))
+        self.sums = self._by_segment(adding_of_gradients(plan, gradients, cluster))
+
+    def _by_segment(self, seconds: Mapping[str, float]) -> list[float]:
+        """Seconds of parameters by the segment whose backward pass completes their gradients (that of none: the first)."""
+        plan, found = self.plan, [0.0] * len(self.plan.segments)
+        complete = plan.reduced_at()
+        steps = plan.program.steps
+        of_tensor = {step.tensor: complete[u.number] for u in plan.units for i in u.members if isinstance(step := steps[i], Redistribute)}
+        for name, taken in seconds.items():
+            found[of_tensor.get(name, 0)] += taken
+        return found
 
     def play(self, count: int) -> None:
         """Play a step of `count` micro-batches; those beyond the plan's schedule take as long as its last but one."""
         clock, played = self.clock, self.plan.schedule.micro_batches
-        accumulation = adding_seconds(self.plan, self.gradients, self.prices.cluster) if count > 1 else 0.0
-        cast, _ = gradient_seconds(self.plan, self.gradients, self.prices.cluster)
         for number, actions in enumerate(self._micro_batches()):
             start, spent, sent = clock.now, dict(clock.spent), len(clock.sent)
             for action, clock.phase in actions:
                 self._do(action)
-            clock.compute("gradients", "cast", cast)
-            if number:
-                clock.compute("gradients", "accumulation", accumulation)
             if number == played - 2 and count > played:
                 more, left = clock.now - start, count - played
                 clock.skip(left * more, {p: left * (clock.spent[p] - spent[p]) for p in spent}, left * math.fsum(clock.sent[sent:]))
@@ -80,6 +88,8 @@ class Player:
                 assert action.segment is not None
                 self.units.wait(segments[action.segment].wanted)
                 self.passes.back(segments[action.segment])
+                self.clock.compute("gradients", "cast", self.casts[action.segment])
+                self.clock.compute("gradients", "accumulation", self.sums[action.segment] if action.micro_batch else 0.0)
             case Word.REDUCE:
                 assert action.unit is not None
                 self.units.reduce(units[action.unit], last=action.micro_batch == self.plan.schedule.micro_batches - 1)

@@ -71,7 +71,7 @@ class MeshPrices:
     cluster: Cluster
     mesh: Mesh
     unit_bytes: int = UNIT_BYTES
-    known: dict[tuple[str, Axes, bool], tuple[Line, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    known: dict[tuple[str, Axes, float], tuple[Line, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, cluster: Cluster, mesh: Mesh, parameters: float) -> MeshPrices:
@@ -86,26 +86,34 @@ class MeshPrices:
             return spanned[0].size, spanned[0].level
         return degree_of(axes, self.mesh.shape), joint_span(self.cluster, tuple((axis.level, axis.size) for axis in spanned))
 
+    def link(self, axes: Axes) -> str:
+        """The link that a group over `axes` keeps busy: over several levels the outermost binds, and the others hardly are."""
+        return self.place(axes)[1].rpartition("+")[2].partition(":")[0]
+
     def lines(self, kind: str, axes: Axes) -> tuple[Line, ...]:
         """The (seconds, seconds per byte) lines of a collective over `axes`."""
-        key = (kind, axes, False)
+        key = (kind, axes, 0.0)
         if key not in self.known:
             size, level = self.place(axes)
             self.known[key] = lines(kind, size, level=level, cluster=self.cluster)
         return self.known[key]
 
-    def unit_lines(self, kind: str, axes: Axes) -> tuple[Line, ...]:
-        """The line of a parameter's part of a unit's message, with its share of latency by bytes and by `SHARERS`."""
-        key = (kind, axes, True)
+    def unit_lines(self, kind: str, axes: Axes, whole: float = 0.0) -> tuple[Line, ...]:
+        """The line of a parameter's part of a unit's message, with its share of latency by bytes and by `SHARERS`.
+
+        `whole`: bytes of the parameter; one of more than a unit is a message of its own, with one latency.
+        """
+        share = min(self.unit_bytes / whole, 1.0) if whole else 1.0
+        key = (kind, axes, share)
         if key not in self.known:
-            nbytes = max(self.unit_bytes, UNIT_BYTES)
+            nbytes = self.unit_bytes
             alpha, beta = min(self.lines(kind, axes), key=lambda line: line[0] + line[1] * nbytes)
-            self.known[key] = ((alpha / SHARERS, beta + alpha / nbytes),)
+            self.known[key] = ((alpha / SHARERS, beta + share * alpha / nbytes),)
         return self.known[key]
 
-    def unit_seconds(self, kind: str, axes: Axes, nbytes: int) -> float:
-        """Seconds of a parameter's part of a unit's message."""
-        ((alpha, beta),) = self.unit_lines(kind, axes)
+    def unit_seconds(self, kind: str, axes: Axes, nbytes: int, whole: float = 0.0) -> float:
+        """Seconds of a part of `nbytes` of a unit's message, of a parameter of `whole` bytes."""
+        ((alpha, beta),) = self.unit_lines(kind, axes, whole)
         return alpha + beta * nbytes
 
     def unit_share(self, kind: str, axes: Axes, nbytes: int) -> float:

@@ -74,8 +74,7 @@ def step_timeline(
     """
     schedule, habits = plan.schedule, overlap or Overlap()
     played = replace(schedule, micro_batches=min(schedule.micro_batches, PLAYED), prefetch=schedule.prefetch if habits.prefetch else 0)
-    # A group over several levels is bound by the outermost: the others are hardly busy.
-    links = {prices.mesh.name(axes): prices.place(axes)[1].rpartition("+")[2].partition(":")[0] for axes in _groups(plan, prices)}
+    links = {prices.mesh.name(axes): prices.link(axes) for axes in _groups(plan, prices)}
     clock = Clock(habits.slowdown, links)
     Player(replace(plan, schedule=played), prices, seconds, clock, hides=habits.gradients).play(schedule.micro_batches)
     clock.phase = "update"

@@ -25,15 +25,16 @@ SMALL = Shape(layers=4, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=8192, s
 CLUSTER = load_cluster("dgx-h100").sized(8)
 MASTER = Types(master="float32", reduce="float32")
 ROWS: list[tuple[Shape, tuple[int, ...], float, dict[str, Any]]] = [
-    (WIDE, (8,), 0.02, {"zero": 1, "micro_batches": 1}),
-    (WIDE, (8,), 0.03, {"zero": 3, "micro_batches": 1}),
-    (WIDE, (8,), 0.03, {"zero": 2, "micro_batches": 2}),
-    (WIDE, (8,), 0.05, {"zero": 1, "micro_batches": 1, "types": MASTER}),
-    (WIDE, (8,), 0.05, {"zero": 3, "micro_batches": 1, "types": MASTER}),
-    (WIDE, (8,), 0.05, {"zero": 2, "micro_batches": 2, "types": MASTER}),
-    (WIDE, (2, 4), 0.08, {"zero": 1, "micro_batches": 1}),
-    (SMALL, (8,), 0.1, {"zero": 1, "micro_batches": 1}),
-    (SMALL, (2, 4), 0.1, {"zero": 1, "micro_batches": 2}),
+    (WIDE, (8,), 0.01, {"zero": 1, "micro_batches": 1}),
+    (WIDE, (8,), 0.01, {"zero": 3, "micro_batches": 1}),
+    (WIDE, (8,), 0.01, {"zero": 2, "micro_batches": 2}),
+    (WIDE, (8,), 0.01, {"zero": 3, "micro_batches": 4}),
+    (WIDE, (8,), 0.02, {"zero": 1, "micro_batches": 1, "types": MASTER}),
+    (WIDE, (8,), 0.02, {"zero": 3, "micro_batches": 1, "types": MASTER}),
+    (WIDE, (8,), 0.02, {"zero": 2, "micro_batches": 2, "types": MASTER}),
+    (WIDE, (2, 4), 0.01, {"zero": 1, "micro_batches": 1}),
+    (SMALL, (8,), 0.02, {"zero": 1, "micro_batches": 1}),
+    (SMALL, (2, 4), 0.02, {"zero": 1, "micro_batches": 2}),
 ]
 """A model, a mesh, what the tables' sum may be off, and what is fixed."""
 
@@ -45,7 +46,7 @@ def test_the_tables_add_up_to_the_program(shape: Shape, sizes: tuple[int, ...], 
     walk = Walk(FoldedModel(transformer(shape, batch=32).graph, train=True), request)
     solved = walk.run().solved[0]
     work = walk.solver.work(solved.candidate, solved.mode, walk.folded.counts, short=True)
-    summed = solved.solution.cost + exposed_seconds(solved.tables, solved.solution, replace(work, hidden=solved.hidden), work.hidden)
+    summed = solved.solution.cost + exposed_seconds(solved.tables, solved.solution, replace(work, hidden=solved.hidden))
     assert summed == pytest.approx(solved.seconds, rel=tolerance)
     program = ProgramSearch(walk).programs.best(solved).seconds
     assert 0.99 * solved.seconds <= program <= solved.seconds * (1 + 1e-9)

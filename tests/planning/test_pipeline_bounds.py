@@ -58,7 +58,7 @@ def falling(first: Floats, name: str, count: int, chunks: int, rng: np.random.Ge
 def test_no_unequal_stages_take_fewer_passes(stages: int, count: int, name: str, chunks: int) -> None:
     rng = np.random.default_rng(stages + count)
     pipe = Pipe(stages=stages, micro_batches=count, weight=WEIGHT)
-    alone, updates, beside = (least_passes(pipe, name, chunks, sight, 0.0, "nccl") for sight in (NOTHING, UPDATES, ALL))
+    alone, updates, beside = (least_passes(pipe, name, chunks, sight) for sight in (NOTHING, UPDATES, ALL))
     equal = seconds(name, np.ones(stages), count, chunks)
     assert 0.9 * equal <= alone <= equal * (1 + 1e-9)
     for first in (np.ones(stages), rng.dirichlet(np.ones(stages))):
@@ -91,7 +91,7 @@ def test_linear_programs_find_no_fewer_passes(stages: int, count: int, name: str
         return seconds(name, x, count, chunks) - float(behind @ x)
 
     pipe = Pipe(stages=stages, micro_batches=count, weight=WEIGHT)
-    known = least_passes(pipe, name, chunks, UPDATES if waited else NOTHING, 0.0, "nccl")
+    known = least_passes(pipe, name, chunks, UPDATES if waited else NOTHING)
     planes, x, best = [], np.full(stages, 1 / stages), math.inf
     for _ in range(60):
         near = np.maximum(x, 1e-3 / stages) * (1 + 1e-4 * rng.random(stages))
@@ -130,7 +130,7 @@ def limited(walk: Walk, bounds: PipelineBounds, candidate: Candidate) -> Iterato
 def cuts(walk: Walk, candidate: Candidate, mode: Mode) -> dict[tuple[str, int], float]:
     """The least step that some solutions in a mode come to under every schedule."""
     solver, found, finisher = walk.solver, dict[tuple[str, int], float](), ProgramSearch(walk)
-    for hidden, share in itertools.product((solver.hides(candidate), 0.0), (math.inf, 1.5, 1.0, 0.7)):
+    for hidden, share in itertools.product((solver.hides(candidate, mode), 0.0), (math.inf, 1.5, 1.0, 0.7)):
         try:
             tables = finisher.programs.tables(candidate, mode, hidden)
             solution = solve_within(tables, "dynamic_programming", share * solver.room(candidate))

@@ -35,7 +35,9 @@ def test_the_price_is_that_of_the_pinned_problem(mesh: tuple[int, ...]) -> None:
     told = asked.alternatives(UP)
     prices = MeshPrices(cluster=found.cluster, mesh=found.plan.mesh_, unit_bytes=found.plan.schedule.unit_bytes)
     early = early_on(found.plan.mesh_, analysis, found.cluster, Counts()).readers
-    work = Multiplicities(hidden=hideable(prices, sum(parameter.bytes for parameter in analysis.graph.parameters)), early=early)
+    known = sum(analysis.graph.tensors[name].bytes for name in early)
+    share = hideable(prices, sum(parameter.bytes for parameter in analysis.graph.parameters), Multiplicities(), known)
+    work = Multiplicities(hidden=share, early=early)
     assert len(told) == len(asked.tables.strategies[UP].choices) > 4 ** len(mesh)
     for other in told:
         limits = Pins(operators={UP: other.strategy})(analysis, found.plan.mesh_)
