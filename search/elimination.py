@@ -28,7 +28,9 @@ SECOND_ORDER_WORK = 1e8
 
 The sizes are rounded up to powers of two, so that meshes share the order.
 """
-_SHARED: ContextVar[dict[object, Order] | None] = ContextVar("orders that the graphs of a search share", default=None)
+SIZED = 3
+"""How many of the orders that were found for other sizes are tried, the last ones first, before one for the sizes at hand is."""
+_SHARED: ContextVar[dict[object, Any] | None] = ContextVar("orders that the graphs of a search share", default=None)
 _LAST: ContextVar[dict[object, tuple[CostGraph, Any]] | None] = ContextVar("what is known of the last graphs of a search", default=None)
 T = TypeVar("T")
 
@@ -144,8 +146,13 @@ def schedule(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> Schedule:
         orders = (order(structure, max_entries=max_entries, by_fill=by_fill) for by_fill in (False, True))
         return min(orders, key=lambda o: (len(o.too_wide), o.work))
 
-    plan = leaves.follow(leaves.shared(("sized", max_entries, round(math.log2(sum(graph.sizes)))), sized))
-    return plan if plan.too_wide or plan.widest <= max_entries else leaves.follow(sized())
+    known = leaves.shared(("sized", max_entries, round(math.log2(sum(graph.sizes)))), list[Order])
+    for one in reversed(known[-SIZED:]):
+        plan = leaves.follow(one)
+        if plan.too_wide or plan.widest <= max_entries:
+            return plan
+    known.append(sized())
+    return leaves.follow(known[-1])
 
 
 def typical_schedule(graph: CostGraph) -> Schedule:
@@ -210,7 +217,7 @@ class _Leaves:
         """The order that ignores sizes."""
         return self.shared("typical", lambda: order(self.structure()))
 
-    def shared(self, kind: object, make: Callable[[], Order]) -> Order:
+    def shared(self, kind: object, make: Callable[[], T]) -> T:
         """An order of this kind for these variables and edges: `make`, or what it was for others, where orders are shared."""
         known = _SHARED.get()
         if known is None:
@@ -218,7 +225,7 @@ class _Leaves:
         key = kind, len(self.graph.sizes), np.array(self.edges, dtype=np.int64).tobytes()
         if key not in known:
             known[key] = make()
-        return known[key]
+        return cast(T, known[key])
 
     def structure(self, sizes: tuple[int, ...] = ()) -> Structure:
         """The graph without its costs; it ignores memory, so that one order serves with and without a limit."""

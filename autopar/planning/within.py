@@ -15,21 +15,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from autopar.search import Infeasible, NoAssignment, nearly, solve
+from autopar.search import NoAssignment, nearly
+from autopar.search.bounding import bound_within
 
-from .solving import QUICK_METHOD
 from .tables import Tables
 from .tuning import TUNING
 
 
 def least_within(every: Iterable[Tables], room: float, enough: float) -> float:
     """The least that tables of all modes add up to within `room` bytes; where that is no more than `enough`, any bound of it."""
-    found = math.inf
+    found, price = math.inf, 0.0
     for tables in every:
         try:
-            if nearly(tables.graph, close=TUNING.bounded).lower_bound < found:
-                found = min(found, solve(tables.graph, method=QUICK_METHOD, memory_limit=room).lower_bound)
-        except (Infeasible, NoAssignment):
+            if (free := nearly(tables.graph, close=TUNING.bounded).lower_bound) < found:
+                # What is above the least of the modes so far need not be known any closer.
+                near = bound_within(tables.graph, room, price=price, enough=found)
+                found, price = min(found, max(free, near.bound)), near.price
+        except NoAssignment:
             continue
         if found <= enough:
             break
