@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +89,12 @@ class Cutter:
         self.sums: dict[tuple[int, str], Floats] = {}
         self.memories = {id(f): StageMemory(f, self.pieces) for f in self.kinds}
         self.intervals: dict[tuple[int, int], Floats] = {}
+
+    def unlimited(self) -> Cutter:
+        """The same without a limit of memory."""
+        other = copy(self)
+        other.limits, other.hosts = [math.inf] * len(self.limits), [math.inf] * len(self.hosts)
+        return other
 
     def best(self, schedules: Iterable[tuple[str, int]]) -> Pipeline | None:
         """The fastest pipeline under one of the (schedule, interleave) pairs, or None; of equally fast ones the first.
