@@ -15,15 +15,17 @@ from autopar.search import Infeasible, Interrupted, Solution, nearly
 from ..sharding.schedule import Schedule
 from .bounds import Bounds
 from .candidates import Candidate
+from .filling import filled, on_front
 from .folded_model import FoldedModel
+from .fronts import Front, Priced, price_alone, price_stages
 from .memory_beyond_tables import bytes_beyond
 from .multiplicities import Counts, Multiplicities
 from .parameter_traffic import exposed_seconds, hideable, most_hidden
 from .pipeline_parts import Slower
-from .pipeline_search import Group, StagedProgram, best_pipeline
+from .pipeline_search import Group, best_pipeline
 from .request import Request
-from .solved_candidate import Mode, Solved
-from .solving import EXACT_METHOD, QUICK_METHOD, solve_within
+from .solved_candidate import CutSolution, Mode, Solved
+from .solving import EXACT_METHOD, QUICK_METHOD
 from .tables import Tables
 from .too_slow import TooSlow
 from .tuning import TUNING
@@ -48,6 +50,7 @@ class CandidateSolver:
         self.needed: dict[Candidate, float] = {}
         self.binding: set[tuple[Candidate, Mode]] = set()
         self.slow = TooSlow()
+        self.fronts: dict[tuple[Candidate, Mode, float, bool], Front] = {}
 
     # --- what a candidate is made of ---
 
@@ -93,46 +96,83 @@ class CandidateSolver:
 
         A pipeline of which every cut takes `below` seconds or more is left uncut.
         """
-        candidate = solved.candidate
-        schedule = self.schedule(solved.mode, candidate.micro_batches, [solved.tables.prices], short=candidate.stages > 1)
-        tables, solution = solved.tables, solved.solution
+        candidate, tables, solution = solved.candidate, solved.tables, solved.solution
+        if solved.exact:
+            return solved
         if candidate.stages == 1:
+            schedule = self.schedule(solved.mode, candidate.micro_batches, [tables.prices], short=False)
             whole = self.folded.analysis(short=False, micro_batches=candidate.micro_batches)
             return replace(solved, seconds=whole_seconds(tables, solution, self.folded.folding, whole, schedule), exact=True)
         try:
-            found = self._staged(solved, schedule, below)
+            found = self._staged(solved, below)
         except Slower as slower:
             free = solved.free and not slower.short
             return replace(solved, seconds=max(solved.seconds, slower.seconds), free=free, uncut=True)
         if isinstance(found, Infeasible):
-            raise found
-        (part,), full = found.parts, found.memory > TUNING.plenty * self.memory_limit(candidate)
+            raise Infeasible(candidate.stages * (found.minimum_memory - self.always), self.room(candidate))
+        full = found.memory > TUNING.plenty * self.memory_limit(candidate)
         # All stages together may have room where one of them has not: other modes may be faster then.
         free = solved.free and not (full and (found.tightened or found.seconds > TUNING.short * solved.seconds))
-        return replace(solved, seconds=found.pipeline.step, tables=part.tables, solution=part.solution, free=free, exact=True, uncut=False)
+        return replace(solved, seconds=found.seconds, tables=found.tables, solution=found.solution, free=free, exact=True, uncut=False)
 
-    def _staged(self, solved: Solved, schedule: Schedule, below: float) -> StagedProgram | Infeasible:
+    def _staged(self, solved: Solved, below: float) -> CutSolution | Infeasible:
         """The best cuts of a candidate, with host memory where that helps, or why there are none; raises `Slower`."""
         candidate, tables = solved.candidate, solved.tables
-        found = self._cut(solved, tables, schedule, below, solved.solution)
+        found = self._cut(solved, tables, below, solved.solution)
         # What fits all stages together may not fit each of them: host memory may help there, too.
-        short = isinstance(found, Infeasible) or (found.tightened and found.seconds > TUNING.promised * solved.seconds)
+        short = isinstance(found, Infeasible) or (found.tightened and (self.on_fronts or found.seconds > TUNING.promised * solved.seconds))
         if short and self.binds(candidate, solved.mode):
             below = below if isinstance(found, Infeasible) else math.inf
-            other = self._cut(solved, self.offering(tables, candidate, solved.mode), schedule, below)
-            found = min((one for one in (found, other) if isinstance(one, StagedProgram)), key=lambda one: one.seconds, default=found)
+            other = self._cut(solved, self.offering(tables, candidate, solved.mode), below)
+            found = min((one for one in (found, other) if isinstance(one, CutSolution)), key=lambda one: one.seconds, default=found)
         return found
 
-    def _cut(
-        self, solved: Solved, tables: Tables, schedule: Schedule, below: float, solution: Solution | None = None
-    ) -> StagedProgram | Infeasible:
+    def _cut(self, solved: Solved, tables: Tables, below: float, solution: Solution | None = None) -> CutSolution | Infeasible:
         """The best cuts of a candidate on its tables, of which the first solution may be known; or why there are none."""
-        groups, expand = [self.group(solved.candidate)], self.folded.expand
+        candidate = solved.candidate
         try:
-            known = {"always": self.always, "too_slow": below}
-            return best_pipeline(groups, lambda _: tables, schedule, self.quickly, **known, expand=expand, solved=solution)
+            if self.on_fronts:
+                first = solution if solved.free else None
+                front = self.front(candidate, solved.mode, tables, solved.hidden, first)
+                best = front.best()
+                return CutSolution(
+                    tables=tables, solution=best.solution, seconds=best.seconds, memory=best.memory, tightened=front.tightened
+                )  # fmt: skip
+            groups, known = [self.group(candidate)], {"always": self.always, "too_slow": below}
+            schedule = self.schedule(solved.mode, candidate.micro_batches, [tables.prices], short=True)
+            found = best_pipeline(
+                groups, lambda _: tables, schedule, self.quickly, **known, expand=self.folded.expand, solved=solution
+            )  # fmt: skip
+            part, step = found.parts[0], found.pipeline.step
+            return CutSolution(tables=part.tables, solution=part.solution, seconds=step, memory=found.memory, tightened=found.tightened)
         except Infeasible as error:
             return error
+
+    # --- the solutions that depend on no limit ---
+
+    @property
+    def on_fronts(self) -> bool:
+        """Whether what the memory limits is looked for on the fronts of candidates: of small models, as each of many programs is made."""
+        return self.folded.is_small and self.request.method == EXACT_METHOD
+
+    def front(self, candidate: Candidate, mode: Mode, tables: Tables, hidden: float, first: Solution | None = None) -> Front:
+        """The front of a candidate's tables; `first`: their optimum, where it is known."""
+        key = (candidate, mode, hidden, any(v.host is not None for v in tables.variables))
+        if key not in self.fronts:
+            memory_limit, count = self.memory_limit(candidate), candidate.micro_batches
+            schedule = self.schedule(mode, count, [tables.prices], short=candidate.stages > 1)
+            if candidate.stages == 1:
+                price = price_alone(self.folded, count, schedule, memory_limit)
+            else:
+                price = price_stages(self.folded, self.group(candidate), schedule, self.request, self.always)
+            self.fronts[key] = Front(tables, price, memory_limit, first)
+        return self.fronts[key]
+
+    def of_program(self, priced: Priced, candidate: Candidate, mode: Mode, tables: Tables, hidden: float) -> Solved:
+        """A solution of a front as a solved candidate, with the step and the memory of its program."""
+        beyond = priced.memory - self.always - priced.solution.memory if candidate.stages == 1 else 0.0
+        solved = self.as_solved(candidate, mode, tables, priced.solution, beyond=beyond, hidden=hidden)
+        return replace(solved, seconds=priced.seconds, exact=True)
 
     # --- its solution ---
 
@@ -158,7 +198,7 @@ class CandidateSolver:
         share = best.hidden
         for part in TUNING.seen:
             with contextlib.suppress(Infeasible):
-                other = self._solve(candidate, mode, math.inf, part * share)
+                other = self._solve(candidate, mode, best.seconds if self.on_fronts else math.inf, part * share)
                 if other is not None and other.seconds < best.seconds:
                     best = other
         return best
@@ -207,46 +247,18 @@ class CandidateSolver:
                     tables = self.offering(tables, candidate, mode)
                 if exact and self.slow.proves(candidate, tables.graph, max(room, room - beyond), self._least(candidate, 1.0), far):
                     raise Infeasible(math.nextafter(room, math.inf), room)
-            return self._within(candidate, mode, tables, room, hidden, beyond=beyond)
+            if self.on_fronts:
+                return on_front(self, candidate, mode, tables, hidden, below)
+            return filled(self, candidate, mode, tables, hidden, beyond)
         except Interrupted as interrupt:
             if interrupt.best is not None:
                 self.left = self.as_solved(candidate, mode, tables, interrupt.best, hidden=hidden)
             raise
 
-    def _within(self, candidate: Candidate, mode: Mode, tables: Tables, room: float, hidden: float, beyond: float) -> Solved:
-        """The solution of tables whose program fits the memory: what programs need beyond them is found out as they are solved, from that
-        of the solution without a limit on."""
-        method = QUICK_METHOD if self.request.method == EXACT_METHOD else self.request.method
-        allowed, best, least = max(room - beyond, 0.0), None, math.inf
-        for _ in range(TUNING.fittings):
-            try:
-                solution = solve_within(tables, method, allowed)
-            except Infeasible as error:
-                if best is None:
-                    least = min(least, room - allowed + error.minimum_memory)
-                break
-            beyond = self.beyond(candidate, mode, tables, solution)
-            fits, least = solution.memory + beyond <= room, min(least, solution.memory + beyond)
-            if fits and (best is None or solution.cost < best.solution.cost):
-                best = self.as_solved(candidate, mode, tables, solution, beyond=beyond, hidden=hidden)
-            if fits and solution.memory + beyond >= TUNING.full * room:
-                break
-            # What is beyond differs from solution to solution: the next one has the room that this one's leaves.
-            following = room - beyond
-            if abs(following - allowed) < (1 - TUNING.full) * room:
-                # The same solution would be found again within what is just below its limit.
-                following = min(allowed, solution.memory) - (solution.memory + beyond - room) if not fits else allowed
-            if following == allowed or following <= 0:
-                break
-            allowed = following
-        if best is None:
-            raise Infeasible(max(least, math.nextafter(room, math.inf)), room)
-        return best
-
     def beyond(self, candidate: Candidate, mode: Mode, tables: Tables, solution: Solution) -> float:
         """What a program without stages needs beyond its tables; 0 where memory is no question, and of stages, which are cut by it."""
         room = self.room(candidate)
-        if candidate.stages > 1 or solution.memory < TUNING.plenty * room:
+        if candidate.stages > 1 or solution.memory < (TUNING.surely if self.folded.is_small else TUNING.plenty) * room:
             return 0.0
         schedule = self.schedule(mode, candidate.micro_batches, [tables.prices], short=True)
         return bytes_beyond(tables, solution, schedule, self.folded.counts, room)

@@ -30,6 +30,8 @@ TIGHTER = 0.85
 """What the memory of all stages is multiplied by when no cut fits the stages one by one."""
 SURE, TIGHTEST = 1.1, 0.7
 """What of its excess over the memory a pipeline's next solution has to save, and down to which share of what it uses."""
+ROOMY = 4.0
+"""How many times a pipeline has to fit the memory for it to be no question."""
 AGAIN = 2
 """How often this is done for an interleaved schedule's sake."""
 
@@ -217,6 +219,29 @@ def pipeline_of(
     cutter, schedules = _cutter(parts, _rooms([group], request, always), schedule, request)
     pipeline = cutter.best(schedules)
     return None if pipeline is None else StagedProgram(parts=parts, pipeline=pipeline, schedule=schedule)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A solution at its best cuts (None: none fits), the bytes of the fullest device, and the step where no memory is short."""
+
+    pipeline: Pipeline | None
+    memory: float
+    free: float
+
+
+def cut_of(
+    group: Group, tables: Tables, solution: Solution, schedule: Schedule, request: Request, *, always: float, expand: Expand
+) -> Cut:
+    """The best cuts of one solution on one group."""
+    part, (room,) = _part(group, tables, solution, schedule, expand), _rooms([group], request, always)
+    cutter, schedules = _cutter((part,), [room], schedule, request)
+    pipeline = cutter.best(schedules)
+    if pipeline is None:
+        return Cut(pipeline=None, memory=cutter.least_memory(schedules) + always, free=math.inf)
+    # No schedule keeps so many times more in flight than another.
+    free = cutter.unlimited().best(schedules) if pipeline.memory > room / ROOMY else pipeline
+    return Cut(pipeline=pipeline, memory=pipeline.memory, free=min(pipeline.step, free.step) if free is not None else pipeline.step)
 
 
 def recut(found: StagedProgram, solutions: Sequence[Solution], request: Request, *, always: float) -> tuple[StagedProgram | None, float]:

@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +98,12 @@ class Cutter:
         self.memories = {id(f): StageMemory(f, self.pieces) for f in self.kinds}
         self.summed: dict[int, Floats] = {}
         self.made: dict[tuple[int, int, int, float], Stage] = {}
+
+    def unlimited(self) -> Cutter:
+        """The same without a limit of memory."""
+        other = copy(self)
+        other.limits, other.hosts = [math.inf] * len(self.limits), [math.inf] * len(self.hosts)
+        return other
 
     def best(self, schedules: Iterable[tuple[str, int]], too_slow: float = math.inf) -> Pipeline | None:
         """The fastest pipeline under one of the (schedule, interleave) pairs, or None; of equally fast ones the first.

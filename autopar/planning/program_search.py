@@ -110,28 +110,32 @@ class ProgramSearch:
         best = first_of(found)
         mesh, stages = (best.assignment.mesh, 1) if isinstance(best, PricedProgram) else (best.parts[0].group.mesh, best.stages)
         place = mesh, stages, best.schedule.micro_batches
-        for solved in self.walk.ranking.solved:
-            candidate = solved.candidate
-            if (candidate.mesh, candidate.stages, candidate.micro_batches) == place:
-                with contextlib.suppress(Infeasible, NoAssignment):
-                    whole = self.solver.solve(candidate, replace(solved.mode, zero=0))
-                    whole = self.solver.cut(whole) if whole is not None and stages > 1 else whole
-                    if whole is not None and whole.seconds < TUNING.whole * best.seconds:
-                        return [self.programs.best(whole)]
-                break
-        return []
+        near = TUNING.stored if self.solver.on_fronts else TUNING.whole
+        here = [s for s in self.walk.ranking.solved if (s.candidate.mesh, s.candidate.stages, s.candidate.micro_batches) == place]
+        others = [s for s in here if self.solver.on_fronts and s.seconds < near * best.seconds]
+        made, modes = [], dict.fromkeys((s.candidate, replace(s.mode, zero=0)) for s in (*here[:1], *others))
+        for candidate, mode in list(modes)[: TUNING.evaluated]:
+            with contextlib.suppress(Infeasible, NoAssignment):
+                whole = self.solver.solve(candidate, mode)
+                whole = self.solver.cut(whole) if whole is not None and stages > 1 else whole
+                if whole is not None and whole.seconds < near * best.seconds:
+                    made.append(self.programs.best(whole))
+        return made
 
     def _evaluate(self, found: list[PricedProgram | StagedProgram]) -> dict[Solved, float]:
         """Add the programs of the most promising solutions, at least `evaluated` in all; the seconds of each (infinite: none fits)."""
         evaluated: dict[Solved, float] = {}
         most = TUNING.tried if self.folded.is_small else TUNING.tried // 2
-        ranked = [s for s in self._ranked() if (s.candidate, s.mode) not in self.done][:most]
+        short = self.solver.on_fronts and bool(self.walk.ranking.solved) and not self.walk.ranking.solved[0].free
+        ranked = [s for s in (self.walk.ranking.solved if short else self._ranked()) if (s.candidate, s.mode) not in self.done][:most]
         for solved in ranked:
             near = solved.seconds < TUNING.near * ranked[0].seconds and len(found) < TUNING.close_calls and self.folded.is_small
             best = min((f.seconds for f in found), default=math.inf)
             # What is near the best of a large graph was ranked by its program.
             several = len(found) >= (TUNING.evaluated if self.folded.is_small else 1)
             enough = solved.seconds >= best and (several or solved.seconds >= TUNING.far * best)
+            if short and solved.seconds < TUNING.far * best and len(found) < TUNING.close_calls:
+                near = True  # of the whole graph layers may be unlike, which the walk does not know
             if not near and (enough or (len(found) > TUNING.evaluated and not self.folded.is_small and solved.seconds >= best)):
                 break
             self.done.add((solved.candidate, solved.mode))

@@ -43,3 +43,14 @@ class Solved:
     hidden: float = 0.0
     exact: bool = False
     uncut: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutSolution:
+    """The solution of a pipeline's best cuts: the step, the bytes of the fullest device; `tightened` as of `StagedProgram`."""
+
+    tables: Tables
+    solution: Solution
+    seconds: float
+    memory: float
+    tightened: bool

@@ -42,8 +42,8 @@ class Tuning:
     varied: int = 5
     """How far these are behind the best at most, and of how many of them all other solutions are looked at."""
     varied_hidden: tuple[float, ...] = (0.5, 0.0, 1.0)
-    varied_memory: tuple[float, ...] = (0.95, 0.8)
-    """The shares that these have hidden of what can be, and that they may fill of the bytes of the one that is known."""
+    varied_front: int = 4
+    """The shares that these have hidden of what can be, and how many solutions of less and less memory are looked at."""
     gain: float = 5e-3
     """Share of a step by which a finer mesh has to be faster."""
     close: float = 5e-3
@@ -65,8 +65,12 @@ class Tuning:
     """How often a candidate is solved until its program fills the memory."""
     full: float = 0.97
     """Share of the memory that counts as all of it."""
+    brimful: float = 0.99
+    """The same of a small model."""
     plenty: float = 0.5
-    """Share of the memory up to which tables may fill it without a look at what programs need beyond them."""
+    surely: float = 0.1
+    """Share of the memory up to which tables may fill it without a look at what programs need beyond them; of a small model, whose values
+    of a moment may be several times what it keeps."""
     slack: float = 0.9
     """What the arithmetic may be below that of one device, for operators whose shards fit the device better than the
     whole."""
@@ -85,7 +89,8 @@ class Tuning:
     far: float = 1.05
     """A candidate that the tables put so far behind the best program is not evaluated at all."""
     whole: float = 1.01
-    """Parameters are tried stored whole where the tables put that up to so far behind the best program."""
+    stored: float = 1.1
+    """Parameters are tried stored whole where the tables put that up to so far behind the best program; and of a small model."""
     hopeful: float = 1.05
     """By how much a folded program may exceed the memory, while that of the whole graph is looked at all the same."""
     unfolded: float = 0.01

@@ -272,7 +272,8 @@ class Walk:
         for key, solved in list(first.items())[: TUNING.varied]:
             if key not in self.varied and self._is_open:
                 self.varied.add(key)
-                better = min(variations(self.solver, solved), key=lambda other: other.seconds, default=solved)
+                others = variations(self.solver, solved, TUNING.closer * self.standing.best)
+                better = min(others, key=lambda other: other.seconds, default=solved)
                 if better.seconds < solved.seconds:
                     self._add(better)
 

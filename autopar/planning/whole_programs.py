@@ -16,14 +16,18 @@ from autopar.search import Infeasible, NoAssignment, Solution
 from ..sharding.schedule import Schedule
 from .candidate_solver import CandidateSolver
 from .candidates import Candidate
+from .fronts import Front, price_program
 from .multiplicities import Counts
 from .pipeline_search import StagedProgram, best_pipeline, pipeline_of
-from .priced_program import DraftProgram, PricedProgram, best_within, thriftier
+from .priced_program import DraftProgram, PricedProgram, best_within, smallest, thriftier
 from .ranking import first_of
 from .solved_candidate import Mode, Solved
 from .tables import Known, Tables
 from .tuning import TUNING
 from .unfolding import on_whole, unfold
+
+ROOMY = 1.25
+"""How many times the bytes of the folded graph's solution one of the whole graph may add up to."""
 
 
 class WholePrograms:
@@ -124,8 +128,18 @@ class WholePrograms:
         the values that it reads, comes behind what was begun before it on the same axis: `waits`, on average half of a unit's reduction.
         """
         tables, memory_limit = self.tables(solved.candidate, solved.mode, hidden, waits), self.solver.memory_limit(solved.candidate)
+        if self.solver.on_fronts:
+            with contextlib.suppress(Infeasible):
+                return self._on_front(tables, schedule, memory_limit, ROOMY * solved.solution.memory)
+            return smallest(tables, method=self.request.method, memory_limit=memory_limit, schedule=schedule)
         room = max(memory_limit - self.solver.always - solved.beyond, 0.0)
         return best_within(tables, method=self.request.method, memory_limit=memory_limit, room=room, schedule=schedule)
+
+    def _on_front(self, tables: Tables, schedule: Schedule, memory_limit: float, most: float) -> PricedProgram:
+        """The fastest program on the front of the whole graph's tables, of up to so many bytes by these."""
+        front = Front(tables, price_program(schedule, memory_limit), memory_limit)
+        best = front.best(most)
+        return thriftier(DraftProgram.of(tables, best.solution, schedule), memory_limit).priced(tightened=front.tightened)
 
     def _prices(self, candidate: Candidate) -> MeshPrices:
         return self.folded.prices(candidate.cluster, candidate.mesh, candidate.stages)
