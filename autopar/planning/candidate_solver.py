@@ -103,8 +103,7 @@ class CandidateSolver:
         try:
             found = self._staged(solved, schedule, below)
         except Slower as slower:
-            free = solved.free and not slower.short
-            return replace(solved, seconds=max(solved.seconds, slower.seconds), free=free, uncut=True)
+            return replace(solved, seconds=max(solved.seconds, slower.seconds), uncut=True)
         if isinstance(found, Infeasible):
             raise found
         (part,), full = found.parts, found.memory > TUNING.plenty * self.memory_limit(candidate)
