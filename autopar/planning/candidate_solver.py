@@ -106,8 +106,7 @@ class CandidateSolver:
         try:
             found = self._staged(solved, below)
         except Slower as slower:
-            free = solved.free and not slower.short
-            return replace(solved, seconds=max(solved.seconds, slower.seconds), free=free, uncut=True)
+            return replace(solved, seconds=max(solved.seconds, slower.seconds), uncut=True)
         if isinstance(found, Infeasible):
             raise Infeasible(candidate.stages * (found.minimum_memory - self.always), self.room(candidate))
         full = found.memory > TUNING.plenty * self.memory_limit(candidate)

@@ -54,11 +54,11 @@ class Place:
 
 
 class Slower(Exception):
-    """No cut takes less than a limit: `seconds` is what every cut that may fit takes at the least; `short`: faster ones do not fit."""
+    """No cut takes less than a limit: `seconds` is what every cut takes at the least."""
 
-    def __init__(self, seconds: float, *, short: bool) -> None:
+    def __init__(self, seconds: float) -> None:
         super().__init__(f"every cut takes {seconds:.6g} s or more")
-        self.seconds, self.short = seconds, short
+        self.seconds = seconds
 
 
 def once_of(held: Sequence[Stage], unit_bytes: int, cluster: Cluster) -> Once:

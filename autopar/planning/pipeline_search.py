@@ -153,7 +153,7 @@ def best_pipeline(
             allowed = _between(above, allowed)
             continue
         cutter, pairs = _cutter(parts, rooms, schedule, request)
-        pipeline = cutter.best(pairs, too_slow if best is None else math.inf)
+        pipeline = cutter.best(pairs, too_slow if number == 0 else math.inf)
         if pipeline is None:
             needed = cutter.least_memory(pairs)
             least, above = min(least, needed + always), _used(parts, allowed)

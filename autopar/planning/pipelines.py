@@ -108,8 +108,8 @@ class Cutter:
     def best(self, schedules: Iterable[tuple[str, int]], too_slow: float = math.inf) -> Pipeline | None:
         """The fastest pipeline under one of the (schedule, interleave) pairs, or None; of equally fast ones the first.
 
-        Pairs of the least ideal step are cut first; then most others are ruled out uncut. What takes `too_slow` seconds or more is not
-        cut; raises `Slower` where nothing else fits.
+        Pairs of the least ideal step are cut first; then most others are ruled out uncut. Raises `Slower` where all take `too_slow` seconds
+        or more; what does is not cut beside what fits.
         """
         found: list[tuple[int, Pipeline]] = []
         least, tried = math.inf, False
@@ -117,8 +117,9 @@ class Cutter:
             # The ideal steps ascend, so no later pair is within `GAIN` of the fastest.
             if (1 - GAIN) * ideal >= least or (found and ideal >= too_slow):
                 break
-            if ideal >= too_slow:
-                raise Slower(ideal, short=tried)
+            # Where faster ones do not fit, it has to be known whether any does.
+            if ideal >= too_slow and not tried:
+                raise Slower(ideal)
             tried = True
             if (pipeline := self.cut(*schedule)) is not None:
                 found.append((place, pipeline))
@@ -270,8 +271,7 @@ class Cutter:
 
     def _of_pieces(self, figures: OperatorCosts, name: str) -> Floats:
         """The sum of a figure over the operators of each piece."""
-        key = (id(figures), name)
-        if key not in self.sums:
+        if (key := (id(figures), name)) not in self.sums:
             self.sums[key] = np.add.reduceat(getattr(figures, name), self.pieces[:-1])
         return self.sums[key]
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 from autopar.search import NoAssignment, nearly
 from autopar.search.bounding import bound_within
+from autopar.search.lagrangian import least_memory
 
 from .tables import Tables
 from .tuning import TUNING
@@ -27,9 +28,10 @@ def least_within(every: Iterable[Tables], room: float, enough: float) -> float:
     found, price = math.inf, 0.0
     for tables in every:
         try:
-            if (free := nearly(tables.graph, close=TUNING.bounded).lower_bound) < found:
+            free, graph = nearly(tables.graph, close=TUNING.bounded).lower_bound, tables.graph
+            if free < found and graph.memory_of(least_memory(graph)) <= room:
                 # What is above the least of the modes so far need not be known any closer.
-                near = bound_within(tables.graph, room, price=price, enough=found)
+                near = bound_within(graph, room, price=price, enough=found)
                 found, price = min(found, max(free, near.bound)), near.price
         except NoAssignment:
             continue

