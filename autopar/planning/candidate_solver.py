@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -72,7 +73,8 @@ class CandidateSolver:
             counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, early=early.readers,
             in_flight=in_flight(schedule, 0, stages, count), segments=self.folded.segments(mode.recompute, short=short),
         )  # fmt: skip
-        return replace(work, hidden=self._hides(candidate, work))
+        parameters, tensors = self.folded.parameters / stages, self.folded.folding.graph.tensors
+        return replace(work, hidden=hideable(self._prices(candidate), parameters, work, tensors)) if self.request.train else work
 
     def group(self, candidate: Candidate) -> Group:
         """The devices of a candidate's stages."""
@@ -206,13 +208,6 @@ class CandidateSolver:
         """The share of the collectives of parameters that a step, or its stages, can hide."""
         return self.work(candidate, mode, self.folded.counts, short=True).hidden
 
-    def _hides(self, candidate: Candidate, work: Multiplicities) -> float:
-        if not self.request.train:
-            return 0.0
-        prices, tensors = self._prices(candidate), self.folded.folding.graph.tensors
-        early = math.fsum(tensors[name].bytes for name in work.early)
-        return hideable(prices, self.folded.parameters / candidate.stages, work, early)
-
     def _prices(self, candidate: Candidate) -> MeshPrices:
         return self.folded.prices(candidate.cluster, candidate.mesh, candidate.stages)
 
@@ -299,16 +294,16 @@ class CandidateSolver:
             bound=self._least(candidate, solution.lower_bound), free=free and not short,
         )  # fmt: skip
 
-    def surely(self, candidate: Candidate, enough: float) -> float:
-        """Seconds that no step of a candidate without stages undercuts within the memory; any bound where that is no more than `enough`."""
+    def surely(self, candidate: Candidate, enough: float, wanted: float) -> float:
+        """Seconds that no step of a candidate without stages undercuts within the memory (see `least_within`)."""
         early = self.bounds.early(1, candidate.mesh).before
-        every = (self.loosest(candidate, mode) for mode in self.modes(candidate.micro_batches))
-        return least_within(every, self.room(candidate), enough + early) - early
+        every = (functools.partial(self.loosest, candidate, mode) for mode in self.modes(candidate.micro_batches))
+        return least_within(every, self.room(candidate), enough + early, wanted + early) - early
 
-    def loosest(self, candidate: Candidate, mode: Mode) -> Tables:
-        """The tables of a candidate with all hidden, and no bytes counted, that may not be there at the fullest moment."""
-        folded = self._tables(candidate, most_hidden(self.work(candidate, mode, self.folded.counts, short=True), self._prices(candidate)))
-        tables = self.request.offering(folded, candidate.stages)
+    def loosest(self, candidate: Candidate, mode: Mode, covers: float = 0.0) -> Tables:
+        """The tables of a candidate with all hidden (`covers`: see `most_hidden`), and only bytes that are surely there at once."""
+        work = most_hidden(self.work(candidate, mode, self.folded.counts, short=True), self._prices(candidate), covers)
+        tables = self.request.offering(self._tables(candidate, work), candidate.stages)
         return without_gradients(tables) if self.request.train and candidate.micro_batches == 1 else tables
 
     def _least(self, candidate: Candidate, bound: float) -> float:

@@ -79,7 +79,8 @@ class Choosing:
         # Operators that keep it count the weight as they use it: the stored shard itself, or a gathered (or cast) copy beside it.
         counted = kept and not basis.types.casts(tensor)
         trained = tensor.name in basis.analysis.gradients
-        key = ("parameter", id(space), tensor.shape, tensor.bytes, tensor.trainable, trained, counted, count, self.work.once)
+        often = (count, self.work.once, self.work.covers)
+        key = ("parameter", id(space), tensor.shape, tensor.bytes, tensor.trainable, trained, counted, often)
         lasting = self.known.of_parameters or self.known
         found = lasting.once(key, lambda: self._stored(tensor, space, count, counted=counted))
         if self.limits.storage is None:
@@ -104,7 +105,7 @@ class Choosing:
         casts = cast_seconds(tensor, shards, cluster, basis.types)
         if tensor.name in basis.analysis.gradients:
             casts = casts + home_seconds(tensor, shards, basis.types, cluster.device)
-        return update + casts
+        return update + (1 - self.work.covers) * casts
 
     def _storable(self, space: LayoutSpace, codes: Ints) -> Ints:
         """Those of the layouts that a DTensor can have."""
@@ -141,7 +142,7 @@ class Choosing:
     def _made(self, op: Operator) -> tuple[object, Strategies, Choices]:
         """The key of an operator's choices, all its strategies, and the choices."""
         offer, work = self.basis.analysis.offers[op.name], self.work
-        often = (work.counts.operators.get(op.name, 1), work.passes, work.in_flight, self._weight_often(), op.name in self.basis.again)
+        often = (work.counts.operators.get(op.name, 1), work.counted, work.in_flight, self._weight_often(), op.name in self.basis.again)
         key = ("operator", id(offer), self._shares(op), often)
 
         def make() -> tuple[Strategies, Choices]:
@@ -170,7 +171,7 @@ class Choosing:
             memory += often * self._kept(strategies, shares) if shares else 0.0
         rows = self.known.once(("rows", len(seconds)), lambda: np.arange(len(seconds)))  # one array, by which what follows is known
         return Choices(
-            rows=rows, seconds=count * work.passes * seconds + BATCH_TIE * strategies.choices.sum(axis=1),
+            rows=rows, seconds=count * work.counted * seconds + BATCH_TIE * strategies.choices.sum(axis=1),
             memory=count * memory, digits=strategies.choices,
         )  # fmt: skip
 

@@ -35,8 +35,9 @@ class Multiplicities:
     `hidden`: the share of the parameters' collectives that runs under computation. `early`: from parameters to their
     first reader; on that way the first gather and the last reduction are not hidden (see `first_parameters.py`). `waits`:
     seconds that every collective of a value waits for earlier ones of parameters. `once`: the counted share of what is
-    done once a step. `busy`: a link; the collectives of parameters on others count `beside` so often. `segments`: the
-    recomputed operators. `zero`: parameters stored split and used gathered are gathered once a step, with gradients added
+    done once a step. `covers`: the share of the work of passes that does not count, where collectives of parameters take
+    longer. `busy`: a link; the collectives of parameters on others count `beside` so often. `segments`: the recomputed
+    operators. `zero`: parameters stored split and used gathered are gathered once a step, with gradients added
     up whole (1) or as shards after every micro-batch (2), or gathered for every pass (3); with 0 there are none.
     """
 
@@ -48,10 +49,16 @@ class Multiplicities:
     early: Mapping[str, str] = field(default_factory=dict)
     waits: float = 0.0
     once: float = 1.0
+    covers: float = 0.0
     busy: str = ""
     beside: float = 1.0
     segments: Segments = ()
     zero: int = 1
+
+    @property
+    def counted(self) -> float:
+        """How often the work of a micro-batch counts: without the passes under which parameters are sent."""
+        return self.passes * (1 - self.covers) if self.zero >= 2 else self.passes - self.covers
 
     @property
     def gathers(self) -> tuple[float, float]:
@@ -78,4 +85,4 @@ class Multiplicities:
 
     def of_values(self, again: bool) -> tuple[float, float]:
         """How often the collectives of an activation's value and gradient count; `again`: its reader is recomputed."""
-        return (2.0 if again else 1.0) * self.passes, self.passes
+        return (2.0 if again else 1.0) * self.counted, self.counted

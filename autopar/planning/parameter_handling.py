@@ -86,7 +86,7 @@ class Handling:
         ahead, back = work.gathers
         first = self.cast - self.each(work)  # the first micro-batch's gradients are added to none
         moved = ahead * self.gather + back * self.reduce + work.once * self.sum
-        return moved + work.passes * self.each(work) + first
+        return (1 - work.covers) * moved + work.counted * self.each(work) + first
 
     def each(self, work: Multiplicities) -> Floats:
         """Seconds of every further pass for casting and adding a gradient."""

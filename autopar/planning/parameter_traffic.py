@@ -11,7 +11,7 @@ its first micro-batch while earlier devices compute, and finishes its last one t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from autopar.costmodel.step.pricing import MeshPrices
 from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.search import Solution
 
+from ..ir import Tensor
 from .multiplicities import Multiplicities
 from .parameter_messages import messages
 from .tables import Tables
@@ -69,16 +70,17 @@ def units_of(nbytes: float, unit_bytes: float, cluster: Cluster) -> int:
     return max(math.ceil(nbytes / unit_bytes), 1) if hides(cluster) else 1
 
 
-def hideable(prices: MeshPrices, parameters: float, work: Multiplicities, early: float = 0.0) -> float:
+def hideable(prices: MeshPrices, parameters: float, work: Multiplicities, tensors: Mapping[str, Tensor]) -> float:
     """The share of the parameters' collectives that costs nothing, as it runs under computation.
 
         (1 - e) / slowdown        e = (u - early) / (1 - early), u = 2 / (n (a + b)), early = 0 where it is more than u
 
     Of n units, each gathered a times and reduced b times, one gather and one reduction are seen, less the share of the bytes
-    of `early` parameters, which are first in order and counted by themselves. `parameters`: bytes of all.
+    of `early` parameters, which are first in order and counted by themselves. `parameters`: bytes of all; `tensors`: by name.
     """
     if not any(axis.size > 1 for axis in prices.mesh.axes):
         return 0.0
+    early = math.fsum(tensors[name].bytes for name in work.early)
     units, known = units_of(parameters, prices.unit_bytes, prices.cluster), min(early / parameters, 1.0) if parameters else 0.0
     twice = 2 / sum(replace(work, once=1.0).gathers)
     unit, known = twice / units, twice * known
@@ -86,21 +88,23 @@ def hideable(prices: MeshPrices, parameters: float, work: Multiplicities, early:
     return max(1 - alone, 0.0) / SLOWDOWN[prices.cluster.backend] if hides(prices.cluster) else 0.0
 
 
-def most_hidden(work: Multiplicities, prices: MeshPrices) -> Multiplicities:
+def most_hidden(work: Multiplicities, prices: MeshPrices, covers: float = 0.0) -> Multiplicities:
     """Multiplicities whose sum no step undercuts, whatever of the parameters' collectives runs under computation.
 
-        step >= X + (1 - 1 / slowdown) sum over links k of a_k S_k        sum of a_k = 1
+        step >= (1 - l) [ X + (1 - 1 / slowdown) sum over links k of a_k S_k ] + l [ X - Y + S_1 ]        sum of a_k = 1
 
-    X: all computation, which does 1 / slowdown of its work while anything is sent. S_k: seconds of all collectives of parameters over
-    link k. Most is sent over the outermost: it counts `OUTERMOST`, the others together the rest.
+    X: all computation, which does 1 / slowdown of its work while anything is sent; Y: that of the first forward and the last backward
+    pass, during which all is gathered and reduced (of all passes, where each gathers or reduces). S_k: seconds of all collectives of
+    parameters over link k. Most is sent over the outermost, which counts `OUTERMOST`, the others together the rest. `covers`: l.
     """
     if not hides(prices.cluster):
         return replace(work, hidden=0.0)
     axes = tuple(number for number, axis in enumerate(prices.mesh.axes) if axis.size > 1)
-    links, slowed = {prices.link((axis,)) for axis in axes}, 1 - 1 / SLOWDOWN[prices.cluster.backend]
+    links, slowed = {prices.link((axis,)) for axis in axes}, (1 - covers) * (1 - 1 / SLOWDOWN[prices.cluster.backend])
     if len(links) < 2:
-        return replace(work, hidden=1 - slowed)
-    return replace(work, hidden=1 - OUTERMOST * slowed, busy=prices.link(axes), beside=(1 - OUTERMOST) / OUTERMOST)
+        return replace(work, hidden=1 - slowed - covers, covers=covers)
+    seen = OUTERMOST * slowed + covers
+    return replace(work, hidden=1 - seen, covers=covers, busy=prices.link(axes), beside=(1 - OUTERMOST) * slowed / seen)
 
 
 def exposed_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> float:

@@ -16,8 +16,10 @@ Interleaved: the mean is of the paths that stay on a device h, which makes s_h =
 
     sum over e < h of x_e / v  +  s_h / v max over e <= h of x_e  +  (m - s_h / v) x_h
 
-1F1B, GPipe and zero-bubble: equal stages are the fastest with more micro-batches than stages. By how much unequal ones may be faster
-with fewer was found by linear programs over such paths, of up to 16 stages (`UNEVEN`; a slow test solves them).
+1F1B, GPipe and zero-bubble, where the first stages keep more in flight and so count for fewer passes: the same with v = 1 and s_h = 0 (of
+zero-bubble without the gradients of weights of the devices before h). Otherwise equal stages are the fastest with more micro-batches than
+stages. By how much unequal ones may be faster with fewer was found by linear programs over such paths, of up to 16 stages (`UNEVEN`; a
+slow test solves them).
 """
 
 from __future__ import annotations
@@ -57,14 +59,15 @@ NOTHING, UPDATES, ALL = Sight(once=0.0, under=0.0), Sight(once=1.0, under=0.0), 
 def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight, tilt: float = 0.0) -> float:
     """K of a schedule, K' where something done once a step is in sight.
 
-    `tilt`: the last of interleaved stages counts for so many passes more than the first, and the result is the mean.
+    `tilt`: the last stage counts for so many passes more than the first, and the result is the mean.
     On shared cores waiting may cost nothing, and no stage counts for more than its own passes.
     """
     if pipe.share < 1.0:
         return pipe.micro_batches - 0.5 * abs(tilt)
     once, hidden = sight.once, sight.under
-    if chunks > 1:
-        return _interleaved(pipe.stages, pipe.micro_batches, chunks, once, tilt) - hidden
+    if chunks > 1 or tilt:
+        drained = 1.0 - (pipe.weight if schedule == "zero_bubble" else 0.0)
+        return _mixed(pipe.stages, pipe.micro_batches, chunks, once, tilt, drained) - hidden
     if pipe.micro_batches == 1 and schedule != "zero_bubble":
         return pipe.stages - once * (pipe.stages - 1) - hidden  # one after the other
     ratio = pipe.micro_batches / pipe.stages
@@ -82,16 +85,19 @@ def _equal(schedule: str, stages: int, count: int, weight: float) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def _interleaved(stages: int, count: int, chunks: int, waited: float, tilt: float) -> float:
-    """The most passes K for which paths can be mixed so that device e has `waited` (p - 1 - e) / v more of p times the mean."""
+def _mixed(stages: int, count: int, chunks: int, waited: float, tilt: float, drained: float) -> float:
+    """The most passes K for which paths can be mixed so that device e has `waited` (p - 1 - e) / v more of p times the mean.
+
+    `drained`: the share of a pass for which a path stays on the devices before its own.
+    """
     more = [waited * (stages - 1 - h) / chunks + tilt * (h / (stages - 1) - 0.5) for h in range(stages)]
-    before = [min(2 * (stages - 1 - h) + (chunks - 1) * stages, count * chunks) / chunks for h in range(stages)]
+    before = [min(2 * (stages - 1 - h) + (chunks - 1) * stages, count * chunks) / chunks if chunks > 1 else 0.0 for h in range(stages)]
 
     def mixed(passes: float) -> bool:
         """Whether the shares of the paths, the lowest devices first, suffice for so many passes."""
         left, below, spare, lacking = 1.0, 0.0, 0.0, 0.0
         for h in reversed(range(stages)):
-            wanted = max((passes + more[h]) / stages - below / chunks, 0.0)
+            wanted = max((passes + more[h]) / stages - drained * below / chunks, 0.0)
             own = count - before[h]
             share = min(wanted / own, left) if own > 0 else 0.0
             left, below, spare = left - share, below + share, spare + share * before[h]

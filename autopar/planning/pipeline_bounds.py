@@ -74,9 +74,9 @@ class Leaf:
         return len(self.zeros) == len(self.schedules) == 1
 
     def parts(self) -> list[Leaf]:
-        """Leaves of a ZeRO stage, or else of a schedule, each."""
+        """Leaves of the first ZeRO stage and of the others, of which the last two are nearly alike; or else of a schedule each."""
         if len(self.zeros) > 1:
-            return [replace(self, zeros=(zero,), looks=0) for zero in self.zeros]
+            return [replace(self, zeros=zeros, looks=0) for zeros in (self.zeros[:1], self.zeros[1:])]
         return [replace(self, schedules=(schedule,), looks=0) for schedule in self.schedules]
 
 
@@ -167,7 +167,7 @@ class PipelineBounds:
         """Leaves, of which the least is looked at more closely, within `room` bytes of all stages; None where there is no closer look."""
         place = min(range(len(leaves)), key=lambda i: leaves[i].bound)
         leaf = leaves[place]
-        if leaf.alone and leaf.looks > (leaf.schedules[0][1] > 1):
+        if leaf.alone and leaf.looks > 1:
             return None
         if leaf.looks and not leaf.alone:
             found = [replace(part, bound=max(part.bound, self._free(candidate, part.schedules, part.recompute))) for part in leaf.parts()]
@@ -198,7 +198,8 @@ class PipelineBounds:
         if len(zeros) > 1:
             graph = replace(graph, memory=self._graph(candidate, replace(work, zero=max(zeros))).memory)
         near = bound_within(graph, limit, price=self.prices.get(candidate, 0.0), enough=enough * candidate.stages)
-        self.prices[candidate] = near.price
+        # From next to nothing no price that counts would be reached.
+        self.prices[candidate] = near.price if near.price * limit > TUNING.certain * abs(near.bound) else 0.0
         return near.bound
 
     def _sight(self, candidate: Candidate, leaf: Leaf) -> Sight:

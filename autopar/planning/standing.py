@@ -117,7 +117,7 @@ class Standing:
             if other.place == candidate.place and other.micro_batches > candidate.micro_batches:
                 self.waiting[other] = max(bound, self.bounds.bound(other, candidate.micro_batches))
 
-    def raise_least(self, within: Callable[[Candidate, float], float]) -> None:
+    def raise_least(self, within: Callable[[Candidate, float, float], float]) -> None:
         """Raise the least of what is sure: by solutions without a limit, and what has no stages by solutions `within` the memory."""
         enough = (1 - TUNING.close) * self.best
         done: set[Candidate] = set()
@@ -127,7 +127,7 @@ class Standing:
             if least is None or least in done or not self.may_win(self.sure[least]):
                 break
             done.add(least)
-            self.sure[least] = max(self.sure[least], within(least, self.sure[least]))
+            self.sure[least] = max(self.sure[least], within(least, self.sure[least], enough))
         # Pipelines need not be raised above the least of what has no stages.
         floor = min((bound for c, bound in self.sure.items() if c.stages == 1), default=math.inf)
         self.proof.raise_least(min(enough, floor))

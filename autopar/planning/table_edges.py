@@ -190,7 +190,7 @@ class TableEdges:
             found = found.further if further else found
             return count * found.seconds(work), count * found.each(work)
 
-        return known.once((key, work.passes, work.once, work.accumulating, work.zero, count, further), seconds)
+        return known.once((key, work.passes, work.covers, work.once, work.accumulating, work.zero, count, further), seconds)
 
     def _distances(self, known: Known, tensor: Tensor, space: LayoutSpace, often: tuple[float, float]) -> Distances:
         """The distances between layouts of a tensor; tensors with equal bytes and equal valid layouts share them."""

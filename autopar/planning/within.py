@@ -1,9 +1,9 @@
 """What no plan of a candidate without stages undercuts within the memory.
 
-With X(x) all seconds of strategies x but those of parameters' collectives, S(x) these, h the share of them that is hidden at the best
-(`most_hidden`), stored, gradients and kept the bytes of a device,
+With T_l(x) the seconds of strategies x with the most of what parameters send hidden, for l in [0, 1] (`most_hidden`), stored, gradients and
+kept the bytes of a device,
 
-    step >= min over x of  X(x) + (1 - h) S(x)
+    step >= max over l of  min over x of  T_l(x)
             subject to     stored(x) + gradients(x) + kept(x) <= limit
 
 in the mode of recompute and ZeRO where that is least. When the last forward pass ends, the gradients of the micro-batches before it are
@@ -12,8 +12,9 @@ there, and all that its backward pass needs; with one micro-batch no gradients a
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from autopar.search import NoAssignment, nearly
 from autopar.search.bounding import bound_within
@@ -22,22 +23,39 @@ from autopar.search.lagrangian import least_memory
 from .tables import Tables
 from .tuning import TUNING
 
+COVERS = (0.0, 0.5, 0.9, 1.0)
+"""The l that are tried, as long as the bound rises."""
 
-def least_within(every: Iterable[Tables], room: float, enough: float) -> float:
-    """The least that tables of all modes add up to within `room` bytes; where that is no more than `enough`, any bound of it."""
+
+def least_within(every: Iterable[Callable[[float], Tables]], room: float, enough: float, wanted: float) -> float:
+    """The least that tables of all modes, made for an l, add up to within `room` bytes: above `wanted` any bound of it.
+
+    Where it is no more than `enough`, any bound, too.
+    """
     found, price = math.inf, 0.0
     for tables in every:
-        try:
-            free, graph = nearly(tables.graph, close=TUNING.bounded).lower_bound, tables.graph
+        with contextlib.suppress(NoAssignment):
+            graph = tables(0.0).graph
+            free = nearly(graph, close=TUNING.bounded).lower_bound
             if free < found and graph.memory_of(least_memory(graph)) <= room:
                 # What is above the least of the modes so far need not be known any closer.
-                near = bound_within(graph, room, price=price, enough=found)
-                found, price = min(found, max(free, near.bound)), near.price
-        except NoAssignment:
-            continue
+                highest, price = _highest(tables, room, min(found, wanted), price)
+                found = min(found, max(free, highest))
         if found <= enough:
             break
     return found
+
+
+def _highest(tables: Callable[[float], Tables], room: float, wanted: float, price: float) -> tuple[float, float]:
+    """The highest bound of a mode (once it is above `wanted`, no further one is looked for), and the price of a byte that gave the last."""
+    best = -math.inf
+    for covers in COVERS:
+        near = bound_within(tables(covers).graph, room, price=price, enough=wanted)
+        price, risen = near.price, near.bound > best
+        best = max(best, near.bound)
+        if best >= wanted or not risen:
+            break
+    return best, price
 
 
 def without_gradients(tables: Tables) -> Tables:

@@ -97,8 +97,7 @@ def work_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Multiplici
         in_flight=in_flight(schedule.pipeline, 0, stages, count, schedule.interleave),
         zero=zero, early=early_on(plan.mesh_, analysis, cluster, Counts()).readers if analysis.train and stages == 1 else {},
     )  # fmt: skip
-    early = math.fsum(analysis.graph.tensors[name].bytes for name in work.early)
-    return replace(work, hidden=hideable(_prices(plan, cluster), share, work, early)) if analysis.train else work
+    return replace(work, hidden=hideable(_prices(plan, cluster), share, work, analysis.graph.tensors)) if analysis.train else work
 
 
 def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:

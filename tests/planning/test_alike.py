@@ -45,7 +45,7 @@ def planned(batch: int, share: float, **asked: Any) -> tuple[Plan, Request]:
 @pytest.mark.parametrize(
     ("batch", "share", "asked"),
     [
-        (8, 0.7, {**ALONE, "zero": 1}),
+        (8, 0.6, {**ALONE, "zero": 1}),
         pytest.param(16, 0.7, {"stages": 4, "micro_batches": 8, "zero": 1}, marks=[pytest.mark.slow, pytest.mark.ci]),
     ],
 )

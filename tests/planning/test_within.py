@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -82,7 +83,7 @@ def test_no_program_within_the_memory_undercuts_the_bound(cluster: str, shape: t
     assert 0.7 * least < solver.bounds.base_seconds(devices.devices, 1, mesh, count) <= least * (1 + 1e-9)
     ratios = []
     for memory, seconds in set(front):
-        bound = CandidateSolver(folded, Request(cluster=devices, memory=memory)).surely(candidate, 0.0)
+        bound = CandidateSolver(folded, Request(cluster=devices, memory=memory)).surely(candidate, 0.0, math.inf)
         assert bound <= seconds * (1 + 1e-9), memory
         ratios.append(bound / seconds)
     assert max(ratios) > 0.7, "a bound of nothing would always hold"
@@ -95,4 +96,4 @@ def test_the_bound_within_the_memory_is_above_the_one_without() -> None:
     short = Request(cluster=devices, stages=1, micro_batches=1, memory=0.5 * free.solved[0].solution.memory, fewer=False)
     solver = CandidateSolver(folded, short)
     candidate = free.solved[0].candidate
-    assert solver.surely(candidate, 0.0) > 1.05 * solver.bounds.proven(candidate)
+    assert solver.surely(candidate, 0.0, math.inf) > 1.05 * solver.bounds.proven(candidate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from report_models import MEGATRON, planned
@@ -35,9 +36,8 @@ def test_the_price_is_that_of_the_pinned_problem(mesh: tuple[int, ...]) -> None:
     told = asked.alternatives(UP)
     prices = MeshPrices(cluster=found.cluster, mesh=found.plan.mesh_, unit_bytes=found.plan.schedule.unit_bytes)
     early = early_on(found.plan.mesh_, analysis, found.cluster, Counts()).readers
-    known = sum(analysis.graph.tensors[name].bytes for name in early)
-    share = hideable(prices, sum(parameter.bytes for parameter in analysis.graph.parameters), Multiplicities(), known)
-    work = Multiplicities(hidden=share, early=early)
+    work, parameters = Multiplicities(early=early), sum(parameter.bytes for parameter in analysis.graph.parameters)
+    work = replace(work, hidden=hideable(prices, parameters, work, analysis.graph.tensors))
     assert len(told) == len(asked.tables.strategies[UP].choices) > 4 ** len(mesh)
     for other in told:
         limits = Pins(operators={UP: other.strategy})(analysis, found.plan.mesh_)
