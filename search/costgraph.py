@@ -62,7 +62,9 @@ class CostGraph:
         for (u, v), table in self.edges.items():
             if not 0 <= u < v < count:
                 raise ValueError(f"edge ({u}, {v}) is not an ordered pair of the {count} variables")
-            _check_table(f"edge ({u}, {v})", table, (self.sizes[u], self.sizes[v]), checked)
+            shape = (self.sizes[u], self.sizes[v])
+            if id(table) not in checked or table.shape != shape:
+                _check_table(f"edge ({u}, {v})", table, shape, checked)
         if self.digits is not None:
             self._check_digits(self.digits)
 
@@ -71,6 +73,8 @@ class CostGraph:
             raise ValueError(f"{len(tables)} {what} tables for {len(self.sizes)} variables")
         for v, table in enumerate(tables):
             known = id(table) in checked
+            if known and table.shape == (self.sizes[v],):
+                continue
             _check_table(f"{what} of variable {v}", table, (self.sizes[v],), checked)
             if not forbidden and not known and not (table.min() >= 0.0 and table.max() < math.inf):
                 raise ValueError(f"{what} of variable {v} must be finite and not negative")

@@ -53,17 +53,30 @@ def merge(inputs: Sequence[tuple[Labels, Table]], rank: int) -> list[Table]:
 
     Axes are in the order 0, 1, ..., missing ones of size 1.
     """
-    merged: dict[Labels, Table] = {}
-    for labels, table in sorted(inputs, key=lambda entry: -len(entry[0])):
-        order = sorted(range(len(labels)), key=labels.__getitem__)
-        axes = tuple(labels[i] for i in order)
-        laid = _expand(table.transpose(order), axes, rank)
-        host = next((key for key in merged if set(axes) <= set(key)), None)
-        if host is None:
-            merged[axes] = np.ascontiguousarray(laid)
+    merged: list[Table] = []
+    for number, order, axes, host in _laid(tuple([labels for labels, _ in inputs])):
+        laid = _expand(inputs[number][1].transpose(order), axes, rank)
+        if host < 0:
+            merged.append(np.ascontiguousarray(laid))
         else:
             merged[host] = merged[host] + laid
-    return list(merged.values())
+    return merged
+
+
+@functools.lru_cache(maxsize=4096)
+def _laid(labels: tuple[Labels, ...]) -> tuple[tuple[int, Labels, Labels, int], ...]:
+    """In the order of merging: the number of a table, the order of its axes, their labels, and to which sum it is added (-1: to none)."""
+    hosts: list[Labels] = []
+    found = []
+    for number in sorted(range(len(labels)), key=lambda i: -len(labels[i])):
+        mine = labels[number]
+        order = tuple(sorted(range(len(mine)), key=mine.__getitem__))
+        axes = tuple(mine[i] for i in order)
+        host = next((place for place, key in enumerate(hosts) if set(axes) <= set(key)), -1)
+        if host < 0:
+            hosts.append(axes)
+        found.append((number, order, axes, host))
+    return tuple(found)
 
 
 def _expand(table: Table, axes: Labels, rank: int) -> Table:

@@ -40,6 +40,8 @@ class Ranking:
 
 def needless_last(solved: Sequence[Solved]) -> list[Solved]:
     """The solutions with those last that are on finer meshes and gain nothing: a finer mesh can do all that the coarser one can."""
+    if len({len(one.candidate.mesh.axes) for one in solved}) == 1:
+        return list(solved)  # none is finer than another
     needless = [any(_does(other, one) for other in solved) for one in solved]
     return [one for last in (False, True) for one, is_needless in zip(solved, needless, strict=True) if is_needless == last]
 
