@@ -38,6 +38,7 @@ from autopar.planning.planner import search_plan
 from autopar.planning.priced_program import evaluate
 from autopar.planning.request import Request
 from autopar.planning.tables import Tables
+from autopar.report.account import has_account
 from autopar.report.why import tables_of_plan, work_of_plan
 from autopar.schemes import scheme_named, scheme_of, stages_of
 from autopar.schemes.naming import zero_of
@@ -108,7 +109,9 @@ def choices_of(tables: Tables, plan: Plan) -> dict[int, int]:
 
 
 def priced(plan: Plan, analysis: Analysis, request: Request) -> tuple[float, float]:
-    """The tables' sum of a plan, and its step priced anew from its file."""
+    """The tables' sum of a plan, and its step priced anew from its file; stages on different meshes have no tables in common."""
+    if not has_account(plan):
+        return math.nan, plan.predicted.step
     tables, stages = tables_of_plan(plan, analysis, request.cluster), stages_of(plan)
     settled = choices_of(tables, plan)
     solution = solve(condition(tables.graph, settled))
@@ -226,7 +229,7 @@ def main() -> int:
         found.append(one)
         if not args.json:
             show(one)
-    largest = max((abs(one.correction) for one in found), default=0.0)
+    largest = max((abs(one.correction) for one in found if not math.isnan(one.correction)), default=0.0)
     explained = max((abs(one.explain_s / one.step_s - 1) for one in found), default=0.0)
     again = max((abs(one.pinned_s / one.step_s - 1) for one in found if one.pinned_s is not None), default=0.0)
     held = sum(one.holds for one in found)

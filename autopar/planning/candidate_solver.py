@@ -73,8 +73,8 @@ class CandidateSolver:
             counts=counts, passes=passes, accumulating=count > 1, zero=mode.zero, early=early.readers,
             in_flight=in_flight(schedule, 0, stages, count), segments=self.folded.segments(mode.recompute, short=short),
         )  # fmt: skip
-        parameters, tensors = self.folded.parameters / stages, self.folded.folding.graph.tensors
-        return replace(work, hidden=hideable(self._prices(candidate), parameters, work, tensors)) if self.request.train else work
+        parameters, tensors = self.folded.parameters, self.folded.folding.graph.tensors
+        return replace(work, hidden=hideable(self._prices(candidate), parameters, work, tensors, stages)) if self.request.train else work
 
     def group(self, candidate: Candidate) -> Group:
         """The devices of a candidate's stages."""

@@ -70,22 +70,24 @@ def units_of(nbytes: float, unit_bytes: float, cluster: Cluster) -> int:
     return max(math.ceil(nbytes / unit_bytes), 1) if hides(cluster) else 1
 
 
-def hideable(prices: MeshPrices, parameters: float, work: Multiplicities, tensors: Mapping[str, Tensor]) -> float:
+def hideable(prices: MeshPrices, parameters: float, work: Multiplicities, tensors: Mapping[str, Tensor], stages: int = 1) -> float:
     """The share of the parameters' collectives that costs nothing, as it runs under computation.
 
         (1 - e) / slowdown        e = (u - early) / (1 - early), u = 2 / (n (a + b)), early = 0 where it is more than u
 
     Of n units, each gathered a times and reduced b times, one gather and one reduction are seen, less the share of the bytes
     of `early` parameters, which are first in order and counted by themselves. `parameters`: bytes of all; `tensors`: by name.
+    Of several `stages` it is the half: the one pass that hides is short beside a step.
     """
     if not any(axis.size > 1 for axis in prices.mesh.axes):
         return 0.0
     early = math.fsum(tensors[name].bytes for name in work.early)
-    units, known = units_of(parameters, prices.unit_bytes, prices.cluster), min(early / parameters, 1.0) if parameters else 0.0
+    units, known = units_of(parameters / stages, prices.unit_bytes, prices.cluster), min(early / parameters, 1.0) if parameters else 0.0
     twice = 2 / sum(replace(work, once=1.0).gathers)
     unit, known = twice / units, twice * known
     alone = (unit - known if known < unit else unit) / (1 - known) if known < 1 else 1.0
-    return max(1 - alone, 0.0) / SLOWDOWN[prices.cluster.backend] if hides(prices.cluster) else 0.0
+    most = 1 / SLOWDOWN[prices.cluster.backend] if hides(prices.cluster) else 0.0
+    return max(1 - alone, 0.0) * (most if stages == 1 else 0.5 * most)
 
 
 def most_hidden(work: Multiplicities, prices: MeshPrices, covers: float = 0.0) -> Multiplicities:

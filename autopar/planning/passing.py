@@ -17,9 +17,9 @@ Interleaved: the mean is of the paths that stay on a device h, which makes s_h =
     sum over e < h of x_e / v  +  s_h / v max over e <= h of x_e  +  (m - s_h / v) x_h
 
 1F1B, GPipe and zero-bubble, where the first stages keep more in flight and so count for fewer passes: the same with v = 1 and s_h = 0 (of
-zero-bubble without the gradients of weights of the devices before h). Otherwise equal stages are the fastest with more micro-batches than
-stages. By how much unequal ones may be faster with fewer was found by linear programs over such paths, of up to 16 stages (`UNEVEN`; a
-slow test solves them).
+zero-bubble only the forward passes of the devices before h, as h may make its last gradients of weights at the end). Otherwise equal stages
+are the fastest with more micro-batches than stages. By how much unequal ones may be faster with fewer was found by linear programs over
+such paths, of up to 16 stages (`UNEVEN`; a slow test solves them).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight, tilt: flo
         return pipe.micro_batches - 0.5 * abs(tilt)
     once, hidden = sight.once, sight.under
     if chunks > 1 or tilt:
-        drained = 1.0 - (pipe.weight if schedule == "zero_bubble" else 0.0)
+        drained = FORWARD if schedule == "zero_bubble" else 1.0
         return _mixed(pipe.stages, pipe.micro_batches, chunks, once, tilt, drained) - hidden
     if pipe.micro_batches == 1 and schedule != "zero_bubble":
         return pipe.stages - once * (pipe.stages - 1) - hidden  # one after the other

@@ -90,14 +90,15 @@ def work_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Multiplici
     count, row = schedule.micro_batches, SCHEDULES[schedule.pipeline]
     weight = weight_share(*tables_alone(analysis, cluster, Counts())) if row.splits else 0.0
     zero = zero_stage(schedule.gathered, schedule.accumulated)
-    share = sum(p.bytes for p in analysis.graph.parameters) / stages
+    parameters = sum(p.bytes for p in analysis.graph.parameters)
     pipe = Pipe(stages=stages, micro_batches=count, weight=weight, share=cluster.core_share)
     work = Multiplicities(
         passes=count + pipe.bubble(schedule.pipeline, schedule.interleave), accumulating=count > 1, segments=schedule.recompute,
         in_flight=in_flight(schedule.pipeline, 0, stages, count, schedule.interleave),
         zero=zero, early=early_on(plan.mesh_, analysis, cluster, Counts()).readers if analysis.train and stages == 1 else {},
     )  # fmt: skip
-    return replace(work, hidden=hideable(_prices(plan, cluster), share, work, analysis.graph.tensors)) if analysis.train else work
+    hidden = hideable(_prices(plan, cluster), parameters, work, analysis.graph.tensors, stages)
+    return replace(work, hidden=hidden) if analysis.train else work
 
 
 def tables_of_plan(plan: Plan, analysis: Analysis, cluster: Cluster) -> Tables:

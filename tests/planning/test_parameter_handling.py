@@ -10,9 +10,10 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
+from autopar.order.scheduled import Mode
 from autopar.planning.folded_model import FoldedModel
 from autopar.planning.parameter_traffic import exposed_seconds
-from autopar.planning.priced_program import evaluate
+from autopar.planning.priced_program import PricedProgram, evaluate
 from autopar.planning.program_search import ProgramSearch
 from autopar.planning.request import Request
 from autopar.planning.walk import Walk
@@ -63,3 +64,18 @@ def test_a_folded_solution_has_the_step_of_the_whole_graph() -> None:
     schedule = walk.solver.schedule(solved.mode, candidate.micro_batches, [tables.prices], short=False)
     found = evaluate(tables, solve(tables.graph), schedule)
     assert found.seconds == pytest.approx(solved.seconds, rel=1e-9)
+
+
+def test_reductions_of_shards_are_not_waited_for_behind_sums() -> None:
+    """ZeRO 3 has two kinds of units: what is summed in place begins first, as what begins behind a reduction waits for that."""
+    request = Request(cluster=CLUSTER, fewer=False, stages=1, mesh=stage_mesh(CLUSTER, (8,)), zero=3, micro_batches=1)
+    walk = Walk(FoldedModel(transformer(WIDE, batch=32).graph, train=True), request)
+    found = ProgramSearch(walk).programs.best(walk.run().solved[0])
+    assert isinstance(found, PricedProgram)
+    modes = {unit.mode for unit in found.plan.units}
+    assert modes == {Mode.ONCE, Mode.AGAIN} and found.estimate.overlapped > 0.75 * found.estimate.communication
+    order = [unit for need in found.plan.needs() for unit in need.reduced]
+    assert sorted(order) == list(range(len(found.plan.units)))
+    for need in found.plan.needs():
+        once = [found.plan.units[unit].mode is Mode.ONCE for unit in need.reduced]
+        assert once == sorted(once, reverse=True)
