@@ -44,8 +44,12 @@ class Standing:
         return min([self.ahead, *self.sure.values(), *(s.seconds for s in self.ranking.solved[:1])], default=0.0)
 
     def far(self, folded: FoldedModel) -> float:
-        """Seconds by the tables from which on the program of a solution is not looked at."""
-        return (TUNING.closer if folded.is_small and self.best < TUNING.brief else TUNING.cut) * self.best
+        """Seconds by the tables from which on a solution is not looked at; programs of small models may take longer than these promise."""
+        return (TUNING.closer if folded.is_small else TUNING.cut) * self.best
+
+    def beaten(self, folded: FoldedModel) -> float:
+        """Seconds of equal stages from which on a pipeline is not cut."""
+        return self.far(folded) if folded.is_small else (1 + TUNING.close) * self.best
 
     def may_win(self, bound: float) -> bool:
         """Whether a candidate of that bound may be better than the best by more than `close`."""

@@ -242,7 +242,7 @@ class Walk:
         """What is expected to be near the best is ranked by its program, a pipeline by its cuts; raises `Infeasible` where none fits."""
         best = self.ranking.solved[:1]
         far = bool(best) and solved.seconds >= TUNING.cut * best[0].seconds
-        return solved if far else self.solver.cut(solved, below=(1 + TUNING.close) * best[0].seconds if best else math.inf)
+        return solved if far else self.solver.cut(solved, below=self.standing.beaten(self.folded))
 
     def _add(self, solved: Solved) -> None:
         found = [*self.ranking.solved, solved]
