@@ -42,13 +42,16 @@ def least_within(every: Iterable[Callable[[float], Tables]], room: float, enough
 
 
 def _highest(tables: Callable[[float], Tables], room: float, wanted: float) -> float:
-    """The highest bound of a mode; once it is above `wanted` no further one is looked for."""
-    best = -math.inf
+    """The highest bound of a mode; once it is above `wanted`, or the last solution shows that it cannot rise, none follows."""
+    best, choices = -math.inf, None
     for covers in COVERS:
-        bound = solve(tables(covers).graph, method=QUICK_METHOD, memory_limit=room).lower_bound
-        if bound <= best:
+        graph = tables(covers).graph
+        if choices is not None and graph.cost(choices) <= best * (1 + TUNING.certain):
             break
-        best = bound
+        found = solve(graph, method=QUICK_METHOD, memory_limit=room)
+        if found.lower_bound <= best:
+            break
+        best, choices = found.lower_bound, found.choices
         if best >= wanted:
             break
     return best
