@@ -47,11 +47,17 @@ def least_within(every: Iterable[Callable[[float], Tables]], room: float, enough
 
 
 def _highest(tables: Callable[[float], Tables], room: float, wanted: float, price: float) -> tuple[float, float]:
-    """The highest bound of a mode (once it is above `wanted`, no further one is looked for), and the price of a byte that gave the last."""
-    best = -math.inf
+    """The highest bound of a mode, and the price of a byte that gave the last one tried.
+
+    Once it is above `wanted`, or the choices of the last one show that at its price it cannot rise, no further one is tried.
+    """
+    best, choices = -math.inf, None
     for covers in COVERS:
-        near = bound_within(tables(covers).graph, room, price=price, enough=wanted)
-        price, risen = near.price, near.bound > best
+        graph = tables(covers).graph
+        if choices is not None and graph.cost(choices) + price * (graph.memory_of(choices) - room) <= best * (1 + TUNING.certain):
+            break
+        near = bound_within(graph, room, price=price, enough=wanted)
+        price, choices, risen = near.price, near.choices, near.bound > best
         best = max(best, near.bound)
         if best >= wanted or not risen:
             break
