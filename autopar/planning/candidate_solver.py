@@ -18,7 +18,7 @@ from .candidates import Candidate
 from .filling import filled, on_front
 from .first_parameters import NONE
 from .folded_model import FoldedModel
-from .fronts import Front, Priced, price_alone, price_stages
+from .fronts import FILLINGS, Front, Priced, price_alone, price_stages
 from .memory_beyond_tables import bytes_beyond
 from .multiplicities import Counts, Multiplicities
 from .parameter_traffic import exposed_seconds, hideable, most_hideable
@@ -88,8 +88,9 @@ class CandidateSolver:
             reductions=self.request.reductions,
         )
 
-    def cut(self, solved: Solved) -> Solved:
-        """A solution with the seconds of its program, a pipeline with those of its best cuts; raises `Infeasible` where no cut fits."""
+    def cut(self, solved: Solved, below: float = math.inf) -> Solved:
+        """A solution with the seconds of its program, a pipeline with those of its best cuts; raises `Infeasible` where no cut fits,
+        or none that the tables put anywhere near `below` seconds."""
         candidate, tables, solution = solved.candidate, solved.tables, solved.solution
         if solved.exact:
             return solved
@@ -97,11 +98,11 @@ class CandidateSolver:
             schedule = self.schedule(solved.mode, candidate.micro_batches, [tables.prices], short=False)
             whole = self.folded.analysis(short=False, micro_batches=candidate.micro_batches)
             return replace(solved, seconds=whole_seconds(tables, solution, self.folded.folding, whole, schedule), exact=True)
-        found = self._cut(solved, tables, solution)
+        found = self._cut(solved, tables, solution, below=below)
         # What fits all stages together may not fit each of them: host memory may help there, too.
         short = isinstance(found, Infeasible) or (found.tightened and (self.on_fronts or found.seconds > TUNING.promised * solved.seconds))
         if short and self.binds(candidate, solved.mode):
-            other = self._cut(solved, self.offering(tables, candidate, solved.mode))
+            other = self._cut(solved, self.offering(tables, candidate, solved.mode), below=below)
             found = min((one for one in (found, other) if isinstance(one, CutSolution)), key=lambda one: one.seconds, default=found)
         if isinstance(found, Infeasible):
             raise Infeasible(candidate.stages * (found.minimum_memory - self.always), self.room(candidate))
@@ -110,14 +111,16 @@ class CandidateSolver:
         free = solved.free and not (full and (found.tightened or found.seconds > TUNING.short * solved.seconds))
         return replace(solved, seconds=found.seconds, tables=found.tables, solution=found.solution, free=free, exact=True)
 
-    def _cut(self, solved: Solved, tables: Tables, solution: Solution | None = None) -> CutSolution | Infeasible:
+    def _cut(
+        self, solved: Solved, tables: Tables, solution: Solution | None = None, *, below: float = math.inf
+    ) -> CutSolution | Infeasible:  # fmt: skip
         """The best cuts of a candidate on its tables, of which the first solution may be known; or why there are none."""
         candidate = solved.candidate
         try:
             if self.on_fronts:
                 first = solution if solved.free else None
                 front = self.front(candidate, solved.mode, tables, solved.hidden, first)
-                best = front.best()
+                best = front.best(ceiling=TUNING.variable * below / solved.seconds * solved.solution.cost)
                 return CutSolution(
                     tables=tables, solution=best.solution, seconds=best.seconds, memory=best.memory, tightened=front.tightened
                 )  # fmt: skip
@@ -133,8 +136,10 @@ class CandidateSolver:
 
     @property
     def on_fronts(self) -> bool:
-        """Whether what the memory limits is looked for on the fronts of candidates: of small models, as each of many programs is made."""
-        return self.folded.is_small and self.request.method == EXACT_METHOD
+        """Whether what the memory limits is looked for on the fronts of candidates: of small models whose steps are brief, as each of many
+        programs is made, and as of longer steps the tables tell enough."""
+        brief = self.bounds.least_seconds(self.request.cluster.devices) < TUNING.brief
+        return brief and self.folded.is_small and self.request.method == EXACT_METHOD
 
     def front(self, candidate: Candidate, mode: Mode, tables: Tables, hidden: float, first: Solution | None = None) -> Front:
         """The front of a candidate's tables; `first`: their optimum, where it is known."""
@@ -146,7 +151,7 @@ class CandidateSolver:
                 price = price_alone(self.folded, count, schedule, memory_limit)
             else:
                 price = price_stages(self.folded, self.group(candidate), schedule, self.request, self.always)
-            self.fronts[key] = Front(tables, price, memory_limit, first)
+            self.fronts[key] = Front(tables, price, memory_limit, first, FILLINGS if candidate.stages == 1 else FILLINGS // 2)
         return self.fronts[key]
 
     def of_program(self, priced: Priced, candidate: Candidate, mode: Mode, tables: Tables, hidden: float) -> Solved:

@@ -236,7 +236,7 @@ class Walk:
         """What is expected to be near the best is ranked by its program, a pipeline by its cuts; raises `Infeasible` where none fits."""
         best = self.ranking.solved[:1]
         far = bool(best) and solved.seconds >= TUNING.cut * best[0].seconds
-        return solved if far else self.solver.cut(solved)
+        return solved if far else self.solver.cut(solved, best[0].seconds if best else math.inf)
 
     def _add(self, solved: Solved) -> None:
         found = [*self.ranking.solved, solved]
@@ -259,15 +259,15 @@ class Walk:
         for solved in [s for s in self.ranking.solved if not s.exact and s.seconds < TUNING.closer * self.standing.best]:
             self.ranking.solved.remove(solved)
             with contextlib.suppress(Infeasible):
-                self._add(self.solver.cut(solved))
+                self._add(self.solver.cut(solved, TUNING.closer * self.standing.best))
         first: dict[tuple[Candidate, Mode], Solved] = {}
         for solved in self.ranking.solved:
             first.setdefault((solved.candidate, solved.mode), solved)
         for key, solved in list(first.items())[: TUNING.varied]:
-            if key not in self.varied and self._is_open:
+            below = TUNING.variable * self.standing.best
+            if key not in self.varied and self._is_open and solved.seconds < below:
                 self.varied.add(key)
-                others = variations(self.solver, solved, TUNING.closer * self.standing.best)
-                better = min(others, key=lambda other: other.seconds, default=solved)
+                better = min(variations(self.solver, solved, below), key=lambda other: other.seconds, default=solved)
                 if better.seconds < solved.seconds:
                     self._add(better)
 
