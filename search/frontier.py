@@ -22,7 +22,8 @@ METHOD = "lagrangian"
 
 
 def frontier(graph: CostGraph, *, step: float = STEP) -> Iterator[Solution]:
-    """Assignments with falling memory and rising cost, found as they are asked for; raises `NoAssignment`."""
+    """Assignments with falling memory and rising cost, found as they are asked for; raises `NoAssignment`. `step`: below 1."""
+    assert step < 1.0
     memory_tables(graph)
     small, solver = prepare(graph, max_entries=ENTRIES)
     free = solver.minimise()

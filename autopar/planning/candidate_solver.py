@@ -18,7 +18,7 @@ from .bounds import Bounds
 from .candidates import Candidate
 from .filling import filled, on_front
 from .folded_model import FoldedModel
-from .fronts import Front, Priced, price_alone, price_stages
+from .fronts import FILLINGS, Front, Priced, price_alone, price_stages
 from .memory_beyond_tables import bytes_beyond
 from .multiplicities import Counts, Multiplicities
 from .parameter_traffic import exposed_seconds, hideable, most_hidden
@@ -96,7 +96,7 @@ class CandidateSolver:
     def cut(self, solved: Solved, *, below: float = math.inf) -> Solved:
         """A solution with the seconds of its program, a pipeline with those of its best cuts; raises `Infeasible` where no cut fits.
 
-        A pipeline of which every cut takes `below` seconds or more is left uncut.
+        A pipeline of which every cut takes `below` seconds or more is left uncut; on fronts nothing that the tables put there is cut.
         """
         candidate, tables, solution = solved.candidate, solved.tables, solved.solution
         if solved.exact:
@@ -123,7 +123,7 @@ class CandidateSolver:
         # What fits all stages together may not fit each of them: host memory may help there, too.
         short = isinstance(found, Infeasible) or (found.tightened and (self.on_fronts or found.seconds > TUNING.promised * solved.seconds))
         if short and self.binds(candidate, solved.mode):
-            below = below if isinstance(found, Infeasible) else math.inf
+            below = below if self.on_fronts or isinstance(found, Infeasible) else math.inf
             other = self._cut(solved, self.offering(tables, candidate, solved.mode), below)
             found = min((one for one in (found, other) if isinstance(one, CutSolution)), key=lambda one: one.seconds, default=found)
         return found
@@ -135,7 +135,7 @@ class CandidateSolver:
             if self.on_fronts:
                 first = solution if solved.free else None
                 front = self.front(candidate, solved.mode, tables, solved.hidden, first)
-                best = front.best()
+                best = front.best(ceiling=below / solved.seconds * solved.solution.cost)
                 return CutSolution(
                     tables=tables, solution=best.solution, seconds=best.seconds, memory=best.memory, tightened=front.tightened
                 )  # fmt: skip
@@ -153,8 +153,10 @@ class CandidateSolver:
 
     @property
     def on_fronts(self) -> bool:
-        """Whether what the memory limits is looked for on the fronts of candidates: of small models, as each of many programs is made."""
-        return self.folded.is_small and self.request.method == EXACT_METHOD
+        """Whether what the memory limits is looked for on the fronts of candidates: of small models whose steps are brief, as each of many
+        programs is made, and as of longer steps the tables tell enough."""
+        brief = self.bounds.least_seconds(self.request.cluster.devices) < TUNING.brief
+        return brief and self.folded.is_small and self.request.method == EXACT_METHOD
 
     def front(self, candidate: Candidate, mode: Mode, tables: Tables, hidden: float, first: Solution | None = None) -> Front:
         """The front of a candidate's tables; `first`: their optimum, where it is known."""
@@ -166,7 +168,7 @@ class CandidateSolver:
                 price = price_alone(self.folded, count, schedule, memory_limit)
             else:
                 price = price_stages(self.folded, self.group(candidate), schedule, self.request, self.always)
-            self.fronts[key] = Front(tables, price, memory_limit, first)
+            self.fronts[key] = Front(tables, price, memory_limit, first, FILLINGS if candidate.stages == 1 else FILLINGS // 2)
         return self.fronts[key]
 
     def of_program(self, priced: Priced, candidate: Candidate, mode: Mode, tables: Tables, hidden: float) -> Solved:

@@ -29,6 +29,11 @@ from .tables import Tables
 from .tuning import TUNING
 from .unfolding import unfold
 
+WAITS, STRIDE = 1.3, 0.93
+"""How much longer than without a limit a step may be for thriftier solutions to be looked at, and the bytes of the next of them."""
+FILLINGS = 4
+"""How many solutions are looked for between the last that does not fit and the first that does."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
@@ -40,15 +45,16 @@ class Priced:
     free: float
 
 
-Price = Callable[[Tables, Solution], Priced]
+Price = Callable[[Tables, Solution, bool], Priced]
+"""Prices a solution of tables; the last says whether the step without a limit is wanted, or may be that within it."""
 Whole = Callable[[Tables, Solution], tuple[Tables, Solution]]
 
 
 class Front:
     """The solutions of tables in the order of falling memory, each priced at most once; `first`: that of most memory, if it is known."""
 
-    def __init__(self, tables: Tables, price: Price, memory_limit: float, first: Solution | None = None) -> None:
-        self.tables, self.price, self.memory_limit = tables, price, memory_limit
+    def __init__(self, tables: Tables, price: Price, memory_limit: float, first: Solution | None = None, fillings: int = FILLINGS) -> None:
+        self.tables, self.price, self.memory_limit, self.fillings = tables, price, memory_limit, fillings
         self.found: list[Solution] = [first] if first is not None else []
         self.left: Iterator[Solution] = itertools.islice(frontier(tables.graph), len(self.found), None)
         self.priced: dict[int, Priced] = {}
@@ -65,23 +71,27 @@ class Front:
                 self.found.append(following)
             yield self.found[number]
 
-    def near(self, most: float = math.inf) -> Iterator[Priced]:
+    def near(self, most: float = math.inf, ceiling: float = math.inf) -> Iterator[Priced]:
         """Those that fit, up to where the tables add up to `cut` times what they do for the first; more where it has to wait for memory.
 
-        `most`: bytes of the tables above which surely none fits.
+        `most`: bytes of the tables above which surely none fits. `ceiling`: what they may add up to.
         """
-        enough = math.inf
+        enough, step = math.inf, 1.0
         for number, solution in enumerate(self.solutions()):
-            if solution.cost > enough:
+            if solution.cost > min(enough, ceiling):
                 break
             if solution.memory > most or self.tables.host_of(solution.choices) > self.tables.host_room:
                 continue
             if number not in self.priced:
-                self.priced[number] = self.price(self.tables, solution)
+                self.priced[number] = self.price(self.tables, solution, math.isinf(enough))
             priced = self.priced[number]
             self.needed = min(self.needed, priced.memory)
             if priced.seconds < math.inf:
-                enough = min(enough, TUNING.cut * priced.solution.cost * priced.seconds / priced.free)
+                if math.isinf(enough):
+                    waits = min(priced.seconds / priced.free, WAITS)
+                    # What has to wait for memory gets a better schedule with much less of it.
+                    enough, step = TUNING.cut * solution.cost * waits, STRIDE if waits > TUNING.cut else 1.0
+                most = step * solution.memory
                 yield priced
             elif priced.memory > self.memory_limit:
                 # Programs shrink about as their tables do: half the way to what would fit is passed over.
@@ -93,10 +103,10 @@ class Front:
         first = self.priced.get(0)
         return first is None or math.isinf(first.seconds) or first.seconds > (1 + TUNING.rounding) * first.free
 
-    def best(self, most: float = math.inf) -> Priced:
+    def best(self, most: float = math.inf, ceiling: float = math.inf) -> Priced:
         """The fastest of these, the first where the memory is no question; raises `Infeasible`, with the least bytes of a device seen."""
         best = None
-        for priced in self.near(most):
+        for priced in self.near(most, ceiling):
             best = min(best or self._filling(priced), priced, key=lambda one: one.seconds)
             if not self.tightened:
                 break
@@ -108,11 +118,11 @@ class Front:
         """The first that fits, or what is found between it and the last that does not."""
         over = min((one.solution.memory for one in self.priced.values() if math.isinf(one.seconds)), default=0.0)
         best, within = first, first
-        for _ in range(TUNING.fittings):
+        for _ in range(self.fillings):
             if over * TUNING.brimful <= within.solution.memory or within.memory >= TUNING.brimful * self.memory_limit:
                 break
             try:
-                found = self.price(self.tables, solve_within(self.tables, QUICK_METHOD, math.sqrt(over * within.solution.memory)))
+                found = self.price(self.tables, solve_within(self.tables, QUICK_METHOD, math.sqrt(over * within.solution.memory)), False)
             except Infeasible:
                 break
             if found.seconds < math.inf:
@@ -127,7 +137,7 @@ class Front:
 def price_program(schedule: Schedule, memory_limit: float, whole: Whole | None = None) -> Price:
     """Prices solutions without stages as programs; `whole`: makes a solution one of the whole graph, if the tables are not."""
 
-    def price(tables: Tables, solution: Solution) -> Priced:
+    def price(tables: Tables, solution: Solution, wanting: bool) -> Priced:
         draft = thriftier(DraftProgram.of(*(whole(tables, solution) if whole else (tables, solution)), schedule), memory_limit)
         if draft.memory.total > memory_limit:
             return Priced(solution=solution, seconds=math.inf, memory=draft.memory.total, free=math.inf)
@@ -151,8 +161,8 @@ def price_alone(folded: FoldedModel, micro_batches: int, schedule: Schedule, mem
 def price_stages(folded: FoldedModel, group: Group, schedule: Schedule, request: Request, always: float) -> Price:
     """Prices solutions as pipelines, at their best cuts under the best schedule."""
 
-    def price(tables: Tables, solution: Solution) -> Priced:
-        cut = cut_of(group, tables, solution, schedule, request, always=always, expand=folded.expand)
+    def price(tables: Tables, solution: Solution, wanting: bool) -> Priced:
+        cut = cut_of(group, tables, solution, schedule, request, always=always, expand=folded.expand, wanting=wanting)
         seconds = cut.pipeline.step if cut.pipeline is not None else math.inf
         return Priced(solution=solution, seconds=seconds, memory=cut.memory, free=cut.free)
 

@@ -231,16 +231,16 @@ class Cut:
 
 
 def cut_of(
-    group: Group, tables: Tables, solution: Solution, schedule: Schedule, request: Request, *, always: float, expand: Expand
+    group: Group, tables: Tables, solution: Solution, schedule: Schedule, request: Request, *, always: float, expand: Expand, wanting: bool
 ) -> Cut:
-    """The best cuts of one solution on one group."""
+    """The best cuts of one solution on one group; `wanting`: where no memory is short, too."""
     part, (room,) = _part(group, tables, solution, schedule, expand), _rooms([group], request, always)
     cutter, schedules = _cutter((part,), [room], schedule, request)
     pipeline = cutter.best(schedules)
     if pipeline is None:
         return Cut(pipeline=None, memory=cutter.least_memory(schedules) + always, free=math.inf)
     # No schedule keeps so many times more in flight than another.
-    free = cutter.unlimited().best(schedules) if pipeline.memory > room / ROOMY else pipeline
+    free = cutter.unlimited().best(schedules) if wanting and pipeline.memory > room / ROOMY else pipeline
     return Cut(pipeline=pipeline, memory=pipeline.memory, free=min(pipeline.step, free.step) if free is not None else pipeline.step)
 
 

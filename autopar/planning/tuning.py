@@ -40,7 +40,8 @@ class Tuning:
     takes at most: of longer steps the tables tell enough."""
     closer: float = 1.3
     varied: int = 5
-    """How far these are behind the best at most, and of how many of them all other solutions are looked at."""
+    variable: float = 1.15
+    """How far these are behind the best at most, and of how many of them all other solutions are looked at, where these are so near."""
     varied_hidden: tuple[float, ...] = (0.5, 0.0, 1.0)
     varied_front: int = 4
     """The shares that these have hidden of what can be, and how many solutions of less and less memory are looked at."""

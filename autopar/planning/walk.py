@@ -265,15 +265,15 @@ class Walk:
         for solved in [s for s in self.ranking.solved if not s.exact and s.seconds < TUNING.closer * self.standing.best]:
             self.ranking.solved.remove(solved)
             with contextlib.suppress(Infeasible):
-                self._add(self.solver.cut(solved))
+                self._add(self.solver.cut(solved, below=TUNING.closer * self.standing.best))
         first: dict[tuple[Candidate, Mode], Solved] = {}
         for solved in self.ranking.solved:
             first.setdefault((solved.candidate, solved.mode), solved)
         for key, solved in list(first.items())[: TUNING.varied]:
-            if key not in self.varied and self._is_open:
+            below = TUNING.variable * self.standing.best
+            if key not in self.varied and self._is_open and solved.seconds < below:
                 self.varied.add(key)
-                others = variations(self.solver, solved, TUNING.closer * self.standing.best)
-                better = min(others, key=lambda other: other.seconds, default=solved)
+                better = min(variations(self.solver, solved, below), key=lambda other: other.seconds, default=solved)
                 if better.seconds < solved.seconds:
                     self._add(better)
 

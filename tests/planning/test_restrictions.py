@@ -17,7 +17,7 @@ from autopar.planning.program_search import ProgramSearch
 from autopar.planning.request import Request
 from autopar.planning.variations import variations
 from autopar.planning.walk import Walk
-from benchmarks.truths import KINDS, SLOWER, drawn_widely
+from benchmarks.truths import KINDS, SLOWER, drawn, drawn_widely
 
 TINY = Shape(layers=2, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=1024, sequence=128, dropout=False)
 
@@ -58,6 +58,23 @@ def test_other_solutions_of_a_candidate_are_looked_at_where_the_bound_leaves_roo
 def test_no_pin_is_faster(seed: int, pins: dict[str, Any]) -> None:
     graph, free = drawn_widely(seed)
     assert search_plan(graph, free).predicted.step <= SLOWER * search_plan(graph, replace(free, **pins)).predicted.step
+
+
+@pytest.mark.parametrize(
+    ("seed", "asked"),
+    [
+        pytest.param(2201, {"zero": 0}, id="parameters stored whole, not at the place of the best"),
+        pytest.param(5070, {"share": 1.1}, id="a limit that does not bind the plan leads to a thriftier solution", marks=pytest.mark.slow),
+        pytest.param(2084, {"zero": 0}, id="a thriftier one of stages with parameters whole", marks=[pytest.mark.slow, pytest.mark.ci]),
+        pytest.param(2174, {"share": 0.9}, id="another mesh with parameters whole", marks=[pytest.mark.slow, pytest.mark.ci]),
+    ],
+)
+def test_what_a_restriction_finds_is_found_without_it(seed: int, asked: dict[str, Any]) -> None:
+    graph, free = drawn(seed)
+    best = search_plan(graph, free).predicted
+    pins = {name: value for name, value in asked.items() if name != "share"}
+    less = replace(free, **pins, memory=asked.get("share", 1e9) * best.memory)
+    assert best.step <= SLOWER * search_plan(graph, less).predicted.step
 
 
 def test_less_memory_is_not_faster() -> None:
