@@ -155,7 +155,8 @@ class CandidateSolver:
     def on_fronts(self) -> bool:
         """Whether what the memory limits is looked for on the fronts of candidates: of small models whose steps are brief, as each of many
         programs is made, and as of longer steps the tables tell enough."""
-        brief = self.bounds.least_seconds(self.request.cluster.devices) < TUNING.brief
+        devices = self.request.cluster.devices
+        brief = devices <= TUNING.fronts and self.bounds.least_seconds(devices) < TUNING.brief
         return brief and self.folded.is_small and self.request.method == EXACT_METHOD
 
     def front(self, candidate: Candidate, mode: Mode, tables: Tables, hidden: float, first: Solution | None = None) -> Front:

@@ -242,7 +242,8 @@ class Walk:
         """What is expected to be near the best is ranked by its program, a pipeline by its cuts; raises `Infeasible` where none fits."""
         best = self.ranking.solved[:1]
         far = bool(best) and solved.seconds >= TUNING.cut * best[0].seconds
-        return solved if far else self.solver.cut(solved, below=self.standing.beaten(self.folded))
+        below = TUNING.variable * self.standing.best if self.solver.on_fronts else self.standing.beaten(self.folded)
+        return solved if far else self.solver.cut(solved, below=below)
 
     def _add(self, solved: Solved) -> None:
         found = [*self.ranking.solved, solved]
