@@ -103,7 +103,7 @@ def most_hidden(work: Multiplicities, prices: MeshPrices, covers: float = 0.0) -
         return replace(work, hidden=0.0)
     axes = tuple(number for number, axis in enumerate(prices.mesh.axes) if axis.size > 1)
     links, slowed = {prices.link((axis,)) for axis in axes}, (1 - covers) * (1 - 1 / SLOWDOWN[prices.cluster.backend])
-    if len(links) < 2:
+    if len(links) < 2 or not slowed:
         return replace(work, hidden=1 - slowed - covers, covers=covers)
     seen = OUTERMOST * slowed + covers
     return replace(work, hidden=1 - seen, covers=covers, busy=prices.link(axes), beside=(1 - OUTERMOST) * slowed / seen)

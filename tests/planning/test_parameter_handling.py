@@ -50,7 +50,7 @@ def test_the_tables_add_up_to_the_program(shape: Shape, sizes: tuple[int, ...], 
     summed = solved.solution.cost + exposed_seconds(solved.tables, solved.solution, replace(work, hidden=solved.hidden))
     assert summed == pytest.approx(solved.seconds, rel=tolerance)
     program = ProgramSearch(walk).programs.best(solved).seconds
-    assert 0.99 * solved.seconds <= program <= solved.seconds * (1 + 1e-9)
+    assert 0.99 * solved.seconds <= program <= solved.seconds * (1 + 1e-4)
 
 
 def test_a_folded_solution_has_the_step_of_the_whole_graph() -> None:

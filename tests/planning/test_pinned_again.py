@@ -20,7 +20,7 @@ SHAPE = Shape(layers=4, hidden=64, heads=4, kv_heads=4, ffn=256, vocab=512, sequ
 
 @pytest.mark.parametrize(
     ("devices", "stages", "share", "hosted"),
-    [(8, 4, 0.7, False), (8, 4, 0.5, True), (6, 2, 0.6, False), (4, 1, 0.6, False)],
+    [(8, 4, 0.7, False), (8, 4, 0.45, True), (6, 2, 0.6, False), (4, 1, 0.6, False)],
 )
 def test_a_plan_is_found_again(devices: int, stages: int, share: float, hosted: bool) -> None:
     graph = transformer(SHAPE, batch=4).graph
