@@ -38,7 +38,7 @@ class Tuning:
     brief: float = 1e-2
     """By how much the best of a small model is above the bound until the programs of more candidates are looked at, and the seconds that it
     takes at most: of longer steps the tables tell enough."""
-    fronts: int = 16
+    fronts: int = 8
     """Devices up to which programs on the fronts of a small model are priced: of more devices there are too many candidates."""
     closer: float = 1.3
     varied: int = 5
