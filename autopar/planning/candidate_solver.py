@@ -139,10 +139,10 @@ class CandidateSolver:
                 return CutSolution(
                     tables=tables, solution=best.solution, seconds=best.seconds, memory=best.memory, tightened=front.tightened
                 )  # fmt: skip
-            groups, known = [self.group(candidate)], {"always": self.always, "too_slow": below}
+            groups, expand = [self.group(candidate)], self.folded.expand
             schedule = self.schedule(solved.mode, candidate.micro_batches, [tables.prices], short=True)
             found = best_pipeline(
-                groups, lambda _: tables, schedule, self.quickly, **known, expand=self.folded.expand, solved=solution
+                groups, lambda _: tables, schedule, self.quickly, always=self.always, too_slow=below, expand=expand, solved=solution
             )  # fmt: skip
             part, step = found.parts[0], found.pipeline.step
             return CutSolution(tables=part.tables, solution=part.solution, seconds=step, memory=found.memory, tightened=found.tightened)

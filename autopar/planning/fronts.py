@@ -5,7 +5,7 @@ no limit is asked for. The solutions on the front of (bytes, seconds) of the tab
 
     step(M) = min over the front of  step of the program, where that fits M
 
-which more memory makes no longer.
+which more memory makes no longer, but for what is looked for between the last that does not fit and the first that does (`_filling`).
 """
 
 from __future__ import annotations

@@ -55,9 +55,10 @@ def _modes(solver: CandidateSolver, solved: Solved) -> Iterator[Mode]:
 
 def _varied(solver: CandidateSolver, solved: Solved) -> Iterator[tuple[float, int]]:
     """The shares that are hidden, each with the number of solutions on its front."""
-    yield solver.hides(solved.candidate, solved.mode), TUNING.varied_front
-    most = 1.0 if solved.candidate.stages > 1 else solver.hides(solved.candidate, solved.mode)
+    hidden = solver.hides(solved.candidate, solved.mode)
+    yield hidden, TUNING.varied_front
+    most = 1.0 if solved.candidate.stages > 1 else hidden
     if solver.request.train:
         for part in TUNING.varied_hidden:
-            if not math.isclose(part * most, solver.hides(solved.candidate, solved.mode)):
+            if not math.isclose(part * most, hidden):
                 yield part * most, 1
