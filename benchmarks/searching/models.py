@@ -78,37 +78,75 @@ def shaped(shape: Shape, batch: int = 16) -> Graph:
     return transformer(shape, batch=batch).graph
 
 
-def exported_llama(shape: Shape, batch: int) -> Graph:
-    """The graph of a bfloat16 Llama of that shape, tokens to logits, exported from PyTorch on the meta device."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+def llama3_70b(layers: int = 80) -> Shape:
+    """Llama-3-70B, with that many layers."""
+    return replace(llama3_8b(layers), hidden=8192, heads=64, ffn=28672)
 
-    from autopar.frontends.torch import import_torch
-    from autopar.ir import with_loss
 
-    config = LlamaConfig(
+def llama_configuration(layers: int = 32) -> Any:
+    """Transformers' configuration of Llama-3-8B, with that many layers."""
+    from transformers import LlamaConfig
+
+    shape = llama3_8b(layers)
+    return LlamaConfig(
         hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads, vocab_size=shape.vocab, max_position_embeddings=shape.sequence, use_cache=False,
     )  # fmt: skip
+
+
+def deepseek_configuration(layers: int = 61) -> Any:
+    """Transformers' configuration of DeepSeek-V3, 671B parameters, with that many layers."""
+    from transformers import DeepseekV3Config
+
+    return DeepseekV3Config(num_hidden_layers=layers, use_cache=False, experts_implementation="grouped_mm")
+
+
+CONFIGURATIONS: dict[str, Callable[..., Any]] = {"llama3_8b": llama_configuration, "deepseek_v3": deepseek_configuration}
+"""Models of transformers, by name: from a number of layers to their configuration."""
+
+
+def exported(configuration: Any, batch: int) -> Graph:
+    """The graph of a bfloat16 language model, tokens to logits, exported from PyTorch on the meta device at its longest sequence."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from autopar.frontends.torch import import_torch
+    from autopar.ir import with_loss
 
     class Logits(torch.nn.Module):
         """The model from token numbers to logits."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.model = LlamaForCausalLM(config)
+            self.model = AutoModelForCausalLM.from_config(configuration)
 
         def forward(self, tokens: torch.Tensor) -> Any:
             return self.model(input_ids=tokens, use_cache=False).logits
 
     with torch.device("meta"):
         model = Logits().to(torch.bfloat16).eval()
-        tokens = torch.zeros((batch, shape.sequence), dtype=torch.int64)
+        tokens = torch.zeros((batch, configuration.max_position_embeddings), dtype=torch.int64)
     return with_loss(import_torch(model, (tokens,)).graph)
 
 
 def public(folder: Path, *, full: bool) -> list[Model]:
     """The PyTorch models of a folder's module (`MODELS`, small ones), and its ONNX files too (`ONNX`) with `full`."""
+    module = _module(folder)
+    found = [Model(name=name, load=partial(_torch, module, name)) for name in module.MODELS]
+    return found + [Model(name=f"onnx {name}", load=partial(_onnx, module, name)) for name in module.ONNX] if full else found
+
+
+def full_size(folder: Path, name: str, batch: int) -> Graph:
+    """A PyTorch model of a folder's module at its real size, on the meta device."""
+    from autopar.frontends.load import ModelOptions, load_model
+
+    with quiet():
+        built, inputs = _module(folder).build(name, "full", "meta")
+        return load_model(built, ModelOptions(batch=batch), inputs).graph
+
+
+def _module(folder: Path) -> ModuleType:
+    """The module of public models in a folder."""
     path = folder / MODULE
     if not path.is_file():
         raise SystemExit(f"{path} is not there; --models asks for a folder with {MODULE}")
@@ -117,8 +155,7 @@ def public(folder: Path, *, full: bool) -> list[Model]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    found = [Model(name=name, load=partial(_torch, module, name)) for name in module.MODELS]
-    return found + [Model(name=f"onnx {name}", load=partial(_onnx, module, name)) for name in module.ONNX] if full else found
+    return module
 
 
 def _torch(module: ModuleType, name: str) -> Graph:

@@ -1,0 +1,1 @@
+"""The cases whose planning is timed."""
