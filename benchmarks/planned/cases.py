@@ -81,7 +81,6 @@ CASES = (
     full_size("vit", "vit_op23.opt.onnx"),
     full_size("llama3-8b", "llama3_8b_op23.opt.onnx"),
     full_size("llama3-70b", "llama3_70b.opt.onnx"),
-    full_size("mixtral", "mixtral_op20.opt.onnx"),
     full_size("t5", "t5_op20.opt.onnx"),
     full_size("sd-unet", "sd_unet_op20.opt.onnx"),
     Case(name="t5-onnx-8", source="file", model="t5_op20.opt.onnx", batch=32, devices=8, targets={"cpu_s": 5.0}),
