@@ -8,17 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.device.operators import operator_seconds
-from autopar.costmodel.memory.saved_values import Kept, Share, kept_values
+from autopar.costmodel.memory.saved_values import Kept, kept_values
 from autopar.costmodel.step.casts import cast_seconds
 from autopar.costmodel.step.layout_space import LayoutSpace
-from autopar.costmodel.step.pricing import communication_seconds, storage_bytes, update_seconds
+from autopar.costmodel.step.pricing import storage_bytes, update_seconds
 
 from ..ir import Operator, Tensor
 from ..sharding.analysis import Offer
 from ..sharding.candidates import Strategies, is_storable, strategies_of
 from ..sharding.layout import Kind, Placement, R
-from ..sharding.notation import local_elements
 from ..sharding.rules import RULES
 from .limits import Limits
 from .parameter_handling import home_seconds
@@ -26,9 +24,6 @@ from .tables import Basis, Floats, Ints
 
 THRIFTY_AXES = 3
 """Meshes of as many axes leave out matrix products that some axis repeats, unless all do: the meshes of fewer axes hold those plans."""
-BATCH_TIE = 1e-12
-"""Seconds by which an earlier factor (the batch comes first) is preferred among strategies of equal price."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
@@ -44,30 +39,12 @@ class Choices:
         return Choices(rows=self.rows[allowed], seconds=self.seconds[allowed], memory=self.memory[allowed], digits=self.digits[allowed])
 
 
-def kept_bytes(strategies: Strategies, mesh: Sequence[int], shares: Iterable[Share]) -> Floats:
-    """Bytes of the shares of what an operator keeps, on one device: array [strategies]."""
-    sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
-    local = sizes / strategies.degrees(tuple(mesh))
-    total = np.zeros(len(local))
-    for share in shares:
-        dims = strategies.rule.outputs if share.output else strategies.rule.inputs
-        elements = local_elements(dims[share.position], local)
-        if share.factors:
-            elements = elements / strategies.plain_degree(tuple(mesh), share.factors)
-        total += elements * share.nbytes
-    return total
-
-
 class Choosing:
     """The choices of variables within the limits; those of equal operators and tensors are one value."""
 
     def __init__(self, basis: Basis, limits: Limits) -> None:
         self.basis, self.limits, self.work, self.known = basis, limits, basis.work, basis.known
-        segments = basis.work.segments
-        self.kept: Kept = self.known.once(("kept values", segments), lambda: kept_values(basis.analysis, segments))
-        self.classes: dict[tuple[str, int], int] = self.known.once(("operator classes", segments), dict[tuple[str, int], int])
-        self.made: dict[int, tuple[object, Strategies, Choices]] = {}
-        self.wider = max((basis.wider(tensor) for tensor in basis.graph.parameters), default=1.0)
+        self.kept = values_kept(basis)
 
     # --- parameters ---
 
@@ -116,40 +93,16 @@ class Choosing:
 
     # --- operators ---
 
-    def operator(self, op: Operator) -> tuple[Strategies, Choices]:
-        """All its strategies, and those that may be chosen."""
-        number = self._class_of(op)
-        if number not in self.made:
-            self.made[number] = self._made(op)
-        key, strategies, found = self.made[number]
-        if self.limits.strategies is not None:
-            offer = self.basis.analysis.offers[op.name]
-            found = self._masked(key, self.limits.strategies(op.name, offer, strategies), found)
-        return strategies, found
-
-    def _class_of(self, op: Operator) -> int:
-        """A number that operators share whose choices are equal under any multiplicities with the same segments."""
-        count = self.work.counts.operators.get(op.name, 1)
-        if (op.name, count) not in self.classes:
-            offer, again = self.basis.analysis.offers[op.name], op.name in self.basis.again
-            key = ("class", id(offer), self._shares(op), count, again)
-            self.classes[op.name, count] = self.known.once(key, lambda: len(self.known.parts))
-        return self.classes[op.name, count]
-
-    def _shares(self, op: Operator) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
-        return self.kept.shares.get(op.name, ()), self.kept.passing.get(op.name, ())
-
-    def _made(self, op: Operator) -> tuple[object, Strategies, Choices]:
-        """The key of an operator's choices, all its strategies, and the choices."""
-        offer, work = self.basis.analysis.offers[op.name], self.work
-        often = (work.counts.operators.get(op.name, 1), work.counted, work.in_flight, self._weight_often(), op.name in self.basis.again)
-        key = ("operator", id(offer), self._shares(op), often)
-
-        def make() -> tuple[Strategies, Choices]:
-            strategies = self.known.once(("strategies", id(offer)), lambda: self._strategies(offer))
-            return strategies, self._priced(op, offer, strategies)
-
-        return key, *self.known.once(key, make)
+    def operator(self, op: Operator) -> tuple[Strategies, Ints]:
+        """All its strategies, and the numbers of those that may be chosen; of equal operators the same objects."""
+        offer = self.basis.analysis.offers[op.name]
+        strategies = self.known.once(("strategies", id(offer)), lambda: self._strategies(offer))
+        count = len(strategies.choices)
+        rows = self.known.once(("rows", count), lambda: np.arange(count))
+        if self.limits.strategies is None:
+            return strategies, rows
+        allowed = self.limits.strategies(op.name, offer, strategies)
+        return strategies, self.known.once(("rows", count, allowed.tobytes()), lambda: rows[allowed])
 
     def _strategies(self, offer: Offer) -> Strategies:
         """All strategies; on a large mesh, unless something is pinned, a matrix product splits every axis if it can, or is computed on
@@ -161,36 +114,6 @@ class Choosing:
         splits = np.array([option.factor >= 0 for option in offer.options])[found.choices].all(axis=1)
         alike = (found.choices == found.choices[:, :1]).all(axis=1)
         return replace(found, choices=np.ascontiguousarray(found.choices[splits | alike])) if splits.any() else found
-
-    def _priced(self, op: Operator, offer: Offer, strategies: Strategies) -> Choices:
-        count, again, work = self.work.counts.operators.get(op.name, 1), op.name in self.basis.again, self.work
-        seconds = self.known.once(("seconds", id(offer), again), lambda: self._seconds(op, offer, strategies, again=again))
-        memory = np.zeros(len(seconds))
-        for weight, often in ((True, self._weight_often()), (False, work.in_flight)):
-            shares = tuple(share for share in self.kept.shares.get(op.name, ()) if share.weight == weight)
-            memory += often * self._kept(strategies, shares) if shares else 0.0
-        rows = self.known.once(("rows", len(seconds)), lambda: np.arange(len(seconds)))  # one array, by which what follows is known
-        return Choices(
-            rows=rows, seconds=count * work.counted * seconds + BATCH_TIE * strategies.choices.sum(axis=1),
-            memory=count * memory, digits=strategies.choices,
-        )  # fmt: skip
-
-    def _kept(self, strategies: Strategies, shares: tuple[Share, ...]) -> Floats:
-        return self.known.once(("kept", id(strategies), shares), lambda: kept_bytes(strategies, self.basis.mesh, shares))
-
-    def _weight_often(self) -> float:
-        """Extra bytes per byte of a gathered parameter: the copy, and its gradient if that is added up whole."""
-        work = self.work
-        return 0.0 if work.zero == 3 else 1.0 + self.wider if work.zero == 1 and work.accumulating else 1.0
-
-    def _seconds(self, op: Operator, offer: Offer, strategies: Strategies, *, again: bool) -> Floats:
-        """Seconds of one micro-batch, with its second forward pass where it is computed `again`."""
-        analysis, prices = self.basis.analysis, self.basis.prices
-        gradients = analysis.as_offered(op, analysis.gradients)
-        forward, backward = operator_seconds(offer.call, strategies, self.basis.mesh, prices.cluster, gradients)
-        inside = communication_seconds(offer.call, strategies, prices, gradients)
-        repeated = forward + 0.5 * inside if again else 0.0
-        return forward + backward + inside + repeated
 
     # --- fan-outs and outputs ---
 
@@ -221,6 +144,12 @@ class Choosing:
             return _free(space, self._storable(space, np.nonzero(valid)[0]))
 
         return self.known.once(key, make)
+
+
+def values_kept(basis: Basis) -> Kept:
+    """What every operator keeps for its backward pass, with the recomputed segments."""
+    segments = basis.work.segments
+    return basis.known.once(("kept values", segments), lambda: kept_values(basis.analysis, segments))
 
 
 def _all_among(space: LayoutSpace, kinds: Sequence[int]) -> NDArray[np.bool_]:

@@ -24,8 +24,8 @@ from ..ir import Role
 from ..sharding.analysis import Analysis
 from ..sharding.mesh import Mesh
 from .building import build_tables
-from .choices import kept_bytes
 from .multiplicities import Counts, Multiplicities
+from .operator_tables import kept_bytes
 from .tables import Tables
 
 Schedules = Sequence[tuple[str, int]]

@@ -1,0 +1,128 @@
+"""The seconds and bytes of every operator's choices, for any multiplicities by few products of long arrays.
+
+    seconds = n c s + t            n: equal operators, c: how often a micro-batch counts, s: of one, t: between ties
+    bytes   = n (w W + f F)        W: kept of parameters, w: how often; F: of values, f: micro-batches in flight
+
+The arrays hold the choices of all operators, one behind the other, those of equal operators once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.costmodel.device.operators import operator_seconds
+from autopar.costmodel.memory.saved_values import Share
+from autopar.costmodel.step.pricing import communication_seconds
+
+from ..ir import Operator
+from ..sharding.analysis import Offer
+from ..sharding.candidates import Strategies
+from ..sharding.notation import local_elements
+from .choices import Choices, values_kept
+from .multiplicities import Multiplicities
+from .outline import Outline
+from .tables import Basis, Floats, Ints
+
+BATCH_TIE = 1e-12
+"""Seconds by which an earlier factor (the batch comes first) is preferred among strategies of equal price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTables:
+    """Arrays [choices of all operators]: `counts` n, `seconds` s, `ties` t, `weights` W, `values` F.
+
+    `spans`: the part of each class of equal operators, with its strategies' `rows` and `digits`; `class_of`: by the number of a variable.
+    `wider`: bytes of a gradient for each byte of its parameter.
+    """
+
+    counts: Floats
+    seconds: Floats
+    ties: Floats
+    weights: Floats
+    values: Floats
+    spans: tuple[slice, ...]
+    rows: tuple[Ints, ...]
+    digits: tuple[Ints, ...]
+    class_of: Mapping[int, int]
+    wider: float
+
+    def priced(self, work: Multiplicities) -> dict[int, Choices]:
+        """The choices of all operators, by the number of their variable; those of equal operators are one value."""
+        seconds = (self.counts * work.counted) * self.seconds + self.ties
+        memory = self.counts * (self._weight_often(work) * self.weights + work.in_flight * self.values)
+        parts = zip(self.spans, self.rows, self.digits, strict=True)
+        found = [Choices(rows=rows, seconds=seconds[span], memory=memory[span], digits=digits) for span, rows, digits in parts]
+        return {variable: found[number] for variable, number in self.class_of.items()}
+
+    def _weight_often(self, work: Multiplicities) -> float:
+        """Extra bytes per byte of a gathered parameter: the copy, and its gradient if that is added up whole."""
+        return 0.0 if work.zero == 3 else 1.0 + self.wider if work.zero == 1 and work.accumulating else 1.0
+
+
+def operator_tables(basis: Basis, outline: Outline) -> OperatorTables:
+    """The tables of an outline's operators, with the recomputed segments of the basis."""
+    kept, classes, class_of = values_kept(basis), dict[object, int](), dict[int, int]()
+    parts: list[tuple[int, Floats, Floats, Floats]] = []
+    rows: list[Ints] = []
+    digits: list[Ints] = []
+    for variable, op in outline.operators.items():
+        offer, chosen = basis.analysis.offers[op.name], outline.variables[variable].rows
+        count, again = basis.work.counts.operators.get(op.name, 1), op.name in basis.again
+        shares = kept.shares.get(op.name, ())
+        key = (id(offer), shares, count, again, id(chosen))
+        if key not in classes:
+            classes[key] = len(parts)
+            strategies = outline.strategies[op.name]
+            weights, values = (_kept(basis, strategies, shares, weight=weight)[chosen] for weight in (True, False))
+            parts.append((count, _seconds(basis, op, offer, strategies, again=again)[chosen], weights, values))
+            rows.append(chosen)
+            digits.append(strategies.choices[chosen])
+        class_of[variable] = classes[key]
+    ends = np.cumsum([0, *map(len, rows)]).tolist()
+    return OperatorTables(
+        counts=_joined([np.full(len(part[1]), float(part[0])) for part in parts]),
+        seconds=_joined([part[1] for part in parts]), ties=_joined([BATCH_TIE * of.sum(axis=1) for of in digits]),
+        weights=_joined([part[2] for part in parts]), values=_joined([part[3] for part in parts]),
+        spans=tuple(map(slice, ends[:-1], ends[1:])), rows=tuple(rows), digits=tuple(digits), class_of=class_of,
+        wider=max((basis.wider(tensor) for tensor in basis.graph.parameters), default=1.0),
+    )  # fmt: skip
+
+
+def _joined(parts: Sequence[Floats]) -> Floats:
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _seconds(basis: Basis, op: Operator, offer: Offer, strategies: Strategies, *, again: bool) -> Floats:
+    """Seconds of one micro-batch, with its second forward pass where it is computed `again`: array [strategies]."""
+
+    def make() -> Floats:
+        prices, gradients = basis.prices, basis.analysis.as_offered(op, basis.analysis.gradients)
+        forward, backward = operator_seconds(offer.call, strategies, basis.mesh, prices.cluster, gradients)
+        inside = communication_seconds(offer.call, strategies, prices, gradients)
+        repeated = forward + 0.5 * inside if again else 0.0
+        return forward + backward + inside + repeated
+
+    return basis.known.once(("seconds", id(offer), again), make)
+
+
+def _kept(basis: Basis, strategies: Strategies, shares: Sequence[Share], *, weight: bool) -> Floats:
+    """Bytes that a choice keeps of parameters, or of values: array [strategies]."""
+    taken = tuple(share for share in shares if share.weight == weight)
+    return basis.known.once(("kept", id(strategies), taken), lambda: kept_bytes(strategies, basis.mesh, taken))
+
+
+def kept_bytes(strategies: Strategies, mesh: Sequence[int], shares: Iterable[Share]) -> Floats:
+    """Bytes of the shares of what an operator keeps, on one device: array [strategies]."""
+    sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
+    local = sizes / strategies.degrees(tuple(mesh))
+    total = np.zeros(len(local))
+    for share in shares:
+        dims = strategies.rule.outputs if share.output else strategies.rule.inputs
+        elements = local_elements(dims[share.position], local)
+        if share.factors:
+            elements = elements / strategies.plain_degree(tuple(mesh), share.factors)
+        total += elements * share.nbytes
+    return total
