@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from .folded_model import FoldedModel
 from .fronts import FILLINGS, Front, Priced, price_alone, price_stages
 from .memory_beyond_tables import bytes_beyond
 from .multiplicities import Counts, Multiplicities
-from .parameter_traffic import exposed_seconds, hideable, most_hidden
+from .parameter_traffic import exposed_seconds, hideable
 from .pipeline_parts import Slower
 from .pipeline_search import Group, best_pipeline
 from .request import Request
@@ -31,7 +30,6 @@ from .tables import Tables
 from .too_slow import TooSlow
 from .tuning import TUNING
 from .unfolding import whole_seconds
-from .within import least_within, without_gradients
 
 
 class CandidateSolver:
@@ -57,8 +55,7 @@ class CandidateSolver:
 
     def modes(self, micro_batches: int) -> Iterator[Mode]:
         """Recompute and ZeRO, as far as they are not fixed; what costs least time first."""
-        request = self.request
-        zeros = [1, 2, 3] if micro_batches > 1 else [1, 3]
+        request, zeros = self.request, [1, 2, 3] if micro_batches > 1 else [1, 3]
         recomputes = ["none", "selective", "full"] if request.train and self.folded.runs else ["none"]
         for recompute in recomputes if request.recompute is None else [request.recompute]:
             for zero in (zeros if request.train else [1]) if request.zero is None else [request.zero]:
@@ -74,7 +71,7 @@ class CandidateSolver:
             in_flight=in_flight(schedule, 0, stages, count), segments=self.folded.segments(mode.recompute, short=short),
         )  # fmt: skip
         parameters, tensors = self.folded.parameters, self.folded.folding.graph.tensors
-        return replace(work, hidden=hideable(self._prices(candidate), parameters, work, tensors, stages)) if self.request.train else work
+        return replace(work, hidden=hideable(self.prices(candidate), parameters, work, tensors, stages)) if self.request.train else work
 
     def group(self, candidate: Candidate) -> Group:
         """The devices of a candidate's stages."""
@@ -139,10 +136,10 @@ class CandidateSolver:
                 return CutSolution(
                     tables=tables, solution=best.solution, seconds=best.seconds, memory=best.memory, tightened=front.tightened
                 )  # fmt: skip
-            groups, expand = [self.group(candidate)], self.folded.expand
             schedule = self.schedule(solved.mode, candidate.micro_batches, [tables.prices], short=True)
             found = best_pipeline(
-                groups, lambda _: tables, schedule, self.quickly, always=self.always, too_slow=below, expand=expand, solved=solution
+                [self.group(candidate)], lambda _: tables, schedule, self.quickly, always=self.always, too_slow=below,
+                expand=self.folded.expand, solved=solution,
             )  # fmt: skip
             part, step = found.parts[0], found.pipeline.step
             return CutSolution(tables=part.tables, solution=part.solution, seconds=step, memory=found.memory, tightened=found.tightened)
@@ -161,10 +158,9 @@ class CandidateSolver:
 
     def front(self, candidate: Candidate, mode: Mode, tables: Tables, hidden: float, first: Solution | None = None) -> Front:
         """The front of a candidate's tables; `first`: their optimum, where it is known."""
-        key = (candidate, mode, hidden, any(v.host is not None for v in tables.variables))
+        key, count = (candidate, mode, hidden, any(v.host is not None for v in tables.variables)), candidate.micro_batches
         if key not in self.fronts:
-            memory_limit, count = self.memory_limit(candidate), candidate.micro_batches
-            schedule = self.schedule(mode, count, [tables.prices], short=candidate.stages > 1)
+            memory_limit, schedule = self.memory_limit(candidate), self.schedule(mode, count, [tables.prices], short=candidate.stages > 1)
             if candidate.stages == 1:
                 price = price_alone(self.folded, count, schedule, memory_limit)
             else:
@@ -177,8 +173,6 @@ class CandidateSolver:
         beyond = priced.memory - self.always - priced.solution.memory if candidate.stages == 1 else 0.0
         solved = self.as_solved(candidate, mode, tables, priced.solution, beyond=beyond, hidden=hidden)
         return replace(solved, seconds=priced.seconds, exact=True)
-
-    # --- its solution ---
 
     def memory_limit(self, candidate: Candidate) -> float:
         """Bytes that a plan may fill on a device of a candidate: fewer ranks of one host have more of its memory each."""
@@ -211,7 +205,8 @@ class CandidateSolver:
         """The share of the collectives of parameters that a step, or its stages, can hide."""
         return self.work(candidate, mode, self.folded.counts, short=True).hidden
 
-    def _prices(self, candidate: Candidate) -> MeshPrices:
+    def prices(self, candidate: Candidate) -> MeshPrices:
+        """The prices on a candidate's mesh."""
         return self.folded.prices(candidate.cluster, candidate.mesh, candidate.stages)
 
     def _overflows(self, solved: Solved) -> bool:
@@ -263,9 +258,10 @@ class CandidateSolver:
     def folded_tables(self, candidate: Candidate, mode: Mode, hidden: float) -> Tables:
         """The tables of a candidate, on the folded graph."""
         work = replace(self.work(candidate, mode, self.folded.counts, short=True), hidden=hidden)
-        return self.offering(self._tables(candidate, work), candidate, mode)
+        return self.offering(self.plain_tables(candidate, work), candidate, mode)
 
-    def _tables(self, candidate: Candidate, work: Multiplicities) -> Tables:
+    def plain_tables(self, candidate: Candidate, work: Multiplicities) -> Tables:
+        """The tables of a candidate on the folded graph, without host memory."""
         analysis = self.folded.analysis(short=True, micro_batches=candidate.micro_batches)
         return self.bounds.tables(analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work)
 
@@ -296,18 +292,6 @@ class CandidateSolver:
             candidate=candidate, mode=mode, tables=tables, solution=solution, seconds=seconds, beyond=beyond, hidden=hidden,
             bound=self._least(candidate, solution.lower_bound), free=free and not short,
         )  # fmt: skip
-
-    def surely(self, candidate: Candidate, enough: float, wanted: float) -> float:
-        """Seconds that no step of a candidate without stages undercuts within the memory (see `least_within`)."""
-        early = self.bounds.early(1, candidate.mesh).before
-        every = (functools.partial(self.loosest, candidate, mode) for mode in self.modes(candidate.micro_batches))
-        return least_within(every, self.room(candidate), enough + early, wanted + early) - early
-
-    def loosest(self, candidate: Candidate, mode: Mode, covers: float = 0.0) -> Tables:
-        """The tables of a candidate with all hidden (`covers`: see `most_hidden`), and only bytes that are surely there at once."""
-        work = most_hidden(self.work(candidate, mode, self.folded.counts, short=True), self._prices(candidate), covers)
-        tables = self.request.offering(self._tables(candidate, work), candidate.stages)
-        return without_gradients(tables) if self.request.train and candidate.micro_batches == 1 else tables
 
     def _least(self, candidate: Candidate, bound: float) -> float:
         """What a bound of the tables' sum is for a step, under the schedule that waits least."""

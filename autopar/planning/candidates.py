@@ -20,7 +20,7 @@ FEWER = 3
 """The number of smaller device counts to try."""
 MAX_STAGES = 128
 """The largest number of pipeline stages."""
-SMALL, LARGE = 8, 64
+SMALL, LARGE = 4, 64
 """The most devices for which axes are tried in every order, and on the levels in every way."""
 SHORT_PIPELINE = 8
 """The most stages for which fewer micro-batches than stages are tried.

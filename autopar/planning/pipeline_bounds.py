@@ -27,7 +27,7 @@ from .bounds import Bounds
 from .candidates import Candidate
 from .multiplicities import Multiplicities
 from .passing import ALL, NOTHING, UPDATES, Sight, least_passes
-from .pipelines import MAX_PIECES
+from .pipeline_pieces import MAX_PIECES
 from .solved_candidate import Mode
 from .tables import Floats, Tables
 from .tuning import TUNING

@@ -15,6 +15,7 @@ Candidates are solved while their bound is below the best that is known (branch 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from .solved_candidate import Mode, Solved
 from .standing import Standing
 from .tuning import TUNING
 from .variations import variations
+from .within import surely
 
 
 class Walk:
@@ -43,8 +45,7 @@ class Walk:
         self.ranking = Ranking()
         self.groups: list[list[Candidate]] = []
         self.standing = Standing(self.solver.bounds, self.ranking, self.solver.room, self.solver.modes)
-        self.forbidden: set[Candidate] = set()
-        self.fewest = False
+        self.forbidden, self.fewest = set[Candidate](), False
         self.varied: set[tuple[Candidate, Mode]] = set()
 
     def run(self, progress: Progress | None = None) -> Ranking:
@@ -100,7 +101,7 @@ class Walk:
         self._use_fewer(progress)
         self._split_further()
         self._count_all()
-        self.standing.raise_least(self.solver.surely)
+        self.standing.raise_least(functools.partial(surely, self.solver))
         self._look_closer()
         if progress:
             progress(len(self.groups), len(self.groups), "done")
@@ -240,8 +241,7 @@ class Walk:
 
     def _cut(self, solved: Solved) -> Solved:
         """What is expected to be near the best is ranked by its program, a pipeline by its cuts; raises `Infeasible` where none fits."""
-        best = self.ranking.solved[:1]
-        far = bool(best) and solved.seconds >= TUNING.cut * best[0].seconds
+        far = solved.seconds >= TUNING.cut * self.standing.best
         below = TUNING.variable * self.standing.best if self.solver.on_fronts else self.standing.beaten(self.folded)
         return solved if far else self.solver.cut(solved, below=below)
 

@@ -13,18 +13,40 @@ there, and all that its backward pass needs; with one micro-batch no gradients a
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from autopar.search import NoAssignment, nearly
 from autopar.search.bounding import bound_within
 from autopar.search.lagrangian import least_memory
 
+from .candidates import Candidate
+from .parameter_traffic import most_hidden
+from .solved_candidate import Mode
 from .tables import Tables
 from .tuning import TUNING
 
+if TYPE_CHECKING:
+    from .candidate_solver import CandidateSolver
+
 COVERS = (0.0, 0.5, 0.9, 1.0)
 """The l that are tried, as long as the bound rises."""
+
+
+def surely(solver: CandidateSolver, candidate: Candidate, enough: float, wanted: float) -> float:
+    """Seconds that no step of a candidate without stages undercuts within the memory (see `least_within`)."""
+    early = solver.bounds.early(1, candidate.mesh).before
+    every = (functools.partial(loosest, solver, candidate, mode) for mode in solver.modes(candidate.micro_batches))
+    return least_within(every, solver.room(candidate), enough + early, wanted + early) - early
+
+
+def loosest(solver: CandidateSolver, candidate: Candidate, mode: Mode, covers: float = 0.0) -> Tables:
+    """The tables of a candidate with all hidden (`covers`: see `most_hidden`), and only bytes that are surely there at once."""
+    work = most_hidden(solver.work(candidate, mode, solver.folded.counts, short=True), solver.prices(candidate), covers)
+    tables = solver.request.offering(solver.plain_tables(candidate, work), candidate.stages)
+    return without_gradients(tables) if solver.request.train and candidate.micro_batches == 1 else tables
 
 
 def least_within(every: Iterable[Callable[[float], Tables]], room: float, enough: float, wanted: float) -> float:

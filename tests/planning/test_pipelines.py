@@ -13,7 +13,8 @@ from autopar.costmodel import load_cluster
 from autopar.order.schedules import in_flight
 from autopar.planning.operator_costs import OperatorCosts
 from autopar.planning.pipeline_parts import Place, Slower, schedules_for
-from autopar.planning.pipelines import Cutter, pieces_of
+from autopar.planning.pipeline_pieces import pieces_of
+from autopar.planning.pipelines import Cutter
 
 MICRO_BATCHES = 8
 

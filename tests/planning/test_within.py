@@ -22,6 +22,7 @@ from autopar.planning.request import Request
 from autopar.planning.solved_candidate import Mode
 from autopar.planning.tables import Floats, Tables
 from autopar.planning.walk import Walk
+from autopar.planning.within import loosest, surely
 from autopar.search import Infeasible, NoAssignment, solve
 
 SMALL: dict[str, Any] = {
@@ -57,11 +58,11 @@ def programs(
     analysis = folded.analysis(short=False, micro_batches=candidate.micro_batches)
     prices = folded.prices(candidate.cluster, candidate.mesh, 1)
     tables = solver.request.tables(analysis, prices, solver.work(candidate, mode, Counts(), short=False), whole=False)
-    loosest = solver.loosest(candidate, mode).graph
+    loose = loosest(solver, candidate, mode).graph
     schedule = solver.schedule(mode, candidate.micro_batches, [prices], short=False)
     for choices in dict.fromkeys(some(tables, seed)):
         found = evaluate(tables, replace(solve(tables.graph), choices=choices), schedule)
-        yield found, solver.always + loosest.memory_of(choices)
+        yield found, solver.always + loose.memory_of(choices)
 
 
 @pytest.mark.parametrize("cluster", ["dgx-h100", "local-cpu"])
@@ -83,7 +84,7 @@ def test_no_program_within_the_memory_undercuts_the_bound(cluster: str, shape: t
     assert 0.7 * least < solver.bounds.base_seconds(devices.devices, 1, mesh, count) <= least * (1 + 1e-9)
     ratios = []
     for memory, seconds in set(front):
-        bound = CandidateSolver(folded, Request(cluster=devices, memory=memory)).surely(candidate, 0.0, math.inf)
+        bound = surely(CandidateSolver(folded, Request(cluster=devices, memory=memory)), candidate, 0.0, math.inf)
         assert bound <= seconds * (1 + 1e-9), memory
         ratios.append(bound / seconds)
     assert max(ratios) > 0.7, "a bound of nothing would always hold"
@@ -96,4 +97,4 @@ def test_the_bound_within_the_memory_is_above_the_one_without() -> None:
     short = Request(cluster=devices, stages=1, micro_batches=1, memory=0.5 * free.solved[0].solution.memory, fewer=False)
     solver = CandidateSolver(folded, short)
     candidate = free.solved[0].candidate
-    assert solver.surely(candidate, 0.0, math.inf) > 1.05 * solver.bounds.proven(candidate)
+    assert surely(solver, candidate, 0.0, math.inf) > 1.05 * solver.bounds.proven(candidate)
