@@ -26,6 +26,7 @@ class _Decoder:
         self.host = frozenset(v.name for v, choice in pairs if v.host is not None and v.host[choice] > 0)
         self.chains: dict[str, dict[Layout, tuple[Layout, ...]]] = {}
         self.known = tables.chains
+        self.decided: dict[tuple[int, int], Decision] = {}
         self.seconds = cache(tables.prices.seconds)
 
     def assignment(self) -> Assignment:
@@ -64,9 +65,11 @@ class _Decoder:
             whole = (R,) * axes
             return Decision(options=(), rule=None, inputs=(whole,) * len(op.inputs), outputs=(whole,) * len(op.outputs))
         strategies, index = self.tables.strategies[op.name], self.chosen["operator", op.name]
-        inputs, outputs = strategies.layouts(index)
-        options = tuple(strategies.options[o] for o in strategies.choices[index])
-        return Decision(options=options, rule=strategies.rule, inputs=inputs, outputs=outputs)
+        if (id(strategies), index) not in self.decided:
+            inputs, outputs = strategies.layouts(index)
+            options = tuple(strategies.options[o] for o in strategies.choices[index])
+            self.decided[id(strategies), index] = Decision(options=options, rule=strategies.rule, inputs=inputs, outputs=outputs)
+        return self.decided[id(strategies), index]
 
     def _connect(self, name: str, home: Layout, target: Layout) -> None:
         """Record the chains of a tensor from its home to `target`, through its fan-out layout if it has one."""

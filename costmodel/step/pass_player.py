@@ -45,6 +45,26 @@ class _Chain(NamedTuple):
         return cls(ahead, more_ahead, back, more_back[::-1])
 
 
+class _Work(NamedTuple):
+    """What an operator does: its seconds, and the collectives inside it, forward and backward; `rings`: whether it computes while it sends."""
+
+    seconds: Seconds
+    ahead: list[Collective]
+    back: list[Collective]
+    rings: tuple[bool, bool]
+
+
+class _Script(NamedTuple):
+    """The steps of a segment, which are the same in every micro-batch.
+
+    `ahead`: in the order of the forward pass, the redistributions whose results a step reads, its number, and its operator if it is one.
+    `read_by`: redistributions by the step that first reads their result (None: none does).
+    """
+
+    ahead: list[tuple[list[int], int, Compute | None]]
+    read_by: dict[int | None, list[int]]
+
+
 class PassPlayer:
     """Plays forward and backward passes; `seconds` gives those of an operator."""
 
@@ -52,7 +72,8 @@ class PassPlayer:
         self.issuer, self.clock, self.seconds_of = issuer, issuer.clock, seconds
         self.program, self.graph, self.mesh = plan.program, plan.program.graph, issuer.prices.mesh.shape
         self.gradients = plan.program.assignment.gradients
-        self.inside: dict[str, tuple[list[Collective], list[Collective]]] = {}
+        self.works: dict[str, _Work] = {}
+        self.scripts: dict[tuple[int, ...], _Script] = {}
         self.chains = {
             index: _Chain.of(self.graph, step, self.mesh)
             for index, step in enumerate(plan.program.steps)
@@ -61,18 +82,16 @@ class PassPlayer:
 
     def ahead(self, segment: Segment) -> None:
         """The forward pass of a segment."""
-        travelling: dict[PlacedValue, tuple[int, list[Sent]]] = {}
-        for index in segment.steps:
-            step = self.program.steps[index]
-            for place in reads(step):
-                if place in travelling:
-                    self._arrive(*travelling.pop(place))
-            if isinstance(step, Compute):
-                self._forward(step)
+        travelling: dict[int, list[Sent]] = {}
+        for arriving, index, operator in self._script(segment).ahead:
+            for other in arriving:
+                self._arrive(other, travelling.pop(other))
+            if operator is not None:
+                self._forward(operator)
             else:
-                travelling[makes(step)[0]] = index, self._departed(self.chains[index].first_ahead)
-        for coming in travelling.values():
-            self._arrive(*coming)
+                travelling[index] = self._departed(self.chains[index].first_ahead)
+        for index, coming in travelling.items():
+            self._arrive(index, coming)
 
     def _arrive(self, index: int, coming: Sequence[Sent]) -> None:
         self._wait(coming)
@@ -82,15 +101,14 @@ class PassPlayer:
         """The segment's backward pass, behind a second forward pass if it is recomputed."""
         if segment.again:
             self.ahead(segment)
-        read_by = self._first_readers(segment)
-        travelling = {index: self._returned(index) for index in reversed(read_by.pop(None, []))}
-        for index in reversed(segment.steps):
-            step = self.program.steps[index]
-            if isinstance(step, Compute):
-                self._backward(step)
+        script = self._script(segment)
+        travelling = {index: self._returned(index) for index in reversed(script.read_by.get(None, []))}
+        for _, index, operator in reversed(script.ahead):
+            if operator is not None:
+                self._backward(operator)
             else:
                 self._wait(travelling.pop(index))
-            travelling.update((other, self._returned(other)) for other in reversed(read_by.get(index, [])))
+            travelling.update((other, self._returned(other)) for other in reversed(script.read_by.get(index, [])))
 
     def _returned(self, index: int) -> list[Sent]:
         """Gradients of a redistribution's result are complete: issue the collectives back to where it had begun."""
@@ -104,25 +122,35 @@ class PassPlayer:
         for sent in coming:
             self.clock.wait(sent.end)
 
-    def _first_readers(self, segment: Segment) -> dict[int | None, list[int]]:
-        """The redistributions of a segment by the step that first reads their result (None: none does)."""
-        found: dict[int | None, list[int]] = {}
-        waiting: dict[PlacedValue, int] = {}
-        for index in segment.steps:
-            step = self.program.steps[index]
-            for place in reads(step):
-                if place in waiting:
-                    found.setdefault(index, []).append(waiting.pop(place))
-            if isinstance(step, Redistribute):
-                waiting[makes(step)[0]] = index
-        found[None] = list(waiting.values())
-        return found
+    def _script(self, segment: Segment) -> _Script:
+        if segment.steps not in self.scripts:
+            script, waiting = _Script([], {}), dict[PlacedValue, int]()
+            for index in segment.steps:
+                step = self.program.steps[index]
+                read = [waiting.pop(place) for place in reads(step) if place in waiting]
+                script.ahead.append((read, index, step if isinstance(step, Compute) else None))
+                if read:
+                    script.read_by[index] = read
+                if isinstance(step, Redistribute):
+                    waiting[makes(step)[0]] = index
+            script.read_by[None] = list(waiting.values())
+            self.scripts[segment.steps] = script
+        return self.scripts[segment.steps]
+
+    def _work(self, step: Compute) -> _Work:
+        name = step.operator.name
+        if name not in self.works:
+            found: list[Collective] = []
+            if any(option.communication is not None for option in step.decision.options):
+                found = list(operator_collectives(self.graph, step, self.mesh, self.gradients))
+            ahead, back = ([c for c in found if c.phase == phase] for phase in ("forward", "backward"))
+            self.works[name] = _Work(self.seconds_of(step), ahead, back, (_is_ring(step, ahead), _is_ring(step, back)))
+        return self.works[name]
 
     def _forward(self, step: Compute) -> None:
-        clock, name, kind = self.clock, step.operator.name, step.operator.kind
-        seconds = self.seconds_of(step).forward
-        ahead = self._inside(step)[0]
-        if not _is_ring(step, ahead):
+        clock, name, kind, work = self.clock, step.operator.name, step.operator.kind, self._work(step)
+        seconds, ahead = work.seconds.forward, work.ahead
+        if not work.rings[0]:
             self.issuer.blocking(ahead)
             clock.compute(name, kind, seconds)
             return
@@ -134,13 +162,12 @@ class PassPlayer:
         clock.compute(name, kind, share)
 
     def _backward(self, step: Compute) -> None:
-        seconds = self.seconds_of(step).backward
-        back = self._inside(step)[1]
-        if _is_ring(step, back):
-            self._backward_ring(step, back, seconds)
+        work = self._work(step)
+        if work.rings[1]:
+            self._backward_ring(step, work.back, work.seconds.backward)
             return
-        self.issuer.blocking(back)
-        self.clock.compute(step.operator.name, step.operator.kind, seconds)
+        self.issuer.blocking(work.back)
+        self.clock.compute(step.operator.name, step.operator.kind, work.seconds.backward)
 
     def _backward_ring(self, step: Compute, back: list[Collective], seconds: float) -> None:
         """Each round sends the next keys and values on, computes, and sends the gradients so far after them."""
@@ -155,15 +182,6 @@ class PassPlayer:
             travelling = self.issuer.started(back[-1] if last else back[2 * number + 1])
             clock.wait(coming.end)
         clock.wait(travelling.end)
-
-    def _inside(self, step: Compute) -> tuple[list[Collective], list[Collective]]:
-        if not any(option.communication is not None for option in step.decision.options):
-            return [], []
-        name = step.operator.name
-        if name not in self.inside:
-            found = operator_collectives(self.graph, step, self.mesh, self.gradients)
-            self.inside[name] = [c for c in found if c.phase == "forward"], [c for c in found if c.phase == "backward"]
-        return self.inside[name]
 
 
 def _is_ring(step: Compute, inside: list[Collective]) -> bool:

@@ -76,6 +76,7 @@ class UnitPlayer:
                 self._finish(moving)
             elif moving.left > 0 or not moving.rests:
                 self._go_on(moving)
+        self.going = [moving for moving in self.going if moving.until is not None]
         steps = [s for g in unit.groups for s in self._flat(g, back=True) if s.kind] if last or unit.mode is not Mode.ONCE else []
         left = len(steps) + sum(self._talks(axes) for bucket in unit.buckets for axes in bucket.sums if last)
         self.going.append(self._begun(unit.number, self._reducing(unit, last=last), left, rests=last and bool(unit.buckets)))
