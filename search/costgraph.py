@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Table = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Edge = tuple[int, int]
+FLOAT = np.dtype(np.float64)
 
 
 class Infeasible(ValueError):
@@ -55,29 +56,25 @@ class CostGraph:
             raise ValueError(f"every variable needs a choice, got sizes {self.sizes}")
         if self.names and len(self.names) != count:
             raise ValueError(f"{len(self.names)} names for {count} variables")
-        checked: set[int] = set()
-        self._check_rows("unary", self.unary, checked, forbidden=True)
-        if self.memory is not None:
-            self._check_rows("memory", self.memory, checked=set(), forbidden=False)
+        checked: dict[int, tuple[str, Table]] = {}
+        self._check_rows("unary", self.unary, checked)
         for (u, v), table in self.edges.items():
             if not 0 <= u < v < count:
                 raise ValueError(f"edge ({u}, {v}) is not an ordered pair of the {count} variables")
-            shape = (self.sizes[u], self.sizes[v])
-            if id(table) not in checked or table.shape != shape:
-                _check_table(f"edge ({u}, {v})", table, shape, checked)
+            _check_table(f"edge ({u}, {v})", table, (self.sizes[u], self.sizes[v]), checked)
+        _check_entries(checked, lambda entries: bool(entries.min() > -math.inf), "holds a NaN or minus infinity")
+        if self.memory is not None:
+            bytes_of: dict[int, tuple[str, Table]] = {}
+            self._check_rows("memory", self.memory, bytes_of)
+            _check_entries(bytes_of, lambda held: bool(held.min() >= 0.0 and held.max() < math.inf), "must be finite and not negative")
         if self.digits is not None:
             self._check_digits(self.digits)
 
-    def _check_rows(self, what: str, tables: tuple[Table, ...], checked: set[int], *, forbidden: bool) -> None:
+    def _check_rows(self, what: str, tables: tuple[Table, ...], checked: dict[int, tuple[str, Table]]) -> None:
         if len(tables) != len(self.sizes):
             raise ValueError(f"{len(tables)} {what} tables for {len(self.sizes)} variables")
         for v, table in enumerate(tables):
-            known = id(table) in checked
-            if known and table.shape == (self.sizes[v],):
-                continue
             _check_table(f"{what} of variable {v}", table, (self.sizes[v],), checked)
-            if not forbidden and not known and not (table.min() >= 0.0 and table.max() < math.inf):
-                raise ValueError(f"{what} of variable {v} must be finite and not negative")
 
     def _check_digits(self, digits: tuple[NDArray[np.integer], ...]) -> None:
         if len(digits) != len(self.sizes):
@@ -108,14 +105,18 @@ class CostGraph:
             raise ValueError(f"{len(choices)} choices do not index the {len(self.sizes)} variables")
 
 
-def _check_table(what: str, table: Table, shape: tuple[int, ...], checked: set[int]) -> None:
-    if not isinstance(table, np.ndarray) or table.dtype != np.float64 or table.shape != shape:
+def _check_table(what: str, table: Table, shape: tuple[int, ...], checked: dict[int, tuple[str, Table]]) -> None:
+    """Check the form of a table, and note it for a check of its entries."""
+    if not isinstance(table, np.ndarray) or table.dtype != FLOAT or table.shape != shape:
         got = f"{table.dtype} {table.shape}" if isinstance(table, np.ndarray) else type(table).__name__
         raise ValueError(f"{what} must be a float64 array of shape {shape}, got {got}")
-    if id(table) not in checked:
-        checked.add(id(table))
-        if not table.min() > -math.inf:
-            raise ValueError(f"{what} holds a NaN or minus infinity")
+    checked.setdefault(id(table), (what, table))
+
+
+def _check_entries(tables: Mapping[int, tuple[str, Table]], valid: Callable[[Table], bool], wrong: str) -> None:
+    """Check the entries of all tables at once; only where that fails, of each."""
+    if tables and not valid(np.concatenate([table.ravel() for _, table in tables.values()])):
+        raise ValueError(f"{next(what for what, table in tables.values() if not valid(table))} {wrong}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
