@@ -10,7 +10,8 @@
     gap         step / bound - 1
 
 The correction (units of parameters, overlap) is the part that tables cannot add up; candidates near the best are ranked
-with it. Plans with stages are cut from the tables' figures, so only their even part is compared. `--models` takes a
+with it. With stages the sum is that of equal ones, times the slowest's excess over their mean at the best cuts by
+arithmetic, as the search expects it; stages on different meshes have no tables in common. `--models` takes a
 folder with public models, as `benchmarks/search.py` does.
 """
 
@@ -32,6 +33,7 @@ from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError, NoPlanFits
 from autopar.ir import Graph
 from autopar.plan import Plan
+from autopar.planning.folded_model import FoldedModel
 from autopar.planning.parameter_traffic import exposed_seconds
 from autopar.planning.pins import hosted_by, reuse
 from autopar.planning.planner import search_plan
@@ -119,7 +121,8 @@ def priced(plan: Plan, analysis: Analysis, request: Request) -> tuple[float, flo
     whole: Solution = replace(solution, choices=choices)
     cost = tables.graph.cost(choices)
     if stages > 1:
-        return cost / stages, plan.predicted.step
+        uneven = FoldedModel(analysis.graph, train=analysis.train, folded=False).imbalance(tables, whole, stages)
+        return uneven * cost / stages, plan.predicted.step
     work = work_of_plan(plan, analysis, request.cluster)
     cost += exposed_seconds(tables, whole, work) if analysis.train else 0.0
     return cost, evaluate(tables, whole, plan.schedule.in_stage).estimate.step
