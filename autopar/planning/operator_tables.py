@@ -8,6 +8,7 @@ The arrays hold the choices of all operators, one behind the other, those of equ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ class OperatorTables:
     """Arrays [choices of all operators]: `counts` n, `seconds` s, `ties` t, `weights` W, `values` F.
 
     `spans`: the part of each class of equal operators, with its strategies' `rows` and `digits`; `class_of`: by the number of a variable.
-    `wider`: bytes of a gradient for each byte of its parameter.
+    `wider`: bytes of the gradient for each byte of a gathered copy of a parameter; 0 on one device, which has none.
     """
 
     counts: Floats
@@ -87,7 +88,7 @@ def operator_tables(basis: Basis, outline: Outline) -> OperatorTables:
         seconds=_joined([part[1] for part in parts]), ties=_joined([BATCH_TIE * of.sum(axis=1) for of in digits]),
         weights=_joined([part[2] for part in parts]), values=_joined([part[3] for part in parts]),
         spans=tuple(map(slice, ends[:-1], ends[1:])), rows=tuple(rows), digits=tuple(digits), class_of=class_of,
-        wider=max((basis.wider(tensor) for tensor in basis.graph.parameters), default=1.0),
+        wider=max((basis.wider(tensor) for tensor in basis.graph.parameters), default=1.0) if math.prod(basis.mesh) > 1 else 0.0,
     )  # fmt: skip
 
 

@@ -10,8 +10,11 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
+from autopar.costmodel.step.pricing import MeshPrices
 from autopar.order.scheduled import Mode
+from autopar.planning.building import build_tables
 from autopar.planning.folded_model import FoldedModel
+from autopar.planning.multiplicities import Multiplicities
 from autopar.planning.parameter_traffic import exposed_seconds
 from autopar.planning.priced_program import PricedProgram, evaluate
 from autopar.planning.program_search import ProgramSearch
@@ -19,6 +22,7 @@ from autopar.planning.request import Request
 from autopar.planning.walk import Walk
 from autopar.schemes.pinning import stage_mesh
 from autopar.search import solve
+from autopar.sharding.analysis import analyse
 from autopar.sharding.schedule import Types
 
 WIDE = Shape(layers=4, hidden=2048, heads=16, kv_heads=16, ffn=8192, vocab=8192, sequence=1024, dropout=False)
@@ -79,3 +83,15 @@ def test_reductions_of_shards_are_not_waited_for_behind_sums() -> None:
     for need in found.plan.needs():
         once = [found.plan.units[unit].mode is Mode.ONCE for unit in need.reduced]
         assert once == sorted(once, reverse=True)
+
+
+@pytest.mark.parametrize(("devices", "equal"), [(1, True), (2, False)])
+def test_one_device_has_no_copies_of_parameters(devices: int, equal: bool) -> None:
+    """Where several devices add up gradients in whole copies, there is one for each gathered parameter; one device gathers none."""
+    analysis = analyse(transformer(SMALL, batch=8).graph, train=True)
+    cluster = CLUSTER.sized(devices)
+    prices = MeshPrices(cluster=cluster, mesh=stage_mesh(cluster, (devices,)))
+    works = (Multiplicities(passes=2.0, accumulating=True, zero=zero) for zero in (1, 2))
+    whole, shards = (build_tables(analysis, prices, optimizer="adamw", work=work).graph for work in works)
+    choices = (0,) * len(whole.sizes)
+    assert (whole.memory_of(choices) == shards.memory_of(choices)) == equal
