@@ -41,8 +41,10 @@ def whole_seconds(tables: Tables, solution: Solution, folding: Folding, analysis
 def unfold(tables: Tables, choices: Iterable[int], folding: Folding, analysis: Analysis) -> tuple[Tables, tuple[int, ...]]:
     """The tables and choices of the whole graph, each variable with its representative's choice.
 
-    The tables keep the folded cost graph, which does not fit their variables.
+    Where layers are folded, the tables keep the folded cost graph, which does not fit their variables.
     """
+    if len(folding.graph.operators) == len(analysis.graph.operators):
+        return replace(tables, analysis=analysis), tuple(choices)
     chosen = {(v.what, v.name): (v, choice) for v, choice in zip(tables.variables, choices, strict=True)}
     pairs = [(replace(chosen[what, short][0], name=name), chosen[what, short][1]) for what, name, short in _names(folding, chosen)]
     tensors = ((name, folding.tensors[name]) for name in analysis.graph.tensors)

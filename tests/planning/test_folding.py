@@ -13,9 +13,11 @@ from autopar.ir import Graph, Role
 from autopar.plan_options import choose_cluster
 from autopar.planning.building import build_tables
 from autopar.planning.candidates import name_axes
+from autopar.planning.folded_model import FoldedModel
 from autopar.planning.folding import find_runs, fold
 from autopar.planning.multiplicities import Multiplicities
 from autopar.planning.tables import Tables
+from autopar.planning.unfolding import unfold
 from autopar.search import solve
 from autopar.sharding.analysis import analyse
 
@@ -100,3 +102,13 @@ def test_a_folded_graph_costs_what_the_whole_one_costs(sizes: tuple[int, ...], l
         choices.append(int(np.flatnonzero(variable.rows == row)[0]))
     assert whole.graph.cost(choices) == pytest.approx(found.cost, rel=1e-3)
     assert whole.graph.memory_of(choices) == pytest.approx(found.memory, rel=1e-6)
+
+
+def test_a_graph_without_folded_layers_keeps_its_variables() -> None:
+    """So that its written out solution can be varied on its own tables, as layers are that pins keep apart."""
+    model = FoldedModel(graph_of(3), train=True, folded=False)
+    tables = tables_of(model.graph, (2, 4))
+    found = solve(tables.graph)
+    written, choices = unfold(tables, found.choices, model.folding, model.analysis(short=False))
+    sizes = tuple(len(variable.rows) for variable in written.variables)
+    assert sizes == written.graph.sizes and written.graph.cost(choices) == found.cost
