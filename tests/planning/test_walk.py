@@ -20,6 +20,7 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.errors import AutoparError, NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.order.schedules import in_flight
+from autopar.plan import Plan
 from autopar.planning.candidates import device_counts, meshes, micro_batch_counts, stage_counts
 from autopar.planning.folded_model import FoldedModel
 from autopar.planning.planner import search_plan
@@ -153,14 +154,22 @@ def test_devices_are_left_idle_where_that_is_faster() -> None:
     assert plan.predicted.step < forced.predicted.step
 
 
+def bound_of(plan: Plan) -> float:
+    """Seconds that a plan says none undercuts."""
+    assert plan.provenance.gap is not None
+    return plan.predicted.step / (1 + plan.provenance.gap)
+
+
 def test_two_kinds_of_devices() -> None:
     """The faster devices get more layers, and both together beat either."""
     between = replace(load_cluster("dgx-h100").levels[-1], name="between")
     pools = [cluster_of(2, "dgx-a100"), cluster_of(2)]
     graph = graph_of(layers=12, batch=64, sequence=1024, hidden=1024, ffn=4096)
     plan = search_plan(graph, Request(cluster=join("mixed", pools, between=between)))
-    alone = [search_plan(graph, Request(cluster=pool)).predicted.step for pool in pools]
-    assert plan.predicted.step < min(alone) and {stage.cluster for stage in plan.stages} == {"dgx-a100", "dgx-h100"}
+    alone = [search_plan(graph, Request(cluster=pool)) for pool in pools]
+    # The bounds of both kinds as rates add up to that of all.
+    assert 1 / bound_of(plan) == pytest.approx(sum(1 / bound_of(one) for one in alone), rel=1e-9)
+    assert plan.predicted.step < min(one.predicted.step for one in alone) and {stage.cluster for stage in plan.stages} == {"dgx-a100", "dgx-h100"}
     names = list(plan.operators)
     edges = [*(names.index(stage.first) for stage in plan.stages), len(names)]
     held = {stage.cluster: 0 for stage in plan.stages}
