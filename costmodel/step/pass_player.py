@@ -46,7 +46,7 @@ class _Chain(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """What an operator does: its seconds, and the collectives inside it, forward and backward; `rings`: whether it computes while it sends."""
+    """An operator: its seconds, the collectives inside it forward and backward, and whether either pass computes while it sends."""
 
     seconds: Seconds
     ahead: list[Collective]

@@ -169,7 +169,8 @@ def test_two_kinds_of_devices() -> None:
     alone = [search_plan(graph, Request(cluster=pool)) for pool in pools]
     # The bounds of both kinds as rates add up to that of all.
     assert 1 / bound_of(plan) == pytest.approx(sum(1 / bound_of(one) for one in alone), rel=1e-9)
-    assert plan.predicted.step < min(one.predicted.step for one in alone) and {stage.cluster for stage in plan.stages} == {"dgx-a100", "dgx-h100"}
+    assert plan.predicted.step < min(one.predicted.step for one in alone)
+    assert {stage.cluster for stage in plan.stages} == {"dgx-a100", "dgx-h100"}
     names = list(plan.operators)
     edges = [*(names.index(stage.first) for stage in plan.stages), len(names)]
     held = {stage.cluster: 0 for stage in plan.stages}
