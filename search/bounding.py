@@ -8,9 +8,10 @@ Two minima, one over the limit and one within, are two lines, and the next price
 import math
 from dataclasses import dataclass
 
-from .conditioning import prepare
+from .conditioning import prepared
 from .costgraph import CostGraph, memory_tables
-from .lagrangian import FIRST_PRICE, STRIDE, Point, point
+from .lagrangian import FIRST_PRICE, STRIDE
+from .lines import Point, crossing, lines_of, point
 from .relaxation import ENTRIES
 
 PRICES = 8
@@ -31,28 +32,29 @@ class Bounded:
 def bound_within(graph: CostGraph, limit: float, *, price: float = 0.0, enough: float = math.inf, or_nothing: bool = False) -> Bounded:
     """A bound that is `enough`, or nearly the best of all prices, found from `price` on; with `or_nothing`, any where none is enough."""
     memory_tables(graph)
-    small, solver = prepare(graph, max_entries=ENTRIES)
-    over: Point | None = None
-    within: Point | None = None
-    minimum, best = None, Bounded(bound=-math.inf, price=0.0, choices=())
-    for _ in range(PRICES):
+    small, solver = prepared(graph, max_entries=ENTRIES)
+    known, minimum = lines_of(graph), None
+    best, (over, within) = known.highest(limit), known.sides(limit)
+    price = crossing(over, within) if over and within else price
+    for _ in range(PRICES if best is None or best.bound(limit) < enough else 0):
         minimum = solver.minimise(price, minimum, improve=False)
-        found, bound = point(solver.graph, minimum.choices), minimum.bound - price * limit
-        if bound > best.bound:
-            best = Bounded(bound=bound, price=price, choices=tuple(int(choice) for choice in small.restore(minimum.choices)))
+        found = known.add(price, minimum.bound, point(solver.graph, minimum.choices))
+        best = max(best or found, found, key=lambda one: one.bound(limit))
         # Where the lines cross no bound is higher than they are there.
         line = over.cost + price * (over.memory - limit) if over and within else math.inf
-        if found.memory > limit:
-            over = found
+        if found.point.memory > limit:
+            over = found.point
         else:
-            within = found
-        if best.bound >= enough or (over is None and price == 0.0) or best.bound >= line - NEAR * abs(line):
+            within = found.point
+        bound = best.bound(limit)
+        if bound >= enough or (over is None and price == 0.0) or bound >= line - NEAR * abs(line):
             break
         # No bound is above what fits, and none of these prices' above the lines.
         if or_nothing and min(line, within.cost if within else math.inf) < enough:
             break
         price = _next(price, over, within, limit)
-    return best
+    assert best is not None
+    return Bounded(bound=best.bound(limit), price=best.price, choices=tuple(small.restore(best.point.choices)))
 
 
 def _next(price: float, over: Point | None, within: Point | None, limit: float) -> float:
@@ -61,4 +63,4 @@ def _next(price: float, over: Point | None, within: Point | None, limit: float) 
         return price / STRIDE if price > 0 else 0.0
     if within is None:
         return STRIDE * price or FIRST_PRICE * abs(over.cost) / over.memory
-    return max((within.cost - over.cost) / (over.memory - within.memory), 0.0)
+    return crossing(over, within)

@@ -18,7 +18,8 @@ from .costgraph import CostGraph, Infeasible, NoAssignment, memory_tables
 from .filtering import marginals, survivors
 from .halving import halve
 from .labels import ROOMS, label_search
-from .lagrangian import TOLERANCE, Dual, Point, Report, dual_of, point, unheard
+from .lagrangian import TOLERANCE, Dual, Report, dual_of, unheard
+from .lines import Point, point
 from .local_search import descend
 
 CLOSE = 1e-3
