@@ -34,26 +34,25 @@ def bound_within(graph: CostGraph, limit: float, *, price: float = 0.0, enough: 
     memory_tables(graph)
     small, solver = prepared(graph, max_entries=ENTRIES)
     known, minimum = lines_of(graph), None
-    best, (over, within) = known.highest(limit), known.sides(limit)
+    over, within = known.sides(limit)
     price = crossing(over, within) if over and within else price
-    for _ in range(PRICES if best is None or best.bound(limit) < enough else 0):
+    for _ in range(PRICES if not known.tried or known.highest(limit).bound(limit) < enough else 0):
         minimum = solver.minimise(price, minimum, improve=False)
-        found = known.add(price, minimum.bound, point(solver.graph, minimum.choices))
-        best = max(best or found, found, key=lambda one: one.bound(limit))
+        found = known.add(price, minimum.bound, point(solver.graph, minimum.choices)).point
         # Where the lines cross no bound is higher than they are there.
         line = over.cost + price * (over.memory - limit) if over and within else math.inf
-        if found.point.memory > limit:
-            over = found.point
+        if found.memory > limit:
+            over = found
         else:
-            within = found.point
-        bound = best.bound(limit)
+            within = found
+        bound = known.highest(limit).bound(limit)
         if bound >= enough or (over is None and price == 0.0) or bound >= line - NEAR * abs(line):
             break
         # No bound is above what fits, and none of these prices' above the lines.
         if or_nothing and min(line, within.cost if within else math.inf) < enough:
             break
         price = _next(price, over, within, limit)
-    assert best is not None
+    best = known.highest(limit)
     return Bounded(bound=best.bound(limit), price=best.price, choices=tuple(small.restore(best.point.choices)))
 
 

@@ -184,13 +184,15 @@ class _Improving:
         return found.choices
 
 
-def shrink(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True) -> tuple[Reduction, Schedule | None]:
-    """A smaller graph with its schedule, or (if elimination is more work than pruning) a pruned graph with None."""
+def shrink(
+    graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True, prune: bool = True
+) -> tuple[Reduction, Schedule | None]:
+    """A smaller graph with its schedule, or (if elimination is more work than pruning) a graph with None, pruned if it is to be."""
     small = reduce(graph, prune=False, memory=memory)
     plan = typical_schedule(small.graph)
     if plan.work <= PRUNE_WORK and plan.widest <= max_entries:
         return small, plan
-    return reduce(graph, memory=memory), None
+    return reduce(graph, memory=memory) if prune else small, None
 
 
 def prepare(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True) -> tuple[Reduction, Minimiser]:
@@ -201,7 +203,7 @@ def prepare(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = 
 
 def prepared(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> tuple[Reduction, Minimiser]:
     """The same; where graphs share orders, that of the last graph is known."""
-    return last_of(("prepared", max_entries), graph, lambda: prepare(graph, max_entries=max_entries))
+    return last_of(("prepared", max_entries), graph, lambda _: prepare(graph, max_entries=max_entries))
 
 
 def soften(graph: CostGraph) -> CostGraph:

@@ -19,7 +19,7 @@ from .interruption import Incumbent, Interrupted
 from .local_search import descend
 from .memory_limit import constrained
 from .narrowing import WORK, narrow
-from .pruning import Reduction
+from .pruning import Reduction, reduce
 from .recursive_programming import recursive_programming
 
 METHOD = "dynamic_programming"
@@ -29,6 +29,8 @@ EXACT_WORK = 2e9
 """Additions (a few seconds) above which narrower tables come first, and wider ones only while nothing is found."""
 NEARLY_WORK = 2e8
 """The same of each pass, above which a gap of `HOPEFUL` is good enough where none of rounding is asked for."""
+LIGHT_WORK = 1e8
+"""Additions of a relaxation up to which it takes less time than pruning saves."""
 HOPEFUL = 1e-2
 """The largest gap of the first assignment at which its cost rules out choices before a better one is searched."""
 ROUNDING = 1e-9
@@ -43,20 +45,24 @@ def dynamic_programming(graph: CostGraph, *, memory_limit: float | None = None) 
     return eliminate_variables(graph, memory_limit=memory_limit, max_entries=MAX_ENTRIES)
 
 
-def nearly(graph: CostGraph, *, close: float, enough: float = math.inf) -> Solution:
+def nearly(graph: CostGraph, *, close: float, enough: float = math.inf, room: float = math.inf, loose: float = 0.0) -> Solution:
     """A solution without a memory limit whose gap is at most `close`, or whose bound is `enough`: the optimum where that takes no longer.
 
-    On graphs that are too wide and too large for that, the first solution whose gap is `HOPEFUL`.
+    One that takes more bytes than `room` need only be as near as `loose`. On graphs that are too wide and too large for that, the first
+    solution whose gap is `HOPEFUL`.
     """
-    return eliminate_variables(graph, memory_limit=None, max_entries=MAX_ENTRIES, aim=Aim(close=close, enough=enough))
+    aim = Aim(close=close, enough=enough, room=room, loose=loose)
+    return eliminate_variables(graph, memory_limit=None, max_entries=MAX_ENTRIES, aim=aim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """The gap, or the bound, at which a search ends."""
+    """The gap, or the bound, at which a search ends; at a gap of `loose`, too, with an assignment that takes more bytes than `room`."""
 
     close: float = ROUNDING
     enough: float = math.inf
+    room: float = math.inf
+    loose: float = 0.0
 
     @property
     def work(self) -> float:
@@ -65,7 +71,10 @@ class Aim:
 
     def reached(self, known: Incumbent) -> bool:
         """Whether that is what is known."""
-        return known.gap <= self.close or (known.choices is not None and known.bound >= self.enough)
+        if known.choices is None:
+            return False
+        over = known.gap <= self.loose and known.graph.memory_of(known.choices) > self.room
+        return known.gap <= self.close or known.bound >= self.enough or over
 
 
 def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_entries: int, aim: Aim | None = None) -> Solution:
@@ -81,8 +90,9 @@ def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_ent
 
 
 def _search(known: Incumbent, max_entries: int, aim: Aim) -> None:
-    small, plan = shrink(known.graph, max_entries=max_entries, memory=known.limit is not None)
-    if plan is None and known.limit is None:
+    free = known.limit is None
+    small, plan = shrink(known.graph, max_entries=max_entries, memory=not free, prune=not free)
+    if plan is None and free:
         left = _narrowed(known, small, min(NARROW[0], max_entries), aim)
         if left is None:
             return
@@ -122,13 +132,16 @@ def _search(known: Incumbent, max_entries: int, aim: Aim) -> None:
         small = left
 
 
-def _narrowed(known: Incumbent, small: Reduction, width: int, aim: Aim) -> Reduction | None:
+def _narrowed(known: Incumbent, whole: Reduction, width: int, aim: Aim) -> Reduction | None:
     """The graph without the choices that its relaxation rules out, if it is too wide for exact tables; None if solved.
 
     Mostly a few variables are split, such as a value that all layers of a decoder read, and what their copies want is so near the optimum
     that little else is left.
     """
-    solver = Minimiser(small.graph, max_entries=width)
+    small, solver = whole, Minimiser(whole.graph, max_entries=width)
+    if solver.exact or solver.plan.work > LIGHT_WORK:
+        small = reduce(known.graph, memory=False)
+        solver = Minimiser(small.graph, max_entries=width)
     if solver.exact:
         return small
     minimum = solver.minimise(improve=False)
@@ -138,10 +151,12 @@ def _narrowed(known: Incumbent, small: Reduction, width: int, aim: Aim) -> Reduc
     if aim.reached(known):
         return None
     if known.gap > HOPEFUL:
-        return small
-    if aim.close > ROUNDING and solver.plan.work > NEARLY_WORK:
+        return small if small is not whole else reduce(known.graph, memory=False)
+    if aim.close > ROUNDING:
+        # An assignment that is as near as can be is mostly all that is missing.
         known.offer(small.restore(solver.improve(minimum.choices)))
-        return None
+        if aim.reached(known) or solver.plan.work > NEARLY_WORK:
+            return None
     return narrow(known, small, solver, minimum, close=aim.close)
 
 

@@ -38,10 +38,16 @@ class Dual:
     """The best price and its bound, the minimum at it or at the last lower one that was evaluated, and the assignments of both sides."""
 
     price: float
-    minimum: Minimum
+    minimum: Minimum | None
     bound: float
     over: Point
     within: Point
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables of the minimum."""
+        assert self.minimum is not None, "no price was evaluated"
+        return self.minimum.tables
 
 
 Report = Callable[[list[int], float, float], None]
@@ -61,18 +67,33 @@ def dual_of(
     which it adds its own. `rough`: relative distance from the bound at which the assignments of a relaxation are good enough. Raises
     `Infeasible` if nothing fits.
     """
-    graph, known = solver.graph, known or Lines()
-    free = solver.free(close=rough)
-    over = point(graph, free.choices)
-    if over.memory <= limit:
-        return None, over, over.cost if solver.exact else free.bound
-    within = point(graph, least_memory(graph, max_entries=solver.max_entries))
+    graph, known, minimum = solver.graph, known or Lines(), None
+    if known.start and not known.tried:
+        minimum = _try(solver, known.start, None, known, rough)
+    over, within = known.sides(limit)
+    if over is None:
+        minimum = solver.free(close=rough)
+        over = point(graph, minimum.choices)
+        if over.memory <= limit:
+            return None, over, over.cost if solver.exact else minimum.bound
+        known.add(0.0, minimum.bound, over)
+    # Before anything but the least memory fits, the crossing with it is far too dear, so the price grows by strides.
+    highest = known.highest(limit)
+    price = STRIDE * highest.price or FIRST_PRICE * abs(over.cost) / over.memory if within is None else math.inf
+    within = within or point(graph, least_memory(graph, max_entries=solver.max_entries))
     if within.memory > limit:
         raise Infeasible(within.memory, limit)
-    first = Dual(price=0.0, minimum=free, bound=free.bound, over=over, within=within)
-    dual, best = _maximise(solver, limit, first, known, close, rough, report)
+    first = Dual(price=highest.price, minimum=minimum, bound=highest.bound(limit), over=over, within=within)
+    dual, best = _maximise(solver, limit, first, known, price, close, rough, report)
     best = min(best, point(graph, descend(graph, best.choices, limit=limit)), key=lambda found: found.cost)
     return dual, best, dual.bound
+
+
+def _try(solver: Minimiser, price: float, last: Minimum | None, known: Lines, rough: float) -> Minimum:
+    """The minimum at a price, noted with what is `known`."""
+    minimum = solver.minimise(price, last, close=rough)
+    known.add(price, minimum.bound, point(solver.graph, minimum.choices))
+    return minimum
 
 
 def least_memory(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> list[int]:
@@ -89,48 +110,36 @@ def least_memory(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> list[in
     return small.restore(solver.minimise().choices)
 
 
-def _maximise(solver: Minimiser, limit: float, first: Dual, known: Lines, close: float, rough: float, report: Report) -> tuple[Dual, Point]:
-    """The price of the greatest bound, by crossing lines, and the best assignment met; ends at a gap of `close`."""
+def _maximise(
+    solver: Minimiser, limit: float, dual: Dual, known: Lines, price: float, close: float, rough: float, report: Report
+) -> tuple[Dual, Point]:
+    """The price of the greatest bound, by crossing lines from `price` on, and the best assignment met; ends at a gap of `close`."""
     graph = solver.graph
     order = arrangement(graph)
-    dual, best = _begun(first, known, limit), first.within
-    # Before anything but the least memory fits, the crossing with it is far too dear, so the price grows by strides.
-    price = FIRST_PRICE * abs(dual.over.cost) / dual.over.memory if dual.within is first.within else math.inf
-    if dual is not first:
-        best = min(best, known.best(limit) or best, _mixture(graph, dual, limit, order), key=lambda found: found.cost)
+    best = min(dual.within, known.best(limit) or dual.within, _mixture(graph, dual, limit, order), key=lambda found: found.cost)
     for _ in range(MAX_PRICES):
         if best.cost - dual.bound <= close * abs(best.cost):
             break
-        crossed = (dual.within.cost - dual.over.cost) / (dual.over.memory - dual.within.memory)
-        price = min(price, crossed)
+        crossing = (dual.within.cost - dual.over.cost) / (dual.over.memory - dual.within.memory)
+        price = min(price, crossing)
         if not 0.0 < price < math.inf:
             break
-        minimum = solver.minimise(price, dual.minimum, close=rough)
-        found = point(graph, minimum.choices)
-        known.add(price, minimum.bound, found)
+        minimum = _try(solver, price, dual.minimum, known, rough)
+        found = known.tried[-1].point
         bound = minimum.bound - price * limit
         if bound > dual.bound:
             dual = replace(dual, price=price, minimum=minimum, bound=bound)
         # At the maximum, the optimum at the crossing lies on the two lines.
         line = dual.over.cost + price * dual.over.memory
-        last = price == crossed and found.cost + price * found.memory >= line - max(TOLERANCE, close / 8) * abs(line)
+        last = price == crossing and found.cost + price * found.memory >= line - max(TOLERANCE, close / 8) * abs(line)
         # Infinity means: take the crossing.
-        price = math.inf if found.memory <= limit or price == crossed else STRIDE * price
+        price = math.inf if found.memory <= limit or price == crossing else STRIDE * price
         dual = replace(dual, within=found) if found.memory <= limit else replace(dual, over=found)
         best = min(best, dual.within, _mixture(graph, dual, limit, order), key=lambda found: found.cost)
         report(best.choices, dual.bound, dual.price)
         if last:
             break
     return dual, best
-
-
-def _begun(first: Dual, known: Lines, limit: float) -> Dual:
-    """The dual as far as the known minima tell, or the first one."""
-    highest = known.highest(limit)
-    if highest is None or highest.bound(limit) <= first.bound:
-        return first
-    over, within = known.sides(limit)
-    return replace(first, price=highest.price, bound=highest.bound(limit), over=over or first.over, within=within or first.within)
 
 
 def _mixture(graph: CostGraph, dual: Dual, limit: float, order: Sequence[int]) -> Point:

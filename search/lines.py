@@ -40,19 +40,20 @@ class Tried:
 
 
 class Lines:
-    """The prices that were tried."""
+    """The prices that were tried; `start`: one that was best for a graph like this one (0: none is known)."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: float = 0.0) -> None:
         self.tried: list[Tried] = []
+        self.start = start
 
     def add(self, price: float, least: float, found: Point) -> Tried:
         """Note what was found at a price, and L."""
         self.tried.append(Tried(price=price, least=least, point=found))
         return self.tried[-1]
 
-    def highest(self, limit: float) -> Tried | None:
+    def highest(self, limit: float) -> Tried:
         """The one of the highest bound within a limit."""
-        return max(self.tried, key=lambda one: one.bound(limit), default=None)
+        return max(self.tried, key=lambda one: one.bound(limit))
 
     @property
     def points(self) -> list[Point]:
@@ -85,5 +86,5 @@ def _height(over: Point, within: Point, limit: float) -> float:
 
 
 def lines_of(graph: CostGraph) -> Lines:
-    """The lines of a graph; where graphs share orders, those of the last graph are known."""
-    return last_of("lines", graph, Lines)
+    """The lines of a graph; where graphs share orders, those of the last graph are known, and the next one starts where it ended."""
+    return last_of("lines", graph, lambda last: Lines(last.tried[-1].price if last and last.tried else 0.0))

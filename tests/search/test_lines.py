@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from autopar.search import Infeasible
+from autopar.search import CostGraph, Infeasible, NoAssignment
 from autopar.search.bounding import bound_within
 from autopar.search.conditioning import Minimiser
 from autopar.search.elimination import sharing_orders
 from autopar.search.exhaustive import exhaustive
-from autopar.search.lines import Lines, Point
+from autopar.search.lines import Lines, Point, lines_of
 from autopar.search.relaxation import lagrangian
 
 from .search_graphs import random_graph
@@ -27,7 +28,7 @@ def test_the_sides_are_those_whose_lines_cross_lowest() -> None:
     assert lines.sides(5.0) == (flat, dear) and lines.best(5.0) is dear
     assert lines.sides(7.0) == (steep, flat) and lines.best(0.5) is None
     highest = lines.highest(5.0)
-    assert highest is not None and highest.price == 0.5 and highest.bound(5.0) == 3.5
+    assert highest.price == 0.5 and highest.bound(5.0) == 3.5
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -59,3 +60,31 @@ def test_another_limit_begins_at_the_prices_that_are_known(seed: int, monkeypatc
         assert len(tried) < prices, "neither the optimum without a limit nor the same prices are tried again"
         for found in (alone, again):
             assert found.lower_bound <= best * (1 + 1e-9) and found.cost >= best * (1 - 1e-9)
+
+
+def test_a_graph_like_the_last_one_starts_at_its_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = next(g for g in map(random_graph, range(50)) if _binds(g))
+    limit = 0.8 * exhaustive(graph).memory
+    tried: list[float] = []
+    minimise = Minimiser.minimise
+
+    def noted(solver: Minimiser, price: float = 0.0, *args: Any, **options: Any) -> Any:
+        tried.append(price)
+        return minimise(solver, price, *args, **options)
+
+    with sharing_orders():
+        lagrangian(graph, memory_limit=limit)
+        best = lines_of(graph).tried[-1].price
+        monkeypatch.setattr(Minimiser, "minimise", noted)
+        again = lagrangian(replace(graph), memory_limit=limit)
+    assert best > 0 and tried[0] == best
+    assert again.memory <= limit and again.lower_bound <= exhaustive(graph, memory_limit=limit).cost * (1 + 1e-9)
+
+
+def _binds(graph: CostGraph) -> bool:
+    """Whether a graph takes less memory at a price."""
+    try:
+        free = exhaustive(graph)
+        return free.cost > 0 and exhaustive(graph, memory_limit=0.8 * free.memory).cost > free.cost
+    except (Infeasible, NoAssignment):
+        return False
