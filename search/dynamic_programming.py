@@ -18,7 +18,7 @@ from .elimination import MAX_ENTRIES
 from .interruption import Incumbent, Interrupted
 from .local_search import descend
 from .memory_limit import constrained
-from .narrowing import WORK, narrow
+from .narrowing import PASS, WORK, narrow
 from .pruning import Reduction, reduce
 from .recursive_programming import recursive_programming
 
@@ -28,8 +28,9 @@ NARROW = (1 << 16, 1 << 18, 1 << 21)
 EXACT_WORK = 2e9
 """Additions (a few seconds) above which narrower tables come first, and wider ones only while nothing is found."""
 NEARLY_WORK = 2e8
-"""The same of each pass, above which a gap of `HOPEFUL` is good enough where none of rounding is asked for."""
-LIGHT_WORK = 1e8
+PASSABLE = 2e-2
+"""The same of each pass, above which a gap of `PASSABLE` is good enough where none of rounding is asked for."""
+LIGHT_WORK = 1e9
 """Additions of a relaxation up to which it takes less time than pruning saves."""
 HOPEFUL = 1e-2
 """The largest gap of the first assignment at which its cost rules out choices before a better one is searched."""
@@ -49,7 +50,7 @@ def nearly(graph: CostGraph, *, close: float, enough: float = math.inf, room: fl
     """A solution without a memory limit whose gap is at most `close`, or whose bound is `enough`: the optimum where that takes no longer.
 
     One that takes more bytes than `room` need only be as near as `loose`. On graphs that are too wide and too large for that, the first
-    solution whose gap is `HOPEFUL`.
+    solution whose gap is `PASSABLE`.
     """
     aim = Aim(close=close, enough=enough, room=room, loose=loose)
     return eliminate_variables(graph, memory_limit=None, max_entries=MAX_ENTRIES, aim=aim)
@@ -68,6 +69,10 @@ class Aim:
     def work(self) -> float:
         """Additions that may be spent on a smaller gap."""
         return WORK if self.close <= ROUNDING else 4 * NEARLY_WORK
+
+    def costly(self, solver: Minimiser) -> bool:
+        """Whether a single pass of a smaller gap is more than that, where the gap need not be one of rounding."""
+        return self.close > ROUNDING and PASS * solver.plan.volume > self.work
 
     def reached(self, known: Incumbent) -> bool:
         """Whether that is what is known."""
@@ -124,7 +129,7 @@ def _search(known: Incumbent, max_entries: int, aim: Aim) -> None:
                 raise
             continue
         proven = known.choices is not None
-        if minimum is None or aim.reached(known):
+        if minimum is None or aim.reached(known) or aim.costly(solver):
             continue
         left = narrow(known, small, solver, minimum, close=aim.close, work=aim.work)
         if left is None:
@@ -148,15 +153,15 @@ def _narrowed(known: Incumbent, whole: Reduction, width: int, aim: Aim) -> Reduc
     known.offer(small.restore(descend(soften(small.graph), minimum.choices)))
     pruned = any(substitutes is not None for substitutes in small.substitutes)
     known.prove(minimum.bound, Proof(kind="messages", limit=None, price=0.0, max_entries=solver.max_entries, pruned=pruned))
+    if aim.close > ROUNDING and not aim.reached(known):
+        # An assignment that is as near as can be is mostly all that is missing.
+        known.offer(small.restore(solver.improve(minimum.choices)))
     if aim.reached(known):
+        return None
+    if aim.close > ROUNDING and solver.plan.work > NEARLY_WORK and known.gap <= PASSABLE:
         return None
     if known.gap > HOPEFUL:
         return small if small is not whole else reduce(known.graph, memory=False)
-    if aim.close > ROUNDING:
-        # An assignment that is as near as can be is mostly all that is missing.
-        known.offer(small.restore(solver.improve(minimum.choices)))
-        if aim.reached(known) or solver.plan.work > NEARLY_WORK:
-            return None
     return narrow(known, small, solver, minimum, close=aim.close)
 
 
