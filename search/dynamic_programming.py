@@ -160,7 +160,7 @@ def _narrowed(known: Incumbent, whole: Reduction, width: int, aim: Aim) -> Reduc
         return None
     if aim.close > ROUNDING and solver.plan.work > NEARLY_WORK and known.gap <= PASSABLE:
         return None
-    if known.gap > HOPEFUL:
+    if known.gap > (PASSABLE if aim.close > ROUNDING else HOPEFUL):
         return small if small is not whole else reduce(known.graph, memory=False)
     return narrow(known, small, solver, minimum, close=aim.close)
 

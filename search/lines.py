@@ -65,7 +65,7 @@ class Lines:
         over = [found for found in self.points if found.memory > limit]
         within = [found for found in self.points if found.memory <= limit]
         if over and within:
-            return min(((one, other) for one in over for other in within), key=lambda pair: _height(pair[0], pair[1], limit))
+            return min(((one, other) for one in over for other in within), key=lambda pair: height(pair[0], pair[1], limit))
         first = min(over, key=lambda found: found.memory, default=None)
         return first, max(within, key=lambda found: found.memory, default=None)
 
@@ -79,7 +79,7 @@ def crossing(over: Point, within: Point) -> float:
     return max((within.cost - over.cost) / (over.memory - within.memory), 0.0)
 
 
-def _height(over: Point, within: Point, limit: float) -> float:
+def height(over: Point, within: Point, limit: float) -> float:
     """How high they are there."""
     price = crossing(over, within)
     return min(over.cost + price * (over.memory - limit), within.cost + price * (within.memory - limit))
