@@ -8,13 +8,17 @@ Two minima, one over the limit and one within, are two lines, and the next price
 import math
 from dataclasses import dataclass
 
-from .conditioning import prepare
+from .conditioning import Minimiser, prepared
 from .costgraph import CostGraph, memory_tables
-from .lagrangian import FIRST_PRICE, STRIDE, Point, point
+from .elimination import last_of
+from .lagrangian import FIRST_PRICE, STRIDE
+from .lines import Lines, Point, crossing, height, lines_of, point
 from .relaxation import ENTRIES
 
 PRICES = 8
 """Prices that are tried at most."""
+HEAVY_WORK, QUICK = 5e8, 1 << 16
+"""Additions of a minimum above which tables of at most so many entries come first, which mostly prove enough."""
 NEAR = 1e-3
 """Relative distance from what no price gives at which a bound is near enough."""
 
@@ -31,28 +35,44 @@ class Bounded:
 def bound_within(graph: CostGraph, limit: float, *, price: float = 0.0, enough: float = math.inf, or_nothing: bool = False) -> Bounded:
     """A bound that is `enough`, or nearly the best of all prices, found from `price` on; with `or_nothing`, any where none is enough."""
     memory_tables(graph)
-    small, solver = prepare(graph, max_entries=ENTRIES)
-    over: Point | None = None
-    within: Point | None = None
-    minimum, best = None, Bounded(bound=-math.inf, price=0.0, choices=())
+    small, solver = prepared(graph, max_entries=ENTRIES)
+    known = lines_of(graph)
+    if solver.plan.work > HEAVY_WORK:
+        _raise(last_of("quick bounds", graph, lambda _: Minimiser(small.graph, max_entries=QUICK)), known, limit, price, enough, or_nothing)
+    if not known.tried or not _is_settled(known, limit, enough, or_nothing):
+        _raise(solver, known, limit, price, enough, or_nothing)
+    best = known.highest(limit)
+    return Bounded(bound=best.bound(limit), price=best.price, choices=tuple(small.restore(best.point.choices)))
+
+
+def _is_settled(known: Lines, limit: float, enough: float, or_nothing: bool) -> bool:
+    """Whether the bound is known to be enough; with `or_nothing`, or not to be, as none is above where the lines cross."""
+    if known.highest(limit).bound(limit) >= enough:
+        return True
+    over, within = known.sides(limit)
+    return or_nothing and over is not None and within is not None and height(over, within, limit) < enough
+
+
+def _raise(solver: Minimiser, known: Lines, limit: float, price: float, enough: float, or_nothing: bool) -> None:
+    """Try prices until the bound is enough, or nearly the best; with `or_nothing`, or surely not enough."""
+    minimum, (over, within) = None, known.sides(limit)
+    price = crossing(over, within) if over and within else price
     for _ in range(PRICES):
         minimum = solver.minimise(price, minimum, improve=False)
-        found, bound = point(solver.graph, minimum.choices), minimum.bound - price * limit
-        if bound > best.bound:
-            best = Bounded(bound=bound, price=price, choices=tuple(int(choice) for choice in small.restore(minimum.choices)))
+        found = known.add(price, minimum.bound, point(solver.graph, minimum.choices)).point
         # Where the lines cross no bound is higher than they are there.
         line = over.cost + price * (over.memory - limit) if over and within else math.inf
         if found.memory > limit:
             over = found
         else:
             within = found
-        if best.bound >= enough or (over is None and price == 0.0) or best.bound >= line - NEAR * abs(line):
+        bound = known.highest(limit).bound(limit)
+        if bound >= enough or (over is None and price == 0.0) or bound >= line - NEAR * abs(line):
             break
         # No bound is above what fits, and none of these prices' above the lines.
         if or_nothing and min(line, within.cost if within else math.inf) < enough:
             break
         price = _next(price, over, within, limit)
-    return best
 
 
 def _next(price: float, over: Point | None, within: Point | None, limit: float) -> float:
@@ -61,4 +81,4 @@ def _next(price: float, over: Point | None, within: Point | None, limit: float) 
         return price / STRIDE if price > 0 else 0.0
     if within is None:
         return STRIDE * price or FIRST_PRICE * abs(over.cost) / over.memory
-    return max((within.cost - over.cost) / (over.memory - within.memory), 0.0)
+    return crossing(over, within)

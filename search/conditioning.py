@@ -65,11 +65,11 @@ class Minimiser:
         """Whether the bound is the optimum (up to rounding)."""
         return not self.fixed
 
-    def minimise(self, price: float = 0.0, known: Minimum | None = None, *, improve: bool = True) -> Minimum:
+    def minimise(self, price: float = 0.0, known: Minimum | None = None, *, improve: bool = True, close: float = 0.0) -> Minimum:
         """The minimum of cost + `price` * memory; of a relaxation if variables are split.
 
         `known`: a minimum at another price; its tables without memory are used again. `improve`: improve a relaxation's
-        assignment; False if only the bound is needed.
+        assignment until it is as `close` to the bound; False if only the bound is needed.
         """
         tables = self.plan.evaluate(price, known.tables if known is not None else ())
         bound = self.plan.optimum(tables)
@@ -79,11 +79,12 @@ class Minimiser:
         if self.exact:
             return Minimum(choices=choices, bound=bound, tables=tables)
         bound -= 1e-12 * abs(bound)  # a margin for the rounding of the shared unary tables
-        return Minimum(choices=self.improve(choices, price) if improve else choices, bound=bound, tables=tables)
+        best = self.improve(choices, price, enough=bound + close * abs(bound)) if improve else choices
+        return Minimum(choices=best, bound=bound, tables=tables)
 
-    def free(self) -> Minimum:
+    def free(self, *, close: float = 0.0) -> Minimum:
         """The minimum without a price, found once."""
-        self._free = self._free or self.minimise()
+        self._free = self._free or self.minimise(close=close)
         return self._free
 
     def without(self, kept: Sequence[Indices]) -> "Minimiser":
@@ -139,8 +140,8 @@ class Minimiser:
         self.relaxed = replace(self.relaxed, unary=tuple(unary))
         self.plan = schedule(self.relaxed, max_entries=self.max_entries)
 
-    def improve(self, choices: list[int], price: float = 0.0) -> list[int]:
-        """A better assignment than that of a relaxation."""
+    def improve(self, choices: list[int], price: float = 0.0, *, enough: float = -math.inf) -> list[int]:
+        """A better assignment than that of a relaxation; of those at most `enough` the first."""
         # The copies of a split variable may disagree, so the start may meet a forbidden entry: descend on soft tables.
         improving = self._improving = self._improving or _Improving(self.graph, self.max_entries)
         soft = improving.soft
@@ -152,7 +153,7 @@ class Minimiser:
         before: dict[int, int] = {}
         for _ in range(ROUNDS):
             settled = {v: best[v] for v in self.fixed}
-            if settled == before:
+            if settled == before or value(best) <= enough:
                 break  # the rest would be the same again
             rest, before = improving.rest(settled, price), settled
             merged = [best[v] if v in self.fixed else choice for v, choice in enumerate(rest)]
@@ -183,23 +184,26 @@ class _Improving:
         return found.choices
 
 
-def shrink(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True) -> tuple[Reduction, Schedule | None]:
-    """A smaller graph with its schedule, or (if elimination is more work than pruning) a pruned graph with None."""
+def shrink(
+    graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True, prune: bool = True
+) -> tuple[Reduction, Schedule | None]:
+    """A smaller graph with its schedule, or (if elimination is more work than pruning) a graph with None, pruned if it is to be."""
     small = reduce(graph, prune=False, memory=memory)
     plan = typical_schedule(small.graph)
     if plan.work <= PRUNE_WORK and plan.widest <= max_entries:
         return small, plan
-    return reduce(graph, memory=memory), None
+    return reduce(graph, memory=memory) if prune else small, None
 
 
 def prepare(graph: CostGraph, *, max_entries: int = MAX_ENTRIES, memory: bool = True) -> tuple[Reduction, Minimiser]:
-    """A smaller graph, with its solver; where graphs share orders, the last graph's is known."""
+    """A smaller graph, with its solver."""
+    small, plan = shrink(graph, max_entries=max_entries, memory=memory)
+    return small, Minimiser(small.graph, max_entries=max_entries, plan=plan)
 
-    def make() -> tuple[Reduction, Minimiser]:
-        small, plan = shrink(graph, max_entries=max_entries, memory=memory)
-        return small, Minimiser(small.graph, max_entries=max_entries, plan=plan)
 
-    return last_of(("prepared", max_entries, memory), graph, make)
+def prepared(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> tuple[Reduction, Minimiser]:
+    """The same; where graphs share orders, that of the last graph is known."""
+    return last_of(("prepared", max_entries), graph, lambda _: prepare(graph, max_entries=max_entries))
 
 
 def soften(graph: CostGraph) -> CostGraph:

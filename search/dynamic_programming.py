@@ -18,8 +18,8 @@ from .elimination import MAX_ENTRIES
 from .interruption import Incumbent, Interrupted
 from .local_search import descend
 from .memory_limit import constrained
-from .narrowing import WORK, narrow
-from .pruning import Reduction
+from .narrowing import PASS, WORK, narrow
+from .pruning import Reduction, reduce
 from .recursive_programming import recursive_programming
 
 METHOD = "dynamic_programming"
@@ -28,7 +28,10 @@ NARROW = (1 << 16, 1 << 18, 1 << 21)
 EXACT_WORK = 2e9
 """Additions (a few seconds) above which narrower tables come first, and wider ones only while nothing is found."""
 NEARLY_WORK = 2e8
-"""The same of each pass, above which a gap of `HOPEFUL` is good enough where none of rounding is asked for."""
+PASSABLE = 2e-2
+"""The same of each pass, above which a gap of `PASSABLE` is good enough where none of rounding is asked for."""
+LIGHT_WORK = 1e9
+"""Additions of a relaxation up to which it takes less time than pruning saves."""
 HOPEFUL = 1e-2
 """The largest gap of the first assignment at which its cost rules out choices before a better one is searched."""
 ROUNDING = 1e-9
@@ -43,29 +46,40 @@ def dynamic_programming(graph: CostGraph, *, memory_limit: float | None = None) 
     return eliminate_variables(graph, memory_limit=memory_limit, max_entries=MAX_ENTRIES)
 
 
-def nearly(graph: CostGraph, *, close: float, enough: float = math.inf) -> Solution:
+def nearly(graph: CostGraph, *, close: float, enough: float = math.inf, room: float = math.inf, loose: float = 0.0) -> Solution:
     """A solution without a memory limit whose gap is at most `close`, or whose bound is `enough`: the optimum where that takes no longer.
 
-    On graphs that are too wide and too large for that, the first solution whose gap is `HOPEFUL`.
+    One that takes more bytes than `room` need only be as near as `loose`. On graphs that are too wide and too large for that, the first
+    solution whose gap is `PASSABLE`.
     """
-    return eliminate_variables(graph, memory_limit=None, max_entries=MAX_ENTRIES, aim=Aim(close=close, enough=enough))
+    aim = Aim(close=close, enough=enough, room=room, loose=loose)
+    return eliminate_variables(graph, memory_limit=None, max_entries=MAX_ENTRIES, aim=aim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """The gap, or the bound, at which a search ends."""
+    """The gap, or the bound, at which a search ends; at a gap of `loose`, too, with an assignment that takes more bytes than `room`."""
 
     close: float = ROUNDING
     enough: float = math.inf
+    room: float = math.inf
+    loose: float = 0.0
 
     @property
     def work(self) -> float:
         """Additions that may be spent on a smaller gap."""
         return WORK if self.close <= ROUNDING else 4 * NEARLY_WORK
 
+    def costly(self, solver: Minimiser) -> bool:
+        """Whether a single pass of a smaller gap is more than that, where the gap need not be one of rounding."""
+        return self.close > ROUNDING and PASS * solver.plan.volume > self.work
+
     def reached(self, known: Incumbent) -> bool:
         """Whether that is what is known."""
-        return known.gap <= self.close or (known.choices is not None and known.bound >= self.enough)
+        if known.choices is None:
+            return False
+        over = known.gap <= self.loose and known.graph.memory_of(known.choices) > self.room
+        return known.gap <= self.close or known.bound >= self.enough or over
 
 
 def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_entries: int, aim: Aim | None = None) -> Solution:
@@ -81,8 +95,9 @@ def eliminate_variables(graph: CostGraph, *, memory_limit: float | None, max_ent
 
 
 def _search(known: Incumbent, max_entries: int, aim: Aim) -> None:
-    small, plan = shrink(known.graph, max_entries=max_entries, memory=known.limit is not None)
-    if plan is None and known.limit is None:
+    free = known.limit is None
+    small, plan = shrink(known.graph, max_entries=max_entries, memory=not free, prune=not free)
+    if plan is None and free:
         left = _narrowed(known, small, min(NARROW[0], max_entries), aim)
         if left is None:
             return
@@ -114,7 +129,7 @@ def _search(known: Incumbent, max_entries: int, aim: Aim) -> None:
                 raise
             continue
         proven = known.choices is not None
-        if minimum is None or aim.reached(known):
+        if minimum is None or aim.reached(known) or aim.costly(solver):
             continue
         left = narrow(known, small, solver, minimum, close=aim.close, work=aim.work)
         if left is None:
@@ -122,26 +137,31 @@ def _search(known: Incumbent, max_entries: int, aim: Aim) -> None:
         small = left
 
 
-def _narrowed(known: Incumbent, small: Reduction, width: int, aim: Aim) -> Reduction | None:
+def _narrowed(known: Incumbent, whole: Reduction, width: int, aim: Aim) -> Reduction | None:
     """The graph without the choices that its relaxation rules out, if it is too wide for exact tables; None if solved.
 
     Mostly a few variables are split, such as a value that all layers of a decoder read, and what their copies want is so near the optimum
     that little else is left.
     """
-    solver = Minimiser(small.graph, max_entries=width)
+    small, solver = whole, Minimiser(whole.graph, max_entries=width)
+    if solver.exact or solver.plan.work > LIGHT_WORK:
+        small = reduce(known.graph, memory=False)
+        solver = Minimiser(small.graph, max_entries=width)
     if solver.exact:
         return small
     minimum = solver.minimise(improve=False)
     known.offer(small.restore(descend(soften(small.graph), minimum.choices)))
     pruned = any(substitutes is not None for substitutes in small.substitutes)
     known.prove(minimum.bound, Proof(kind="messages", limit=None, price=0.0, max_entries=solver.max_entries, pruned=pruned))
+    if aim.close > ROUNDING and not aim.reached(known):
+        # An assignment that is as near as can be is mostly all that is missing.
+        known.offer(small.restore(solver.improve(minimum.choices)))
     if aim.reached(known):
         return None
-    if known.gap > HOPEFUL:
-        return small
-    if aim.close > ROUNDING and solver.plan.work > NEARLY_WORK:
-        known.offer(small.restore(solver.improve(minimum.choices)))
+    if aim.close > ROUNDING and solver.plan.work > NEARLY_WORK and known.gap <= PASSABLE:
         return None
+    if known.gap > (PASSABLE if aim.close > ROUNDING else HOPEFUL):
+        return small if small is not whole else reduce(known.graph, memory=False)
     return narrow(known, small, solver, minimum, close=aim.close)
 
 

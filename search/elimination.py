@@ -180,14 +180,15 @@ def sharing_orders() -> Iterator[None]:
         _LAST.reset(tokens[1])
 
 
-def last_of(kind: object, graph: CostGraph, make: Callable[[], T]) -> T:
-    """What `make` gives for a graph; where orders are shared it is known of the last graph of its kind."""
+def last_of(kind: object, graph: CostGraph, make: Callable[[T | None], T]) -> T:
+    """What `make` gives for a graph; where orders are shared it is known of the last graph of its kind, and given to make the next one."""
     known = _LAST.get()
     if known is None:
-        return make()
-    if kind not in known or known[kind][0] is not graph:
-        known[kind] = graph, make()
-    return cast(T, known[kind][1])
+        return make(None)
+    last = known.get(kind)
+    if last is None or last[0] is not graph:
+        last = known[kind] = graph, make(None if last is None else last[1])
+    return cast(T, last[1])
 
 
 def follow(graph: CostGraph, plan: Order) -> Schedule:

@@ -8,9 +8,10 @@ are further apart than a step, lie mixtures of both (mixtures.py).
 
 from collections.abc import Iterator
 
-from .conditioning import Minimiser, Minimum, prepare
+from .conditioning import Minimiser, Minimum, prepared
 from .costgraph import CostGraph, Proof, Solution, memory_tables, solution
-from .lagrangian import TOLERANCE, Point, least_memory, point
+from .lagrangian import TOLERANCE, least_memory
+from .lines import Point, point
 from .local_search import descend
 from .mixtures import arrangement, best_cut
 from .relaxation import ENTRIES
@@ -25,7 +26,7 @@ def frontier(graph: CostGraph, *, step: float = STEP) -> Iterator[Solution]:
     """Assignments with falling memory and rising cost, found as they are asked for; raises `NoAssignment`. `step`: below 1."""
     assert step < 1.0
     memory_tables(graph)
-    small, solver = prepare(graph, max_entries=ENTRIES)
+    small, solver = prepared(graph, max_entries=ENTRIES)
     free = solver.minimise()
     pruned = any(substitutes is not None for substitutes in small.substitutes)
 

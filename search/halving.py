@@ -15,7 +15,8 @@ import numpy as np
 
 from .conditioning import Minimiser, prepare, restrict
 from .costgraph import Indices, Infeasible, NoAssignment, memory_tables
-from .lagrangian import Dual, Point, Report, dual_of, point
+from .lagrangian import Dual, Report, dual_of
+from .lines import Point, point
 
 NODES = 16
 """The largest number of nodes to open."""

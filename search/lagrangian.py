@@ -19,6 +19,7 @@ import numpy as np
 from .conditioning import Minimiser, Minimum, prepare
 from .costgraph import CostGraph, Infeasible, Table, shared_map
 from .elimination import MAX_ENTRIES
+from .lines import Lines, Point, point
 from .local_search import descend
 from .mixtures import arrangement, best_cut
 
@@ -33,23 +34,20 @@ STRIDE = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Point:
-    """An assignment, its cost and its memory."""
-
-    choices: list[int]
-    cost: float
-    memory: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dual:
-    """The best price, its minimum and bound, and the two assignments on either side of the limit."""
+    """The best price and its bound, the minimum at it or at the last lower one that was evaluated, and the assignments of both sides."""
 
     price: float
-    minimum: Minimum
+    minimum: Minimum | None
     bound: float
     over: Point
     within: Point
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables of the minimum."""
+        assert self.minimum is not None, "no price was evaluated"
+        return self.minimum.tables
 
 
 Report = Callable[[list[int], float, float], None]
@@ -60,22 +58,42 @@ def unheard(choices: list[int], bound: float, price: float) -> None:
     """The `Report` that ignores all."""
 
 
-def dual_of(solver: Minimiser, limit: float, *, close: float, report: Report = unheard) -> tuple[Dual | None, Point, float]:
+def dual_of(
+    solver: Minimiser, limit: float, *, close: float, report: Report = unheard, known: Lines | None = None, rough: float = 0.0
+) -> tuple[Dual | None, Point, float]:
     """The dual (None if the unconstrained optimum fits), the best assignment found within the limit, and the bound.
 
-    The search for a price ends at a relative gap of `close`. Raises `Infeasible` if nothing fits.
+    The search for a price ends at a relative gap of `close`. `known`: minima of the solver's graph at other prices, where it begins, and to
+    which it adds its own. `rough`: relative distance from the bound at which the assignments of a relaxation are good enough. Raises
+    `Infeasible` if nothing fits.
     """
-    graph = solver.graph
-    free = solver.free()
-    over = point(graph, free.choices)
-    if over.memory <= limit:
-        return None, over, over.cost if solver.exact else free.bound
-    within = point(graph, least_memory(graph, max_entries=solver.max_entries))
+    graph, known, minimum = solver.graph, known or Lines(), None
+    if known.start and not known.tried:
+        minimum = _try(solver, known.start, None, known, rough)
+    over, within = known.sides(limit)
+    if over is None:
+        minimum = solver.free(close=rough)
+        over = point(graph, minimum.choices)
+        if over.memory <= limit:
+            return None, over, over.cost if solver.exact else minimum.bound
+        known.add(0.0, minimum.bound, over)
+    # Before anything but the least memory fits, the crossing with it is far too dear, so the price grows by strides.
+    highest = known.highest(limit)
+    price = STRIDE * highest.price or FIRST_PRICE * abs(over.cost) / over.memory if within is None else math.inf
+    within = within or point(graph, least_memory(graph, max_entries=solver.max_entries))
     if within.memory > limit:
         raise Infeasible(within.memory, limit)
-    dual, best = _maximise(solver, limit, free, over, within, close, report)
+    first = Dual(price=highest.price, minimum=minimum, bound=highest.bound(limit), over=over, within=within)
+    dual, best = _maximise(solver, limit, first, known, price, close, rough, report)
     best = min(best, point(graph, descend(graph, best.choices, limit=limit)), key=lambda found: found.cost)
     return dual, best, dual.bound
+
+
+def _try(solver: Minimiser, price: float, last: Minimum | None, known: Lines, rough: float) -> Minimum:
+    """The minimum at a price, noted with what is `known`."""
+    minimum = solver.minimise(price, last, close=rough)
+    known.add(price, minimum.bound, point(solver.graph, minimum.choices))
+    return minimum
 
 
 def least_memory(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> list[int]:
@@ -92,38 +110,34 @@ def least_memory(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> list[in
     return small.restore(solver.minimise().choices)
 
 
-def point(graph: CostGraph, choices: list[int]) -> Point:
-    return Point(choices=choices, cost=graph.cost(choices), memory=graph.memory_of(choices))
-
-
 def _maximise(
-    solver: Minimiser, limit: float, free: Minimum, over: Point, within: Point, close: float, report: Report
+    solver: Minimiser, limit: float, dual: Dual, known: Lines, price: float, close: float, rough: float, report: Report
 ) -> tuple[Dual, Point]:
-    """The price of the greatest bound, by crossing lines, and the best assignment met; ends at a gap of `close`."""
+    """The price of the greatest bound, by crossing lines from `price` on, and the best assignment met; ends at a gap of `close`."""
     graph = solver.graph
     order = arrangement(graph)
-    dual = Dual(price=0.0, minimum=free, bound=free.bound, over=over, within=within)
-    best, price = within, FIRST_PRICE * abs(over.cost) / over.memory
+    best = min(dual.within, known.best(limit) or dual.within, _mixture(graph, dual, limit, order), key=lambda found: found.cost)
     for _ in range(MAX_PRICES):
+        if best.cost - dual.bound <= close * abs(best.cost):
+            break
         crossing = (dual.within.cost - dual.over.cost) / (dual.over.memory - dual.within.memory)
         price = min(price, crossing)
         if not 0.0 < price < math.inf:
             break
-        minimum = solver.minimise(price, dual.minimum)
-        found = point(graph, minimum.choices)
+        minimum = _try(solver, price, dual.minimum, known, rough)
+        found = known.tried[-1].point
         bound = minimum.bound - price * limit
         if bound > dual.bound:
             dual = replace(dual, price=price, minimum=minimum, bound=bound)
         # At the maximum, the optimum at the crossing lies on the two lines.
         line = dual.over.cost + price * dual.over.memory
         last = price == crossing and found.cost + price * found.memory >= line - max(TOLERANCE, close / 8) * abs(line)
-        # Infinity means: take the crossing. Before anything else fits, the crossing with the assignment of least memory
-        # is far too dear, so the price grows by strides.
+        # Infinity means: take the crossing.
         price = math.inf if found.memory <= limit or price == crossing else STRIDE * price
         dual = replace(dual, within=found) if found.memory <= limit else replace(dual, over=found)
         best = min(best, dual.within, _mixture(graph, dual, limit, order), key=lambda found: found.cost)
         report(best.choices, dual.bound, dual.price)
-        if last or best.cost - dual.bound <= close * abs(best.cost):
+        if last:
             break
     return dual, best
 

@@ -18,7 +18,8 @@ from .costgraph import CostGraph, Infeasible, NoAssignment, memory_tables
 from .filtering import marginals, survivors
 from .halving import halve
 from .labels import ROOMS, label_search
-from .lagrangian import TOLERANCE, Dual, Point, Report, dual_of, point, unheard
+from .lagrangian import TOLERANCE, Dual, Report, dual_of, unheard
+from .lines import Point, point
 from .local_search import descend
 
 CLOSE = 1e-3
@@ -89,7 +90,7 @@ def constrained(
             best, bound = _branch(solver, limit, hub, dual, best, bound, cutoff, depth - 1)
             break
         gap = target - dual.bound
-        better, excluded = label_search(graph, solver.plan, dual.minimum.tables, price=dual.price, limit=limit, gap=gap, room=room)
+        better, excluded = label_search(graph, solver.plan, dual.tables, price=dual.price, limit=limit, gap=gap, room=room)
         if better is not None and graph.cost(better) < best.cost:
             best = point(graph, descend(graph, better, limit=limit))
         bound = max(bound, min(best.cost, cutoff, excluded))
@@ -99,7 +100,7 @@ def constrained(
 def _filtered(solver: Minimiser, limit: float, dual: Dual, best: Point, target: float, depth: int, report: Report) -> Outcome | None:
     """`constrained` on the graph without the choices that cost at least `target`; None if these are too few."""
     graph = solver.graph
-    kept = survivors(solver, marginals(solver.plan, dual.minimum.tables), target + dual.price * limit)
+    kept = survivors(solver, marginals(solver.plan, dual.tables), target + dual.price * limit)
     bound = target
     if kept is not None:
         if sum(map(len, kept)) > FEWER * sum(graph.sizes):

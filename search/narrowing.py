@@ -21,7 +21,9 @@ from .pruning import Reduction, reduce
 PASSES = 64
 """The largest number of passes."""
 WORK = 1e10
-"""The most additions of all passes; a pass makes about four for each entry of its cliques."""
+"""The most additions of all passes."""
+PASS = 4
+"""Additions of a pass for each entry of its cliques."""
 FIRST_STEP, GROWTH = 0.5, 1.1
 """The step of the first move, and its growth while the bound rises."""
 FEWER = 0.8
@@ -45,7 +47,7 @@ def narrow(
     proof, step, spent = replace(known.proof, kind="enumeration"), FIRST_STEP, 0.0
     bounds, merged = [minimum.bound], sum(small.graph.sizes)
     while len(bounds) <= PASSES and spent <= work:
-        spent += 4 * solver.plan.work
+        spent += PASS * solver.plan.work
         total = sum(solver.graph.sizes)
         least = marginals(solver.plan, minimum.tables)
         kept = survivors(solver, least, known.cost)

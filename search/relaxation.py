@@ -4,10 +4,11 @@ Mixtures of equal layers are nearly optimal at the critical price (lagrangian.py
 Nothing is enumerated to close it.
 """
 
-from .conditioning import prepare
+from .conditioning import prepared
 from .costgraph import CostGraph, Proof, Solution, memory_tables, solution
 from .dynamic_programming import dynamic_programming
 from .lagrangian import dual_of
+from .lines import lines_of
 
 METHOD = "lagrangian"
 ENTRIES = 1 << 18
@@ -21,8 +22,8 @@ def lagrangian(graph: CostGraph, *, memory_limit: float | None = None) -> Soluti
     if memory_limit is None:
         return dynamic_programming(graph)
     memory_tables(graph)
-    small, solver = prepare(graph, max_entries=ENTRIES)
-    dual, best, bound = dual_of(solver, memory_limit, close=CLOSE)
+    small, solver = prepared(graph, max_entries=ENTRIES)
+    dual, best, bound = dual_of(solver, memory_limit, close=CLOSE, known=lines_of(graph), rough=CLOSE / 2)
     choices = small.restore(best.choices)
     pruned = any(substitutes is not None for substitutes in small.substitutes)
     price = dual.price if dual is not None else 0.0

@@ -226,7 +226,7 @@ class CandidateSolver:
         try:
             if exact or self.request.may_offload:
                 close = TUNING.ranked if candidate.stages == 1 else TUNING.bounded
-                free = nearly(tables.graph, close=close, enough=below / self._least(candidate, 1.0))
+                free = nearly(tables.graph, close=close, enough=below / self._least(candidate, 1.0), room=room, loose=TUNING.bounded)
                 beyond = self.beyond(candidate, mode, tables, free)
                 if mode == next(self.modes(candidate.micro_batches)):
                     self.bounds.free[candidate], self.needed[candidate] = free.lower_bound, free.memory + beyond

@@ -57,7 +57,7 @@ class Tuning:
 
     # --- A candidate, solved within its memory. ---
 
-    ranked: float = 5e-4
+    ranked: float = 1e-3
     """The same of a solution that ranks a candidate without stages, without a limit of memory."""
     remembered: int = 32
     """Candidates of which parts of tables are kept for the next mode."""

@@ -99,3 +99,29 @@ def test_a_bound_that_must_be_enough_is_enough_or_left(seed: int) -> None:
     for enough in (0.5 * full.bound, 2.0 * best):
         found = bound_within(graph, 0.7 * free.memory, enough=enough, or_nothing=True)
         assert (found.bound >= enough) == (enough < full.bound) and found.bound <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_narrow_tables_come_first_where_wide_ones_are_much_work(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = random_graph(seed)
+    try:
+        limit = 0.8 * exhaustive(graph).memory
+        best = exhaustive(graph, memory_limit=limit).cost
+    except (Infeasible, NoAssignment):
+        return
+    full = bound_within(graph, limit)
+    widths: list[int] = []
+    minimise = Minimiser.minimise
+
+    def counted(solver: Minimiser, *args: Any, **options: Any) -> Any:
+        widths.append(solver.max_entries)
+        return minimise(solver, *args, **options)
+
+    monkeypatch.setattr(Minimiser, "minimise", counted)
+    monkeypatch.setattr(bounding, "HEAVY_WORK", -1.0)
+    monkeypatch.setattr(bounding, "QUICK", 1)
+    quick = bound_within(graph, limit, enough=-math.inf)
+    assert quick.bound <= best + 1e-9 * abs(best) and max(widths) < bounding.ENTRIES, "what is enough needs no wide tables"
+    found = bound_within(graph, limit)
+    assert full.bound - 0.1 * abs(best) - 1e-9 <= found.bound <= best + 1e-9 * abs(best)
+    assert max(widths) == bounding.ENTRIES

@@ -1,11 +1,15 @@
 """Too wide a graph is not refused: the search fixes some variables, and its bound is still a bound."""
 
+import math
+import sys
+
 import pytest
 from search_graphs import clique, random_graph
 
-from autopar.search import Infeasible, NoAssignment, nearly, solve
+from autopar.search import CostGraph, Infeasible, NoAssignment, nearly, solve
 from autopar.search.dynamic_programming import Aim, eliminate_variables
 from autopar.search.elimination import schedule
+from autopar.search.pruning import Reduction, reduce
 
 
 def test_no_table_exceeds_the_width() -> None:
@@ -78,3 +82,34 @@ def test_what_is_not_too_wide_is_solved_exactly_however_close() -> None:
         except NoAssignment:
             continue
         assert nearly(graph, close=1.0).choices == exact.choices
+
+
+def test_what_takes_too_many_bytes_is_left_sooner() -> None:
+    """An assignment that does not fit is as near as is asked of it; one that fits is the optimum."""
+    sooner = 0
+    for seed in range(12):
+        graph = clique(count=8, size=3, seed=seed)
+        whole = eliminate_variables(graph, memory_limit=None, max_entries=27)
+        for room in (0.0, math.inf):
+            near = eliminate_variables(graph, memory_limit=None, max_entries=27, aim=Aim(room=room, loose=0.4))
+            assert near.gap <= max(0.4, whole.gap + 1e-9)
+            sooner += near.gap > whole.gap + 1e-6
+            assert near.memory > room or near.gap <= whole.gap + 1e-9
+    assert sooner
+
+
+@pytest.mark.parametrize(("light", "times"), [(math.inf, 0), (0.0, 1)])
+def test_a_light_relaxation_is_not_pruned_first(light: float, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["autopar.search.dynamic_programming"]
+    pruned: list[bool] = []
+
+    def counted(graph: CostGraph, **options: bool) -> Reduction:
+        pruned.append(True)
+        return reduce(graph, **options)
+
+    monkeypatch.setattr(module, "LIGHT_WORK", light)
+    monkeypatch.setattr(module, "reduce", counted)
+    graph = clique(count=8, size=3, seed=0)
+    exact = solve(graph, method="exhaustive")
+    near = eliminate_variables(graph, memory_limit=None, max_entries=27, aim=Aim(close=1.0))
+    assert len(pruned) == times and near.lower_bound <= exact.cost <= near.cost
