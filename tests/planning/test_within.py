@@ -98,3 +98,17 @@ def test_the_bound_within_the_memory_is_above_the_one_without() -> None:
     solver = CandidateSolver(folded, short)
     candidate = free.solved[0].candidate
     assert surely(solver, candidate, 0.0, math.inf) > 1.05 * solver.bounds.proven(candidate)
+
+
+def test_what_surely_fits_has_parameters_alone() -> None:
+    """Plain SGD keeps parameters and gradients; without these a shard is its part of the parameter."""
+    folded = FoldedModel(transformer(Shape(**SMALL), batch=16).graph, train=True)
+    devices = load_cluster("dgx-h100").sized(4)
+    candidate = Candidate(cluster=devices, stages=1, mesh=meshes(devices)[0], micro_batches=1)
+    solver = CandidateSolver(folded, Request(cluster=devices, optimizer="sgd", zero=3, recompute="none"))
+    tables = loosest(solver, candidate, next(solver.modes(1)))
+    tensors, memory = folded.folding.graph.tensors, tables.graph.memory or ()
+    for variable, held in zip(tables.variables, memory, strict=True):
+        if variable.what == "parameter":
+            shards = tables.spaces[variable.name].divisors()[variable.rows]
+            assert held == pytest.approx(tables.counts.get(variable.name, 1) * tensors[variable.name].bytes / shards)
