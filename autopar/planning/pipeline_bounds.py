@@ -81,7 +81,7 @@ class Leaf:
 
 
 class PipelineBounds:
-    """What solutions of their own prove of candidates with stages."""
+    """What solutions of their own prove of candidates with stages; `looked`: entries of tables within the memory so far."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds, self.folded, self.request = bounds, bounds.folded, bounds.request
@@ -89,6 +89,7 @@ class PipelineBounds:
         self.known: dict[tuple[Candidate, str], Proven] = {}
         self.alone: dict[tuple[Candidate, str], Proven] = {}
         self.prices: dict[Candidate, float] = {}
+        self.looked = 0
 
     def proven(self, candidate: Candidate, recompute: str = "none", enough: float = math.inf) -> Proven:
         """What holds within any memory, too; what proves `enough` need not be the most."""
@@ -253,6 +254,7 @@ class PipelineBounds:
     def _graph(self, candidate: Candidate, work: Multiplicities) -> CostGraph:
         """The graph of tables within the memory: where the optimizer's state may be in host memory, as if that were free."""
         tables = self._tables(candidate, work)
+        self.looked += sum(table.size for table in tables.graph.edges.values())
         return _on_device(tables) if self.request.has_host and self.request.offload != "none" else tables.graph
 
     def _tables(self, candidate: Candidate, work: Multiplicities) -> Tables:

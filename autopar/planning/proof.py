@@ -42,7 +42,7 @@ class Proof:
                 break
             if least not in self.proven:
                 self.raise_by(self._next(least, enough), enough)
-            elif least.stages == 1 or not self._within(least, enough):
+            elif least.stages == 1 or self.pipelines.looked > TUNING.looked or not self._within(least, enough):
                 break
 
     def raise_by(self, candidate: Candidate, enough: float = math.inf) -> None:

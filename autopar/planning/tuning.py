@@ -21,6 +21,8 @@ class Tuning:
     """Pipelines that are expected to take up to so many times the best are cut."""
     proven: int = 192
     """How many of the least bounds are raised by solutions of their own."""
+    looked: int = 20_000_000
+    """Entries of tables up to which pipelines are bounded within the memory."""
     within: int = 8
     """How many of the least bounds, without stages, are raised by solutions within the memory."""
     alike: float = 0.05

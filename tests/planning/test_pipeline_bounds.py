@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.pipeline import pipeline_seconds
+from autopar.planning import proof
 from autopar.planning.candidates import Candidate
 from autopar.planning.folded_model import FoldedModel
 from autopar.planning.parameter_traffic import Once, once_seconds
@@ -26,6 +28,7 @@ from autopar.planning.proof import Proof
 from autopar.planning.request import Request
 from autopar.planning.solved_candidate import Mode
 from autopar.planning.solving import solve_within
+from autopar.planning.tuning import TUNING
 from autopar.planning.walk import Walk
 from autopar.search import Infeasible, NoAssignment
 
@@ -170,15 +173,21 @@ def test_no_cut_undercuts_what_is_proven(layers: int, devices: int, memory: floa
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_what_is_proven_raises_the_bound_and_stays_below_the_best() -> None:
+def test_what_is_proven_raises_the_bound_and_stays_below_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(cluster=load_cluster("dgx-h100").sized(4), memory=5e7)
     walk = Walk(FoldedModel(transformer(shape(layers=2), batch=8).graph, train=True), request)
     walk._bound_all(None)
     before, best = dict(walk.standing.sure), walk.run().solved[0].seconds
     sure = dict(before)
-    Proof(sure, walk.solver.bounds, walk.solver.room, walk.solver.modes).raise_least(0.995 * best)
+    looking = Proof(sure, walk.solver.bounds, walk.solver.room, walk.solver.modes)
+    looking.raise_least(0.995 * best)
     assert min(before.values()) < min(sure.values()) <= best
     assert all(sure[candidate] >= bound for candidate, bound in before.items())
     for solved in walk.ranking.solved:
         if solved.candidate.stages > 1 and solved.candidate in sure:
             assert sure[solved.candidate] <= solved.seconds * (1 + 1e-9)
+    # No look within the memory is begun once enough was looked at.
+    monkeypatch.setattr(proof, "TUNING", replace(TUNING, looked=-1))
+    other = Proof(dict(before), walk.solver.bounds, walk.solver.room, walk.solver.modes)
+    other.raise_least(0.995 * best)
+    assert looking.pipelines.looked > 0 == other.pipelines.looked
