@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,9 +16,10 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.pricing import MeshPrices
 from autopar.planning.building import build_tables
 from autopar.planning.candidates import Candidate, name_axes, refines
-from autopar.planning.joined_axes import joined
+from autopar.planning.joined_axes import joined, joined_mesh
 from autopar.planning.multiplicities import Multiplicities
 from autopar.planning.planner import search_plan
+from autopar.planning.priced_program import PricedProgram
 from autopar.planning.ranking import needless_last
 from autopar.planning.request import Request
 from autopar.planning.solved_candidate import Solved
@@ -114,3 +117,16 @@ def test_of_equal_plans_the_one_with_fewer_axes_is_told() -> None:
         ways = [operator.strategy for operator in plan.operators.values()]
         same = [all(way[axis] == way[axis + 1] for way in ways) for axis in range(len(plan.mesh) - 1)]
         assert not any(itertools.starmap(lambda a, b: a and b, zip(alike, same, strict=True)))
+
+
+def test_the_joined_mesh_is_one_of_the_cluster_s() -> None:
+    """On 2 x 4 what lies alike on both axes lies on 8; what lies apart stays where it is."""
+    cluster = load_cluster("dgx-h100").sized(8)
+
+    def lying(layout: tuple[object, ...]) -> PricedProgram:
+        assignment = Assignment(mesh=mesh_on(cluster, (2, 4)), decisions={}, storage={"w": layout}, outputs={}, chains={})  # type: ignore[dict-item]
+        tables = SimpleNamespace(prices=SimpleNamespace(cluster=cluster))
+        return cast(PricedProgram, SimpleNamespace(assignment=assignment, tables=tables))
+
+    whole = joined_mesh(lying((S(0), S(0))))
+    assert whole is not None and whole.shape == (8,) and joined_mesh(lying((S(0), R))) is None
