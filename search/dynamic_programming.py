@@ -27,9 +27,8 @@ NARROW = (1 << 16, 1 << 18, 1 << 21)
 """The largest entries of a table that are tried, in this order, if exact tables are too wide or take too long."""
 EXACT_WORK = 2e9
 """Additions (a few seconds) above which narrower tables come first, and wider ones only while nothing is found."""
-NEARLY_WORK = 2e8
-PASSABLE = 2e-2
-"""The same of each pass, above which a gap of `PASSABLE` is good enough where none of rounding is asked for."""
+NEARLY_WORK, PASSABLE = 2e8, 2e-2
+"""The same of each pass, and the gap that is good enough above it where none of rounding is asked for."""
 LIGHT_WORK = 1e9
 """Additions of a relaxation up to which it takes less time than pruning saves."""
 HOPEFUL = 1e-2

@@ -17,7 +17,7 @@ from ..sharding.mesh import Axes
 from .outline import Join, Outline
 from .parameter_handling import Handling, Way, handling
 from .tables import Basis, Floats, Ints, Known
-from .value_tables import ValueTables, is_again
+from .value_tables import ValueTables
 
 KINDS = (Kind.SPLIT, Kind.BROADCAST, Kind.REPLICATED)
 
@@ -69,8 +69,8 @@ class TableEdges:
     def _joined(self, join: Join) -> _Joined:
         """The tables of a join, one value for all that are equal."""
         number, work, stored = self._facts(join.tensor), self.basis.work, self._is_stored(join)
-        again, hidden = is_again(self.basis, self.outline, join), work.hidden_of(join.tensor, self._reader(join))
-        key = (number, id(join.source_codes), id(join.target_codes), join.count, stored, again, hidden)
+        hidden = work.hidden_of(join.tensor, None if stored else self.variables[join.target].name)
+        key = (number, id(join.source_codes), id(join.target_codes), join.count, stored, hidden)
         if key not in self.joined:
             bare = self._table(join, hidden)
             aside, each = self._handled(join.tensor, join.source_codes, join.target_codes, join.count, further=not stored)
@@ -82,9 +82,6 @@ class TableEdges:
     def _is_stored(self, join: Join) -> bool:
         """Whether a parameter comes from its storage."""
         return self.variables[join.source].what == "parameter"
-
-    def _reader(self, join: Join) -> str | None:
-        return None if self._is_stored(join) else self.variables[join.target].name
 
     def _facts(self, name: str) -> int:
         """A number for all of a parameter that tables depend on."""

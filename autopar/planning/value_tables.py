@@ -51,7 +51,7 @@ def value_tables(basis: Basis, outline: Outline) -> ValueTables:
         tensor = basis.graph.tensors[join.tensor]
         if tensor.role is Role.PARAMETER:
             continue
-        again, turned = is_again(basis, outline, join), join.source > join.target
+        again, turned = _is_again(basis, outline, join), join.source > join.target
         facts = (id(basis.spaces[join.tensor]), tensor.shape, tensor.bytes, basis.wider(tensor), join.tensor in basis.analysis.gradients)
         key = (facts, id(join.source_codes), id(join.target_codes), join.count, again, turned)
         if key not in classes:
@@ -68,7 +68,7 @@ def value_tables(basis: Basis, outline: Outline) -> ValueTables:
     )  # fmt: skip
 
 
-def is_again(basis: Basis, outline: Outline, join: Join) -> bool:
+def _is_again(basis: Basis, outline: Outline, join: Join) -> bool:
     """Whether a redistribution is done again in the backward pass, with the operator behind it: of a fan-out, the first reader."""
     target = outline.variables[join.target]
     if target.what == "operator":

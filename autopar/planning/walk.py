@@ -45,7 +45,8 @@ class Walk:
         self.ranking = Ranking()
         self.groups: list[list[Candidate]] = []
         self.standing = Standing(self.solver.bounds, self.ranking, self.solver.room, self.solver.modes)
-        self.forbidden, self.fewest = set[Candidate](), False
+        self.forbidden: set[Candidate] = set()
+        self.fewest = False
         self.varied: set[tuple[Candidate, Mode]] = set()
 
     def run(self, progress: Progress | None = None) -> Ranking:
